@@ -67,18 +67,18 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=RUNS / "bands", help="folder of the runs")
     parser.add_argument("--only", default="", help="run these, by commas; keep the rest")
     arguments = parser.parse_args()
-    names = [name for name in shipped_recipes() if expecting(name).expect]
+    names = [name for name in shipped_recipes() if recipe_with_bands(name).expect]
     if arguments.quick:
         names = [name for name in names if name in QUICK_RECIPES]
     if arguments.only:
         names = [name for name in names if name in arguments.only.split(",")]
     data, outside = [], []
     for name in names:
-        recipe = expecting(name)
-        found = losses(name, recipe, arguments.data, arguments.runs)
+        recipe = recipe_with_bands(name)
+        loss_by_step = held_out_losses(name, recipe, arguments.data, arguments.runs)
         for band in recipe.expect:
-            loss = found.get(band.step) if found is not None else None
-            verdict = "data absent" if found is None else "not evaluated"
+            loss = loss_by_step.get(band.step) if loss_by_step is not None else None
+            verdict = "data absent" if loss_by_step is None else "not evaluated"
             if loss is not None:
                 verdict = "within" if band.low <= loss <= band.high else "OUTSIDE"
             if verdict in ("OUTSIDE", "not evaluated"):
@@ -86,8 +86,8 @@ def main() -> None:
             data.append({"recipe": name, **band.model_dump(), "loss": loss, "verdict": verdict})
     before = arguments.results / "bands.json"
     if arguments.only and before.is_file():
-        kept = [band for band in read_json(before)["bands"] if band["recipe"] not in names]
-        data = sorted([*kept, *data], key=lambda band: band["recipe"])
+        others = [band for band in read_json(before)["bands"] if band["recipe"] not in names]
+        data = sorted([*others, *data], key=lambda band: band["recipe"])
     rows = [
         [
             band["recipe"],
@@ -104,7 +104,7 @@ def main() -> None:
         [
             "The held-out loss that each recipe has at a step, as it is shipped and with the data "
             "that it names, and what a run of this script found. A recipe for one's own data has "
-            f"here {', '.join(f'{name}: {told(OWN[name])}' for name in sorted(OWN))}. "
+            f"here {', '.join(f'{name}: {file_names(OWN[name])}' for name in sorted(OWN))}. "
             + " ".join(
                 f"The steps of {name} are taken in parts ({', '.join(settings)})."
                 for name, settings in SPLIT.items()
@@ -119,55 +119,55 @@ def main() -> None:
         raise SystemExit("; ".join(outside))
 
 
-def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float] | None:
+def held_out_losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float] | None:
     """Held-out losses by step up to the recipe's last band; None where its data are absent."""
     settings = [*SPLIT.get(name, [])]
-    for key, value in (named(recipe) | OWN.get(name, {})).items():
+    for key, value in (named_files(recipe) | OWN.get(name, {})).items():
         paths = [data / path for path in ([value] if isinstance(value, str) else value)]
         if not all(path.is_file() for path in paths):
             return None
         settings.append(f"{key}={json.dumps(list(map(str, paths)))}")
     for key, teacher in TEACHERS.get(name, {}).items():
-        if losses(teacher, expecting(teacher), data, runs) is None:
+        if held_out_losses(teacher, recipe_with_bands(teacher), data, runs) is None:
             return None
         settings.append(f"distillation.{key}={runs / teacher}")
     last = max(band.step for band in recipe.expect)
     out = runs / name
-    if last not in evaluated(out):
+    if last not in losses_of_run(out):
         started = (out / "recipe.yaml").is_file()
-        chosen = load_recipe(out) if started else load_recipe(name, settings)
-        chosen = chosen.model_copy(update={"expect": recipe.expect})
-        ended = train(chosen, out, resume=started, on_event=StopAfter(last))
-        if ended.reason == "interrupted" and last not in evaluated(out):
+        run_recipe = load_recipe(out) if started else load_recipe(name, settings)
+        run_recipe = run_recipe.model_copy(update={"expect": recipe.expect})
+        ended = train(run_recipe, out, resume=started, on_event=StopAfter(last))
+        if ended.reason == "interrupted" and last not in losses_of_run(out):
             raise SystemExit("stopped and saved; the same command goes on")
-    return evaluated(out)
+    return losses_of_run(out)
 
 
-def expecting(name: str) -> Recipe:
+def recipe_with_bands(name: str) -> Recipe:
     """A shipped recipe with its bands; one for one's own data has those of the data here."""
     recipe, own = load_recipe(name), BANDS.get(name, [])
     bands = [Expectation(step=step, low=low, high=high) for step, low, high in own]
     return recipe.model_copy(update={"expect": bands or recipe.expect})
 
 
-def told(files: dict[str, str | list[str]]) -> str:
+def file_names(files: dict[str, str | list[str]]) -> str:
     """Which files those are."""
     names = [[one] if isinstance(one, str) else one for one in files.values()]
     return " and ".join(name for group in names for name in group)
 
 
-def named(recipe: Recipe) -> dict[str, str | list[str]]:
+def named_files(recipe: Recipe) -> dict[str, str | list[str]]:
     """The files that a recipe names itself, those that come with heedful left out."""
-    found: dict[str, str | list[str]] = {}
+    files: dict[str, str | list[str]] = {}
     for split in ("train", "valid", "test"):
         for key in ("src", "tgt", "file", "text"):
             value = getattr(getattr(recipe.data, split), key)
             if value is not None and not str(value).startswith(SHIPPED):
-                found[f"data.{split}.{key}"] = value
-    return found
+                files[f"data.{split}.{key}"] = value
+    return files
 
 
-def evaluated(out: Path) -> dict[int, float]:
+def losses_of_run(out: Path) -> dict[int, float]:
     """Held-out losses by step of a run as far as it is; none where it has not begun."""
     events = read_log(out / "log.jsonl") if (out / "log.jsonl").is_file() else []
     return {event.step: event.loss for event in events if isinstance(event, Evaluated)}

@@ -35,10 +35,10 @@ def main() -> None:
         rates = interleaved(cases, rounds=2 if arguments.quick else 51)
         milliseconds = {case: 1000 / rate for case, rate in medians(rates).items()}
         data[name] = milliseconds
-        (ours, taken), *others = milliseconds.items()
+        (ours, our_time), *others = milliseconds.items()
         for other, time in others:
             times = ratio(rates[ours], rates[other])
-            rows.append((name, ours, f"{taken:.2f}", other, f"{time:.2f}", times))
+            rows.append((name, ours, f"{our_time:.2f}", other, f"{time:.2f}", times))
     header = ("choice", "what runs", "ms", "instead of", "ms", "times as long")
     write_results(
         "choices",
@@ -60,7 +60,7 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
     """Name of a choice -> its cases, ours first."""
     x = torch.randn(BATCH, LENGTH, WIDTH, requires_grad=True)
     ours, theirs = Dropout(0.3), torch.nn.Dropout(0.3)
-    found: dict[str, dict[str, Callable[[], float]]] = {
+    cases: dict[str, dict[str, Callable[[], float]]] = {
         "dropout's draws": {
             "16 bits an element": lambda: backward(ours(x)),
             "torch.nn.Dropout": lambda: backward(theirs(x)),
@@ -82,10 +82,10 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
             return backward(F.scaled_dot_product_attention(q, k, v, None, p, is_causal=True))
 
         name = f"attention in training, {str(dtype).removeprefix('torch.')}, dropout {p:g}"
-        found[name] = {"plain products": plain, "fused kernel": fused}
+        cases[name] = {"plain products": plain, "fused kernel": fused}
     scores = torch.randn(BATCH, HEADS, LENGTH, LENGTH)
     low = scores.bfloat16()
-    found["softmax of bf16 scores, forward"] = {
+    cases["softmax of bf16 scores, forward"] = {
         "in fp32 and back": lambda: forward(low.float().softmax(-1).bfloat16()),
         "in bf16": lambda: forward(low.softmax(-1)),
     }
@@ -109,11 +109,11 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
         return run
 
     for name, wrap in (("fp32", lambda case: case), ("bf16 products", in_bf16)):
-        found[f"output and loss, {name}"] = {
+        cases[f"output and loss, {name}"] = {
             "in chunks": wrap(chunked),
             "all logits at once": wrap(whole),
         }
-    return found
+    return cases
 
 
 def backward(out: Tensor) -> float:

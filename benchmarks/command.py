@@ -79,15 +79,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         words = write_model(shape, folder)
-        asked = {"backends": ["ctranslate2"], "precisions": ["int8"]}
+        tried = {"backends": ["ctranslate2"], "precisions": ["int8"]}
         setting = Setting(1, max(shape.batches), mixed=True)
-        tune(folder / "ours", shape, setting, prompts(shape, setting, seed=2), words, asked)
-        starts = measured_starts(folder, words, rounds[0], unmeasured=0 if quick else 1)
-        layout = chosen_layout(folder, shape, words, quick=quick)
+        tune(folder / "ours", shape, setting, prompts(shape, setting, seed=2), words, tried)
+        starts = measure_starts(folder, words, rounds[0], unmeasured=0 if quick else 1)
+        layout = choose_layout(folder, shape, words, quick=quick)
         files = {
-            size: measured_files(folder, shape, words, size, layout, rounds[1]) for size in sizes
+            size: measure_files(folder, shape, words, size, layout, rounds[1]) for size in sizes
         }
-    content = {"starts": starts, "files": {str(size): each for size, each in files.items()}}
+    content = {"starts": starts, "files": {str(size): cases for size, cases in files.items()}}
     write_results(
         "command",
         "The command: its start, and its memory",
@@ -99,37 +99,37 @@ def main() -> None:
     )
 
 
-def translate(folder: Path, *flags: str) -> list[str]:
+def heedful_command(folder: Path, *flags: str) -> list[str]:
     """The command as a process."""
     words = [sys.executable, "-c", "from heedful.cli import main; main()", "translate"]
     return [*words, str(folder / "ours"), *flags]
 
 
-def by_hand(folder: Path, new: int, layout: list[str]) -> list[str]:
+def script_command(folder: Path, new: int, layout: list[str]) -> list[str]:
     """The script as a process: workers, threads, unit and size of batches."""
     form = folder / "by_hand" / "backends" / "ctranslate2" / "int8"
     return [sys.executable, "-c", BY_HAND, str(folder / "ours"), str(form), str(new), *layout]
 
 
-def measured_starts(
+def measure_starts(
     folder: Path, words: list[str], rounds: int, unmeasured: int
 ) -> dict[str, list[Used]]:
     """Resources that each command used, by round; all run in turn, after unmeasured rounds."""
     cases = {
-        OURS: translate(folder, "--beam-size", "1", "--max-new-tokens", "20"),
+        OURS: heedful_command(folder, "--beam-size", "1", "--max-new-tokens", "20"),
         # One sentence at the tiny size is fastest with one thread (docs/results/decoding.md).
-        BY_SCRIPT: by_hand(folder, 20, ["1", "1", "examples", "1"]),
+        BY_SCRIPT: script_command(folder, 20, ["1", "1", "examples", "1"]),
     }
     source = folder / "sentence"
     source.write_text(" ".join(words[:15]) + "\n", encoding="utf-8")  # and 20 new tokens
-    found: dict[str, list[Used]] = {name: [] for name in cases}
+    records: dict[str, list[Used]] = {name: [] for name in cases}
     for _ in range(unmeasured + rounds):
         for name, case in cases.items():
-            found[name].append(used(case, source))
-    return {name: some[unmeasured:] for name, some in found.items()}
+            records[name].append(run_measured(case, source))
+    return {name: round_records[unmeasured:] for name, round_records in records.items()}
 
 
-def chosen_layout(folder: Path, shape: Shape, words: list[str], *, quick: bool) -> list[str]:
+def choose_layout(folder: Path, shape: Shape, words: list[str], *, quick: bool) -> list[str]:
     """How the script is fastest with a file."""
     source = folder / "others"
     write_sentences(source, shape, words, 20 if quick else 4_000, seed=2)
@@ -141,29 +141,29 @@ def chosen_layout(folder: Path, shape: Shape, words: list[str], *, quick: bool) 
     ]
 
     def run(layout: list[str]) -> float:
-        used(by_hand(folder, NEW_TOKENS, layout), source)
+        run_measured(script_command(folder, NEW_TOKENS, layout), source)
         return 1.0
 
     return tried[fastest([partial(run, layout) for layout in tried])]
 
 
-def measured_files(
+def measure_files(
     folder: Path, shape: Shape, words: list[str], size: int, layout: list[str], rounds: int
 ) -> dict[str, list[Used]]:
     """What so many sentences take in each round, from file to file."""
     source = folder / "in"
     write_sentences(source, shape, words, size, seed=1)
     cases = {
-        OURS: translate(folder, "--max-new-tokens", str(NEW_TOKENS)),
-        BY_SCRIPT: by_hand(folder, NEW_TOKENS, layout),
+        OURS: heedful_command(folder, "--max-new-tokens", str(NEW_TOKENS)),
+        BY_SCRIPT: script_command(folder, NEW_TOKENS, layout),
     }
-    found: dict[str, list[Used]] = {name: [] for name in cases}
+    records: dict[str, list[Used]] = {name: [] for name in cases}
     for number in range(rounds):
         for name in list(cases)[:: 1 if number % 2 else -1]:
-            found[name].append(used(cases[name], source, folder / "out"))
+            records[name].append(run_measured(cases[name], source, folder / "out"))
             with (folder / "out").open(encoding="utf-8") as out:
                 assert sum(1 for _ in out) == size
-    return found
+    return records
 
 
 def write_sentences(path: Path, shape: Shape, words: list[str], count: int, seed: int) -> None:
@@ -175,13 +175,13 @@ def write_sentences(path: Path, shape: Shape, words: list[str], count: int, seed
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def used(command: list[str], source: Path, out: Path = Path(os.devnull)) -> Used:
+def run_measured(command: list[str], source: Path, out: Path = Path(os.devnull)) -> Used:
     """Seconds, seconds of the processor and most MiB held, of a process from start to end."""
     words = [sys.executable, "-c", START, str(out), *command]
     with source.open(encoding="utf-8") as stdin:
-        done = subprocess.run(words, stdin=stdin, capture_output=True, text=True, check=True)
-    found: Used = json.loads(done.stdout)
-    return found
+        process = subprocess.run(words, stdin=stdin, capture_output=True, text=True, check=True)
+    resources: Used = json.loads(process.stdout)
+    return resources
 
 
 def sections(
@@ -193,27 +193,27 @@ def sections(
     """The page."""
     heads = ["", "seconds", "of the processor", "MiB at most", "heedful's seconds over these"]
 
-    def row(name: str, each: list[Used], ours: list[Used]) -> list[Any]:
+    def row(name: str, records: list[Used], ours: list[Used]) -> list[Any]:
         seconds, processor, memory = (
-            statistics.median(one[key] for one in each)
+            statistics.median(one[key] for one in records)
             for key in ("seconds", "processor seconds", "MiB")
         )
-        times = paired_ratio([one["seconds"] for one in ours], [one["seconds"] for one in each])
+        times = paired_ratio([one["seconds"] for one in ours], [one["seconds"] for one in records])
         return [name, f"{seconds:.2f}", f"{processor:.2f}", whole(memory), f"{times:.2f}"]
 
     return [
         "A model of the tiny size with random weights, optimised: CTranslate2 in int8.",
         "## One sentence, from the start of the process to its end",
-        table(heads, [row(name, each, starts[OURS]) for name, each in starts.items()]),
+        table(heads, [row(name, records, starts[OURS]) for name, records in starts.items()]),
         f"Medians of {rounds[0]} rounds, all in turn; files were read before. The ratio is the "
         "median of the ratios within a round.",
         "## Files of sentences of random lengths",
         table(
             heads,
             [
-                row(f"{size:,} sentences, {name}", each, of[OURS])
-                for size, of in files.items()
-                for name, each in of.items()
+                row(f"{size:,} sentences, {name}", records, cases[OURS])
+                for size, cases in files.items()
+                for name, records in cases.items()
             ],
         ),
         f"From file to file, {NEW_TOKENS} new tokens each, medians of {rounds[1]} rounds. By hand: "

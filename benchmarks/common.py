@@ -42,13 +42,13 @@ def machine() -> dict[str, str]:
 
 def versions(*packages: str) -> dict[str, str]:
     """Versions of Python and of packages, those that are not installed left out."""
-    found = {"python": platform.python_version()}
+    installed_versions = {"python": platform.python_version()}
     for package in ("heedful", "torch", *packages):
         try:
-            found[package] = version(package)
+            installed_versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed_versions
 
 
 def installed(package: str) -> bool:
@@ -91,18 +91,18 @@ def write_results(
     made_on: str = "Measured",
 ) -> None:
     """Write `name`.md for people and `name`.json for programs, both with how they were made."""
-    found, here = versions(*packages), machine()
+    package_versions, machine_facts = versions(*packages), machine()
     foot = facts(
         {
             "Written by": f"`{command}`",
-            "Versions": ", ".join(f"{key} {value}" for key, value in found.items()),
-            f"{made_on} on": ", ".join(f"{key} {value}" for key, value in here.items()),
+            "Versions": ", ".join(f"{key} {value}" for key, value in package_versions.items()),
+            f"{made_on} on": ", ".join(f"{key} {value}" for key, value in machine_facts.items()),
         }
     )
     page = "\n\n".join([f"# {title}", *sections, "## How this was made", foot]) + "\n"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{name}.md").write_text(page, encoding="utf-8")
-    origin = {"command": command, "versions": found, "machine": here}
+    origin = {"command": command, "versions": package_versions, "machine": machine_facts}
     content = json.dumps(origin | data, indent=2, ensure_ascii=False) + "\n"
     (directory / f"{name}.json").write_text(content, encoding="utf-8")
     print(f"wrote {name}.md and {name}.json")
@@ -183,7 +183,7 @@ def _timed(case: Callable[[], float]) -> tuple[float, float]:
 
 def medians(rates: dict[str, list[float]]) -> dict[str, float]:
     """The median of each case's rates."""
-    return {name: statistics.median(each) for name, each in rates.items()}
+    return {name: statistics.median(case_rates) for name, case_rates in rates.items()}
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -1,10 +1,10 @@
-"""Decoding speed: heedful eager and optimised, transformers, CTranslate2 by hand, and llama.cpp.
+"""Decoding speed: heedful eager and optimized, transformers, CTranslate2 by hand, and llama.cpp.
 
-Same random weights (a Marian of each size, and a GPT-2 of 124 M), the same prompts, exactly so many
-new tokens. Each system's threading, precision and batches are chosen by `common.fastest` on other
-prompts than those measured (ours: by `heedful optimize`, on the same others); then all run in turn.
-Greedy outputs in float32 are compared, and the rates are held against what this machine reads and
-multiplies at most.
+All have the same random weights (a Marian of each size, and a GPT-2 of 124 M), the same prompts and
+a fixed number of new tokens. Threads, precision and batches of each system are selected by
+`common.fastest` (for heedful by `heedful optimize`) on other prompts than those measured; then all
+run in alternating rounds. Greedy outputs in float32 are compared, and rates are related to the
+memory bandwidth and arithmetic throughput of the machine.
 """
 
 import gc
@@ -49,15 +49,14 @@ from heedful.backends.hardware import cores
 from limits import measured_limits
 
 matplotlib.use("Agg")
-# Seconds of a system in a round, and of all rounds. Short turns: what slows the machine for a while
-# then slows two that are compared alike.
+# Seconds of a system in a round. Short, so that a slowdown of the machine affects all systems.
 LEAST = 0.1
-MEASURED, TUNED = 2, 3  # seeds of prompts
+MEASURED, TUNED = 2, 3  # seeds of the prompts for measuring and for selecting settings
 PACKAGES = ("transformers", "ctranslate2", "llama-cpp-python", "gguf")
 
 
 def main() -> None:
-    """Measure every size, search and batch, and write the page, the picture and the records."""
+    """Measure every size, search and batch, and write the page, the chart and the records."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--sizes", default=",".join(SHAPES), help="by commas")
     parser.add_argument("--rounds", type=int, default=5, help="the minimum number of rounds")
@@ -68,9 +67,9 @@ def main() -> None:
     arguments = parser.parse_args()
     shapes = {name: SHAPES[name] for name in arguments.sizes.split(",")}
     timing = {"rounds": arguments.rounds, "least": LEAST, "lasting": arguments.seconds}
-    asked = {name: vars(arguments)[name].split(",") for name in known}
+    tried = {name: vars(arguments)[name].split(",") for name in known}
     if arguments.quick:
-        shapes, timing, asked = SMALL, {"rounds": 1}, asked | {"backends": ["ctranslate2"]}
+        shapes, timing, tried = SMALL, {"rounds": 1}, tried | {"backends": ["ctranslate2"]}
     limits = measured_limits(quick=arguments.quick)
     print(limits, flush=True)
     records: list[dict[str, Any]] = []
@@ -86,17 +85,17 @@ def main() -> None:
                 largest = setting._replace(batch=max(shape.batches))
                 if largest != tuned:
                     tuned = largest
-                    tune(folder / "ours", shape, tuned, prompts(shape, tuned, TUNED), words, asked)
+                    tune(folder / "ours", shape, tuned, prompts(shape, tuned, TUNED), words, tried)
                     seconds[f"{name}, {tuned.search}"] = time.perf_counter() - began
                 rows = prompts(shape, setting, MEASURED)
                 if setting.beam == 1:
-                    agreement[f"{name}, {setting}"] = agreements(folder, shape, rows)
-                rates, chosen = measure(folder, shape, setting, rows, timing)
-                records += recorded(name, shape, setting, rates, chosen, limits)
+                    agreement[f"{name}, {setting}"] = greedy_agreement(folder, shape, rows)
+                rates, variants = measure(folder, shape, setting, rows, timing)
+                records += make_records(name, shape, setting, rates, variants, limits)
                 took = time.perf_counter() - began
                 print(name, setting, {s: round(r) for s, r in medians(rates).items()}, flush=True)
-                print({s: str(v) for s, v in chosen.items()}, f"{took:.0f} s", flush=True)
-    draw(records, arguments.results / "decoding.svg")
+                print({s: str(v) for s, v in variants.items()}, f"{took:.0f} s", flush=True)
+    draw_chart(records, arguments.results / "decoding.svg")
     data = {"timing": timing, "limits": limits, "same_greedy_outputs": agreement}
     write_results(
         "decoding",
@@ -109,53 +108,54 @@ def main() -> None:
     )
 
 
-def agreements(folder: Path, shape: Shape, rows: Rows) -> dict[str, float]:
-    """For each peer the share of its greedy outputs in float32 that are those of heedful eager."""
+def greedy_agreement(folder: Path, shape: Shape, rows: Rows) -> dict[str, float]:
+    """For each peer the fraction of its greedy outputs in float32 that equal heedful eager's."""
     written = {name: on(rows)() for name, on in references(folder, shape, beam=1).items()}
-    wanted = written.pop("eager")
+    expected = written.pop("eager")
     return {
-        name: sum(a == b for a, b in zip(wanted, found, strict=True)) / len(rows)
-        for name, found in written.items()
+        name: sum(a == b for a, b in zip(expected, actual, strict=True)) / len(rows)
+        for name, actual in written.items()
     }
 
 
 def measure(
     folder: Path, shape: Shape, setting: Setting, rows: Rows, timing: dict[str, Any]
 ) -> tuple[dict[str, list[float]], dict[str, Variant]]:
-    """Rates in turn of the best variant of each system, and these variants.
+    """Rates of the fastest variant of each system, in alternating rounds, and these variants.
 
-    `timing` is what `interleaved` takes.
+    Args:
+        timing: keyword arguments of `interleaved`.
     """
     is_quick = timing["rounds"] == 1
-    others = prompts(shape, setting, TUNED)
-    chosen, cases = {}, {}
+    tuning_rows = prompts(shape, setting, TUNED)
+    best, cases = {}, {}
     counts = (1,) if is_quick else sorted({1, cores()})
     for system, variants in systems(folder, shape, setting, counts).items():
-        tried = [partial(counted, each.on(others), shape.new) for each in variants]
-        index = fastest(tried, rounds=1 if is_quick else None, least=0 if is_quick else LEAST)
-        chosen[system] = variants[index]
-        del tried, variants
-        gc.collect()  # contexts and nets that were not chosen
-        cases[system] = partial(counted, chosen[system].on(rows), shape.new)
-    return interleaved(cases, **timing), chosen
+        runs = [partial(count_tokens, variant.on(tuning_rows), shape.new) for variant in variants]
+        index = fastest(runs, rounds=1 if is_quick else None, least=0 if is_quick else LEAST)
+        best[system] = variants[index]
+        del runs, variants
+        gc.collect()  # contexts and nets of other variants
+        cases[system] = partial(count_tokens, best[system].on(rows), shape.new)
+    return interleaved(cases, **timing), best
 
 
-def counted(run: Decode, new: int) -> float:
-    """Decode once: the tokens of the best outputs."""
-    found = run()
-    assert {len(ids) for ids in found} == {new}
-    return len(found) * new
+def count_tokens(run: Decode, new: int) -> float:
+    """Decode once; returns the number of tokens of the best outputs."""
+    outputs = run()
+    assert {len(ids) for ids in outputs} == {new}
+    return len(outputs) * new
 
 
-def recorded(
+def make_records(
     name: str,
     shape: Shape,
     setting: Setting,
     rates: dict[str, list[float]],
-    chosen: dict[str, Variant],
+    variants: dict[str, Variant],
     limits: dict[str, float],
 ) -> list[dict[str, Any]]:
-    """A record of each system in one setting."""
+    """The records of all systems in a setting."""
     version = versions(*PACKAGES)
     return [
         {
@@ -163,15 +163,15 @@ def recorded(
             "version": version[SYSTEMS[system]],
             "size": name,
             **setting._asdict(),
-            "backend": chosen[system].backend or SYSTEMS[system],
-            "precision": chosen[system].precision,
-            "threads": chosen[system].threads,
-            "workers": chosen[system].workers,
-            "detail": chosen[system].detail,
-            "setting": str(chosen[system]),
+            "backend": variants[system].backend or SYSTEMS[system],
+            "precision": variants[system].precision,
+            "threads": variants[system].threads,
+            "workers": variants[system].workers,
+            "detail": variants[system].detail,
+            "setting": str(variants[system]),
             "tokens/s": rate,
             "tokens/s by round": rates[system],
-            **shares(shape, setting, chosen[system], rate, limits),
+            **shares(shape, setting, variants[system], rate, limits),
         }
         for system, rate in medians(rates).items()
     ]
@@ -180,7 +180,7 @@ def recorded(
 def shares(
     shape: Shape, setting: Setting, made: Variant, rate: float, limits: dict[str, float]
 ) -> dict[str, float]:
-    """Shares of the machine's limits: bytes of weights read, and multiplications."""
+    """Memory reads of weights and multiplications, as fractions of the machine's limits."""
     products, weights = shape.work(setting.beam)
     bytes_of_a_weight = {"float32": 4, "bfloat16": 2}.get(made.precision, 1)
     read = weights * bytes_of_a_weight * min(made.workers, setting.batch) / setting.batch
@@ -197,19 +197,21 @@ def sections(
     shapes: dict[str, Shape],
     seconds: dict[str, float],
 ) -> list[str]:
-    """The page: how, the rates, the ratios, the settings, the limits."""
+    """The sections of the page: method, rates, ratios, settings, limits."""
     by_setting: dict[str, dict[str, Any]] = {}
-    for each in records:
-        setting = Setting(each["beam"], each["batch"], each["mixed"])
-        by_setting.setdefault(f"{each['size']}, {setting}", {})[each["system"]] = each
+    for record in records:
+        setting = Setting(record["beam"], record["batch"], record["mixed"])
+        by_setting.setdefault(f"{record['size']}, {setting}", {})[record["system"]] = record
     columns = [system for system in SYSTEMS if any(system in of for of in by_setting.values())]
     others = [system for system in columns if system != "optimised"]
     rows, ratios, settings, reached = [], [], [], []
     for name, of in by_setting.items():
         rates = {system: of.get(system, {}).get("tokens/s by round") for system in columns}
-        rows.append([name, *(whole(of.get(each, {}).get("tokens/s")) for each in columns)])
-        ratios.append([name, *(ratio(rates["optimised"], rates[each]) for each in others)])
-        settings.append([name, *(of[each]["setting"] if each in of else "–" for each in columns)])
+        rows.append([name, *(whole(of.get(record, {}).get("tokens/s")) for record in columns)])
+        ratios.append([name, *(ratio(rates["optimised"], rates[record]) for record in others)])
+        settings.append(
+            [name, *(of[record]["setting"] if record in of else "–" for record in columns)]
+        )
         both = (of["optimised"], of["ctranslate2"])
         kinds = ("share of reading", "share of products")
         reached.append([name, *(f"{100 * e[kind]:.0f}%" for e in both for kind in kinds)])
@@ -218,65 +220,65 @@ def sections(
     limits = ", ".join(f"{value / 1e9:,.1f} G {name}" for name, value in data["limits"].items())
     took = ", ".join(f"{name}: {value:,.0f} s" for name, value in seconds.items())
     return [
-        how(data["timing"], shapes),
+        method_text(data["timing"], shapes),
         "![Rates of every system](decoding.svg)",
         "## Tokens per second",
         table(["", *columns], rows),
-        "## heedful optimised, as so many times the rate of",
+        "## Rate of heedful optimised, divided by that of",
         table(["", *others], ratios),
         "## Settings: precision, workers × threads",
         table(["", *columns], settings),
-        "`by n`: batches of n prompts. llama.cpp: with flash attention or without, keys and values "
-        "of the sequences in one buffer (unified) or apart. "
-        f"{agreement_sentence(data['same_greedy_outputs'])} `heedful optimize` took, with what it "
-        f"compiled: {took}.",
-        "## Share of what this machine reads and multiplies at most",
+        "`by n`: batches of n prompts. llama.cpp: with or without flash attention, keys and values "
+        "of the sequences in one buffer (unified) or in separate ones. "
+        f"{agreement_sentence(data['same_greedy_outputs'])} Time of `heedful optimize`, "
+        f"compilation included: {took}.",
+        "## Fraction of the machine's memory bandwidth and arithmetic throughput",
         table(["", *heads], reached),
-        f"Measured with all cores: {limits}. Reading counts the weights of a step, once for each "
-        "worker (those that stay in the processor's caches are read faster than that); products "
-        "those of the linear layers. Attention is left out.",
+        f"Limits measured with all cores: {limits}. Reading: the weights of a step, once for each "
+        "worker (weights in the processor's caches are read faster); products: those of the linear "
+        "layers, without attention.",
     ]
 
 
-def how(timing: dict[str, Any], shapes: dict[str, Shape]) -> str:
-    """What is measured, and in what order."""
-    given = "; ".join(
-        f"{name}: prompts of {shape.prompt} tokens, of {shape.shortest} to {shape.longest} where "
-        f"lengths are mixed, exactly {shape.new} new ones"
+def method_text(timing: dict[str, Any], shapes: dict[str, Shape]) -> str:
+    """The paragraph on the method of measurement."""
+    prompt_lengths = "; ".join(
+        f"{name}: prompts of {shape.prompt} tokens, of {shape.shortest} to {shape.longest} for "
+        f"mixed lengths, exactly {shape.new} new tokens"
         for name, shape in shapes.items()
     )
     return (
-        "Generated tokens in a second, random weights, the reading of prompts included "
-        f"({given}). The tokens of the best output count, not those of every beam. Each system "
-        "runs in the threading, precision and batches that were fastest for it on other prompts, "
-        "in as many warm rounds as `heedful optimize` takes for ours: eager and transformers in "
-        "float32 and bfloat16, CTranslate2 in 8 bits with one worker or a worker a core and "
-        "batches of several sizes, llama.cpp (which has no translators and no beam search) in "
-        "Q8_0. Then all run in turn, there and back, llama.cpp in a process of its own and the "
-        f"others in one, each for {timing.get('least', 0):g} seconds "
-        f"of a round at least, in {timing['rounds']} rounds or more, until "
-        f"{timing.get('lasting', 0):g} seconds are over. Rates are medians of the rounds, ratios "
-        "medians of the ratios within a round. Where optimize chose CTranslate2 in the setting "
-        "that is best by hand, both call the same opened model: two of the same files differ by "
-        "some percent."
+        "Generated tokens per second with random weights, processing of prompts included "
+        f"({prompt_lengths}). Only tokens of the best output are counted, not those of all beams. "
+        "Each system runs with the threads, precision and batches that were fastest for it on "
+        "other prompts, in the same number of warm rounds as `heedful optimize` uses: eager and "
+        "transformers in float32 and bfloat16, CTranslate2 in 8 bits with one worker or a worker "
+        "per core and batches of several sizes, llama.cpp (decoder-only and greedy only) in "
+        "Q8_0. Then all run in alternating order, llama.cpp in a separate process and the "
+        f"others in one, each for at least {timing.get('least', 0):g} seconds "
+        f"per round, in at least {timing['rounds']} rounds and "
+        f"{timing.get('lasting', 0):g} seconds. Rates are medians of the rounds, ratios "
+        "medians of the ratios within a round. If optimize selected CTranslate2 with the settings "
+        "that are fastest by hand, both use the same loaded model: the speed of two copies differs "
+        "by some percent."
     )
 
 
 def agreement_sentence(agreement: dict[str, dict[str, float]]) -> str:
-    """How many outputs in float32 are those of heedful eager."""
+    """A sentence on the fraction of outputs in float32 that equal heedful eager's."""
     lowest: dict[str, float] = {}
     for of in agreement.values():
         for peer, share in of.items():
             lowest[peer] = min(share, lowest.get(peer, 1.0))
-    told = ", ".join(f"{peer} {100 * share:.4g}%" for peer, share in lowest.items())
+    shares = ", ".join(f"{peer} {100 * share:.4g}%" for peer, share in lowest.items())
     return (
-        "Greedy outputs in float32 that are those of heedful eager to the token, the lowest share "
-        f"of any setting: {told}."
+        "Greedy outputs in float32 with the same tokens as heedful eager, lowest fraction of all "
+        f"settings: {shares}."
     )
 
 
-def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Bars on a logarithmic scale, a group for each size, search and batch."""
+def draw_chart(records: list[dict[str, Any]], path: Path) -> None:
+    """A bar chart on a logarithmic scale, with a group for each size, search and batch."""
     names = list(
         dict.fromkeys((r["size"], Setting(r["beam"], r["batch"], r["mixed"])) for r in records)
     )

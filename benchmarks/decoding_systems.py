@@ -175,26 +175,26 @@ def tune(
     setting: Setting,
     rows: Rows,
     words: list[str],
-    asked: dict[str, list[str]],
+    tried: dict[str, list[str]],
 ) -> None:
     """`heedful optimize` for one search, on prompts as text."""
     model = heedful.load(folder, device="cpu", backend="eager")
     model.metadata.options.update(beam_size=setting.beam, max_new_tokens=shape.new)
     texts = [" ".join(words[token - 4] for token in row if token != END) for row in rows]
-    optimize(model, folder, texts, **asked)
+    optimize(model, folder, texts, **tried)
 
 
 def prompts(shape: Shape, setting: Setting, seed: int) -> Rows:
     """Random ids; of sources with the end."""
-    draw = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     end = [END] if shape.is_translator else []
     lengths = [shape.prompt] * setting.batch
     if setting.mixed:
         # From the shortest to the longest in equal steps, in a random order.
         ordered = torch.linspace(shape.shortest, shape.longest, setting.batch).round().int()
-        lengths = ordered[torch.randperm(setting.batch, generator=draw)].tolist()
+        lengths = ordered[torch.randperm(setting.batch, generator=rng)].tolist()
     return [
-        [*torch.randint(4, shape.size.vocab_size, (n - len(end),), generator=draw).tolist(), *end]
+        [*torch.randint(4, shape.size.vocab_size, (n - len(end),), generator=rng).tolist(), *end]
         for n in lengths
     ]
 
@@ -215,7 +215,7 @@ def systems(
     model = heedful.load(folder / "ours", use=use)
     backend = model.backend or model.eager
     layout = backend.precision, backend.settings.threads, backend.settings.workers
-    found = {
+    variants = {
         "eager": eager,
         "transformers": [
             Variant(precision, count, 1, partial(transformers_run, net, shape, setting.beam, count))
@@ -227,8 +227,8 @@ def systems(
         "ctranslate2": by_hand(folder, shape, setting, counts, backend),
     }
     if has_llama(shape):
-        found["llama.cpp"] = llama(folder, shape, setting, counts)
-    return found
+        variants["llama.cpp"] = llama(folder, shape, setting, counts)
+    return variants
 
 
 def references(folder: Path, shape: Shape, beam: int) -> dict[str, Callable[[Rows], Decode]]:
@@ -236,14 +236,14 @@ def references(folder: Path, shape: Shape, beam: int) -> dict[str, Callable[[Row
     model = heedful.load(folder / "ours", device="cpu", backend="eager", precision="float32")
     net = transformers_net(folder, shape, "float32")
     opened = open_by_hand(folder, shape, "float32", 1, 1)
-    found = {
+    decoders = {
         "eager": partial(ours, model, options_of(shape, beam)),
         "transformers": partial(transformers_run, net, shape, beam, 1),
         "ctranslate2": partial(by_hand_run, folder, shape, beam, opened, 0),
     }
     if has_llama(shape):
-        found["llama.cpp"] = partial(llama_exact, folder / "F32.gguf", shape)
-    return found
+        decoders["llama.cpp"] = partial(llama_exact, folder / "F32.gguf", shape)
+    return decoders
 
 
 def options_of(shape: Shape, beam: int) -> dict[str, Any]:
@@ -275,14 +275,14 @@ def transformers_run(net: Any, shape: Shape, beam: int, threads: int, rows: Rows
     longest = max(map(len, rows))
     ids = torch.full((len(rows), longest), net.config.pad_token_id or 0)
     mask = torch.zeros_like(ids)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         columns = slice(0, len(row)) if shape.is_translator else slice(longest - len(row), None)
-        ids[place, columns], mask[place, columns] = torch.tensor(row), 1
+        ids[index, columns], mask[index, columns] = torch.tensor(row), 1
 
     @torch.inference_mode()
     def run() -> Rows:
         with run_with(threads):
-            found = net.generate(
+            outputs = net.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 num_beams=beam,
@@ -294,7 +294,7 @@ def transformers_run(net: Any, shape: Shape, beam: int, threads: int, rows: Rows
                 forced_eos_token_id=None,
                 pad_token_id=0,
             )
-        return [row[-shape.new :] for row in found.tolist()]
+        return [row[-shape.new :] for row in outputs.tolist()]
 
     return run
 
@@ -314,7 +314,7 @@ def by_hand(
         ours[opened_by_us] = backend._model
     most = max(counts)
     layouts = {(1, 1), (1, most)} | ({(most, 1)} if setting.batch > 1 else set())
-    found = []
+    variants = []
     for precision in eight_bit_precisions():
         for workers, threads in sorted(layouts):
             opened = ours.get((precision, workers, threads)) or open_by_hand(
@@ -323,8 +323,8 @@ def by_hand(
             share = -(-setting.batch // workers)
             for size in sorted({-(-share // parts) for parts in (1, 2, 4)}):
                 run = partial(by_hand_run, folder, shape, setting.beam, opened, size)
-                found.append(Variant(precision, threads, workers, run, detail=f"by {size}"))
-    return found
+                variants.append(Variant(precision, threads, workers, run, detail=f"by {size}"))
+    return variants
 
 
 def eight_bit_precisions() -> list[str]:
@@ -336,12 +336,12 @@ def eight_bit_precisions() -> list[str]:
 def open_by_hand(folder: Path, shape: Shape, precision: str, workers: int, threads: int) -> Any:
     """A directory opened as CTranslate2's users do."""
     kind = ctranslate2.Translator if shape.is_translator else ctranslate2.Generator
-    place = by_hand_place(folder, precision.split("_")[0])
+    place = by_hand_folder(folder, precision.split("_")[0])
     layout = {"inter_threads": workers, "intra_threads": threads}
     return kind(str(place), compute_type=precision, **layout)
 
 
-def by_hand_place(folder: Path, precision: str) -> Path:
+def by_hand_folder(folder: Path, precision: str) -> Path:
     """Where `write_model` wrote a form."""
     return folder / "by_hand" / "backends" / "ctranslate2" / precision
 
@@ -350,7 +350,7 @@ def by_hand_run(
     folder: Path, shape: Shape, beam: int, opened: Any, batch_size: int, rows: Rows
 ) -> Decode:
     """One call, divided among the workers in batches of `batch_size`; 0: one batch."""
-    place = by_hand_place(folder, "int8")
+    place = by_hand_folder(folder, "int8")
     name = "shared_vocabulary" if shape.is_translator else "vocabulary"
     tokens: Sequence[str] = heedful.files.read_json(place / f"{name}.json")
     number = {token: place for place, token in enumerate(tokens)}
@@ -362,32 +362,32 @@ def by_hand_run(
     }
 
     def translate() -> Rows:
-        found = opened.translate_batch(
+        results = opened.translate_batch(
             words,
             min_decoding_length=shape.new,
             max_decoding_length=shape.new,
             suppress_sequences=[[tokens[i]] for i in shape.never],
             **options,
         )
-        return [[number[token] for token in each.hypotheses[0]] for each in found]
+        return [[number[token] for token in result.hypotheses[0]] for result in results]
 
-    def go_on() -> Rows:
-        found = opened.generate_batch(
+    def continue_prompts() -> Rows:
+        results = opened.generate_batch(
             words,
             min_length=shape.new,
             max_length=shape.new,
             include_prompt_in_result=False,
             **options,
         )
-        return [each.sequences_ids[0] for each in found]
+        return [result.sequences_ids[0] for result in results]
 
-    return translate if shape.is_translator else go_on
+    return translate if shape.is_translator else continue_prompts
 
 
 def llama(folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]) -> list[Variant]:
     """llama.cpp in Q8_0 by threads, kind of attention, and place of keys and values."""
     model = LlamaCpp(folder / "Q8_0.gguf")
-    found = []
+    variants = []
     for threads in counts:
         for flash in (False, True):
             for unified in (False, True) if setting.batch > 1 else (True,):
@@ -397,8 +397,8 @@ def llama(folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]) -
                 detail = " ".join(
                     name for name, is_on in {"flash": flash, "unified": unified}.items() if is_on
                 )
-                found.append(Variant("Q8_0", threads, 1, run, detail=detail))
-    return found
+                variants.append(Variant("Q8_0", threads, 1, run, detail=detail))
+    return variants
 
 
 def llama_run(model: LlamaCpp, shape: Shape, rows: Rows, **options: Any) -> Decode:

@@ -54,26 +54,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         words = write_model(folder, QUICK if quick else {})
-        measured, others = texts(len(words), seed=1), texts(len(words), seed=2)[::2]
+        measured, tuning_texts = texts(len(words), seed=1), texts(len(words), seed=2)[::2]
         # Quick, nothing is compiled, which takes long.
-        asked = (BACKENDS[:2], PRECISIONS[1:]) if quick else (BACKENDS, PRECISIONS)
-        tune(folder / "ours", words, others, *asked)
+        tried = (BACKENDS[:2], PRECISIONS[1:]) if quick else (BACKENDS, PRECISIONS)
+        tune(folder / "ours", words, tuning_texts, *tried)
         counts = (1,) if quick else sorted({1, cores()})
-        chosen: dict[str, Variant] = {}
+        best: dict[str, Variant] = {}
         for name, variants in systems(folder, counts, compiles=not quick).items():
-            chosen[name] = choose(variants, others, quick=quick)
-            print(name, chosen[name], flush=True)
-        runs = {name: each.on(measured) for name, each in chosen.items()}
-        wanted = runs[REFERENCE]()
-        likeness = {name: least_cosine(run(), wanted) for name, run in runs.items()}
+            best[name] = choose(variants, tuning_texts, quick=quick)
+            print(name, best[name], flush=True)
+        runs = {name: variant.on(measured) for name, variant in best.items()}
+        expected = runs[REFERENCE]()
+        likeness = {name: least_cosine(run(), expected) for name, run in runs.items()}
         count = sum(map(len, measured))
         rates = interleaved(
-            {name: partial(counted, run, count) for name, run in runs.items()}, rounds=rounds
+            {name: partial(count_tokens, run, count) for name, run in runs.items()}, rounds=rounds
         )
-    found = versions(*PACKAGES)
+    package_versions = versions(*PACKAGES)
     records = [
-        {"system": name, "version": found[name.split()[0].strip(",")]}
-        | {key: value for key, value in chosen[name]._asdict().items() if key != "on"}
+        {"system": name, "version": package_versions[name.split()[0].strip(",")]}
+        | {key: value for key, value in best[name]._asdict().items() if key != "on"}
         | {"tokens/s": rate, "tokens/s by round": rates[name], "least_cosine": likeness[name]}
         for name, rate in medians(rates).items()
     ]
@@ -102,9 +102,9 @@ def write_model(folder: Path, keys: dict[str, Any]) -> list[str]:
 
 def texts(num_words: int, seed: int) -> Rows:
     """Ids of random words, of any length."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     return [
-        [draw.randrange(4, 4 + num_words) for _ in range(draw.randint(SHORTEST, LONGEST))]
+        [rng.randrange(4, 4 + num_words) for _ in range(rng.randint(SHORTEST, LONGEST))]
         for _ in range(TEXTS)
     ]
 
@@ -115,27 +115,27 @@ def tune(
     """`heedful optimize` for many texts."""
     model = heedful.load(folder, device="cpu", backend="eager")
     lines = [" ".join(words[token - 4] for token in row) for row in rows]
-    asked = {"backends": backends, "precisions": precisions}
-    optimize(model, folder, lines, uses=["throughput"], **asked)
+    tried = {"backends": backends, "precisions": precisions}
+    optimize(model, folder, lines, uses=["throughput"], **tried)
 
 
 def choose(variants: list[Variant], rows: Rows, *, quick: bool) -> Variant:
     """The variant that is fastest on some texts."""
     count = sum(map(len, rows))
-    cases = [partial(counted, each.on(rows), count) for each in variants]
+    cases = [partial(count_tokens, variant.on(rows), count) for variant in variants]
     return variants[fastest(cases, rounds=1 if quick else None, least=0.0 if quick else 0.1)]
 
 
-def counted(run: Encode, tokens: int) -> float:
+def count_tokens(run: Encode, tokens: int) -> float:
     """Encode once: the tokens of the texts, without padding."""
     run()
     return tokens
 
 
-def least_cosine(found: Vectors, wanted: Vectors) -> float:
+def least_cosine(actual: Vectors, expected: Vectors) -> float:
     """The lowest cosine between a text's vector and the one that is wanted."""
-    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
-    return float(((found * wanted).sum(1) / norms).min())
+    norms = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((actual * expected).sum(1) / norms).min())
 
 
 def sections(records: list[dict[str, Any]], rounds: int) -> list[str]:
@@ -143,15 +143,15 @@ def sections(records: list[dict[str, Any]], rounds: int) -> list[str]:
     best = records[0]["tokens/s by round"]
     lines = [
         [
-            each["system"],
-            each["precision"],
-            f"{each['workers']}×{each['threads']}",
-            each["batches"],
-            whole(each["tokens/s"]),
-            ratio(best, each["tokens/s by round"]),
-            f"{each['least_cosine']:.4f}",
+            record["system"],
+            record["precision"],
+            f"{record['workers']}×{record['threads']}",
+            record["batches"],
+            whole(record["tokens/s"]),
+            ratio(best, record["tokens/s by round"]),
+            f"{record['least_cosine']:.4f}",
         ]
-        for each in records
+        for record in records
     ]
     how = (
         f"Tokens read in a second, padding not counted, of {TEXTS} texts of any length from "

@@ -58,10 +58,10 @@ def systems(folder: Path, counts: Sequence[int], *, compiles: bool) -> dict[str,
     run = partial(ours, best, None, {})
     settings = runs.settings
     best_run = Variant(runs.precision, settings.threads, settings.workers, detail, run)
-    found = {"heedful optimised": [best_run]}
+    variants = {"heedful optimised": [best_run]}
     for precision in ("float32", "bfloat16"):
         model = heedful.load(folder / "ours", device="cpu", backend="eager", precision=precision)
-        found[f"heedful eager, {precision}"] = [
+        variants[f"heedful eager, {precision}"] = [
             Variant(
                 *(precision, count, 1, f"sorted, {budget} tokens"),
                 partial(ours, model, count, {"batch_tokens": budget}),
@@ -70,22 +70,24 @@ def systems(folder: Path, counts: Sequence[int], *, compiles: bool) -> dict[str,
             for budget in BUDGETS
         ]
     net = transformers_net(folder)
-    found["transformers"] = sorted_batches("bfloat16", by_torch(net, counts))
+    variants["transformers"] = sorted_batches("bfloat16", by_torch(net, counts))
     if compiles:
         compiled = torch.compile(net, dynamic=True)
-        found["transformers, torch.compile"] = sorted_batches(
+        variants["transformers, torch.compile"] = sorted_batches(
             "bfloat16", by_torch(compiled, counts)
         )
     if installed("onnxruntime"):
         for precision in ("float32", "int8"):
             path = folder / f"{precision}.onnx"
-            found[f"onnxruntime, {precision}"] = sorted_batches(precision, by_onnx(path, counts))
+            variants[f"onnxruntime, {precision}"] = sorted_batches(precision, by_onnx(path, counts))
     if installed("openvino"):
         for precision in ("bfloat16", "int8"):
             path = folder / f"{precision}.xml"
-            found[f"openvino, {precision}"] = sorted_batches(precision, by_openvino(path, counts))
-    found["ctranslate2"] = sorted_batches("int8", by_ctranslate2(folder, counts))
-    return found
+            variants[f"openvino, {precision}"] = sorted_batches(
+                precision, by_openvino(path, counts)
+            )
+    variants["ctranslate2"] = sorted_batches("int8", by_ctranslate2(folder, counts))
+    return variants
 
 
 def write_forms(model: Any, folder: Path) -> None:
@@ -187,13 +189,13 @@ def encode(functions: list[States], budget: int, rows: Rows) -> Encode:
     """Padded batches, each given to the next function that is free; one thread a function."""
     batches = [*by_length(rows, budget)][::-1]
 
-    def work(function: States, left: list[list[int]], found: list[Any]) -> None:
+    def work(function: States, left: list[list[int]], results: list[Any]) -> None:
         while left:
             try:
-                chosen = left.pop()
+                batch = left.pop()
             except IndexError:  # another thread took the last
                 return
-            found.append((chosen, means(function, [rows[row] for row in chosen])))
+            results.append((batch, means(function, [rows[row] for row in batch])))
 
     def run() -> Vectors:
         left, found = batches.copy(), []
@@ -215,8 +217,8 @@ def means(function: States, rows: Rows) -> Vectors:
     lengths = np.array([len(row) for row in rows])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     ids = np.zeros_like(mask)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = row
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
     weights = (mask / lengths[:, None]).astype(np.float32)
     vectors: Vectors = (weights[:, None] @ function(ids, mask))[:, 0]
     return vectors
@@ -228,8 +230,8 @@ def ours(model: Any, threads: int | None, options: dict[str, Any], rows: Rows) -
     def run() -> Vectors:
         if threads is not None:
             model.settings = Settings(threads)
-        found: Vectors = model.vectors(rows, **options)
-        return found
+        vectors: Vectors = model.vectors(rows, **options)
+        return vectors
 
     return run
 
@@ -240,8 +242,8 @@ def by_torch(net: Any, counts: Sequence[int]) -> Workers:
     @torch.inference_mode()
     def states(threads: int, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         with run_with(threads):
-            found = net(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
-        out: np.ndarray = found.last_hidden_state.float().numpy()
+            outputs = net(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
+        out: np.ndarray = outputs.last_hidden_state.float().numpy()
         return out
 
     return {(1, count): [partial(states, count)] for count in counts}
@@ -281,8 +283,8 @@ def by_openvino(path: Path, counts: Sequence[int]) -> Workers:
         )
 
         def states(request: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-            found: np.ndarray = request.infer([ids, mask])[0]
-            return found
+            hidden: np.ndarray = request.infer([ids, mask])[0]
+            return hidden
 
         return [partial(states, model.create_infer_request()) for _ in range(workers)]
 
@@ -302,15 +304,15 @@ def by_ctranslate2(folder: Path, counts: Sequence[int]) -> Workers:
         ]
         return np.array(opened.forward_batch(words).last_hidden_state)
 
-    found = {}
+    workers_by_layout = {}
     for workers, threads in layouts(counts):
         options = {"inter_threads": workers, "intra_threads": threads}
         opened = ctranslate2.Encoder(str(place), compute_type="int8", **options)
-        found[workers, threads] = [partial(states, opened)] * workers
-    return found
+        workers_by_layout[workers, threads] = [partial(states, opened)] * workers
+    return workers_by_layout
 
 
 def layouts(counts: Sequence[int]) -> list[tuple[int, int]]:
     """(workers, threads): one worker, or as many as cores."""
-    most = max(counts)
-    return sorted({*((1, count) for count in counts), (most, 1)})
+    max_count = max(counts)
+    return sorted({*((1, count) for count in counts), (max_count, 1)})

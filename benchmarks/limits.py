@@ -26,9 +26,9 @@ def measured_limits(quick: bool = False) -> dict[str, float]:
 
 def fastest(call: Callable[[], object]) -> float:
     """Seconds of the fastest of some calls."""
-    found = []
+    seconds = []
     for _ in range(REPEATS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

@@ -65,8 +65,8 @@ def _gguf_name(name: str) -> str:
     """llama.cpp's name of a tensor of `GPT2Model`."""
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("h."):
-        named = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}[stem]
-        return f"{named}.{kind}"
+        stem_name = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}[stem]
+        return f"{stem_name}.{kind}"
     _, layer, part = stem.split(".", 2)
     return f"blk.{layer}.{_BLOCK[part]}.{kind}"
 
@@ -112,18 +112,18 @@ def _serve(path: Path) -> None:
     number = 0
     while True:
         try:
-            what, *given = pickle.load(sys.stdin.buffer)
+            command, *arguments = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         answer: Any = None
-        if what == "open":
+        if command == "open":
             number += 1
-            contexts[number] = _Context(model, **given[0])
+            contexts[number] = _Context(model, **arguments[0])
             answer = number
-        elif what == "close":
-            del contexts[given[0]]
+        elif command == "close":
+            del contexts[arguments[0]]
         else:
-            answer = contexts[given[0]].generate(*given[1:])
+            answer = contexts[arguments[0]].generate(*arguments[1:])
         pickle.dump(answer, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 

@@ -171,17 +171,17 @@ def decode(contexts: tuple[int, ...], timing: dict[str, Any]) -> dict[str, dict[
         cases |= {f"token {context}": token, f"reading {context}": read}
     least = 0.0 if timing["rounds"] == 1 else 0.1
     rates = interleaved(cases, least=least, **timing)
-    found: dict[str, dict[str, Any]] = {}
+    measurements: dict[str, dict[str, Any]] = {}
     for context in contexts:
         token_rates, reading_rates = rates[f"token {context}"], rates[f"reading {context}"]
         pairs = zip(token_rates, reading_rates, strict=True)
-        found[str(context)] = {
+        measurements[str(context)] = {
             "token_seconds": 1 / statistics.median(token_rates),
             "reading_seconds": 1 / statistics.median(reading_rates),
             "rest_seconds_by_round": [1 / token - 1 / reading for token, reading in pairs],
         }
-        print("decoding", context, found[str(context)]["token_seconds"], flush=True)
-    return found
+        print("decoding", context, measurements[str(context)]["token_seconds"], flush=True)
+    return measurements
 
 
 def sections(
@@ -235,12 +235,12 @@ def sections(
 
 def window_ratios(layers: Layers) -> dict[str, float]:
     """By length the rate of the window over that of the fastest way to attend to all keys."""
-    found = {}
+    ratios = {}
     for length, window in layers["window"].items():
         full = [layers[kind][length] for kind in ("full", "fused")]
         best = min(full, key=lambda one: one["seconds"])
-        found[length] = paired_ratio(best["seconds_by_round"], window["seconds_by_round"])
-    return found
+        ratios[length] = paired_ratio(best["seconds_by_round"], window["seconds_by_round"])
+    return ratios
 
 
 def verdict(ratios: dict[str, float]) -> str:
@@ -248,10 +248,10 @@ def verdict(ratios: dict[str, float]) -> str:
     slower = [f"{int(length):,} ({value:.2f})" for length, value in ratios.items() if value < 1]
     faster = [f"{int(length):,} ({value:.2f})" for length, value in ratios.items() if value >= 1]
     kinds = {"slower": slower, "as fast or faster": faster}
-    told = [f"{kind} at {', '.join(some)}" for kind, some in kinds.items() if some]
+    parts = [f"{kind} at {', '.join(some)}" for kind, some in kinds.items() if some]
     return (
         "Against the fastest full attention of each length the window is "
-        f"{' and '.join(told)} tokens (in parentheses its rate over that of full attention)."
+        f"{' and '.join(parts)} tokens (in parentheses its rate over that of full attention)."
     )
 
 
@@ -271,8 +271,8 @@ def figure(layers: Layers) -> str:
 def chart(layers: Layers, key: str, unit: str, scale: float, *, left: int) -> list[str]:
     """One measure: a line a kind, labelled at its end."""
     lines = {
-        kind: [(int(length), max(one[key] * scale, 0.01)) for length, one in found.items()]
-        for kind, found in layers.items()
+        kind: [(int(length), max(one[key] * scale, 0.01)) for length, one in by_length.items()]
+        for kind, by_length in layers.items()
     }
     xs = [x for line in lines.values() for x, _ in line]
     ys = [y for line in lines.values() for _, y in line]
@@ -284,27 +284,29 @@ def chart(layers: Layers, key: str, unit: str, scale: float, *, left: int) -> li
         across = left + 300 * math.log2(x / min(xs)) / span
         return across, 320 - 270 * (math.log10(y) - low) / (high - low)
 
-    drawn = [f'<text x="{left}" y="28" font-weight="600">{escape(unit)} by length</text>']
+    elements = [f'<text x="{left}" y="28" font-weight="600">{escape(unit)} by length</text>']
     for power in range(low, high + 1):
         _, y = at(min(xs), 10.0**power)
-        drawn.append(f'<path d="M{left} {y:.1f}h300" stroke="#dddddd"/>')
-        drawn.append(
+        elements.append(f'<path d="M{left} {y:.1f}h300" stroke="#dddddd"/>')
+        elements.append(
             f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>'
         )
     for x in sorted(set(xs)):
         across, _ = at(x, 10.0**low)
         label = f"{x // 1024}k" if x >= 1024 else str(x)
-        drawn.append(f'<text x="{across:.1f}" y="342" text-anchor="middle">{label}</text>')
+        elements.append(f'<text x="{across:.1f}" y="342" text-anchor="middle">{label}</text>')
     for kind, color in (("full", "#c2410c"), ("fused", "#15803d"), ("window", "#1d4ed8")):
         points = [at(x, y) for x, y in lines[kind]]
         if not points:
             continue
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        drawn.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2.5"/>')
-        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>' for x, y in points]
+        elements.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2.5"/>')
+        elements += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>' for x, y in points
+        ]
         x, y = points[-1]
-        drawn.append(f'<text x="{x + 8:.1f}" y="{y + 4:.1f}" fill="{color}">{kind}</text>')
-    return drawn
+        elements.append(f'<text x="{x + 8:.1f}" y="{y + 4:.1f}" fill="{color}">{kind}</text>')
+    return elements
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ METRICS = ["tokenized_lowercase_bleu", "bleu", "chrf", "ter"]
 def main() -> None:
     """Train where needed, decode the test set, score, write."""
     arguments = translation_parser(NAME, __doc__ or "").parse_args()
-    run, found = translation_run(NAME, arguments, FILES)
+    run, run_information = translation_run(NAME, arguments, FILES)
     pairs = run.pairs("test")
     scores = beam_scores(run, pairs, METRICS)
     sections = [
@@ -38,7 +38,7 @@ def main() -> None:
         forced_note(scores),
     ]
     title = "Multi30k, English to German"
-    write_translation_results(NAME, title, run, found, sections, scores, arguments)
+    write_translation_results(NAME, title, run, run_information, sections, scores, arguments)
 
 
 if __name__ == "__main__":

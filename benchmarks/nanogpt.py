@@ -40,7 +40,7 @@ def losses_of_peer(
     )
     net = peer(len(index))
     train(net, training, valid, steps)
-    found = {"loss": apart(net, test), "estimates": estimates(net, test, count)}
+    found = {"loss": mean_loss(net, test), "estimates": loss_estimates(net, test, count)}
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(found), encoding="utf-8")
     return found
@@ -84,11 +84,11 @@ def train(net: nn.Module, ids: Tensor, valid: Tensor, steps: int) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         optimizer.zero_grad()
-        loss(net, *anywhere(ids)).backward()
+        loss(net, *random_batch(ids)).backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         if (step + 1) % EVALUATE_EVERY == 0 or step + 1 == steps:
-            valid_loss = apart(net, valid)
+            valid_loss = mean_loss(net, valid)
             if valid_loss < lowest:
                 lowest, best = valid_loss, copy.deepcopy(net.state_dict())
     net.load_state_dict(best)
@@ -102,7 +102,7 @@ def rate(step: int) -> float:
     return END + (PEAK - END) * (1 + math.cos(math.pi * share)) / 2
 
 
-def anywhere(ids: Tensor) -> tuple[Tensor, Tensor]:
+def random_batch(ids: Tensor) -> tuple[Tensor, Tensor]:
     """A batch of windows that begin at random places, and what comes next in them."""
     starts = torch.randint(len(ids) - CONTEXT, (WINDOWS,))
     windows = torch.stack([ids[start : start + CONTEXT + 1] for start in starts])
@@ -115,7 +115,7 @@ def loss(net: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def apart(net: nn.Module, ids: Tensor) -> float:
+def mean_loss(net: nn.Module, ids: Tensor) -> float:
     """Over all of a text, in windows that do not overlap."""
     net.eval()
     count = (len(ids) - 1) // CONTEXT
@@ -128,10 +128,10 @@ def apart(net: nn.Module, ids: Tensor) -> float:
 
 
 @torch.no_grad()
-def estimates(net: nn.Module, ids: Tensor, count: int) -> list[float]:
+def loss_estimates(net: nn.Module, ids: Tensor, count: int) -> list[float]:
     """nanoGPT's own loss estimate, drawn `count` times."""
     net.eval()
     return [
-        float(np.mean([float(loss(net, *anywhere(ids))) for _ in range(ESTIMATE_BATCHES)]))
+        float(np.mean([float(loss(net, *random_batch(ids))) for _ in range(ESTIMATE_BATCHES)]))
         for _ in range(count)
     ]

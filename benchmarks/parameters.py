@@ -78,18 +78,18 @@ def components(config: Config) -> dict[str, int]:
     with torch.device("meta"):
         net = build(config)
     assert net.head.out.weight is net.src_embedding.tokens.weight
-    found = {"embedding, shared with the output": size_of(net.src_embedding)}
+    counts = {"embedding, shared with the output": size_of(net.src_embedding)}
     total = size_of(net.src_embedding)
     for side, stack in (("encoder", net.encoder), ("decoder", net.decoder)):
         layers = len(stack.blocks)
         of_layer = layer_components(stack.blocks[0])
-        found |= {f"{side} layer: {name}": number for name, number in of_layer.items()}
-        found[f"{side}: {layers} layers"] = layers * sum(of_layer.values())
+        counts |= {f"{side} layer: {name}": number for name, number in of_layer.items()}
+        counts[f"{side}: {layers} layers"] = layers * sum(of_layer.values())
         if size_of(stack.final_norm):
-            found[f"{side}: last norm"] = size_of(stack.final_norm)
+            counts[f"{side}: last norm"] = size_of(stack.final_norm)
         total += layers * sum(of_layer.values()) + size_of(stack.final_norm)
     assert total == size_of(net)
-    return found
+    return counts
 
 
 def layer_components(block: Any) -> dict[str, int]:
@@ -100,8 +100,8 @@ def layer_components(block: Any) -> dict[str, int]:
         "feed-forward": block.feedforward,
     }
     present = {name: part for name, part in parts.items() if part is not None}
-    found = {name: size_of(part.sublayer) for name, part in present.items()}
-    return found | {"norms": sum(size_of(part.norm) for part in present.values())}
+    counts = {name: size_of(part.sublayer) for name, part in present.items()}
+    return counts | {"norms": sum(size_of(part.norm) for part in present.values())}
 
 
 def variants(config: Config) -> dict[str, Config]:
@@ -131,13 +131,13 @@ def paper_table(data: dict[str, Any]) -> str:
     rows = [
         [
             size,
-            f"{found['total']:,}",
-            f"{found['paper']:,}",
-            f"{found['difference']:+,}",
-            f"{found['difference_percent']:+.2f}%",
-            f"{-found['rows_of_difference']:+,.1f}",
+            f"{record['total']:,}",
+            f"{record['paper']:,}",
+            f"{record['difference']:+,}",
+            f"{record['difference_percent']:+.2f}%",
+            f"{-record['rows_of_difference']:+,.1f}",
         ]
-        for size, found in data.items()
+        for size, record in data.items()
     ]
     header = ["", "here", "paper", "difference", "in per cent", "in rows of the embedding"]
     return table(header, rows)
@@ -148,9 +148,9 @@ def variants_table(data: dict[str, Any]) -> str:
     rows = []
     for name in data["base"]["variants"]:
         cells = []
-        for found in data.values():
-            total = found["variants"][name]
-            cells.append(f"{total:,} ({total - found['paper']:+,})")
+        for record in data.values():
+            total = record["variants"][name]
+            cells.append(f"{total:,} ({total - record['paper']:+,})")
         rows.append([name, *cells])
     return table(["", *data], rows)
 
@@ -158,7 +158,7 @@ def variants_table(data: dict[str, Any]) -> str:
 def vocabulary_note(data: dict[str, Any]) -> str:
     """Whether one vocabulary would do for both sizes, allowing for the paper's rounding."""
     spans = {size: data[size]["vocabulary_wanted"] for size in data}
-    wanted = "; ".join(
+    needed_rows = "; ".join(
         f"{size} asks for {low:,.0f} to {high:,.0f} rows" for size, (low, high) in spans.items()
     )
     lowest_high = min(high for _, high in spans.values())
@@ -177,7 +177,7 @@ def vocabulary_note(data: dict[str, Any]) -> str:
     )
     return (
         "The vocabulary is the one size that the paper gives only approximately. Taking its "
-        f"figures as rounded to whole millions, {wanted}. {verdict}. {same_way}"
+        f"figures as rounded to whole millions, {needed_rows}. {verdict}. {same_way}"
     )
 
 

@@ -75,16 +75,16 @@ class Run:
 
     def changes(self, name: str) -> list[str]:
         """Where its recipe is not the shipped one; paths and what `auto` became apart."""
-        apart = (
+        ignored = (
             "data.train.",
             "data.valid.",
             "data.test.",
             "data.folder ",
             "distillation.teacher ",
         )
-        apart += ('training.precision ("auto"',)
+        ignored += ('training.precision ("auto"',)
         changed = changed_keys(load_recipe(name), self.recipe)
-        return [line for line in changed if not line.startswith(apart)]
+        return [line for line in changed if not line.startswith(ignored)]
 
 
 def finished_run(
@@ -95,10 +95,10 @@ def finished_run(
 ) -> Run:
     """The finished run in `directory`; trained, or gone on with, where it is not there yet."""
     if not (directory / "scores.json").is_file():
-        started = (directory / "recipe.yaml").is_file()
-        recipe = load_recipe(directory) if started else load_recipe(name, settings)
-        found = train(recipe, directory, resume=started, on_event=on_event)
-        if found.reason == "interrupted":
+        has_started = (directory / "recipe.yaml").is_file()
+        recipe = load_recipe(directory) if has_started else load_recipe(name, settings)
+        result = train(recipe, directory, resume=has_started, on_event=on_event)
+        if result.reason == "interrupted":
             raise SystemExit("stopped and saved; the same command goes on")
     events = read_log(directory / "log.jsonl")
     ends = [event for event in events if isinstance(event, RunFinished)]
@@ -159,13 +159,13 @@ def translation_run(
     name: str, arguments: argparse.Namespace, files: dict[str, str]
 ) -> tuple[Run, dict[str, object]]:
     """The run of a translation recipe on `files` (recipe key to file name), and its facts."""
-    finished = (arguments.run / "scores.json").is_file()
-    if arguments.data is None and not finished:
+    is_finished = (arguments.run / "scores.json").is_file()
+    if arguments.data is None and not is_finished:
         raise SystemExit(
             f"{arguments.run} is not finished: give the folder of the text with --data"
         )
     settings = (
-        [f"{key}={arguments.data / file}" for key, file in files.items()] if not finished else []
+        [f"{key}={arguments.data / file}" for key, file in files.items()] if not is_finished else []
     )
     run = finished_run(name, arguments.run, [*settings, *(QUICK if arguments.quick else [])])
     names = {key: f"DATA/{file}" for key, file in files.items()}
@@ -243,7 +243,7 @@ def write_translation_results(
     name: str,
     title: str,
     run: Run,
-    found: dict[str, object],
+    run_information: dict[str, object],
     sections: list[str],
     scores: dict[str, Any],
     arguments: argparse.Namespace,
@@ -253,7 +253,7 @@ def write_translation_results(
         name,
         title,
         [
-            facts(found),
+            facts(run_information),
             *sections,
             "## Validation over time",
             progress_table(run),

@@ -1,8 +1,8 @@
-"""Tiny Shakespeare by characters: nanoGPT's small settings, and better ones at the same size.
+"""Character-level tiny Shakespeare: nanoGPT's small settings, and better ones at the same size.
 
-DATA is the folder of input.txt. The first tenth of its characters is the test text, on which
-nothing is chosen; the last tenth, which is held out by convention, is the validation text, on which
-settings and checkpoints are chosen; the rest is for training.
+DATA is the folder of input.txt. The first tenth of its characters is the test text; the last tenth,
+which is held out by convention, is the validation text, by which settings and checkpoints were
+selected; the rest is for training.
 """
 
 import statistics
@@ -15,7 +15,7 @@ import torch
 from common import argument_parser, command_line, facts, installed, table, write_results
 from heedful.data.columns import open_columns
 from heedful.pipelines import parameter_count
-from nanogpt import ESTIMATE_BATCHES, WINDOWS, estimates, losses_of_peer, split_text
+from nanogpt import ESTIMATE_BATCHES, WINDOWS, loss_estimates, losses_of_peer, split_text
 from runs import RUNS, Run, finished_run
 
 TRAINED_WITH = " ".join(f"--set data.{part}.text=FILE" for part in ("train", "valid", "test"))
@@ -27,46 +27,49 @@ QUICK = ["training.max_steps=4", "training.evaluate_every=2", "objective.sample_
 
 
 def main() -> None:
-    """Train what is not there yet, evaluate all alike, write the page."""
+    """Train missing runs, evaluate all runs, write the page."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds input.txt")
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     arguments = parser.parse_args()
     text = (arguments.data / "input.txt").read_text(encoding="utf-8")
-    # The recipe's loss bands belong to another division of the text.
+    # The loss bands of the recipe are for another split of the text.
     settings = [*write_parts(text, arguments.runs / "parts"), "expect=[]", *QUICK * arguments.quick]
     count = 1 if arguments.quick else 50  # estimates of each run
     rows, data, notes = [], {}, []
-    for name, what in RECIPES.items():
+    for name, label in RECIPES.items():
         runs = [
             finished_run(
                 name, folder(arguments.runs, name, seed), [*settings, f"training.seed={seed}"]
             )
             for seed in range(1, arguments.seeds + 1)
         ]
-        data[name] = found = evaluated(runs, count)
-        parameters, tokens = f"{found['parameters']:,}", f"{found['training_tokens']:,}"
-        rows.append([what, parameters, tokens, *shown(found)])
+        data[name] = record = evaluate_runs(runs, count)
+        parameters, tokens = f"{record['parameters']:,}", f"{record['training_tokens']:,}"
+        rows.append([label, parameters, tokens, *loss_cells(record)])
         sample = (runs[0].directory / "samples.txt").read_text(encoding="utf-8").strip()[:300]
-        notes.append(f"## {name}: what it writes\n\n```text\n{sample}\n```")
+        notes.append(f"## {name}: a sample\n\n```text\n{sample}\n```")
     if installed("transformers"):
-        data["peer"] = found = peer(text, arguments.runs, arguments.seeds, count, arguments.quick)
-        rows.insert(1, ["the same in transformers' GPT-2, nanoGPT's loop", "–", "–", *shown(found)])
+        data["peer"] = record = peer(text, arguments.runs, arguments.seeds, count, arguments.quick)
+        rows.insert(
+            1, ["the same in transformers' GPT-2, nanoGPT's loop", "–", "–", *loss_cells(record)]
+        )
     header = ["runs", "parameters", "tokens trained on", "loss", "least", "most", "overlapping"]
     write_results(
         "shakespeare",
         "Tiny Shakespeare, characters",
         [
-            f"Test loss in nats a character, the mean over {arguments.seeds} seeds: the first "
-            "tenth of the characters is the test text, which chose nothing; the last tenth is the "
-            "validation text, on which the better settings were found and every run, the peer's "
-            "too, chose among its checkpoints. *Loss* is over the whole test text in windows of "
-            "the context that do not overlap; *overlapping* windows lie half a context apart and "
-            "score each character once. *Estimated* is what nanoGPT's own evaluation prints, the "
-            f"mean of {ESTIMATE_BATCHES} batches of {WINDOWS} windows at random places: nine of "
-            "ten such estimates of these models lie in the range. The losses are not comparable "
-            "with those of nanoGPT's README, which holds out another part of the text.",
+            f"Test loss in nats per character, mean over {arguments.seeds} seeds. The first tenth "
+            "of the characters is the test text, by which nothing was selected; the last tenth is "
+            "the validation text, by which the better settings and the checkpoints of all runs, "
+            "those of the peer included, were selected. *Loss* is over the whole test text in "
+            "windows of the context length that do not overlap; *overlapping* windows have a "
+            "stride of half the context and score each character once. *Estimated* is nanoGPT's "
+            f"evaluation, the mean of {ESTIMATE_BATCHES} batches of {WINDOWS} windows at random "
+            "positions: the range contains nine of ten such estimates of these models. The losses "
+            "are not comparable with those of nanoGPT's README, which holds out another part of "
+            "the text.",
             table([*header, "estimated"], rows),
             *notes,
             "## The runs",
@@ -81,7 +84,7 @@ def main() -> None:
 
 
 def write_parts(text: str, folder: Path) -> list[str]:
-    """Write the three parts of the text; the settings that name them."""
+    """Write the three parts of the text to files; returns the settings with their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = []
     for name, part in zip(("test", "train", "valid"), split_text(text), strict=True):
@@ -92,28 +95,28 @@ def write_parts(text: str, folder: Path) -> list[str]:
 
 
 def folder(runs: Path, name: str, seed: int) -> Path:
-    """Of a run; the first seed's has the recipe's name alone."""
+    """The folder of a run: the recipe's name, with the seed from the second on."""
     return runs / (name if seed == 1 else f"{name}-{seed}")
 
 
-def evaluated(runs: list[Run], count: int) -> dict[str, Any]:
-    """The losses of one recipe's runs, and how long they took."""
-    apart, overlapping, drawn = [], [], []
+def evaluate_runs(runs: list[Run], count: int) -> dict[str, Any]:
+    """Losses, size and training time of the runs of a recipe."""
+    separate, overlapping, estimated = [], [], []
     for run in runs:
         model = run.model()
         columns = open_columns(run.data / "test")
         store, counts = columns.sequences("text"), columns.report.counts["text"]
         context = model.config.max_length
-        for stride, losses in ((context, apart), (context // 2, overlapping)):
-            found = model.window_sums(store, context=context, stride=stride)
-            losses.append(float(found.nll) / found.tokens)
+        for stride, losses in ((context, separate), (context // 2, overlapping)):
+            sums = model.window_sums(store, context=context, stride=stride)
+            losses.append(float(sums.nll) / sums.tokens)
         torch.manual_seed(0)
-        drawn += estimates(model.net, torch.from_numpy(store.ids.astype(np.int64)), count)
+        estimated += loss_estimates(model.net, torch.from_numpy(store.ids.astype(np.int64)), count)
     recipe = runs[0].recipe.training
     return {
-        "losses": apart,
+        "losses": separate,
         "overlapping": overlapping,
-        "estimates": drawn,
+        "estimates": estimated,
         "parameters": parameter_count(model.net),
         "training_tokens": runs[0].end.step * (recipe.batch_sentences or 0) * context,
         "minutes": statistics.mean(run.minutes for run in runs),
@@ -122,22 +125,22 @@ def evaluated(runs: list[Run], count: int) -> dict[str, Any]:
 
 
 def peer(text: str, runs: Path, seeds: int, count: int, quick: bool) -> dict[str, Any]:
-    """The losses of transformers' GPT-2, trained as nanoGPT trains."""
+    """The losses of transformers' GPT-2, trained by nanoGPT's loop."""
     steps = {"steps": 4} if quick else {}
-    found = [
+    peer_runs = [
         losses_of_peer(text, seed, runs / f"shakespeare-peer-{seed}.json", count, **steps)
         for seed in range(1, seeds + 1)
     ]
     return {
-        "losses": [one["loss"] for one in found],
-        "estimates": [estimate for one in found for estimate in one["estimates"]],
+        "losses": [one["loss"] for one in peer_runs],
+        "estimates": [estimate for one in peer_runs for estimate in one["estimates"]],
     }
 
 
-def shown(found: dict[str, Any]) -> list[str]:
-    """The losses of a row."""
-    losses, overlapping = found["losses"], found.get("overlapping")
-    low, high = np.quantile(found["estimates"], [0.05, 0.95])
+def loss_cells(record: dict[str, Any]) -> list[str]:
+    """The cells with losses of a row of the table."""
+    losses, overlapping = record["losses"], record.get("overlapping")
+    low, high = np.quantile(record["estimates"], [0.05, 0.95])
     columns = [f"{value:.3f}" for value in (statistics.mean(losses), min(losses), max(losses))]
     columns.append(f"{statistics.mean(overlapping):.3f}" if overlapping else "–")
     return [*columns, f"{low:.3f} to {high:.3f}"]

@@ -1,7 +1,7 @@
 """SST-2 sentiment: from scratch, after masked-LM pre-training on the same text, and distilled.
 
 DATA is the folder of train.tsv and dev.tsv. Every classifier is evaluated once, at its end, so that
-no dev score chooses anything; TF-IDF with logistic regression is measured beside it.
+nothing is selected by dev scores. The baseline is logistic regression on TF-IDF.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from heedful.pipelines import Classifier, parameter_count
 from heedful.recipe_files import load_recipe
 from runs import RUNS, Run, finished_run
 
-# A second round of masked LM hides more, once the first has learnt what is easy.
+# Settings of the second stage of masked-LM training, which masks more tokens.
 SECOND = [
     "objective.mlm_probability=0.4",
     "training.max_steps=4360",
@@ -43,7 +43,7 @@ ROUNDS = 9
 
 
 def main() -> None:
-    """Train what is not there yet, score, time, write."""
+    """Train missing runs, measure accuracy and speed, write the page."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder of train.tsv, dev.tsv")
     parser.add_argument("--runs", type=Path, default=RUNS / "sst2", help="folder of the runs")
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def measured_models(train: Path, dev: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Accuracies of all kinds of models, their speed and how they were trained."""
+    """Accuracy, speed, size and training time of all models."""
     files = [f"data.train.file={train}", f"data.valid.file={dev}"]
     quick = QUICK * arguments.quick
     folder = arguments.runs
@@ -106,13 +106,16 @@ def write_page(
 ) -> None:
     """The page and the JSON."""
     accuracy, speed = models["accuracy"], models["sentences_per_second"]
-    kept = [s / t for s, t in zip(accuracy["student"], accuracy["pretrained"], strict=True)]
+    retained = [s / t for s, t in zip(accuracy["student"], accuracy["pretrained"], strict=True)]
     rows = [
         [
             name,
-            *(f"{100 * value:.2f}" for value in (statistics.mean(found), min(found), max(found))),
+            *(
+                f"{100 * value:.2f}"
+                for value in (statistics.mean(accuracies), min(accuracies), max(accuracies))
+            ),
         ]
-        for name, found in (
+        for name, accuracies in (
             ("encoder from scratch", accuracy["scratch"]),
             ("the same, masked LM on the train text first", accuracy["pretrained"]),
             (f"student of that, {STUDENT_LAYERS} layers", accuracy["student"]),
@@ -121,29 +124,29 @@ def write_page(
     rows.append(
         ["TF-IDF of n-grams, logistic regression", f"{100 * baseline['accuracy']:.2f}", "–", "–"]
     )
-    chosen = ", ".join(f"{key} {value}" for key, value in baseline["chosen"].items())
+    settings = ", ".join(f"{key} {value}" for key, value in baseline["chosen"].items())
     seeds = len(accuracy["scratch"])
     write_results(
         "sst2",
         "SST-2",
         [
-            f"Accuracy on dev in percent over {seeds} seeds. Masked LM was trained once; "
-            "the seeds are those of fine-tuning and of distillation. The settings of TF-IDF "
-            f"({chosen}) were chosen by cross-validation on the training text.",
-            table(["model", "mean", "least", "most"], rows),
-            f"A student keeps {100 * statistics.mean(kept):.1f}% of its teacher's accuracy and is "
-            f"{speed['student'] / speed['teacher']:.2f} times as fast "
+            f"Accuracy on dev in percent over {seeds} seeds of fine-tuning and distillation. The "
+            "masked LM was trained once. The settings of TF-IDF "
+            f"({settings}) were selected by cross-validation on the training text.",
+            table(["model", "mean", "lowest", "highest"], rows),
+            f"A student has {100 * statistics.mean(retained):.1f}% of its teacher's accuracy and "
+            f"{speed['student'] / speed['teacher']:.2f} times its speed "
             f"({speed['student']:,.0f} against {speed['teacher']:,.0f} sentences/s in turn, "
             f"median of {ROUNDS} rounds, ids in, logits out).",
-            "## How it was trained",
+            "## Training",
             facts(
                 {
                     "Encoder": f"{models['parameters']['teacher']:,} parameters, student "
                     f"{models['parameters']['student']:,}",
                     "Masked LM": f"{models['minutes']['masked LM']:.1f} minutes; the recipe, then "
-                    f"again from there with {', '.join(SECOND)}; the best held-out loss on the "
-                    "text of dev (no labels) chose among its evaluations",
-                    "Fine-tuning": f"{models['minutes']['fine-tuning']:.1f} minutes a seed",
+                    f"a second stage with {', '.join(SECOND)}; the checkpoint was selected by the "
+                    "loss on the text of dev (no labels)",
+                    "Fine-tuning": f"{models['minutes']['fine-tuning']:.1f} minutes per seed",
                     "Recipes": "masked-lm, classification, classification-student",
                     "heedful": models["heedful"],
                 }
@@ -157,13 +160,13 @@ def write_page(
 
 
 def once(recipe: str) -> list[str]:
-    """The settings with which a recipe's run is evaluated at its end alone."""
+    """Settings to evaluate a run of a recipe only at its end."""
     return [f"training.evaluate_every={load_recipe(recipe).training.max_steps}", "expect=[]"]
 
 
 def score(run: Run) -> float:
     """Accuracy of the run's one evaluation."""
-    assert len(run.evaluations) == 1, "a run that is evaluated more than once chooses by dev"
+    assert len(run.evaluations) == 1, "with more evaluations a checkpoint is selected by dev"
     return run.evaluations[0].token_accuracy
 
 
@@ -174,10 +177,10 @@ def read(path: Path) -> tuple[list[str], list[str]]:
 
 
 def tfidf(train: Path, dev: Path) -> dict[str, Any]:
-    """Accuracy of logistic regression on TF-IDF of words and pairs of words.
+    """Accuracy of logistic regression on TF-IDF of word n-grams.
 
-    N-grams, sublinear counts and the regularization are chosen by five-fold cross-validation on the
-    training text alone.
+    N-gram range, sublinear counts and regularization are selected by five-fold cross-validation on
+    the training text.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -186,7 +189,7 @@ def tfidf(train: Path, dev: Path) -> dict[str, Any]:
 
     (texts, labels), (held_out, expected) = read(train), read(dev)
     pipeline = make_pipeline(
-        # One-letter words and punctuation count too: "n't", "!".
+        # The default pattern leaves out one-letter words and punctuation.
         TfidfVectorizer(token_pattern=r"\S+"),
         LogisticRegression(max_iter=1000),
     )
@@ -211,7 +214,7 @@ def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def speeds(teacher: Classifier, student: Classifier, dev: Path) -> dict[str, float]:
-    """Sentences a second of both over the same batches, in turn."""
+    """Sentences per second of both models on the same batches, in alternating rounds."""
     models = {"teacher": teacher, "student": student}
     rows = sorted(teacher.encode(read(dev)[0], too_long="truncate"), key=len)
     batches = [padded(rows[start : start + 64]) for start in range(0, len(rows), 64)]
@@ -223,7 +226,7 @@ def speeds(teacher: Classifier, student: Classifier, dev: Path) -> dict[str, flo
                 model.net(ids, lengths)
             if number:
                 seconds[name].append(time.perf_counter() - began)
-    return {name: len(rows) / statistics.median(found) for name, found in seconds.items()}
+    return {name: len(rows) / statistics.median(times) for name, times in seconds.items()}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A teacher and its students on a file of real text: sentences in a second, and BLEU.
+"""A teacher and its students on a file of real text: sentences per second, and BLEU.
 
 DATA holds Multi30k's val and test_2016_flickr, each .en.gz and .de.gz. TEACHER, STUDENT, PLAIN and
-DEEP are folders of runs on its training pairs: a translator; what `heedful distill TEACHER
---student` made; a model of the student's shape that learnt from the pairs themselves; one of the
-teacher's shape that learnt from the teacher's outputs. Copies of them are optimised. Then all run
-in turn, and with them CTranslate2 by hand, whose layout and batches `common.fastest` chose on the
-validation text, on which ours were chosen too.
+DEEP are folders of runs on its training pairs: a translator; the result of `heedful distill TEACHER
+--student`; a model of the student's size trained on the pairs; one of the teacher's size trained on
+the teacher's outputs. Copies of them are optimized. Then all run in alternating rounds, together
+with CTranslate2 by hand, whose threads and batches `common.fastest` selects on the validation text,
+on which heedful's are selected too.
 """
 
 import gzip
@@ -47,7 +47,7 @@ from heedful.recipe_files import load_recipe
 from heedful.training.events import score_label
 
 METRICS = ("bleu", "tokenized_lowercase_bleu")
-# What int8 or a shortlist may lose on the validation text: what it loses stands on the page.
+# Maximum loss of BLEU by int8 or a shortlist on the validation text; the page shows the actual loss.
 TOLERANCE = 1.0
 BATCHES = [("examples", 16), ("examples", 32), ("examples", 64), ("examples", 128)]
 BATCHES += [("tokens", 512), ("tokens", 1024), ("tokens", 2048), ("tokens", 4096)]
@@ -55,7 +55,7 @@ Translate = Callable[[], list[str]]
 
 
 class System(NamedTuple):
-    """Whose run it is, and how it is decoded."""
+    """A system: the run of its model, and its search."""
 
     run: str
     beam: int = 1
@@ -75,7 +75,7 @@ SYSTEMS = {
     LISTED: System("student", shortlist=True),
     LISTED_BEAM: System("student", beam=2, shortlist=True),
 }
-# What is changed: with it, and without it.
+# Comparisons: the system with a change, and the one without.
 STEPS = {
     "greedy search, no beam": (FAST_TEACHER, TEACHER),
     "depth: fewer layers of the decoder": (PLAIN, FAST_TEACHER),
@@ -88,7 +88,7 @@ STEPS = {
 }
 
 
-# What the runs' recipes are changes of.
+# The shipped recipe that each run's recipe is based on.
 RECIPES = {
     "teacher": "multi30k",
     "deep": "multi30k",
@@ -98,7 +98,7 @@ RECIPES = {
 
 
 class Text(NamedTuple):
-    """What is translated: a file, its lines, and their references."""
+    """A text to translate: a file, its lines, and their references."""
 
     path: Path
     sources: list[str]
@@ -106,7 +106,7 @@ class Text(NamedTuple):
 
 
 def main() -> None:
-    """Optimise every model, measure, and write the page and the records."""
+    """Optimize every model, measure, and write the page and the records."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
     for run in ("teacher", "student", "plain", "deep"):
@@ -117,7 +117,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else arguments.rounds
     batches = BATCHES[-1:] if arguments.quick else BATCHES
-    runs = {name: vars(arguments)[each.run] for name, each in SYSTEMS.items()}
+    runs = {name: vars(arguments)[system.run] for name, system in SYSTEMS.items()}
     with tempfile.TemporaryDirectory() as scratch:
         text = read_text(
             arguments.data, "test_2016_flickr", arguments.limit, Path(scratch) / "lines"
@@ -126,21 +126,23 @@ def main() -> None:
         folders = {name: Path(scratch) / str(n) for n, name in enumerate(runs) if runs[name]}
         for name, folder in folders.items():
             print(f"--- {name}", flush=True)
-            optimise(SYSTEMS[name], runs[name], folder, arguments.data)
+            optimize_copy(SYSTEMS[name], runs[name], folder, arguments.data)
         models = {name: heedful.load(at, use="throughput") for name, at in folders.items()}
         cases = {name: partial(ours, model, text.path) for name, model in models.items()}
         hands, settings = {}, {}
         for name in (TEACHER, STUDENT):
             ways = by_hand(models[name], folders[name], SYSTEMS[name].beam, batches)
-            tried = [counted(partial(call, valid)) for call in ways.values()]
+            tried = [count_sentences(partial(call, valid)) for call in ways.values()]
             settings[name] = [*ways][fastest(tried, rounds=1 if arguments.quick else None)]
             hands[name] = partial(ways[settings[name]], text)
         together = cases | {f"by hand: {name}": run for name, run in hands.items()}
-        rates = interleaved({name: counted(run) for name, run in together.items()}, rounds=rounds)
+        rates = interleaved(
+            {name: count_sentences(run) for name, run in together.items()}, rounds=rounds
+        )
         outputs = {name: run() for name, run in together.items()}
         precisions = float32(folders[TEACHER], models[TEACHER], text, Path(scratch) / "float32")
         records = {
-            name: manifest(models[name], text, outputs[name], rates[name], folders[name])
+            name: make_record(models[name], text, outputs[name], rates[name], folders[name])
             for name in models
         }
     files = {
@@ -155,31 +157,31 @@ def main() -> None:
     }
     precisions = {"int8": records[TEACHER]["scores"]} | precisions
     data = {"sentences": len(text.sources), "rounds": rounds, "systems": records, "files": files}
-    given = {run: vars(arguments)[run] for run in RECIPES if vars(arguments)[run]}
-    data["trained"] = {run: trained(run, at) for run, at in given.items()}
-    named = {vars(arguments)[key]: key.upper() for key in ("data", "teacher", "student")}
-    named |= {vars(arguments)[key]: key.upper() for key in ("plain", "deep")}
+    run_folders = {run: vars(arguments)[run] for run in RECIPES if vars(arguments)[run]}
+    data["trained"] = {run: recipe_note(run, at) for run, at in run_folders.items()}
+    path_names = {vars(arguments)[key]: key.upper() for key in ("data", "teacher", "student")}
+    path_names |= {vars(arguments)[key]: key.upper() for key in ("plain", "deep")}
     write_results(
         "students",
         "A teacher and its students, on a file of real text",
         sections(data, precisions),
         data | {"precisions": precisions},
         directory=arguments.results,
-        command=command_line(named),
+        command=command_line(path_names),
         packages=("ctranslate2", "tokenizers", "sacrebleu", "sacremoses"),
     )
 
 
-def trained(run: str, folder: Path) -> str:
-    """A run's recipe: a shipped one, and what differs but for files of this machine."""
+def recipe_note(run: str, folder: Path) -> str:
+    """A run's recipe as text: the shipped one and the changes, except paths."""
     apart = ("data.", "distillation.teacher", 'training.precision ("auto"')
     changed = changed_keys(load_recipe(RECIPES[run]), load_recipe(folder))
-    told = [line for line in changed if not line.startswith(apart)]
-    return f"`{RECIPES[run]}`" + (f" with {'; '.join(told)}" if told else "")
+    differences = [line for line in changed if not line.startswith(apart)]
+    return f"`{RECIPES[run]}`" + (f" with {'; '.join(differences)}" if differences else "")
 
 
 def read_text(data: Path, part: str, limit: int | None, path: Path) -> Text:
-    """The pairs of a part of the data, their sources also as a file of lines."""
+    """Read the pairs of a part of the data, and write their sources to `path`."""
     lines = []
     for language in ("en", "de"):
         with gzip.open(data / f"{part}.{language}.gz", "rt", encoding="utf-8") as file:
@@ -188,8 +190,8 @@ def read_text(data: Path, part: str, limit: int | None, path: Path) -> Text:
     return Text(path, *lines)
 
 
-def optimise(system: System, run: Path, folder: Path, data: Path) -> None:
-    """A copy of a run's model for one search, as `heedful optimize` makes it fast for files."""
+def optimize_copy(system: System, run: Path, folder: Path, data: Path) -> None:
+    """Copy a run's model to `folder`, and optimize it for a search by `heedful optimize`."""
     folder.mkdir()
     for file in run.iterdir():
         if file.is_file():
@@ -210,20 +212,20 @@ def optimise(system: System, run: Path, folder: Path, data: Path) -> None:
 
 
 def ours(model: Translator, path: Path, **options: Any) -> list[str]:
-    """The lines of a file as `heedful translate` works on them."""
+    """Translate the lines of a file as `heedful translate` does."""
     options = {"scores": False, "too_long": "leave_out"} | options
     return [
-        found[0].text for found in model.iterate_generations(input_chunks(path), ahead=1, **options)
+        results[0].text
+        for results in model.iterate_generations(input_chunks(path), ahead=1, **options)
     ]
 
 
 def by_hand(
     model: Translator, folder: Path, beam: int, batches: list[tuple[str, int]]
 ) -> dict[str, Callable[[Text], list[str]]]:
-    """One call of `translate_batch` with a whole file, by workers, threads and batches.
+    """Functions that translate a file by one call of `translate_batch`, by workers and batches.
 
-    It sorts what it is given by length, whatever the order. All lines have the largest of their
-    length limits.
+    `translate_batch` sorts sentences by length. The length limit of all lines is the largest one.
     """
     content = json.dumps(read_json(folder / "tokenizer.json")["tokenizer"])
     tokenizer = tokenizers.Tokenizer.from_str(content)
@@ -237,9 +239,9 @@ def by_hand(
         options = {"beam_size": beam, "max_decoding_length": limits[text.path]}
         lines = text.path.read_text(encoding="utf-8").splitlines()
         encoded = tokenizer.encode_batch(lines, add_special_tokens=False)
-        rows = [[*each.tokens, end] for each in encoded]
-        found = opened.translate_batch(rows, max_batch_size=size, batch_type=unit, **options)
-        best = [[ids[token] for token in each.hypotheses[0]] for each in found]
+        rows = [[*result.tokens, end] for result in encoded]
+        results = opened.translate_batch(rows, max_batch_size=size, batch_type=unit, **options)
+        best = [[ids[token] for token in result.hypotheses[0]] for result in results]
         return list(tokenizer.decode_batch(best))
 
     place = str(conversion_path(folder, "ctranslate2", "int8"))
@@ -252,13 +254,13 @@ def by_hand(
     return calls
 
 
-def counted(run: Translate) -> Callable[[], float]:
-    """The same as work of so many sentences."""
+def count_sentences(run: Translate) -> Callable[[], float]:
+    """A function that runs `run` and returns the number of sentences."""
     return lambda: len(run())
 
 
 def float32(folder: Path, model: Translator, text: Text, scratch: Path) -> dict[str, Any]:
-    """Scores of the same search in float32: of the backend, and of the net itself."""
+    """Scores of the same search in float32, by the backend and by the net."""
     net = heedful.load(folder, device="cpu", backend="eager")
     outputs = {"float32, the net itself": ours(net, text.path, stop_rule="beam_full")}
     assert model.backend is not None
@@ -268,13 +270,13 @@ def float32(folder: Path, model: Translator, text: Text, scratch: Path) -> dict[
     return {name: scores(lines, text) for name, lines in outputs.items()}
 
 
-def manifest(
+def make_record(
     model: Translator, text: Text, lines: list[str], rates: list[float], folder: Path
 ) -> dict[str, Any]:
-    """What is told of a system."""
+    """The record of a system: speed, scores, size and settings."""
     backend, sizes = model.backend, model.config
     assert backend is not None
-    found = {
+    record = {
         "sentences/s": statistics.median(rates),
         "sentences/s by round": rates,
         "scores": scores(lines, text),
@@ -287,60 +289,60 @@ def manifest(
     if model.shortlist is not None:
         rows = model.prompt_ids(text.sources)
         pairs = [*zip(rows, model.tgt_tokenizer.encode_batch(text.references), strict=True)]
-        found["shortlist"] = {
+        record["shortlist"] = {
             "size": model.shortlist.mean_size(pairs),
             "recall": model.shortlist.recall(pairs),
             "vocabulary": model.shortlist.target_size,
         }
-    return found
+    return record
 
 
 def scores(lines: list[str], text: Text) -> dict[str, float]:
-    """Both kinds of BLEU."""
+    """The scores of `METRICS`."""
     return corpus_scores(lines, text.references, trg_lang="de", metrics=METRICS).values()
 
 
 def share(one: list[str], other: list[str]) -> float:
-    """Of lines that are the same."""
+    """The fraction of equal lines."""
     return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
 def sections(data: dict[str, Any], precisions: dict[str, dict[str, float]]) -> list[str]:
-    """The page."""
+    """The sections of the page."""
     systems, files = data["systems"], data["files"]
-    rates = {name: each["sentences/s by round"] for name, each in systems.items()}
+    rates = {name: record["sentences/s by round"] for name, record in systems.items()}
     teacher = systems[TEACHER]["scores"]
     labels = [score_label(metric) for metric in METRICS]
     rows, calls = [], []
-    for name, each in systems.items():
-        shape = f"{each['layers'][0]} + {each['layers'][1]}"
-        cells = [name, shape, f"{each['parameters']:,}", whole(each["sentences/s"])]
+    for name, record in systems.items():
+        shape = f"{record['layers'][0]} + {record['layers'][1]}"
+        cells = [name, shape, f"{record['parameters']:,}", whole(record["sentences/s"])]
         cells.append(ratio(rates[name], rates[TEACHER]))
-        rows.append([*cells, *bleus(each["scores"], teacher)])
-    for name, each in files.items():
+        rows.append([*cells, *bleus(record["scores"], teacher)])
+    for name, record in files.items():
         setting = f"{systems[name]['workers']}×{systems[name]['threads']}, "
         setting += f"{systems[name]['batch_tokens']} tokens"
-        cells = [name, whole(each["sentences/s"]), whole(each["by hand"])]
-        cells += [each["ratio"], f"{100 * each['same']:.1f}%"]
-        calls.append([*cells, setting, each["setting"]])
+        cells = [name, whole(record["sentences/s"]), whole(record["by hand"])]
+        cells += [record["ratio"], f"{100 * record['same']:.1f}%"]
+        calls.append([*cells, setting, record["setting"]])
     steps = [
-        [what, ratio(rates[new], rates[old]), *differences(systems[new], systems[old])]
-        for what, (new, old) in STEPS.items()
+        [change, ratio(rates[new], rates[old]), *differences(systems[new], systems[old])]
+        for change, (new, old) in STEPS.items()
         if new in systems and old in systems
     ]
     return [
         f"The first {data['sentences']:,} sentences of Multi30k's test_2016_flickr, English to "
-        "German, from a file of lines to lines: reading, tokens and text included. Every model is "
-        "optimised for its search by `heedful optimize` (CTranslate2 in int8) and works on the "
-        "file as `heedful translate` does. All run in one process in turn; rates are medians of "
-        f"{data['rounds']} rounds, ratios medians of the ratios within a round.",
+        "German, from a file to lines of text: reading and tokenization included. Every model is "
+        "optimized for its search by `heedful optimize` (CTranslate2 in int8) and translates the "
+        "file as `heedful translate` does. All run in one process in alternating rounds; rates are "
+        f"medians of {data['rounds']} rounds, ratios medians of the ratios within a round.",
         "## Sentences per second, and BLEU",
         table(
             ["", "layers", "parameters", "sentences/s", "× the teacher's", *labels],
             rows,
         ),
-        listed(systems.get(LISTED, {})),
-        "## What each step brought",
+        shortlist_sentence(systems.get(LISTED, {})),
+        "## Effect of each step",
         table(["", "× sentences/s", *(f"{label}, difference" for label in labels)], steps),
         "## The same file by `translate_batch`, by hand",
         table(
@@ -368,19 +370,19 @@ def bleus(found: dict[str, float], base: dict[str, float]) -> list[str]:
 
 
 def differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
-    """Of the scores of two systems."""
+    """The differences between the scores of two systems, by metric."""
     return [f"{new['scores'][metric] - old['scores'][metric]:+.2f}" for metric in METRICS]
 
 
-def listed(manifest: dict[str, Any]) -> str:
-    """What the shortlist is on this text."""
-    found = manifest.get("shortlist")
-    if found is None:
-        return "The shortlist was not kept: it lost too much on the validation text."
+def shortlist_sentence(record: dict[str, Any]) -> str:
+    """A sentence on the size and recall of the shortlist of a system."""
+    shortlist = record.get("shortlist")
+    if shortlist is None:
+        return "The shortlist was not used: it lost too much BLEU on the validation text."
     return (
-        f"The shortlist lets a sentence have {found['size']:,.0f} of {found['vocabulary']:,} "
-        f"target tokens on average; {100 * found['recall']:.1f}% of those of the references are on "
-        "it."
+        f"The shortlist allows {shortlist['size']:,.0f} of {shortlist['vocabulary']:,} target "
+        f"tokens per sentence on average, which include {100 * shortlist['recall']:.1f}% of the "
+        "tokens of the references."
     )
 
 

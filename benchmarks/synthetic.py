@@ -22,8 +22,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=RUNS / "synthetic", help="folder of the runs")
     arguments = parser.parse_args()
     settings = [*QUICK, *FEW] if arguments.quick else []
-    found = {name: finished_run(name, arguments.runs / name, settings) for name in NAMES}
-    data = {name: describe(name, run) for name, run in found.items()}
+    runs = {name: finished_run(name, arguments.runs / name, settings) for name in NAMES}
+    data = {name: describe(name, run) for name, run in runs.items()}
     write_results(
         "synthetic",
         "Copy, reverse and sort",
@@ -42,7 +42,7 @@ def main() -> None:
             facts(
                 {
                     name: f"`heedful train {name}`, the recipe {recipe_note(run, name)}"
-                    for name, run in found.items()
+                    for name, run in runs.items()
                 }
             ),
         ],
@@ -76,18 +76,18 @@ def describe(name: str, run: Run) -> dict[str, Any]:
 def summary_table(data: dict[str, Any]) -> str:
     """A row for each task."""
     rows = []
-    for name, found in data.items():
-        shortest, longest = found["lengths"]
-        first = found["first_epoch_at_threshold"]
+    for name, record in data.items():
+        shortest, longest = record["lengths"]
+        first = record["first_epoch_at_threshold"]
         rows.append(
             [
                 name,
                 str(shortest) if shortest == longest else f"{shortest} to {longest}",
-                f"{found['num_train']:,}",
+                f"{record['num_train']:,}",
                 "never" if first is None else first,
-                f"{format_score('exact_match', found['exact_match'])} "
-                f"({found['num_equal']:,} of {found['num_test']:,})",
-                f"{found['minutes']:.1f}",
+                f"{format_score('exact_match', record['exact_match'])} "
+                f"({record['num_equal']:,} of {record['num_test']:,})",
+                f"{record['minutes']:.1f}",
             ]
         )
     first_header = f"first epoch ≥ {format_score('token_accuracy', THRESHOLD)}"
@@ -97,7 +97,7 @@ def summary_table(data: dict[str, Any]) -> str:
 
 def epochs_table(data: dict[str, Any]) -> str:
     """A row for each epoch, a column for each task."""
-    curves = [found["token_accuracy_by_epoch"] for found in data.values()]
+    curves = [record["token_accuracy_by_epoch"] for record in data.values()]
     rows = [
         [epoch, *(_share(curve.get(epoch)) for curve in curves)]
         for epoch in sorted(set().union(*curves))

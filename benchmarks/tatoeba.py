@@ -24,7 +24,7 @@ METRICS = ["chrf", "bleu"]
 def main() -> None:
     """Train where needed, decode the validation set, score, write."""
     arguments = translation_parser(NAME, __doc__ or "").parse_args()
-    run, found = translation_run(NAME, arguments, FILES)
+    run, run_information = translation_run(NAME, arguments, FILES)
     pairs = run.pairs("valid")
     scores = beam_scores(run, pairs, METRICS)
     sections = [
@@ -34,7 +34,7 @@ def main() -> None:
         forced_note(scores),
     ]
     title = "Tatoeba, English to Chinese"
-    write_translation_results(NAME, title, run, found, sections, scores, arguments)
+    write_translation_results(NAME, title, run, run_information, sections, scores, arguments)
 
 
 if __name__ == "__main__":

@@ -84,16 +84,16 @@ def main() -> None:
     data = {}
     for name, size in (QUICK if arguments.quick else SIZES).items():
         torch.manual_seed(1)
-        chosen = choose_attention(size, quick=arguments.quick) if "transformers" in peers else {}
-        cases, parameters = make_cases(size, ["heedful", *peers], steps, chosen)
+        attention = choose_attention(size, quick=arguments.quick) if "transformers" in peers else {}
+        cases, parameters = make_cases(size, ["heedful", *peers], steps, attention)
         rates = interleaved(cases, rounds=rounds, least=LEAST if not arguments.quick else 0.0)
         data[name] = {
             "parameters": parameters,
-            "marian_attention": chosen,
+            "marian_attention": attention,
             "tokens_per_second": medians(rates),
             "tokens_per_second_by_round": rates,
         }
-        print(name, chosen, {case: round(rate) for case, rate in medians(rates).items()})
+        print(name, attention, {case: round(rate) for case, rate in medians(rates).items()})
     write_results(
         "training_speed",
         "Training speed",
@@ -124,15 +124,15 @@ def make_batches(size: Size, seed: int) -> list[Batch]:
 def choose_attention(size: Size, *, quick: bool) -> dict[str, str]:
     """For each precision the attention with which Marian trains fastest, on batches of its own."""
     batches = make_batches(size, seed=2)
-    chosen = {}
+    fastest_attention = {}
     for precision in PRECISIONS:
         cases = [
             partial(take_steps, plain_step(Marian(size, attention), precision), cycle(batches), 1)
             for attention in ATTENTIONS
         ]
         index = fastest(cases, rounds=1 if quick else None, least=0.0 if quick else LEAST)
-        chosen[precision] = ATTENTIONS[index]
-    return chosen
+        fastest_attention[precision] = ATTENTIONS[index]
+    return fastest_attention
 
 
 def make_cases(
@@ -324,8 +324,8 @@ LABELS = {
 
 def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> list[str]:
     """The page: how, the rates, the ratios."""
-    rates = {size: found["tokens_per_second"] for size, found in data.items()}
-    rounds_of = {size: found["tokens_per_second_by_round"] for size, found in data.items()}
+    rates = {size: record["tokens_per_second"] for size, record in data.items()}
+    rounds_of = {size: record["tokens_per_second_by_round"] for size, record in data.items()}
     speed = [
         [f"{LABELS[name]}, {p}", *(whole(rates[size].get(f"{name} {p}")) for size in data)]
         for name in who
@@ -335,8 +335,8 @@ def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> l
         [
             f"{LABELS[name]}, {p}",
             *(
-                ratio(each.get(f"heedful {p}"), each.get(f"{name} {p}"))
-                for each in rounds_of.values()
+                ratio(size_rates.get(f"heedful {p}"), size_rates.get(f"{name} {p}"))
+                for size_rates in rounds_of.values()
             ),
         ]
         for name in who[1:]
@@ -357,8 +357,8 @@ def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> l
     )
     if "transformers" in who:
         attentions = "; ".join(
-            f"{size}: " + ", ".join(f"{p} {a}" for p, a in found["marian_attention"].items())
-            for size, found in data.items()
+            f"{size}: " + ", ".join(f"{p} {a}" for p, a in record["marian_attention"].items())
+            for size, record in data.items()
         )
         how += (
             " Marian runs with the attention (eager or sdpa) that was fastest on other batches, in "

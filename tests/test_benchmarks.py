@@ -434,7 +434,7 @@ def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
         assert found[name]["overlapping"] != found[name]["losses"]
         assert found[name]["test_characters"] == size // 10
         assert found[name]["training_tokens"] == 4 * windows * 64
-        assert f"## {name}: what it writes" in page
+        assert f"## {name}: a sample" in page
     for one in found.values():
         # Estimates are of the same text, by windows at random places.
         assert np.mean(one["estimates"]) == pytest.approx(np.mean(one["losses"]), rel=0.05)
