@@ -1,7 +1,7 @@
-"""Is my run right? Trains every recipe that has loss bands up to the last of them, and compares.
+"""Loss bands: trains every recipe that has them up to the last one, and compares the losses.
 
-DATA holds multi30k/, tatoeba/, tinyshakespeare/ and sst2/; a recipe whose data are not there is
-left out, and said to be.
+DATA holds multi30k/, tatoeba/, tinyshakespeare/ and sst2/; recipes without data are left out and
+marked as such.
 """
 
 import json
@@ -19,8 +19,8 @@ from heedful.training.loggers import read_log
 from runs import RUNS
 
 QUICK_RECIPES = ("rhyme",)
-# What recipes for one's own data are given here.
-OWN: dict[str, dict[str, str | list[str]]] = {
+# Data for recipes that do not name any.
+DATA_OF: dict[str, dict[str, str | list[str]]] = {
     "translation": {
         "data.train.src": "multi30k/train.en.gz",
         "data.train.tgt": "multi30k/train.de.gz",
@@ -38,7 +38,7 @@ OWN: dict[str, dict[str, str | list[str]]] = {
         "data.valid.file": "sst2/dev.tsv",
     },
 }
-# And the bands of the loss that they have with it.
+# Loss bands of these recipes with these data.
 BANDS: dict[str, list[tuple[int, float, float]]] = {
     "translation": [(500, 3.6, 3.95), (1000, 3.15, 3.45)],
     "transformer-base": [(30, 9.2, 9.85)],
@@ -48,9 +48,9 @@ BANDS: dict[str, list[tuple[int, float, float]]] = {
     "classification": [(217, 0.48, 0.62), (651, 0.48, 0.61)],
     "classification-student": [(217, 0.41, 0.54), (651, 0.39, 0.52)],
 }
-# The same steps in batches that an ordinary machine has the memory for.
+# Settings for the same steps with less memory.
 SPLIT = {"transformer-base": ["training.batch_tokens=5000", "training.gradient_accumulation=10"]}
-# The recipes whose runs are learnt from, each trained to its own last band.
+# Recipes of the teachers of a recipe, by key, each trained up to its last band.
 TEACHERS = {
     "classification-student": {"teacher": "classification"},
     "multi30k-distilled": {
@@ -61,7 +61,7 @@ TEACHERS = {
 
 
 def main() -> None:
-    """Train, compare, write; ends with an error where a loss lies outside its band."""
+    """Train, compare, write the page; exits with an error if a loss is outside its band."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--data", type=Path, default=Path(), help="where the data sets are")
     parser.add_argument("--runs", type=Path, default=RUNS / "bands", help="folder of the runs")
@@ -100,16 +100,15 @@ def main() -> None:
     ]
     write_results(
         "bands",
-        "Is my run right?",
+        "Loss bands of the recipes",
         [
-            "The held-out loss that each recipe has at a step, as it is shipped and with the data "
-            "that it names, and what a run of this script found. A recipe for one's own data has "
-            f"here {', '.join(f'{name}: {file_names(OWN[name])}' for name in sorted(OWN))}. "
+            "The held-out loss of each shipped recipe at a step: its band, and the loss in a run "
+            "of this script. Data of recipes that name none: "
+            f"{', '.join(f'{name}: {file_names(DATA_OF[name])}' for name in sorted(DATA_OF))}. "
             + " ".join(
-                f"The steps of {name} are taken in parts ({', '.join(settings)})."
-                for name, settings in SPLIT.items()
+                f"{name} runs with {', '.join(settings)}." for name, settings in SPLIT.items()
             ),
-            table(["recipe", "step", "band", "found", ""], rows),
+            table(["recipe", "step", "band", "loss", ""], rows),
         ],
         {"bands": data},
         directory=arguments.results,
@@ -120,9 +119,9 @@ def main() -> None:
 
 
 def held_out_losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float] | None:
-    """Held-out losses by step up to the recipe's last band; None where its data are absent."""
+    """Train a recipe up to its last band; returns held-out losses by step, or None without data."""
     settings = [*SPLIT.get(name, [])]
-    for key, value in (named_files(recipe) | OWN.get(name, {})).items():
+    for key, value in (named_files(recipe) | DATA_OF.get(name, {})).items():
         paths = [data / path for path in ([value] if isinstance(value, str) else value)]
         if not all(path.is_file() for path in paths):
             return None
@@ -139,25 +138,25 @@ def held_out_losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[i
         run_recipe = run_recipe.model_copy(update={"expect": recipe.expect})
         ended = train(run_recipe, out, resume=started, on_event=StopAfter(last))
         if ended.reason == "interrupted" and last not in losses_of_run(out):
-            raise SystemExit("stopped and saved; the same command goes on")
+            raise SystemExit("stopped and saved; run the same command again to continue")
     return losses_of_run(out)
 
 
 def recipe_with_bands(name: str) -> Recipe:
-    """A shipped recipe with its bands; one for one's own data has those of the data here."""
+    """A shipped recipe with its bands, or with those of `BANDS`."""
     recipe, own = load_recipe(name), BANDS.get(name, [])
     bands = [Expectation(step=step, low=low, high=high) for step, low, high in own]
     return recipe.model_copy(update={"expect": bands or recipe.expect})
 
 
 def file_names(files: dict[str, str | list[str]]) -> str:
-    """Which files those are."""
-    names = [[one] if isinstance(one, str) else one for one in files.values()]
-    return " and ".join(name for group in names for name in group)
+    """The names of the files as text."""
+    groups = [[value] if isinstance(value, str) else value for value in files.values()]
+    return " and ".join(name for group in groups for name in group)
 
 
 def named_files(recipe: Recipe) -> dict[str, str | list[str]]:
-    """The files that a recipe names itself, those that come with heedful left out."""
+    """The files that a recipe names, except those included in heedful."""
     files: dict[str, str | list[str]] = {}
     for split in ("train", "valid", "test"):
         for key in ("src", "tgt", "file", "text"):
@@ -168,15 +167,15 @@ def named_files(recipe: Recipe) -> dict[str, str | list[str]]:
 
 
 def losses_of_run(out: Path) -> dict[int, float]:
-    """Held-out losses by step of a run as far as it is; none where it has not begun."""
+    """Held-out losses by step of a run so far; {} if it has not begun."""
     events = read_log(out / "log.jsonl") if (out / "log.jsonl").is_file() else []
     return {event.step: event.loss for event in events if isinstance(event, Evaluated)}
 
 
 class StopAfter:
-    """An event function that ends a run, saved, once it was evaluated at a step.
+    """An event function that stops a run after its evaluation at a step; the run is saved.
 
-    By SIGTERM: a shell makes what it runs in the background ignore SIGINT.
+    It raises SIGTERM, since shells let background processes ignore SIGINT.
     """
 
     def __init__(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Why the parts run as they do on a CPU: each choice against what it replaced, in one run."""
+"""Implementation choices of the parts on a CPU: the speed of each against its alternative."""
 
 from collections.abc import Callable
 
@@ -39,15 +39,15 @@ def main() -> None:
         for other, time in others:
             times = ratio(rates[ours], rates[other])
             rows.append((name, ours, f"{our_time:.2f}", other, f"{time:.2f}", times))
-    header = ("choice", "what runs", "ms", "instead of", "ms", "times as long")
+    header = ("operation", "implementation", "ms", "alternative", "ms", "alternative's time / ours")
     write_results(
         "choices",
-        "Why the parts run as they do on a CPU",
+        "Implementation choices of the parts on a CPU",
         [
             f"Medians at the sizes of a small model: {BATCH} sentences of {LENGTH} tokens, width "
             f"{WIDTH} in {HEADS} heads, {VOCAB:,} vocabulary entries; forward and backward unless "
-            "said. The last column is the median of the ratios of paired rounds: below 1, what "
-            "runs is slower than its alternative.",
+            "stated otherwise. The last column is the median of the ratios of paired rounds: below "
+            "1, the implementation is slower than its alternative.",
             table(header, rows),
         ],
         {"milliseconds": data},
@@ -57,11 +57,11 @@ def main() -> None:
 
 
 def choices() -> dict[str, dict[str, Callable[[], float]]]:
-    """Name of a choice -> its cases, ours first."""
+    """For each operation its implementations, heedful's first."""
     x = torch.randn(BATCH, LENGTH, WIDTH, requires_grad=True)
     ours, theirs = Dropout(0.3), torch.nn.Dropout(0.3)
     cases: dict[str, dict[str, Callable[[], float]]] = {
-        "dropout's draws": {
+        "dropout's random numbers": {
             "16 bits an element": lambda: backward(ours(x)),
             "torch.nn.Dropout": lambda: backward(theirs(x)),
         }
@@ -117,13 +117,13 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
 
 
 def backward(out: Tensor) -> float:
-    """One unit of work: the backward pass too."""
+    """Run the backward pass; one unit of work."""
     out.sum().backward()
     return 1.0
 
 
 def forward(out: Tensor) -> float:
-    """One unit of work that has been done."""
+    """One unit of work, without a backward pass."""
     return 1.0
 
 

@@ -1,9 +1,9 @@
-"""The command where a model was optimised: how soon it answers, and what memory long files take.
+"""Start-up time and memory of `heedful translate` with an optimized model: a sentence, and files.
 
-A model of the tiny size with random weights, run by CTranslate2 in int8. One sentence is translated
-from the start of the process to its end, by `heedful translate` and by CTranslate2 in a script of
-its own; then files of sentences of random lengths are. The script's workers, threads and batches
-for files are chosen by `common.fastest` on a file of other sentences.
+A model of the tiny size with random weights is run by CTranslate2 in int8, by `heedful translate`
+and by a script with CTranslate2 only. Measured from the start of the process to its end are one
+sentence, and files of sentences of random lengths. Workers, threads and batches of the script for
+files are selected by `common.fastest` on a file of other sentences.
 """
 
 import json
@@ -29,7 +29,7 @@ from common import (
 from decoding_systems import SHAPES, SMALL, Setting, Shape, prompts, tune, write_model
 from heedful.backends.hardware import cores
 
-# From standard input to standard output; a file is read whole, and its lines are sorted there.
+# From standard input to standard output; CTranslate2 sorts the lines of the whole file.
 BY_HAND = """
 import json, sys, ctranslate2, tokenizers
 model, form, new, workers, threads, unit, size = sys.argv[1:]
@@ -42,11 +42,11 @@ encoded = tokenizer.encode_batch(lines, add_special_tokens=False)
 end = tokenizer.id_to_token(2)
 batches = {"max_batch_size": int(size), "batch_type": unit}
 options = {"beam_size": 1, "max_decoding_length": int(new)}
-found = translator.translate_batch([[*e.tokens, end] for e in encoded], **options, **batches)
-ids = [[tokenizer.token_to_id(token) for token in each.hypotheses[0]] for each in found]
+results = translator.translate_batch([[*e.tokens, end] for e in encoded], **options, **batches)
+ids = [[tokenizer.token_to_id(token) for token in result.hypotheses[0]] for result in results]
 print("\\n".join(tokenizer.decode_batch(ids)))
 """
-# Starts a command, from a process that is small: a child is counted with what its parent held.
+# Starts a command from a small process: the peak memory of a child includes that of its parent.
 START = """
 import json, os, subprocess, sys, time
 began = time.perf_counter()
@@ -55,15 +55,15 @@ with open(sys.argv[1], "w") as out:
 _, status, used = os.wait4(process.pid, 0)
 seconds = time.perf_counter() - began
 process.returncode = os.waitstatus_to_exitcode(status)
-most = used.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-found = {"seconds": seconds, "processor seconds": used.ru_utime + used.ru_stime, "MiB": most}
-print(json.dumps(found))
+peak = used.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+resources = {"seconds": seconds, "processor seconds": used.ru_utime + used.ru_stime, "MiB": peak}
+print(json.dumps(resources))
 sys.exit(process.returncode)
 """
-NEW_TOKENS = 4  # of each sentence of a file
+NEW_TOKENS = 4  # for each sentence of a file
 OURS, BY_SCRIPT = "heedful translate", "CTranslate2 by hand"
 BATCHES = (("examples", 16), ("examples", 32), ("examples", 64), ("tokens", 512), ("tokens", 1024))
-Used = dict[str, float]  # what a process used
+Used = dict[str, float]  # resources of a process
 
 
 def main() -> None:
@@ -100,13 +100,13 @@ def main() -> None:
 
 
 def heedful_command(folder: Path, *flags: str) -> list[str]:
-    """The command as a process."""
+    """The command line of `heedful translate`."""
     words = [sys.executable, "-c", "from heedful.cli import main; main()", "translate"]
     return [*words, str(folder / "ours"), *flags]
 
 
 def script_command(folder: Path, new: int, layout: list[str]) -> list[str]:
-    """The script as a process: workers, threads, unit and size of batches."""
+    """The command line of the script; `layout` is workers, threads, unit and size of batches."""
     form = folder / "by_hand" / "backends" / "ctranslate2" / "int8"
     return [sys.executable, "-c", BY_HAND, str(folder / "ours"), str(form), str(new), *layout]
 
@@ -114,10 +114,10 @@ def script_command(folder: Path, new: int, layout: list[str]) -> list[str]:
 def measure_starts(
     folder: Path, words: list[str], rounds: int, unmeasured: int
 ) -> dict[str, list[Used]]:
-    """Resources that each command used, by round; all run in turn, after unmeasured rounds."""
+    """Resources of each command by round, in alternating rounds, after unmeasured ones."""
     cases = {
         OURS: heedful_command(folder, "--beam-size", "1", "--max-new-tokens", "20"),
-        # One sentence at the tiny size is fastest with one thread (docs/results/decoding.md).
+        # One thread is fastest for one sentence at the tiny size (docs/results/decoding.md).
         BY_SCRIPT: script_command(folder, 20, ["1", "1", "examples", "1"]),
     }
     source = folder / "sentence"
@@ -130,7 +130,7 @@ def measure_starts(
 
 
 def choose_layout(folder: Path, shape: Shape, words: list[str], *, quick: bool) -> list[str]:
-    """How the script is fastest with a file."""
+    """The fastest workers, threads and batches of the script for a file."""
     source = folder / "others"
     write_sentences(source, shape, words, 20 if quick else 4_000, seed=2)
     layouts = sorted({(cores(), 1), (1, cores())})
@@ -150,7 +150,7 @@ def choose_layout(folder: Path, shape: Shape, words: list[str], *, quick: bool) 
 def measure_files(
     folder: Path, shape: Shape, words: list[str], size: int, layout: list[str], rounds: int
 ) -> dict[str, list[Used]]:
-    """What so many sentences take in each round, from file to file."""
+    """Resources of each command by round for a file of `size` sentences."""
     source = folder / "in"
     write_sentences(source, shape, words, size, seed=1)
     cases = {
@@ -167,7 +167,7 @@ def measure_files(
 
 
 def write_sentences(path: Path, shape: Shape, words: list[str], count: int, seed: int) -> None:
-    """A file of sentences of random lengths."""
+    """Write a file of sentences of random lengths."""
     draw = random.Random(seed)
     lines = (
         " ".join(draw.choices(words, k=draw.randint(1, shape.prompt - 1))) for _ in range(count)
@@ -176,7 +176,7 @@ def write_sentences(path: Path, shape: Shape, words: list[str], count: int, seed
 
 
 def run_measured(command: list[str], source: Path, out: Path = Path(os.devnull)) -> Used:
-    """Seconds, seconds of the processor and most MiB held, of a process from start to end."""
+    """Seconds, processor seconds and peak MiB of a process from start to end."""
     words = [sys.executable, "-c", START, str(out), *command]
     with source.open(encoding="utf-8") as stdin:
         process = subprocess.run(words, stdin=stdin, capture_output=True, text=True, check=True)
@@ -190,8 +190,8 @@ def sections(
     rounds: tuple[int, int],
     layout: list[str],
 ) -> list[str]:
-    """The page."""
-    heads = ["", "seconds", "of the processor", "MiB at most", "heedful's seconds over these"]
+    """The sections of the page."""
+    heads = ["", "seconds", "processor seconds", "peak MiB", "heedful's seconds / these"]
 
     def row(name: str, records: list[Used], ours: list[Used]) -> list[Any]:
         seconds, processor, memory = (
@@ -202,10 +202,10 @@ def sections(
         return [name, f"{seconds:.2f}", f"{processor:.2f}", whole(memory), f"{times:.2f}"]
 
     return [
-        "A model of the tiny size with random weights, optimised: CTranslate2 in int8.",
+        "A model of the tiny size with random weights, optimized: CTranslate2 in int8.",
         "## One sentence, from the start of the process to its end",
         table(heads, [row(name, records, starts[OURS]) for name, records in starts.items()]),
-        f"Medians of {rounds[0]} rounds, all in turn; files were read before. The ratio is the "
+        f"Medians of {rounds[0]} alternating rounds with files in the disk cache. The ratio is the "
         "median of the ratios within a round.",
         "## Files of sentences of random lengths",
         table(
@@ -216,8 +216,8 @@ def sections(
                 for name, records in cases.items()
             ],
         ),
-        f"From file to file, {NEW_TOKENS} new tokens each, medians of {rounds[1]} rounds. By hand: "
-        "the tokenizer's `encode_batch`, one call of `translate_batch` with all lines, "
+        f"From file to file, {NEW_TOKENS} new tokens per sentence, medians of {rounds[1]} rounds. "
+        "By hand: the tokenizer's `encode_batch`, one call of `translate_batch` with all lines, "
         f"`decode_batch`; {layout[0]}×{layout[1]} workers × threads and batches of {layout[3]} "
         f"{layout[2]}, which were fastest on other sentences.",
     ]

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: machine facts, versions, fair timing, and results as pages."""
+"""Functions of all benchmarks: machine and versions, alternating timing, and pages of results."""
 
 import argparse
 import json
@@ -22,15 +22,17 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
-    """A parser with what every benchmark takes."""
+    """A parser with the arguments of every benchmark."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the pages")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: the figures mean nil")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke test: figures are meaningless"
+    )
     return parser
 
 
 def machine() -> dict[str, str]:
-    """The processor, its cores, what torch uses of it."""
+    """The processor, its cores, and the threads and instructions that torch uses."""
     return {
         "processor": _processor(),
         "logical cores": str(os.cpu_count()),
@@ -41,7 +43,7 @@ def machine() -> dict[str, str]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of Python and of packages, those that are not installed left out."""
+    """Versions of Python, heedful, torch and of those packages that are installed."""
     installed_versions = {"python": platform.python_version()}
     for package in ("heedful", "torch", *packages):
         try:
@@ -52,12 +54,12 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def installed(package: str) -> bool:
-    """Whether a peer can be measured here."""
+    """True if a package is installed."""
     return package in versions(package)
 
 
 def command_line(hide: dict[Path | None, str] | None = None) -> str:
-    """How this script was called, with folders of this machine replaced by names such as DATA."""
+    """The command line of this script, with local paths replaced by names such as DATA."""
     names = {str(path): name for path, name in (hide or {}).items() if path is not None}
     words = [names.get(word, word) for word in sys.argv[1:]]
     if "--results" in words:
@@ -69,7 +71,7 @@ def command_line(hide: dict[Path | None, str] | None = None) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
+    """A Markdown table; all columns but the first are aligned to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
@@ -90,7 +92,7 @@ def write_results(
     packages: Sequence[str] = (),
     made_on: str = "Measured",
 ) -> None:
-    """Write `name`.md for people and `name`.json for programs, both with how they were made."""
+    """Write the page `name`.md and the data `name`.json, with command, versions and machine."""
     package_versions, machine_facts = versions(*packages), machine()
     foot = facts(
         {
@@ -99,7 +101,7 @@ def write_results(
             f"{made_on} on": ", ".join(f"{key} {value}" for key, value in machine_facts.items()),
         }
     )
-    page = "\n\n".join([f"# {title}", *sections, "## How this was made", foot]) + "\n"
+    page = "\n\n".join([f"# {title}", *sections, "## Command, versions and machine", foot]) + "\n"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{name}.md").write_text(page, encoding="utf-8")
     origin = {"command": command, "versions": package_versions, "machine": machine_facts}
@@ -115,16 +117,16 @@ def interleaved(
     least: float = 0.0,
     lasting: float = 0.0,
 ) -> dict[str, list[float]]:
-    """The rates of each case in rounds in which every case runs once: A B, B A, A B, ...
+    """Rates of cases in alternating rounds: A B, B A, A B, ...
 
-    A case returns the units of work that it did; its rate is those over its seconds. A temporary
-    slowdown of the machine so affects all cases alike. A first round is not counted.
+    A case returns its units of work; its rate is units per second. In alternating rounds a
+    temporary slowdown of the machine affects all cases. The first round is not counted.
 
     Args:
-        rounds: the minimum number of rounds.
-        least: seconds of a case in a round. A shorter case is repeated until they are over, and
-            its first call is not counted: the threads of the case before may still be spinning.
-        lasting: the minimum number of seconds of all rounds together.
+        rounds: minimum number of rounds.
+        least: minimum seconds of a case in a round. Shorter cases are repeated; then the first call
+            is not counted, since threads of the previous case may still be spinning.
+        lasting: minimum seconds of all rounds together.
     """
     rates: dict[str, list[float]] = {name: [] for name in cases}
     order, number, began = list(cases), 0, time.perf_counter()
@@ -142,14 +144,14 @@ def interleaved(
 def fastest(
     cases: Sequence[Callable[[], float]], *, rounds: int | None = None, least: float = 0.1
 ) -> int:
-    """The index of the case with the best median rate; all systems choose their settings by it.
+    """The index of the case with the highest median rate, to select the settings of a system.
 
-    As in `heedful optimize`: one call that is not counted, then as many rounds in turn as there, in
-    each of which a case that is far behind the best is left out of those that follow.
+    Successive halving as in `heedful optimize`: a call that is not counted, then rounds, after each
+    of which cases with a median far below the best are dropped.
 
     Args:
-        rounds: default: as many as `heedful optimize` takes.
-        least: seconds of a case in a round.
+        rounds: maximum number of rounds; default: that of `heedful optimize`.
+        least: minimum seconds of a case in a round.
     """
     rates: list[list[float]] = [[] for _ in cases]
     left = list(range(len(cases)))
@@ -167,7 +169,7 @@ def fastest(
 
 
 def _rate(case: Callable[[], float], least: float = 0.0) -> float:
-    """Units of work a second, of as many calls as take `least` seconds."""
+    """Units of work per second, over calls of at least `least` seconds in all."""
     units, seconds = _timed(case)
     while seconds < least:
         more = _timed(case)
@@ -187,17 +189,17 @@ def medians(rates: dict[str, list[float]]) -> dict[str, float]:
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the ratios round by round, in which both met the same machine."""
+    """The median of the ratios within rounds."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def ratio(ours: Sequence[float] | None, theirs: Sequence[float] | None) -> str:
-    """How many times as fast ours is, by `paired_ratio`; a dash where one was not measured."""
+    """`paired_ratio` as text; a dash if one was not measured."""
     return f"{paired_ratio(ours, theirs):.2f}" if ours and theirs else "–"
 
 
 def whole(value: float | None) -> str:
-    """A rate for people; a dash where it was not measured."""
+    """A rate as a whole number; a dash if it was not measured."""
     return "–" if value is None else f"{value:,.0f}"
 
 

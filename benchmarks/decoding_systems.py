@@ -1,4 +1,4 @@
-"""Models and prompts for decoding speed, and every way to run each system."""
+"""Models, prompts and systems of the benchmark of decoding speed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from llama_peer import PRECISIONS, Context, LlamaCpp, write_gguf
 from training_speed import QUICK, SIZES, Size
 
 START, END = 0, 2
-# The system, and the package whose version is on the page.
+# For each system the package whose version is on the page.
 SYSTEMS = {
     "eager": "heedful",
     "optimised": "heedful",
@@ -37,8 +37,13 @@ Decode = Callable[[], Rows]
 
 
 class Shape(NamedTuple):
-    """A model and what it is given: tokens of each prompt, with the end that a source has; exactly
-    so many new ones; beams and batches that are measured."""
+    """A model and its workload.
+
+    Args:
+        prompt: tokens of a prompt, with the end token of a source.
+        new: number of new tokens.
+        beams, batches: beam and batch sizes to measure.
+    """
 
     size: Size
     prompt: int = 16
@@ -54,22 +59,22 @@ class Shape(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt where prompts differ."""
+        """Tokens of the longest prompt with mixed lengths."""
         return 2 * self.prompt - self.shortest
 
     @property
     def shortest(self) -> int:
-        """Tokens of the shortest prompt where prompts differ; the mean is `prompt`."""
+        """Tokens of the shortest prompt with mixed lengths; the mean is `prompt`."""
         return self.prompt // 4
 
     def settings(self) -> "list[Setting]":
-        """What is measured, prompts of different lengths in the largest batch, greedy."""
-        alike = [Setting(beam, batch) for beam in self.beams for batch in self.batches]
+        """All beams and batches with equal lengths; the largest batch, greedy, with mixed ones."""
+        equal = [Setting(beam, batch) for beam in self.beams for batch in self.batches]
         mixed = Setting(1, max(self.batches), mixed=True)
-        return sorted([*alike, *([mixed] if mixed.batch > 1 else [])])
+        return sorted([*equal, *([mixed] if mixed.batch > 1 else [])])
 
     def work(self, beam: int) -> tuple[float, float]:
-        """Multiplications for a token of the best output, and weights that a step reads."""
+        """Multiplications per token of the best output, and weights that a step reads."""
         size, layers = self.size, self.size.num_layers
         square, feedforward = size.d_model**2, 2 * size.d_model * size.d_ff
         block = (6 if self.is_translator else 4) * square + feedforward
@@ -79,7 +84,7 @@ class Shape(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A search, a batch, and whether its prompts are of different lengths."""
+    """A beam size, a batch size, and whether prompts have mixed lengths."""
 
     beam: int
     batch: int
@@ -87,7 +92,7 @@ class Setting(NamedTuple):
 
     @property
     def search(self) -> str:
-        """The search and, where prompts differ in length, that they do."""
+        """The name of the search, with a note for mixed lengths."""
         search = "greedy" if self.beam == 1 else f"beam {self.beam}"
         return f"{search}, mixed lengths" if self.mixed else search
 
@@ -106,11 +111,11 @@ SMALL = {
 
 
 class Variant(NamedTuple):
-    """One way to run a system: its settings, and what decodes given prompts.
+    """A system with settings.
 
     Attributes:
-        on: for prompts a function that decodes them once.
-        detail: what else is set, where there is a choice.
+        on: returns for prompts a function that decodes them once.
+        detail: further settings as text.
     """
 
     precision: str
@@ -126,8 +131,10 @@ class Variant(NamedTuple):
 
 
 def write_model(shape: Shape, folder: Path) -> list[str]:
-    """Random weights as ours, for transformers, for CTranslate2 by hand and for llama.cpp; the
-    known words."""
+    """Write a random model for heedful, transformers, CTranslate2 by hand and llama.cpp.
+
+    Returns the words of the vocabulary.
+    """
     size = shape.size
     words = [f"w{number}" for number in range(size.vocab_size - 4)]
     tokenizer = train_tokenizer([" ".join(words)], kind="word")
@@ -164,9 +171,9 @@ def write_model(shape: Shape, folder: Path) -> list[str]:
 
 
 def has_llama(shape: Shape) -> bool:
-    """Whether llama.cpp runs the model: a decoder alone, and its packages are installed."""
-    is_here = installed("llama-cpp-python") and installed("gguf")
-    return is_here and not shape.is_translator
+    """True if llama.cpp supports the model (decoder-only) and its packages are installed."""
+    is_installed = installed("llama-cpp-python") and installed("gguf")
+    return is_installed and not shape.is_translator
 
 
 def tune(
@@ -177,7 +184,7 @@ def tune(
     words: list[str],
     tried: dict[str, list[str]],
 ) -> None:
-    """`heedful optimize` for one search, on prompts as text."""
+    """Run `heedful optimize` for a search, on prompts as text."""
     model = heedful.load(folder, device="cpu", backend="eager")
     model.metadata.options.update(beam_size=setting.beam, max_new_tokens=shape.new)
     texts = [" ".join(words[token - 4] for token in row if token != END) for row in rows]
@@ -185,7 +192,7 @@ def tune(
 
 
 def prompts(shape: Shape, setting: Setting, seed: int) -> Rows:
-    """Random ids; of sources with the end."""
+    """Prompts of random ids; sources end in the end token."""
     rng = torch.Generator().manual_seed(seed)
     end = [END] if shape.is_translator else []
     lengths = [shape.prompt] * setting.batch
@@ -202,7 +209,7 @@ def prompts(shape: Shape, setting: Setting, seed: int) -> Rows:
 def systems(
     folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]
 ) -> dict[str, list[Variant]]:
-    """For each system every way to run it that is worth a try, with `counts` of threads."""
+    """For each system its variants with different settings; `counts` are numbers of threads."""
     options = options_of(shape, setting.beam)
     eager = []
     for precision in ("float32", "bfloat16"):
@@ -232,7 +239,7 @@ def systems(
 
 
 def references(folder: Path, shape: Shape, beam: int) -> dict[str, Callable[[Rows], Decode]]:
-    """Each system in float32, whose outputs are compared; eager is the first."""
+    """Each system in float32, to compare outputs; eager is the first."""
     model = heedful.load(folder / "ours", device="cpu", backend="eager", precision="float32")
     net = transformers_net(folder, shape, "float32")
     opened = open_by_hand(folder, shape, "float32", 1, 1)
@@ -247,7 +254,7 @@ def references(folder: Path, shape: Shape, beam: int) -> dict[str, Callable[[Row
 
 
 def options_of(shape: Shape, beam: int) -> dict[str, Any]:
-    """The search as our options: exactly so many new tokens."""
+    """The options of the search in heedful, with a fixed number of new tokens."""
     options: dict[str, Any] = {"stop_rule": "beam_full"} if beam > 1 else {}
     return options | {
         "beam_size": beam,
@@ -257,21 +264,20 @@ def options_of(shape: Shape, beam: int) -> dict[str, Any]:
 
 
 def ours(model: Any, options: dict[str, Any], rows: Rows) -> Decode:
-    """`generate` of ids."""
+    """Decoding by heedful's `generate`."""
     return lambda: list(model.generate(rows, **options))
 
 
 def transformers_net(folder: Path, shape: Shape, precision: str) -> Any:
-    """The exported model as transformers opens it."""
+    """The exported model, loaded by transformers."""
     kind: Any = AutoModelForSeq2SeqLM if shape.is_translator else AutoModelForCausalLM
     net = kind.from_pretrained(folder / "theirs", dtype=getattr(torch, precision)).eval()
-    net.generation_config.max_length = None  # max_new_tokens says it
+    net.generation_config.max_length = None  # max_new_tokens is used instead
     return net
 
 
 def transformers_run(net: Any, shape: Shape, beam: int, threads: int, rows: Rows) -> Decode:
-    """`generate` with its cache and the same search; texts are padded on the left, sources on the
-    right."""
+    """Decoding by transformers' `generate`; texts are padded on the left, sources on the right."""
     longest = max(map(len, rows))
     ids = torch.full((len(rows), longest), net.config.pad_token_id or 0)
     mask = torch.zeros_like(ids)
@@ -302,16 +308,15 @@ def transformers_run(net: Any, shape: Shape, beam: int, threads: int, rows: Rows
 def by_hand(
     folder: Path, shape: Shape, setting: Setting, counts: Sequence[int], backend: Any
 ) -> list[Variant]:
-    """CTranslate2 with one worker or a worker a core, in each precision of 8 bits that it has here,
-    by batches of several sizes.
+    """CTranslate2 with one worker or one per core, in all 8-bit precisions and several batch sizes.
 
-    A backend of ours that is open in a setting is called here too: two that read the same files
-    differ by some percent, by where their weights come to lie.
+    If heedful's backend has the same settings, its loaded model is used: the speed of two copies
+    differs by some percent, depending on their addresses in memory.
     """
     ours = {}
     if backend.name == "ctranslate2":
-        opened_by_us = backend.precision, backend.settings.workers, backend.settings.threads
-        ours[opened_by_us] = backend._model
+        layout = backend.precision, backend.settings.workers, backend.settings.threads
+        ours[layout] = backend._model
     most = max(counts)
     layouts = {(1, 1), (1, most)} | ({(most, 1)} if setting.batch > 1 else set())
     variants = []
@@ -328,13 +333,13 @@ def by_hand(
 
 
 def eight_bit_precisions() -> list[str]:
-    """int8, and int8_bfloat16 where the processor has it for CTranslate2."""
+    """int8, and int8_bfloat16 if CTranslate2 supports it on this processor."""
     known = ctranslate2.get_supported_compute_types("cpu")
     return [name for name in ("int8", "int8_bfloat16") if name in known]
 
 
 def open_by_hand(folder: Path, shape: Shape, precision: str, workers: int, threads: int) -> Any:
-    """A directory opened as CTranslate2's users do."""
+    """A converted model, loaded by CTranslate2."""
     kind = ctranslate2.Translator if shape.is_translator else ctranslate2.Generator
     place = by_hand_folder(folder, precision.split("_")[0])
     layout = {"inter_threads": workers, "intra_threads": threads}
@@ -342,14 +347,14 @@ def open_by_hand(folder: Path, shape: Shape, precision: str, workers: int, threa
 
 
 def by_hand_folder(folder: Path, precision: str) -> Path:
-    """Where `write_model` wrote a form."""
+    """The folder of `write_model` with the model in a precision."""
     return folder / "by_hand" / "backends" / "ctranslate2" / precision
 
 
 def by_hand_run(
     folder: Path, shape: Shape, beam: int, opened: Any, batch_size: int, rows: Rows
 ) -> Decode:
-    """One call, divided among the workers in batches of `batch_size`; 0: one batch."""
+    """Decoding by one call of CTranslate2, in batches of `batch_size`; 0: one batch."""
     place = by_hand_folder(folder, "int8")
     name = "shared_vocabulary" if shape.is_translator else "vocabulary"
     tokens: Sequence[str] = heedful.files.read_json(place / f"{name}.json")
@@ -385,7 +390,7 @@ def by_hand_run(
 
 
 def llama(folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]) -> list[Variant]:
-    """llama.cpp in Q8_0 by threads, kind of attention, and place of keys and values."""
+    """llama.cpp in Q8_0, by threads, kind of attention, and buffers of keys and values."""
     model = LlamaCpp(folder / "Q8_0.gguf")
     variants = []
     for threads in counts:
@@ -402,7 +407,7 @@ def llama(folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]) -
 
 
 def llama_run(model: LlamaCpp, shape: Shape, rows: Rows, **options: Any) -> Decode:
-    """Greedy decoding of all prompts as parallel sequences."""
+    """Greedy decoding by llama.cpp of all prompts as parallel sequences."""
     capacity = max(map(len, rows)) + shape.new
     context = Context(
         model, sequences=len(rows), capacity=capacity, vocab_size=shape.size.vocab_size, **options
@@ -411,6 +416,6 @@ def llama_run(model: LlamaCpp, shape: Shape, rows: Rows, **options: Any) -> Deco
 
 
 def llama_exact(path: Path, shape: Shape, rows: Rows) -> Decode:
-    """The same of float32 weights, keys and values."""
+    """Greedy decoding by llama.cpp with weights, keys and values in float32."""
     options = {"threads": 1, "flash": False, "unified": False, "exact": True}
     return llama_run(LlamaCpp(path), shape, rows, **options)

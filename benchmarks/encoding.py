@@ -1,9 +1,9 @@
-"""Encoding speed: heedful eager and optimised, transformers, ONNX Runtime, OpenVINO, CTranslate2.
+"""Encoding speed: heedful eager and optimized, transformers, ONNX Runtime, OpenVINO, CTranslate2.
 
-BERT's base shape with random weights, the same for all, and texts of any length from 8 to 128
-tokens, of each of which the mean of its states is wanted. Every system's threading and batches are
-chosen by `common.fastest` on other texts than those measured (ours: by `heedful optimize`, on the
-same others); then all run in turn. Vectors are compared.
+All have the same random weights in the size of BERT base, and compute the mean state of texts of 8
+to 128 tokens. Threads and batches of each system are selected by `common.fastest` (for heedful by
+`heedful optimize`) on other texts than those measured; then all run in alternating rounds. Vectors
+are compared.
 """
 
 import os
@@ -55,7 +55,7 @@ def main() -> None:
         folder = Path(scratch)
         words = write_model(folder, QUICK if quick else {})
         measured, tuning_texts = texts(len(words), seed=1), texts(len(words), seed=2)[::2]
-        # Quick, nothing is compiled, which takes long.
+        # A quick run compiles nothing.
         tried = (BACKENDS[:2], PRECISIONS[1:]) if quick else (BACKENDS, PRECISIONS)
         tune(folder / "ours", words, tuning_texts, *tried)
         counts = (1,) if quick else sorted({1, cores()})
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def write_model(folder: Path, keys: dict[str, Any]) -> list[str]:
-    """Random weights as ours and as each system reads them; the known words."""
+    """Write a random model for all systems; returns the words of the vocabulary."""
     config = bert.Config(head="none", **keys)
     words = [f"w{number}" for number in range(config.vocab_size - 4)]
     tokenizer = train_tokenizer([" ".join(words)], kind="word")
@@ -101,7 +101,7 @@ def write_model(folder: Path, keys: dict[str, Any]) -> list[str]:
 
 
 def texts(num_words: int, seed: int) -> Rows:
-    """Ids of random words, of any length."""
+    """Texts of random ids and random lengths."""
     rng = random.Random(seed)
     return [
         [rng.randrange(4, 4 + num_words) for _ in range(rng.randint(SHORTEST, LONGEST))]
@@ -112,7 +112,7 @@ def texts(num_words: int, seed: int) -> Rows:
 def tune(
     folder: Path, words: list[str], rows: Rows, backends: Sequence[str], precisions: Sequence[str]
 ) -> None:
-    """`heedful optimize` for many texts."""
+    """Run `heedful optimize` for throughput."""
     model = heedful.load(folder, device="cpu", backend="eager")
     lines = [" ".join(words[token - 4] for token in row) for row in rows]
     tried = {"backends": backends, "precisions": precisions}
@@ -120,26 +120,26 @@ def tune(
 
 
 def choose(variants: list[Variant], rows: Rows, *, quick: bool) -> Variant:
-    """The variant that is fastest on some texts."""
+    """The fastest variant on some texts."""
     count = sum(map(len, rows))
     cases = [partial(count_tokens, variant.on(rows), count) for variant in variants]
     return variants[fastest(cases, rounds=1 if quick else None, least=0.0 if quick else 0.1)]
 
 
 def count_tokens(run: Encode, tokens: int) -> float:
-    """Encode once: the tokens of the texts, without padding."""
+    """Encode once; returns the number of tokens without padding."""
     run()
     return tokens
 
 
 def least_cosine(actual: Vectors, expected: Vectors) -> float:
-    """The lowest cosine between a text's vector and the one that is wanted."""
+    """The lowest cosine similarity between a text's vector and the expected one."""
     norms = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
     return float(((actual * expected).sum(1) / norms).min())
 
 
 def sections(records: list[dict[str, Any]], rounds: int) -> list[str]:
-    """The page: how, and the rates with their settings."""
+    """The sections of the page: method, and rates with settings."""
     best = records[0]["tokens/s by round"]
     lines = [
         [
@@ -154,17 +154,17 @@ def sections(records: list[dict[str, Any]], rounds: int) -> list[str]:
         for record in records
     ]
     how = (
-        f"Tokens read in a second, padding not counted, of {TEXTS} texts of any length from "
-        f"{SHORTEST} to {LONGEST} tokens; random weights of BERT's base shape. Each system runs "
-        "with the threads, workers and batches that were fastest for it on other texts, in as many "
-        "warm rounds as `heedful optimize` takes for ours; then all run in one process in turn. "
+        f"Tokens per second, without padding, of {TEXTS} texts of {SHORTEST} to {LONGEST} tokens; "
+        "random weights in the size of BERT base. Each system runs with the threads, workers and "
+        "batches that were fastest for it on other texts, in the same number of warm rounds as "
+        "`heedful optimize` uses; then all run in one process in alternating rounds. "
         f"Rates are medians of {rounds} rounds, ratios medians of the ratios within a round. ONNX "
-        "Runtime runs the graph with its fused operators, in int8 with activations quantized as "
-        "they come; OpenVINO multiplies in bfloat16, with weights as they are or in 8 bits. The "
-        "cosine is the least one between a text's vector and that of heedful eager in float32."
+        "Runtime runs the graph with its fused operators, in int8 with dynamic quantization of "
+        "activations; OpenVINO multiplies in bfloat16, with weights in bfloat16 or in 8 bits. The "
+        "cosine is the lowest one between a text's vector and that of heedful eager in float32."
     )
     header = ["", "precision", "workers × threads", "batches", "tokens/s"]
-    return [how, table([*header, "optimised is so many times as fast", "least cosine"], lines)]
+    return [how, table([*header, "optimised rate / this rate", "lowest cosine"], lines)]
 
 
 if __name__ == "__main__":

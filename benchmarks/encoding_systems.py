@@ -1,4 +1,4 @@
-"""Every way to run each system that encodes texts: their vectors are the means of their states."""
+"""Systems of the benchmark of encoding speed: the vector of a text is the mean of its states."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,19 +20,19 @@ from heedful.export.hf import export_hf
 from heedful.files import read_json
 from heedful.pipelines.base import by_length
 
-BUDGETS = (512, 1024)  # padded tokens of a batch
+BUDGETS = (512, 1024)  # tokens of a batch, padding included
 Rows = list[list[int]]
 Vectors = np.ndarray
 Encode = Callable[[], Vectors]
-# Token ids and mask of a batch, both (B, T), to states (B, T, D).
+# Function from the ids and the mask of a batch, both (B, T), to states (B, T, D).
 States = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Variant(NamedTuple):
-    """One way to run a system: its settings, and what encodes given texts.
+    """A system with settings.
 
     Attributes:
-        on: for texts a function that encodes them once.
+        on: returns for texts a function that encodes them once.
     """
 
     precision: str
@@ -46,11 +46,12 @@ class Variant(NamedTuple):
 
 
 def systems(folder: Path, counts: Sequence[int], *, compiles: bool) -> dict[str, list[Variant]]:
-    """For each system that is installed every way to run it, with `counts` of threads.
+    """For each installed system its variants with different settings.
 
     Args:
-        folder: of what `write_forms` wrote, and of the model, optimised, in `ours`.
-        compiles: whether transformers' model is compiled too, which takes a minute.
+        folder: the folder of `write_forms`, with the optimized model in `ours`.
+        counts: numbers of threads.
+        compiles: also run transformers with torch.compile, which takes a minute.
     """
     best = heedful.load(folder / "ours", use="throughput")
     runs = best.backend or best.eager
@@ -91,14 +92,16 @@ def systems(folder: Path, counts: Sequence[int], *, compiles: bool) -> dict[str,
 
 
 def write_forms(model: Any, folder: Path) -> None:
-    """Write a model for transformers, CTranslate2, and for what else is installed: ONNX in float32
-    and with weights of 8 bits and activations quantized as they come; OpenVINO's of the same two
-    kinds of weights."""
+    """Write a model for transformers, CTranslate2, and if installed ONNX Runtime and OpenVINO.
+
+    ONNX is written in float32 and in int8 with dynamic quantization, OpenVINO in bfloat16 and with
+    weights of 8 bits.
+    """
     export_hf(model, folder / "theirs")
     convert_model(model, folder / "by_hand", "int8")
     if installed("onnxruntime"):
         net = transformers_net(folder).float()
-        # The form of attention that ONNX Runtime's optimizer fuses.
+        # ONNX Runtime's optimizer fuses only this implementation of attention.
         net.set_attn_implementation("eager")
         write_onnx(StatesOf(net), model.config.num_heads, model.config.d_model, folder)
     if installed("openvino"):
@@ -122,7 +125,7 @@ EXAMPLE = (torch.ones(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long
 
 
 def transformers_net(folder: Path) -> Any:
-    """The exported model in bfloat16, as transformers opens it."""
+    """The exported model in bfloat16, loaded by transformers."""
     from transformers import BertModel
 
     net = BertModel.from_pretrained(folder / "theirs", add_pooling_layer=False)
@@ -153,13 +156,13 @@ def write_onnx(net: nn.Module, num_heads: int, width: int, folder: Path) -> None
         folder / "int8.onnx",
         weight_type=QuantType.QInt8,
         per_channel=True,
-        # The types behind fused operators, which ONNX's shape inference does not know.
+        # The output type of fused operators, which ONNX cannot infer.
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )
 
 
 def write_openvino(net: nn.Module, folder: Path) -> None:
-    """OpenVINO's form with weights as they are, and with weights of 8 bits."""
+    """Write OpenVINO's format, unchanged and with weights of 8 bits."""
     import nncf
     import openvino
 
@@ -174,7 +177,7 @@ Workers = dict[tuple[int, int], list[States]]  # (workers, threads): the functio
 
 
 def sorted_batches(precision: str, workers: Workers) -> list[Variant]:
-    """Every layout with texts sorted by length in batches of each size."""
+    """Variants with all layouts and batch sizes, and texts sorted by length."""
     return [
         Variant(
             *(precision, threads, count, f"sorted, {budget} tokens"),
@@ -186,27 +189,27 @@ def sorted_batches(precision: str, workers: Workers) -> list[Variant]:
 
 
 def encode(functions: list[States], budget: int, rows: Rows) -> Encode:
-    """Padded batches, each given to the next function that is free; one thread a function."""
+    """Encode padded batches by the next function that is free; one thread per function."""
     batches = [*by_length(rows, budget)][::-1]
 
-    def work(function: States, left: list[list[int]], results: list[Any]) -> None:
-        while left:
+    def work(function: States, queue: list[list[int]], results: list[Any]) -> None:
+        while queue:
             try:
-                batch = left.pop()
-            except IndexError:  # another thread took the last
+                batch = queue.pop()
+            except IndexError:  # another thread took the last batch
                 return
             results.append((batch, means(function, [rows[row] for row in batch])))
 
     def run() -> Vectors:
-        left, found = batches.copy(), []
+        queue, results = batches.copy(), []
         if len(functions) == 1:
-            work(functions[0], left, found)
+            work(functions[0], queue, results)
         else:
             with ThreadPoolExecutor(len(functions)) as pool:
-                list(pool.map(lambda function: work(function, left, found), functions))
-        vectors = np.empty((len(rows), found[0][1].shape[1]), np.float32)
-        for chosen, some in found:
-            vectors[chosen] = some
+                list(pool.map(lambda function: work(function, queue, results), functions))
+        vectors = np.empty((len(rows), results[0][1].shape[1]), np.float32)
+        for batch, batch_vectors in results:
+            vectors[batch] = batch_vectors
         return vectors
 
     return run
@@ -225,7 +228,7 @@ def means(function: States, rows: Rows) -> Vectors:
 
 
 def ours(model: Any, threads: int | None, options: dict[str, Any], rows: Rows) -> Encode:
-    """`vectors` of ids, with so many threads of torch; None: as the backend has."""
+    """Encoding by heedful's `vectors`; `threads` of torch, None: the backend's settings."""
 
     def run() -> Vectors:
         if threads is not None:
@@ -250,7 +253,7 @@ def by_torch(net: Any, counts: Sequence[int]) -> Workers:
 
 
 def by_onnx(path: Path, counts: Sequence[int]) -> Workers:
-    """One session with so many threads, or one a core."""
+    """ONNX Runtime, by layout: one session with several threads, or a session per core."""
     import onnxruntime
 
     def session(threads: int) -> States:
@@ -266,7 +269,7 @@ def by_onnx(path: Path, counts: Sequence[int]) -> Workers:
 
 
 def by_openvino(path: Path, counts: Sequence[int]) -> Workers:
-    """One stream with so many threads, or a stream a core; products in bfloat16."""
+    """OpenVINO in bfloat16, by layout: one stream with several threads, or a stream per core."""
     import openvino
 
     core = openvino.Core()
@@ -292,7 +295,7 @@ def by_openvino(path: Path, counts: Sequence[int]) -> Workers:
 
 
 def by_ctranslate2(folder: Path, counts: Sequence[int]) -> Workers:
-    """An encoder of one worker, or of a worker a core, called from as many threads."""
+    """CTranslate2, by layout; each worker is called from its own thread."""
     place = folder / "by_hand" / "backends" / "ctranslate2" / "int8"
     tokens = read_json(place / "vocabulary.json")
 
@@ -313,6 +316,6 @@ def by_ctranslate2(folder: Path, counts: Sequence[int]) -> Workers:
 
 
 def layouts(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """(workers, threads): one worker, or as many as cores."""
+    """(workers, threads): one worker with each number of threads, or a worker per core."""
     max_count = max(counts)
     return sorted({*((1, count) for count in counts), (max_count, 1)})

@@ -1,4 +1,4 @@
-"""What this machine reads from memory and multiplies at most, as torch's own kernels find it."""
+"""Memory bandwidth and arithmetic throughput of this machine, measured with torch's kernels."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ REPEATS = 8
 
 
 def measured_limits(quick: bool = False) -> dict[str, float]:
-    """Bytes read, and products with their sums in float32 and in int8, a second: the best found."""
+    """Bytes read per second, and multiply-adds per second in float32 and in int8."""
     side, megabytes = (64, 1) if quick else (2048, 512)
     numbers = torch.ones(megabytes << 18)
     floats, integers = torch.randn(side, side), torch.ones(side, side, dtype=torch.int8)
@@ -25,7 +25,7 @@ def measured_limits(quick: bool = False) -> dict[str, float]:
 
 
 def fastest(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of some calls."""
+    """Seconds of the fastest of `REPEATS` calls."""
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()

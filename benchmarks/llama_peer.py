@@ -1,7 +1,7 @@
 """llama.cpp as a peer: a GPT-2 of transformers as GGUF, and greedy decoding through its C API.
 
-It runs in a process of its own, `python llama_peer.py FILE`, as its users run it: the threads of
-other backends in one process with it cost it time.
+It runs in a separate process, `python llama_peer.py FILE`, since threads of other backends in the
+same process would slow it down.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 PRECISIONS = ("F32", "Q8_0")
-# Ours by theirs, in transformers' GPT-2 with `transformer.h.{layer}.` before names of a block.
+# GGUF names of the parameters of a block, by their names in transformers' GPT-2.
 _BLOCK = {
     "ln_1": "attn_norm",
     "attn.c_attn": "attn_qkv",
@@ -27,8 +27,10 @@ _BLOCK = {
 
 
 def write_gguf(net: Any, path: Path, precision: str) -> None:
-    """Write a `GPT2LMHeadModel` without a vocabulary; as llama.cpp's own converter does, matrices
-    in `precision`, and positions, norms and biases in float32."""
+    """Write a `GPT2LMHeadModel` as GGUF, without a vocabulary.
+
+    As by llama.cpp's converter, matrices are in `precision`; positions, norms, biases in float32.
+    """
     import gguf
 
     config = net.config
@@ -72,22 +74,22 @@ def _gguf_name(name: str) -> str:
 
 
 class LlamaCpp:
-    """A GGUF file opened in another process, for any number of contexts."""
+    """A GGUF model in another process, for any number of contexts."""
 
     def __init__(self, path: Path) -> None:
         command = [sys.executable, __file__, str(path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def ask(self, *question: Any) -> Any:
-        """The process's answer to a question (`_serve`); raises EOFError where it has ended."""
+    def call(self, *request: Any) -> Any:
+        """Send a request to the process (`_serve`); returns its reply. EOFError if it has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        pickle.dump(question, self._process.stdin)
+        pickle.dump(request, self._process.stdin)
         self._process.stdin.flush()
         return pickle.load(self._process.stdout)
 
     def __del__(self) -> None:
-        self._process.communicate()  # the end of its input ends it
+        self._process.communicate()  # closes its input, which ends it
 
 
 class Context:
@@ -95,19 +97,19 @@ class Context:
 
     def __init__(self, model: LlamaCpp, **options: Any) -> None:
         self.model = model
-        self.number = model.ask("open", options)
+        self.number = model.call("open", options)
 
     def __del__(self) -> None:
-        self.model.ask("close", self.number)
+        self.model.call("close", self.number)
 
     def generate(self, rows: Sequence[Sequence[int]], new: int, end: int) -> list[list[int]]:
-        """As `_Context.generate`."""
-        found: list[list[int]] = self.model.ask("generate", self.number, rows, new, end)
-        return found
+        """See `_Context.generate`."""
+        outputs: list[list[int]] = self.model.call("generate", self.number, rows, new, end)
+        return outputs
 
 
 def _serve(path: Path) -> None:
-    """Answer questions from standard input: open, close, and generate with a context."""
+    """Reply to requests on standard input: open, close, and generate with a context."""
     model, contexts = _Model(path), dict[int, _Context]()
     number = 0
     while True:
@@ -115,21 +117,21 @@ def _serve(path: Path) -> None:
             command, *arguments = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        answer: Any = None
+        reply: Any = None
         if command == "open":
             number += 1
             contexts[number] = _Context(model, **arguments[0])
-            answer = number
+            reply = number
         elif command == "close":
             del contexts[arguments[0]]
         else:
-            answer = contexts[arguments[0]].generate(*arguments[1:])
-        pickle.dump(answer, sys.stdout.buffer)
+            reply = contexts[arguments[0]].generate(*arguments[1:])
+        pickle.dump(reply, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
 
 class _Model:
-    """A GGUF file opened for any number of contexts."""
+    """A GGUF model, for any number of contexts."""
 
     def __init__(self, path: Path) -> None:
         import llama_cpp
@@ -147,13 +149,14 @@ class _Model:
 
 
 class _Context:
-    """Greedy decoding of several sequences in parallel, each its own sequence of one batch.
+    """Greedy decoding of several sequences in one batch.
 
     Args:
-        capacity: tokens of a sequence at most.
-        flash: whether attention is by llama.cpp's flash attention.
-        unified: whether sequences share one buffer of keys and values.
-        exact: whether keys and values are kept in float32; default: float16, as llama.cpp does.
+        sequences: number of sequences.
+        capacity: maximum number of tokens of a sequence.
+        flash: use llama.cpp's flash attention.
+        unified: one buffer of keys and values for all sequences.
+        exact: keys and values in float32; default: float16, the default of llama.cpp.
     """
 
     def __init__(
@@ -169,7 +172,7 @@ class _Context:
         exact: bool = False,
     ) -> None:
         api = self.api = model.api
-        self.model = model  # which must outlive this
+        self.model = model  # a reference, since the model must outlive the context
         self.vocab_size = vocab_size
         options = api.llama_context_default_params()
         capacity = -(-capacity // 32) * 32
@@ -192,26 +195,29 @@ class _Context:
         self.api.llama_free(self.context)
 
     def generate(self, rows: Sequence[Sequence[int]], new: int, end: int) -> list[list[int]]:
-        """Exactly `new` greedy tokens behind each row; `end` is never written."""
+        """Exactly `new` greedy tokens after each row, without `end`."""
         self.api.llama_memory_clear(self.memory, False)
         entries = [
-            (token, place, number, place == len(row) - 1)
+            (token, position, number, position == len(row) - 1)
             for number, row in enumerate(rows)
-            for place, token in enumerate(row)
+            for position, token in enumerate(row)
         ]
-        written: list[list[int]] = [[] for _ in rows]
+        outputs: list[list[int]] = [[] for _ in rows]
         for step in range(new):
-            chosen = self._decode(entries, len(rows), end)
-            for out, token in zip(written, chosen, strict=True):
-                out.append(token)
+            tokens = self._decode(entries, len(rows), end)
+            for output, token in zip(outputs, tokens, strict=True):
+                output.append(token)
             entries = [
                 (token, len(row) + step, number, True)
-                for number, (row, token) in enumerate(zip(rows, chosen, strict=True))
+                for number, (row, token) in enumerate(zip(rows, tokens, strict=True))
             ]
-        return written
+        return outputs
 
     def _decode(self, entries: list[tuple[int, int, int, bool]], count: int, end: int) -> list[int]:
-        """The likeliest next token of each sequence, after (token, position, sequence, is last)."""
+        """The most probable next token of each sequence.
+
+        `entries` are (token, position, sequence, is last).
+        """
         batch = self.batch
         batch.n_tokens = len(entries)
         for index, (token, position, sequence, is_last) in enumerate(entries):
@@ -220,11 +226,11 @@ class _Context:
             batch.seq_id[index][0] = sequence
         status = self.api.llama_decode(self.context, batch)
         assert status == 0, f"llama_decode: {status}"
-        found = self.api.llama_get_logits(self.context)
-        logits = np.ctypeslib.as_array(found, shape=(count, self.vocab_size))
+        pointer = self.api.llama_get_logits(self.context)
+        logits = np.ctypeslib.as_array(pointer, shape=(count, self.vocab_size))
         logits[:, end] = -np.inf
-        chosen: list[int] = logits.argmax(1).tolist()
-        return chosen
+        tokens: list[int] = logits.argmax(1).tolist()
+        return tokens
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Long texts: what a sliding window costs as a text grows, and what a token costs late in a text.
+"""Long texts: cost of a layer with a sliding window by length, and of a token by context length.
 
-One causal layer: heedful's with a window and without, and one written with torch's fused causal
-kernel (`scaled_dot_product_attention(is_causal=True)`). Times are measured in turn in one process;
-memory is the largest that a fresh process ever held, less what it held before the layer ran.
+Compared are a causal layer of heedful with a window and without, and one with torch's fused causal
+kernel (`scaled_dot_product_attention(is_causal=True)`). Times are measured in alternating rounds in
+one process; memory is the peak of a fresh process, minus its peak before the layer runs.
 """
 
 import math
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 class FusedAttention(nn.Module):
-    """The same projections around torch's fused causal kernel."""
+    """A layer with the same projections and torch's fused causal kernel."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -95,17 +95,17 @@ class FusedAttention(nn.Module):
 
 
 def layer(kind: str, length: int) -> Callable[[], float]:
-    """Forward and backward of one causal layer over a text: one unit of work a call."""
+    """A function that runs forward and backward of a causal layer on a text; one unit of work."""
     torch.manual_seed(0)
     x = torch.randn(1, length, WIDTH, requires_grad=True)
     if kind == "fused":
         net: Any = FusedAttention(WIDTH, HEADS)
     else:
         attention = Attention(WIDTH, HEADS, window=WINDOW if kind == "window" else None)
-        places = Span(torch.arange(length)[None])
+        span = Span(torch.arange(length)[None])
 
         def net(x: Tensor) -> Tensor:
-            return attention(x, MaskSpec(places, places, causal=True))
+            return attention(x, MaskSpec(span, span, causal=True))
 
     def run() -> float:
         net(x).sum().backward()
@@ -115,15 +115,15 @@ def layer(kind: str, length: int) -> Callable[[], float]:
 
 
 def memory_of_process(kind: str, length: int) -> int:
-    """`memory` in a process of its own."""
-    words = [sys.executable, __file__, "--one", kind, str(length)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    """`memory` in a separate process."""
+    command = [sys.executable, __file__, "--one", kind, str(length)]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(process.stdout)
 
 
 def memory(kind: str, length: int) -> int:
-    """The bytes that the first run of a layer adds to the most that this process ever held."""
-    layer(kind, min(length, 512))()  # what torch itself takes
+    """Bytes by which the first run of a layer raises the peak memory of this process."""
+    layer(kind, min(length, 512))()  # memory of torch itself
     run = layer(kind, length)
     before = peak_bytes()
     run()
@@ -131,9 +131,9 @@ def memory(kind: str, length: int) -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever held.
+    """Peak memory of this process, in bytes.
 
-    Linux counts in `ru_maxrss` also what the process that started this one held.
+    On Linux `ru_maxrss` includes the memory of the process that started this one.
     """
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -144,7 +144,7 @@ def peak_bytes() -> int:
 
 @torch.inference_mode()
 def decode(contexts: tuple[int, ...], timing: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Seconds of one token after so many others, and of the reading that attention must do."""
+    """Seconds of decoding one token after each context, and of attention over its cache alone."""
     config = llama.Config(**DECODER, max_length=2 * max(contexts))
     net = llama.build(config).eval()
     cases: dict[str, Callable[[], float]] = {}
@@ -187,7 +187,7 @@ def decode(contexts: tuple[int, ...], timing: dict[str, Any]) -> dict[str, dict[
 def sections(
     layers: Layers, decoding: dict[str, dict[str, Any]], timing: dict[str, Any]
 ) -> list[str]:
-    """The page."""
+    """The sections of the page."""
     rows, ratios = [], window_ratios(layers)
     for length, window in layers["window"].items():
         of = [layers[kind][length] for kind in KINDS]
@@ -201,7 +201,7 @@ def sections(
             ]
         )
     header = ["tokens", *(f"{name}, ms" for name in KINDS.values())]
-    header += ["window's rate over the best full one's", "window, µs a token"]
+    header += ["window's rate / best full rate", "window, µs per token"]
     header += [f"{name}, MiB" for name in KINDS.values()]
     first = next(iter(decoding.values()))["rest_seconds_by_round"]
     late = []
@@ -218,23 +218,23 @@ def sections(
         )
     return [
         f"One causal layer (width {WIDTH}, {HEADS} heads, fp32, no dropout), forward and backward; "
-        f"a window of {WINDOW} against all keys, by heedful's own layer and by one written with "
-        "torch's fused causal kernel. All run in one process in turn, in "
-        f"{timing['rounds']} rounds or more, until {timing.get('lasting', 0):g} seconds are over. "
+        f"with a window of {WINDOW} and with full attention, by heedful's layer and by one with "
+        "torch's fused causal kernel. All run in one process in alternating rounds, at least "
+        f"{timing['rounds']} rounds and {timing.get('lasting', 0):g} seconds. "
         "Times are medians of the rounds, ratios medians of the ratios within a round; memory is "
-        "the peak of a process of its own.",
+        "the peak of a separate process.",
         verdict(ratios),
         table(header, rows),
         "![Time and memory of a layer by length](long_texts.svg)",
-        "One token after so many others, batch of 1 "
-        f"({', '.join(f'{key} {value}' for key, value in DECODER.items())}). Reading is the fused "
-        "attention of all layers over the same cache alone; the rest is what all else costs.",
+        "Decoding of one token by length of its context, batch of 1 "
+        f"({', '.join(f'{key} {value}' for key, value in DECODER.items())}). Reading: fused "
+        "attention of all layers over the same cache, without anything else; rest: the difference.",
         table(["context", "token, ms", "reading, ms", "rest, ms", "rest / first"], late),
     ]
 
 
 def window_ratios(layers: Layers) -> dict[str, float]:
-    """By length the rate of the window over that of the fastest way to attend to all keys."""
+    """By length, the rate of the window divided by that of the fastest full attention."""
     ratios = {}
     for length, window in layers["window"].items():
         full = [layers[kind][length] for kind in ("full", "fused")]
@@ -244,19 +244,19 @@ def window_ratios(layers: Layers) -> dict[str, float]:
 
 
 def verdict(ratios: dict[str, float]) -> str:
-    """From which length on the window is faster than the best full attention, and how much."""
+    """A sentence on the lengths at which the window is faster than full attention."""
     slower = [f"{int(length):,} ({value:.2f})" for length, value in ratios.items() if value < 1]
     faster = [f"{int(length):,} ({value:.2f})" for length, value in ratios.items() if value >= 1]
     kinds = {"slower": slower, "as fast or faster": faster}
     parts = [f"{kind} at {', '.join(some)}" for kind, some in kinds.items() if some]
     return (
-        "Against the fastest full attention of each length the window is "
-        f"{' and '.join(parts)} tokens (in parentheses its rate over that of full attention)."
+        "Compared with the fastest full attention at each length, the window is "
+        f"{' and '.join(parts)} tokens (in parentheses its rate divided by that of full attention)."
     )
 
 
 def figure(layers: Layers) -> str:
-    """Both measures by length on logarithmic axes, as a picture."""
+    """An SVG with both measures by length, on logarithmic axes."""
     charts = [("seconds", "milliseconds", 1e3), ("bytes", "MiB", 1 / 2**20)]
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 380" '
@@ -269,7 +269,7 @@ def figure(layers: Layers) -> str:
 
 
 def chart(layers: Layers, key: str, unit: str, scale: float, *, left: int) -> list[str]:
-    """One measure: a line a kind, labelled at its end."""
+    """SVG elements of a chart of one measure, with a labeled line for each kind."""
     lines = {
         kind: [(int(length), max(one[key] * scale, 0.01)) for length, one in by_length.items()]
         for kind, by_length in layers.items()

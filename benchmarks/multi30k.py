@@ -1,4 +1,4 @@
-"""Multi30k, English to German: trains the shipped recipe, or takes its run, and writes the scores.
+"""Multi30k, English to German: trains the shipped recipe, or uses its run, and writes the scores.
 
 DATA holds train, val and test_2016_flickr, each .en.gz and .de.gz. Changes of the recipe are in
 experiments/multi30k.yaml.
@@ -24,7 +24,7 @@ METRICS = ["tokenized_lowercase_bleu", "bleu", "chrf", "ter"]
 
 
 def main() -> None:
-    """Train where needed, decode the test set, score, write."""
+    """Train if the run is missing, decode the test set, write its scores."""
     arguments = translation_parser(NAME, __doc__ or "").parse_args()
     run, run_information = translation_run(NAME, arguments, FILES)
     pairs = run.pairs("test")
@@ -32,8 +32,8 @@ def main() -> None:
     sections = [
         f"## test_2016_flickr, {len(pairs):,} sentences",
         scores_table(scores),
-        "Tokenized lowercased BLEU is the BLEU of many papers' tables; it is not sacreBLEU's, and "
-        "the two cannot be compared. Its n-gram precisions with beam 5: "
+        "Tokenized lowercased BLEU is the BLEU of many papers' tables; it is not comparable with "
+        "sacreBLEU's. Its n-gram precisions with beam 5: "
         f"{precisions(scores['beam 5']['tokenized_lowercase_bleu'])}.",
         forced_note(scores),
     ]

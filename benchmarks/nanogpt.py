@@ -1,7 +1,7 @@
-"""nanoGPT's training loop and its loss estimate, with the GPT-2 of transformers, as a peer.
+"""A peer: nanoGPT's training loop and loss estimate, with the GPT-2 of transformers.
 
-Its settings for a CPU: batches of 12 windows of 64 characters at random places, AdamW, a cosine
-schedule; the checkpoint with the lowest validation loss is kept.
+nanoGPT's settings for a CPU: batches of 12 windows of 64 characters at random positions, AdamW,
+a cosine schedule, and the checkpoint with the lowest validation loss.
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 CONTEXT, WINDOWS, STEPS, WARMUP, PEAK, END = 64, 12, 2000, 100, 1e-3, 1e-4
 EVALUATE_EVERY = 250
-ESTIMATE_BATCHES = 20  # of which its own evaluation is the mean
+ESTIMATE_BATCHES = 20  # batches of a loss estimate
 
 
 def split_text(text: str) -> tuple[str, str, str]:
@@ -27,12 +27,12 @@ def split_text(text: str) -> tuple[str, str, str]:
 
 
 def losses_of_peer(
-    text: str, seed: int, kept: Path, count: int, *, steps: int = STEPS
+    text: str, seed: int, cache: Path, count: int, *, steps: int = STEPS
 ) -> dict[str, Any]:
-    """Test losses of transformers' GPT-2 after nanoGPT's loop; cached in the file `kept`."""
-    if kept.is_file():
-        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-        return found
+    """Test losses of transformers' GPT-2 after nanoGPT's loop; stored in the file `cache`."""
+    if cache.is_file():
+        losses: dict[str, Any] = json.loads(cache.read_text(encoding="utf-8"))
+        return losses
     torch.manual_seed(seed)
     index = {character: number for number, character in enumerate(sorted(set(text)))}
     test, training, valid = (
@@ -40,14 +40,14 @@ def losses_of_peer(
     )
     net = peer(len(index))
     train(net, training, valid, steps)
-    found = {"loss": mean_loss(net, test), "estimates": loss_estimates(net, test, count)}
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(found), encoding="utf-8")
-    return found
+    losses = {"loss": mean_loss(net, test), "estimates": loss_estimates(net, test, count)}
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    cache.write_text(json.dumps(losses), encoding="utf-8")
+    return losses
 
 
 def peer(vocab_size: int) -> nn.Module:
-    """Four layers of width 128 without biases, all else as transformers draws it."""
+    """A GPT-2 with four layers of width 128 without biases, initialized by transformers."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     class Logits(nn.Module):
@@ -61,17 +61,17 @@ def peer(vocab_size: int) -> nn.Module:
 
     sizes = {"n_positions": CONTEXT, "n_embd": 128, "n_layer": 4, "n_head": 4}
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    marks = {"bos_token_id": None, "eos_token_id": None}
-    config = GPT2Config(vocab_size=vocab_size, activation_function="gelu", **sizes, **none, **marks)
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    config = GPT2Config(vocab_size=vocab_size, activation_function="gelu", **sizes, **none, **ids)
     model = GPT2LMHeadModel(config)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):  # drawn as zeros
+        if name.endswith("bias"):  # initialized as zeros
             parameter.requires_grad_(False)
     return Logits(model)
 
 
 def train(net: nn.Module, ids: Tensor, valid: Tensor, steps: int) -> None:
-    """Its loop; the net ends with the weights of the lowest validation loss."""
+    """nanoGPT's loop; afterwards the net has the weights with the lowest validation loss."""
     weights = [parameter for parameter in net.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in weights if p.dim() > 1], "weight_decay": 0.1},
@@ -95,7 +95,7 @@ def train(net: nn.Module, ids: Tensor, valid: Tensor, steps: int) -> None:
 
 
 def rate(step: int) -> float:
-    """A linear rise, then half a cosine to a tenth."""
+    """Learning rate: linear warm-up, then a cosine to a tenth of the peak."""
     if step < WARMUP:
         return PEAK * (step + 1) / (WARMUP + 1)
     share = (step - WARMUP) / (STEPS - WARMUP)
@@ -103,7 +103,7 @@ def rate(step: int) -> float:
 
 
 def random_batch(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """A batch of windows that begin at random places, and what comes next in them."""
+    """A batch of windows at random positions: inputs and targets."""
     starts = torch.randint(len(ids) - CONTEXT, (WINDOWS,))
     windows = torch.stack([ids[start : start + CONTEXT + 1] for start in starts])
     return windows[:, :-1], windows[:, 1:]
@@ -116,7 +116,7 @@ def loss(net: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def mean_loss(net: nn.Module, ids: Tensor) -> float:
-    """Over all of a text, in windows that do not overlap."""
+    """Mean loss over a text, in windows that do not overlap."""
     net.eval()
     count = (len(ids) - 1) // CONTEXT
     inputs, targets = (ids[first : first + count * CONTEXT].view(count, -1) for first in (0, 1))
@@ -129,7 +129,7 @@ def mean_loss(net: nn.Module, ids: Tensor) -> float:
 
 @torch.no_grad()
 def loss_estimates(net: nn.Module, ids: Tensor, count: int) -> list[float]:
-    """nanoGPT's own loss estimate, drawn `count` times."""
+    """nanoGPT's loss estimate, from `count` random samples of batches."""
     net.eval()
     return [
         float(np.mean([float(loss(net, *random_batch(ids))) for _ in range(ESTIMATE_BATCHES)]))

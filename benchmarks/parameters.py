@@ -22,14 +22,14 @@ def main() -> None:
         [
             f"`heedful.zoo.vaswani2017` with the paper's sizes and one shared vocabulary of "
             f"{VOCABULARY:,} entries, built on torch's meta device and counted. Shared weights "
-            "count once; the sinusoidal positions are no parameters.",
+            "count once; sinusoidal positions have no parameters.",
             "## Component by component",
             components_table(data),
             "## Against the paper's Table 3",
             paper_table(data),
-            "## What would explain the difference, and what would not",
-            "Each row changes one thing. The totals, and in brackets what is then left of the "
-            "difference to the paper:",
+            "## Possible explanations of the difference",
+            "Each row changes one setting. Totals, and in parentheses the remaining difference "
+            "from the paper:",
             variants_table(data),
             vocabulary_note(data),
         ],
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def describe(size: str) -> dict[str, Any]:
-    """Everything that is counted of one size."""
+    """The counts of a size, and their comparison with the paper."""
     config = Config(VOCABULARY, VOCABULARY, **SIZES[size])
     total = count(config)
     paper = PAPER[size]
@@ -55,7 +55,7 @@ def describe(size: str) -> dict[str, Any]:
         "difference_percent": 100 * (total - paper) / paper,
         "rows_of_difference": (paper - total) / width,
         # The paper rounds to whole millions.
-        "vocabulary_wanted": [
+        "vocabulary_needed": [
             VOCABULARY + (paper + offset - total) / width for offset in (-500_000, 500_000)
         ],
         "variants": {name: count(variant) for name, variant in variants(config).items()},
@@ -74,7 +74,7 @@ def size_of(module: torch.nn.Module) -> int:
 
 
 def components(config: Config) -> dict[str, int]:
-    """Parameters by component, in the order of the net: of one layer, and of each whole stack."""
+    """Parameters of the embedding, and of the parts of a layer and the whole of each stack."""
     with torch.device("meta"):
         net = build(config)
     assert net.head.out.weight is net.src_embedding.tokens.weight
@@ -82,18 +82,18 @@ def components(config: Config) -> dict[str, int]:
     total = size_of(net.src_embedding)
     for side, stack in (("encoder", net.encoder), ("decoder", net.decoder)):
         layers = len(stack.blocks)
-        of_layer = layer_components(stack.blocks[0])
-        counts |= {f"{side} layer: {name}": number for name, number in of_layer.items()}
-        counts[f"{side}: {layers} layers"] = layers * sum(of_layer.values())
+        layer = layer_components(stack.blocks[0])
+        counts |= {f"{side} layer: {name}": number for name, number in layer.items()}
+        counts[f"{side}: {layers} layers"] = layers * sum(layer.values())
         if size_of(stack.final_norm):
             counts[f"{side}: last norm"] = size_of(stack.final_norm)
-        total += layers * sum(of_layer.values()) + size_of(stack.final_norm)
+        total += layers * sum(layer.values()) + size_of(stack.final_norm)
     assert total == size_of(net)
     return counts
 
 
 def layer_components(block: Any) -> dict[str, int]:
-    """Parameters of one layer by kind."""
+    """Parameters of one layer, by part."""
     parts = {
         "self-attention": block.self_attention,
         "cross-attention": block.cross_attention,
@@ -105,19 +105,19 @@ def layer_components(block: Any) -> dict[str, int]:
 
 
 def variants(config: Config) -> dict[str, Config]:
-    """Configs that each change one thing which papers and code bases do differently."""
+    """Configs with one change each, in which papers and implementations differ."""
     return {
         "as built": config,
         "no bias in attention and feed-forward": replace(config, bias=False),
         "a norm after each stack": replace(config, final_norm=True),
-        f"learned positions, {config.max_length} a side": replace(config, positions="learned"),
-        "the source embedding apart": replace(config, tie_embeddings="decoder"),
+        f"learned positions, {config.max_length} per side": replace(config, positions="learned"),
+        "separate source embedding": replace(config, tie_embeddings="decoder"),
         "nothing shared": replace(config, tie_embeddings="none"),
     }
 
 
 def components_table(data: dict[str, Any]) -> str:
-    """A row for each component with both sizes."""
+    """A table of all components, with a column for each size."""
     rows = [
         [name, *(f"{data[size]['components'][name]:,}" for size in data)]
         for name in data["base"]["components"]
@@ -127,7 +127,7 @@ def components_table(data: dict[str, Any]) -> str:
 
 
 def paper_table(data: dict[str, Any]) -> str:
-    """Ours, theirs, and the difference in parameters, per cent and vocabulary rows."""
+    """A table of heedful's and the paper's totals, and their differences."""
     rows = [
         [
             size,
@@ -139,12 +139,12 @@ def paper_table(data: dict[str, Any]) -> str:
         ]
         for size, record in data.items()
     ]
-    header = ["", "here", "paper", "difference", "in per cent", "in rows of the embedding"]
+    header = ["", "heedful", "paper", "difference", "in percent", "in rows of the embedding"]
     return table(header, rows)
 
 
 def variants_table(data: dict[str, Any]) -> str:
-    """A row for each variant; the sizes' variants have the same names in the same order."""
+    """A table of all variants, with a column for each size."""
     rows = []
     for name in data["base"]["variants"]:
         cells = []
@@ -156,28 +156,28 @@ def variants_table(data: dict[str, Any]) -> str:
 
 
 def vocabulary_note(data: dict[str, Any]) -> str:
-    """Whether one vocabulary would do for both sizes, allowing for the paper's rounding."""
-    spans = {size: data[size]["vocabulary_wanted"] for size in data}
+    """A paragraph on the vocabulary sizes that explain the paper's figures."""
+    spans = {size: data[size]["vocabulary_needed"] for size in data}
     needed_rows = "; ".join(
-        f"{size} asks for {low:,.0f} to {high:,.0f} rows" for size, (low, high) in spans.items()
+        f"{size} needs {low:,.0f} to {high:,.0f} rows" for size, (low, high) in spans.items()
     )
     lowest_high = min(high for _, high in spans.values())
     highest_low = max(low for low, _ in spans.values())
     verdict = (
-        "The two spans do not meet: no single vocabulary explains both figures"
+        "The two ranges do not overlap: no single vocabulary explains both figures"
         if highest_low > lowest_high
         else f"A vocabulary of {highest_low:,.0f} to {lowest_high:,.0f} explains both figures"
     )
     signs = {data[size]["difference"] > 0 for size in data}
     same_way = (
-        "Base has fewer parameters here than in the paper and big has more, so that nothing which "
-        "only adds parameters, or only takes some away, explains both either."
+        "Base has fewer parameters than in the paper and big has more, so that no change which "
+        "only adds or only removes parameters explains both."
         if len(signs) == 2
         else "Both differ in the same direction."
     )
     return (
-        "The vocabulary is the one size that the paper gives only approximately. Taking its "
-        f"figures as rounded to whole millions, {needed_rows}. {verdict}. {same_way}"
+        "The paper gives the size of the vocabulary only approximately. If its figures are "
+        f"rounded to whole millions, {needed_rows}. {verdict}. {same_way}"
     )
 
 

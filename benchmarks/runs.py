@@ -1,4 +1,4 @@
-"""Runs of shipped recipes as benchmarks use them: made or gone on with, opened, told in tables."""
+"""Runs of shipped recipes for benchmarks: train or resume them, score them, and tabulate them."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ from significance import NOTE, interval_text, p_text, significance
 
 RUNS = Path("runs")
 MAX_ROWS = 20
-# What makes a run a smoke test of seconds.
+# Settings for a smoke test of seconds.
 QUICK = [
     "tokenizer.kind=char",
     "tokenizer.vocab_size=null",
@@ -45,7 +45,7 @@ QUICK = [
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder, its recipe, what its log says."""
+    """A finished run: its folder, its recipe, and events of its log."""
 
     directory: Path
     recipe: Recipe
@@ -54,27 +54,27 @@ class Run:
 
     @property
     def minutes(self) -> float:
-        """Training time, evaluations included, data preparation and final scores not."""
+        """Training time with evaluations, without data preparation and final scores."""
         return self.end.seconds / 60
 
     def model(self) -> Translator:
-        """The model that the run chose."""
+        """The best model of the run."""
         return load(self.directory)
 
     @property
     def data(self) -> Path:
-        """The prepared data that it learnt from."""
+        """The folder of the prepared data of the run."""
         name = facts_of_run(self.directory).data
         assert name is not None
         return cache_folder() / name
 
     def pairs(self, name: str) -> list[tuple[str, str]]:
-        """The raw text of "valid" or "test", as the run read it."""
+        """The source and target texts of "valid" or "test"."""
         lines = (self.data / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         return [(row["src"], row["tgt"]) for row in map(json.loads, lines)]
 
     def changes(self, name: str) -> list[str]:
-        """Where its recipe is not the shipped one; paths and what `auto` became apart."""
+        """Changes of its recipe from the shipped one, except paths and resolved `auto` values."""
         ignored = (
             "data.train.",
             "data.valid.",
@@ -93,13 +93,13 @@ def finished_run(
     settings: list[str],
     on_event: Callable[[Event], None] | None = None,
 ) -> Run:
-    """The finished run in `directory`; trained, or gone on with, where it is not there yet."""
+    """The finished run in `directory`; trains or resumes it if it is not finished."""
     if not (directory / "scores.json").is_file():
         has_started = (directory / "recipe.yaml").is_file()
         recipe = load_recipe(directory) if has_started else load_recipe(name, settings)
         result = train(recipe, directory, resume=has_started, on_event=on_event)
         if result.reason == "interrupted":
-            raise SystemExit("stopped and saved; the same command goes on")
+            raise SystemExit("stopped and saved; run the same command again to continue")
     events = read_log(directory / "log.jsonl")
     ends = [event for event in events if isinstance(event, RunFinished)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
@@ -107,7 +107,7 @@ def finished_run(
 
 
 def run_facts(run: Run, name: str, data_names: dict[str, str], note: str = "") -> dict[str, object]:
-    """How the run was trained, for a page; the note tells of its machine."""
+    """Facts on the training of a run, for a page; `note` describes the machine."""
     settings = "".join(f" --set {key}={value}" for key, value in data_names.items())
     return {
         "Trained by": f"`heedful train {name}{settings}`",
@@ -120,13 +120,13 @@ def run_facts(run: Run, name: str, data_names: dict[str, str], note: str = "") -
 
 
 def recipe_note(run: Run, name: str) -> str:
-    """Where a run's recipe is not the shipped one."""
+    """The changes of a run's recipe from the shipped one, as text."""
     changed = run.changes(name)
-    return f"as shipped but for {', '.join(changed)}" if changed else "as shipped"
+    return f"as shipped except {', '.join(changed)}" if changed else "as shipped"
 
 
 def progress_table(run: Run) -> str:
-    """Validation over time, at most some rows of it, the last among them."""
+    """A table of validation over time, of up to `MAX_ROWS` evaluations with the last one."""
     events = run.evaluations
     stride = -(-len(events) // MAX_ROWS)
     names = list(events[-1].scores)
@@ -150,7 +150,7 @@ def translation_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder of the text; not for a finished run")
     parser.add_argument("--run", type=Path, default=RUNS / name, help="folder of the run")
     parser.add_argument(
-        "--note", default="", help="printed beside the minutes of a run: on what it was trained"
+        "--note", default="", help="the machine of the training, printed after its minutes"
     )
     return parser
 
@@ -158,7 +158,7 @@ def translation_parser(name: str, description: str) -> argparse.ArgumentParser:
 def translation_run(
     name: str, arguments: argparse.Namespace, files: dict[str, str]
 ) -> tuple[Run, dict[str, object]]:
-    """The run of a translation recipe on `files` (recipe key to file name), and its facts."""
+    """The run of a translation recipe on `files` (file name by recipe key), and its facts."""
     is_finished = (arguments.run / "scores.json").is_file()
     if arguments.data is None and not is_finished:
         raise SystemExit(
@@ -173,8 +173,10 @@ def translation_run(
 
 
 def beam_scores(run: Run, pairs: list[tuple[str, str]], metrics: list[str]) -> dict[str, Any]:
-    """Scores of beam 5 and greedy search: each metric with its signature and details, confidence
-    intervals and a paired bootstrap test of beam search against greedy search."""
+    """Scores of beam 5 and greedy search by metric, with signatures and confidence intervals.
+
+    Includes a paired bootstrap test of beam search against greedy search.
+    """
     model = run.model()
     sources, references = [src for src, _ in pairs], [tgt for _, tgt in pairs]
     language = run.recipe.data.tgt_language
@@ -202,7 +204,7 @@ def beam_scores(run: Run, pairs: list[tuple[str, str]], metrics: list[str]) -> d
 
 
 def scores_table(scores: dict[str, Any]) -> str:
-    """A row for each metric: both searches with their intervals, their paired test, signature."""
+    """A table of metrics: both searches with intervals, p-value of the paired test, signature."""
     tested = scores["significance"]
     rows = []
     for name, score in scores["beam 5"].items():
@@ -229,12 +231,12 @@ def precisions(score: dict[str, Any]) -> str:
 
 
 def forced_note(scores: dict[str, Any]) -> str:
-    """Teacher-forced figures and outputs cut off, in a sentence."""
+    """Sentences on perplexity, token accuracy, and outputs that reached the length limit."""
     forced = scores["teacher_forced"]
     accuracy = format_score("token_accuracy", forced["token_accuracy"])
     return (
-        f"Perplexity of the references under the model: {forced['perplexity']:.3f} a token; token "
-        f"accuracy {accuracy}. Outputs cut off by the length limit: "
+        f"Perplexity of the references: {forced['perplexity']:.3f} per token; token accuracy "
+        f"{accuracy}. Outputs truncated by the length limit: "
         f"{scores['beam 5']['cut_off']} with beam 5, {scores['greedy']['cut_off']} greedy."
     )
 
@@ -248,7 +250,7 @@ def write_translation_results(
     scores: dict[str, Any],
     arguments: argparse.Namespace,
 ) -> None:
-    """The page of a translation run: its facts, its scores, validation over time."""
+    """Write the page of a translation run: facts, scores, validation over time."""
     write_results(
         name,
         title,

@@ -47,7 +47,7 @@ from heedful.recipe_files import load_recipe
 from heedful.training.events import score_label
 
 METRICS = ("bleu", "tokenized_lowercase_bleu")
-# Maximum loss of BLEU by int8 or a shortlist on the validation text; the page shows the actual loss.
+# Maximum loss of BLEU by int8 or a shortlist on the validation text; the actual one is on the page.
 TOLERANCE = 1.0
 BATCHES = [("examples", 16), ("examples", 32), ("examples", 64), ("examples", 128)]
 BATCHES += [("tokens", 512), ("tokens", 1024), ("tokens", 2048), ("tokens", 4096)]
@@ -349,24 +349,24 @@ def sections(data: dict[str, Any], precisions: dict[str, dict[str, float]]) -> l
             ["", "heedful", "by hand", "ratio", "same outputs", "heedful's setting", "by hand's"],
             calls,
         ),
-        "Sentences in a second. By hand: the tokenizer's `encode_batch`, one call with all lines, "
-        "`decode_batch`; the same int8 model, beam and length penalty, and the largest of the "
-        "lines' length limits for all, where heedful has each line's own. Settings are workers × "
-        "threads, and what a batch holds; both were chosen on the validation text, in as many warm "
-        "rounds.",
+        "Sentences per second. By hand: the tokenizer's `encode_batch`, one call with all lines, "
+        "`decode_batch`; the same int8 model, beam and length penalty, and the largest length "
+        "limit for all lines, whereas heedful has one for each line. Settings are workers × "
+        "threads and the size of a batch; both were selected on the validation text, in the same "
+        "number of warm rounds.",
         "## The teacher in int8 and float32, beam 5",
         table(
             ["", *labels],
-            [[name, *bleus(each, precisions["int8"])] for name, each in precisions.items()],
+            [[name, *bleus(values, precisions["int8"])] for name, values in precisions.items()],
         ),
         "## Recipes of the runs",
         facts(data["trained"]),
     ]
 
 
-def bleus(found: dict[str, float], base: dict[str, float]) -> list[str]:
-    """Scores, and how far they are from those of a base."""
-    return [f"{found[metric]:.2f} ({found[metric] - base[metric]:+.2f})" for metric in METRICS]
+def bleus(values: dict[str, float], base: dict[str, float]) -> list[str]:
+    """Scores, and their differences from those of a base."""
+    return [f"{values[metric]:.2f} ({values[metric] - base[metric]:+.2f})" for metric in METRICS]
 
 
 def differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Copy, reverse and sort: trains the shipped recipes and writes how fast each is learnt."""
+"""Copy, reverse and sort: trains the shipped recipes and writes their learning curves."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ FEW = [
 
 
 def main() -> None:
-    """Train what is not trained yet, and write the page."""
+    """Train missing runs, and write the page."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--runs", type=Path, default=RUNS / "synthetic", help="folder of the runs")
     arguments = parser.parse_args()
@@ -28,14 +28,13 @@ def main() -> None:
         "synthetic",
         "Copy, reverse and sort",
         [
-            "Each is trained by its shipped recipe. Held-out sequences occur neither in training "
-            "nor twice.",
-            "## What was reached",
+            "Each task is trained by its shipped recipe. Held-out sequences are unique and do not "
+            "occur in training.",
+            "## Results",
             summary_table(data),
-            f"Token accuracy is teacher-forced, on the validation set, and the first epoch is the "
-            f"one after which it is at least {format_score('token_accuracy', THRESHOLD)}. Exact "
-            "match is of real greedy decoding on the test set: the share of sequences without any "
-            "wrong symbol.",
+            f"Token accuracy is teacher-forced, on the validation set; the first epoch is the "
+            f"first with at least {format_score('token_accuracy', THRESHOLD)}. Exact match is the "
+            "fraction of sequences of the test set that greedy decoding outputs without error.",
             "## Token accuracy after each epoch",
             epochs_table(data),
             "## The runs",
@@ -53,7 +52,7 @@ def main() -> None:
 
 
 def describe(name: str, run: Run) -> dict[str, Any]:
-    """What a page tells of one run."""
+    """The record of a run."""
     scores = read_json(run.directory / "scores.json")
     assert scores["set"] == "test"
     curve = {event.epoch: event.token_accuracy for event in run.evaluations}
@@ -74,7 +73,7 @@ def describe(name: str, run: Run) -> dict[str, Any]:
 
 
 def summary_table(data: dict[str, Any]) -> str:
-    """A row for each task."""
+    """A table of the results of all tasks."""
     rows = []
     for name, record in data.items():
         shortest, longest = record["lengths"]
@@ -96,7 +95,7 @@ def summary_table(data: dict[str, Any]) -> str:
 
 
 def epochs_table(data: dict[str, Any]) -> str:
-    """A row for each epoch, a column for each task."""
+    """A table of token accuracy by epoch, with a column for each task."""
     curves = [record["token_accuracy_by_epoch"] for record in data.values()]
     rows = [
         [epoch, *(_share(curve.get(epoch)) for curve in curves)]

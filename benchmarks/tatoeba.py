@@ -1,4 +1,4 @@
-"""Tatoeba, English to Chinese: trains the shipped recipe, or takes its run, and writes the scores.
+"""Tatoeba, English to Chinese: trains the shipped recipe, or uses its run, and writes the scores.
 
 DATA holds train and val, each .en.gz and .zh.gz.
 """
@@ -22,7 +22,7 @@ METRICS = ["chrf", "bleu"]
 
 
 def main() -> None:
-    """Train where needed, decode the validation set, score, write."""
+    """Train if the run is missing, decode the validation set, write its scores."""
     arguments = translation_parser(NAME, __doc__ or "").parse_args()
     run, run_information = translation_run(NAME, arguments, FILES)
     pairs = run.pairs("valid")
@@ -30,7 +30,7 @@ def main() -> None:
     sections = [
         f"## val, {len(pairs):,} sentences",
         scores_table(scores),
-        "There is no test set: the validation set also chose among the run's checkpoints.",
+        "There is no test set: the checkpoint was selected on the same validation set.",
         forced_note(scores),
     ]
     title = "Tatoeba, English to Chinese"

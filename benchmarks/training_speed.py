@@ -1,9 +1,9 @@
-"""Training speed in tokens/s: heedful, torch.nn.Transformer and transformers' Marian, side by side.
+"""Training speed in tokens/s: heedful, torch.nn.Transformer and transformers' Marian.
 
 One optimizer step is forward, loss with label smoothing, backward, clipping and fused Adam. Tokens
-are those of source and target without padding. All train in one process, in turn. Marian's
-attention (eager or sdpa) is chosen for each size and precision by `common.fastest`, on other
-batches than those measured. No peer forms logits at padding.
+are those of source and target without padding. All train in one process, in alternating rounds.
+Marian's attention (eager or sdpa) is selected for each size and precision by `common.fastest`, on
+other batches than those measured. The peers compute no logits at padding either.
 """
 
 import math
@@ -51,7 +51,7 @@ Case = Callable[[], float]
 
 @dataclass(frozen=True)
 class Size:
-    """A model's size and its batch: `rows` pairs, at most `width` tokens a side."""
+    """A model's size and its batch: `rows` pairs with up to `width` tokens per side."""
 
     d_model: int
     num_heads: int
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def make_batches(size: Size, seed: int) -> list[Batch]:
-    """Random ids, lengths uniform in the last quarter of the width."""
+    """Batches of random ids, with lengths uniform in the last quarter of the width."""
     rng = np.random.default_rng(seed)
     least = size.width - size.width // 4 + 1
     batches = []
@@ -122,7 +122,7 @@ def make_batches(size: Size, seed: int) -> list[Batch]:
 
 
 def choose_attention(size: Size, *, quick: bool) -> dict[str, str]:
-    """For each precision the attention with which Marian trains fastest, on batches of its own."""
+    """For each precision the attention with which Marian trains fastest, on separate batches."""
     batches = make_batches(size, seed=2)
     fastest_attention = {}
     for precision in PRECISIONS:
@@ -138,12 +138,12 @@ def choose_attention(size: Size, *, quick: bool) -> dict[str, str]:
 def make_cases(
     size: Size, who: list[str], steps: int, attention: dict[str, str]
 ) -> tuple[dict[str, Case], dict[str, int]]:
-    """For each implementation and precision a function that takes some steps; and its parameters.
+    """A function that trains some steps for each implementation and precision; parameter counts.
 
-    Each precision trains weights of its own; autocast is the difference.
+    Each precision trains separate weights; bf16 uses autocast.
 
     Args:
-        attention: of Marian, by precision.
+        attention: Marian's attention by precision.
     """
     batches = make_batches(size, seed=1)
     cases: dict[str, Case] = {}
@@ -158,7 +158,7 @@ def make_cases(
 
 
 def take_steps(step: Callable[[Batch], None], batches: Iterator[Batch], count: int) -> int:
-    """The real tokens of `count` steps."""
+    """Train `count` steps; returns the number of tokens without padding."""
     tokens = 0
     for batch in (next(batches) for _ in range(count)):
         step(batch)
@@ -167,7 +167,7 @@ def take_steps(step: Callable[[Batch], None], batches: Iterator[Batch], count: i
 
 
 def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
-    """The trainer's own step, with all that it checks and counts in a run."""
+    """A step of the trainer, with its checks and counters."""
     upcoming: list[Batch] = []
     settings = Training.model_validate(
         {
@@ -194,7 +194,7 @@ def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
 
 
 def plain_step(net: nn.Module, precision: str) -> Callable[[Batch], None]:
-    """A step as one writes it for any module that returns logits."""
+    """A plain training step for a module that returns logits."""
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, betas=BETAS, eps=EPS, fused=True)
     net.train()
 
@@ -235,9 +235,11 @@ class TorchTransformer(nn.Module):
             batch_first=True,
         )
 
-    def forward(self, src: Tensor, tgt: Tensor, places: Tensor) -> Tensor:
-        """Logits at the real target places. No real target token attends to padding behind it, so
-        the target needs no mask of its padding."""
+    def forward(self, src: Tensor, tgt: Tensor, positions: Tensor) -> Tensor:
+        """Logits (M, V) at the target positions.
+
+        Causal attention masks the target's padding, which is on the right.
+        """
         causal = nn.Transformer.generate_square_subsequent_mask(tgt.size(1)).isinf()
         states = self.transformer(
             self.embed(src),
@@ -247,7 +249,7 @@ class TorchTransformer(nn.Module):
             memory_key_padding_mask=src == PAD,
             tgt_is_causal=True,
         )
-        return F.linear(states.flatten(0, 1)[places], self.embedding.weight)
+        return F.linear(states.flatten(0, 1)[positions], self.embedding.weight)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Scaled embeddings plus positions."""
@@ -287,16 +289,16 @@ class Marian(nn.Module):
         self.net = MarianMTModel(config)
         self.net.set_attn_implementation(attention)
 
-    def forward(self, src: Tensor, tgt: Tensor, places: Tensor) -> Tensor:
-        """Logits at the real target places."""
+    def forward(self, src: Tensor, tgt: Tensor, positions: Tensor) -> Tensor:
+        """Logits (M, V) at the target positions."""
         states = self.net.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt)
-        real = states.last_hidden_state.flatten(0, 1)[places]
+        real = states.last_hidden_state.flatten(0, 1)[positions]
         logits: Tensor = self.net.lm_head(real) + self.net.final_logits_bias
         return logits
 
 
 def heedful_model(size: Size) -> nn.Module:
-    """The same sizes from the zoo."""
+    """heedful's model of the same size."""
     config = vaswani2017.Config(
         size.vocab_size,
         size.vocab_size,
@@ -323,7 +325,7 @@ LABELS = {
 
 
 def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> list[str]:
-    """The page: how, the rates, the ratios."""
+    """The sections of the page: method, rates, ratios."""
     rates = {size: record["tokens_per_second"] for size, record in data.items()}
     rounds_of = {size: record["tokens_per_second_by_round"] for size, record in data.items()}
     speed = [
@@ -347,12 +349,12 @@ def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> l
     sizes = [[s, *(f"{number:,}" for number in vars(shapes[s]).values())] for s in data]
     header = ["", *data]
     how = (
-        "Tokens of source and target, without padding, in a second of whole optimizer steps: "
+        "Tokens of source and target per second, without padding, in whole optimizer steps: "
         f"forward, loss with label smoothing {SMOOTHING}, backward, clipping, fused Adam; dropout "
         f"{DROPOUT} on sub-layers, attention weights and hidden units. Random ids, lengths uniform "
-        "in the last quarter of the width. All run in one process in turn. Rates are the medians "
-        f"of {rounds} rounds of {steps} steps, ratios the medians of the ratios within a round. "
-        "heedful takes the steps of its trainer, with the trainer's checks and counts. The peers "
+        "in the last quarter of the width. All run in one process in alternating rounds. Rates are "
+        f"medians of {rounds} rounds of {steps} steps, ratios medians of the ratios within a "
+        "round. heedful's steps are those of its trainer, with its checks and counters. The peers "
         "compute logits only at real targets."
     )
     if "transformers" in who:
@@ -362,15 +364,15 @@ def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> l
         )
         how += (
             " Marian runs with the attention (eager or sdpa) that was fastest on other batches, in "
-            f"as many rounds as `heedful optimize` takes ({attentions})."
+            f"the rounds of `heedful optimize` ({attentions})."
         )
-    size_header = ["size", "D", "heads", "layers a side", "F", "pairs", "width", "vocabulary"]
+    size_header = ["size", "D", "heads", "layers per side", "F", "pairs", "width", "vocabulary"]
     return [
         how,
         table(size_header, sizes),
         "## Tokens per second",
         table(header, speed),
-        *(["## heedful's rate over the peer's", table(header, compared)] if compared else []),
+        *(["## heedful's rate / peer's rate", table(header, compared)] if compared else []),
         "## Parameters",
         table(header, counted),
     ]

@@ -68,7 +68,7 @@ def test_parameters_are_those_of_the_paper(bench: Bench) -> None:
         assert found["total"] == total
         assert f"{total:,}" in page
         assert abs(found["difference_percent"]) < 4
-        low, high = found["vocabulary_wanted"]
+        low, high = found["vocabulary_needed"]
         for rows, edge in ((low, -500_000), (high, 500_000)):
             assert total + (rows - 37_000) * width == pytest.approx(found["paper"] + edge)
 
