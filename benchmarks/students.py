@@ -199,7 +199,7 @@ def optimize_copy(system: System, run: Path, folder: Path, data: Path) -> None:
     config = read_json(folder / "config.json")
     write_json(folder / "config.json", config | {"options": {"beam_size": system.beam}})
     optimize(
-        folder,
+        model=folder,
         src=data / "val.en.gz",
         ref=data / "val.de.gz",
         backend=["ctranslate2"],
