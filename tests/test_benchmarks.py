@@ -264,7 +264,8 @@ def test_an_ablation_of_the_first_pairs(bench: Bench, tmp_path: Path, text: Path
     assert (record["row"], record["settings"]) == ("shipped", [])
     assert "\n| shipped | recipe | 1 |" in written
     again, data = bench("ablation", "translation", **page)  # from the records alone
-    assert (again.split("## Command, versions")[0], data["records"]) == (written.split("## How")[0], [record])
+    assert again.split("## Command, versions")[0] == written.split("## Command, versions")[0]
+    assert data["records"] == [record]
 
 
 def test_rows_of_an_experiment_inherit_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +326,7 @@ def test_translation(bench: Bench, tmp_path: Path, text: Path, name: str, target
     assert WORDS[target] not in page, "no sentence of the data is in the results"
     # A finished run is not trained again, and needs no text.
     again, _ = bench(name, "--run", run)
-    assert again.split("## Command, versions")[0] == page.split("## How")[0]
+    assert again.split("## Command, versions")[0] == page.split("## Command, versions")[0]
 
 
 def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
@@ -462,9 +463,9 @@ def test_the_memory_of_a_layer_does_not_depend_on_that_of_its_parent(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import long_texts  # type: ignore[import-not-found]
 
-    small = long_texts.memory_of_process("full", 2048)
+    small = long_texts.memory_of_process("full", 4096)
     large = b"\1" * (1 << 30)  # more than torch and the layer take
-    again = long_texts.memory_of_process("full", 2048)
+    again = long_texts.memory_of_process("full", 4096)
     assert len(large) == 1 << 30
     assert min(small, again) > 10 << 20
     assert abs(small - again) < small / 2
@@ -516,7 +517,7 @@ def test_sst2(bench: Bench, tmp_path: Path) -> None:
     assert "scikit-learn" in data["versions"]
     assert "| TF-IDF of n-grams, logistic regression | 100.00 |" in page
     again, data = bench("sst2", *arguments, "--baseline-only")
-    assert again.split("## Command, versions")[0] == page.split("## How this")[0]
+    assert again.split("## Command, versions")[0] == page.split("## Command, versions")[0]
     sizes = {
         name: json.loads((runs / name / "config.json").read_text(encoding="utf-8"))["model"]
         for name in ("masked-lm", "pretrained-1", "student-1")
