@@ -1,4 +1,4 @@
-"""Attention weights of every architecture: read, changed and returned, and free while unused."""
+"""Attention weights of every architecture: read, replaced and returned; no cost while unused."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def call(net: Any, ids: Tensor, source: Tensor | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_hooks_read_every_pattern_and_change_nothing(name: str) -> None:
+def test_hooks_read_the_weights_without_changing_the_output(name: str) -> None:
     """Rows of the weights sum to one, or are zero where nothing is seen."""
     net = tiny(name)
     ids = torch.randint(VOCAB, (3, 5))
@@ -59,7 +59,7 @@ def test_hooks_read_every_pattern_and_change_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_pattern_that_a_hook_returns_takes_its_place(name: str) -> None:
+def test_weights_returned_by_a_hook_replace_the_weights(name: str) -> None:
     """Weights of zero in every attention leave the biases of its output alone."""
     net = tiny(name)
     hooks = [
@@ -77,7 +77,7 @@ def test_a_pattern_that_a_hook_returns_takes_its_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_the_weights_of_cached_steps_are_the_rows_of_a_whole_pass(name: str) -> None:
+def test_weights_of_cached_steps_are_rows_of_the_full_weights(name: str) -> None:
     net = tiny(name)
     ids = torch.randint(VOCAB, (2, 6))
     source = Tokens.from_ids(torch.randint(VOCAB, (2, 4)))
@@ -133,7 +133,7 @@ def test_returned_weights_give_the_output(groups: int, window: int | None) -> No
     assert not weights[2].any()
 
 
-def test_weights_are_those_of_torch_s_own_module() -> None:
+def test_weights_equal_torch_multihead_attention() -> None:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
     ours = CrossAttention(12, 3).double()

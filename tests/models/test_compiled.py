@@ -1,4 +1,4 @@
-"""Traced nets are traced once a bucket, and nets export with the cache as an argument."""
+"""Compiled nets are traced once per bucket, and nets export with the cache as an argument."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Decoding with a cache: whatever is done with it, each text gets what it gets alone."""
+"""Decoding with a cache equals decoding without, for any sequence of cache operations."""
 
 from itertools import pairwise
 from typing import Any
@@ -86,7 +86,7 @@ def begun(
 @SEARCH
 @given(nets(WRITERS), lengths_of(3, 0, 5), st.integers(1, 3), SIDES, st.data())
 @torch.no_grad()
-def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
+def test_any_sequence_of_cache_operations_equals_uncached_decoding(
     net: Any, lengths: list[int], beams: int, side: str, data: st.DataObject
 ) -> None:
     """Ragged prompts padded on either side, beams that follow others, several tokens at once, rows
@@ -145,7 +145,7 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
 
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_rows_come_and_go_in_one_cache_while_others_go_on(name: str) -> None:
+def test_rows_are_replaced_in_a_cache_while_others_continue(name: str) -> None:
     """100 texts arrive at random in a cache of four rows; a row without one takes no token."""
     net = tiny(name)
     waiting = [texts_of([int(torch.randint(1, 6, ()))], seed)[0] for seed in range(100)]
@@ -179,7 +179,9 @@ def test_rows_come_and_go_in_one_cache_while_others_go_on(name: str) -> None:
 @pytest.mark.parametrize("windows", [(None, 3), (1, 100)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.no_grad()
-def test_every_scheme_past_its_window_in_chunks(scheme: str, windows: tuple[int, ...]) -> None:
+def test_chunks_beyond_the_window_equal_uncached_decoding(
+    scheme: str, windows: tuple[int, ...]
+) -> None:
     """One example of each that is sure to run, at lengths past windows, tables and buckets."""
     net = two_stacks(Single(scheme, windows=windows, embedding_norm=True))
     texts = texts_of([30, 11, 1], 3)
@@ -191,7 +193,7 @@ def test_every_scheme_past_its_window_in_chunks(scheme: str, windows: tuple[int,
 
 
 @torch.no_grad()
-def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> None:
+def test_beams_share_source_and_prompt_without_copies() -> None:
     """Sources are projected once; following another beam moves no key."""
     net = two_stacks(Single())
     cache, _ = begun(net, texts_of([3, 2]), "right", 16, 3)
@@ -213,7 +215,7 @@ def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> No
 
 
 @torch.no_grad()
-def test_a_cache_has_the_model_s_type_its_key_heads_and_slots_for_what_it_was_made_for() -> None:
+def test_a_cache_has_the_dtype_and_sizes_of_the_model() -> None:
     single = Single(num_heads=4, num_kv_heads=2, windows=(None,))
     for dtype in (torch.float32, torch.bfloat16):
         cache = decoder(single).to(dtype).start(3, capacity=5 + 2 * 4, beams=4)
@@ -223,7 +225,7 @@ def test_a_cache_has_the_model_s_type_its_key_heads_and_slots_for_what_it_was_ma
 
 
 @torch.no_grad()
-def test_decoding_under_autocast_is_near_decoding_without() -> None:
+def test_decoding_under_autocast_is_close_to_fp32() -> None:
     net = two_stacks(Single()).float()
     source, ids = texts_of([5, 5])[1].source[None], torch.tensor([[1, 2, 3]])
     with torch.autocast("cpu", torch.bfloat16):
@@ -234,7 +236,7 @@ def test_decoding_under_autocast_is_near_decoding_without() -> None:
 
 
 @torch.no_grad()
-def test_more_tokens_than_slots_are_an_error_and_never_a_wrong_answer() -> None:
+def test_more_tokens_than_slots_are_an_error() -> None:
     net = decoder(Single())
     cache, texts = begun(net, texts_of([3]), "right", 4, 1)
     with pytest.raises((IndexError, RuntimeError), match="out of"):
@@ -242,7 +244,7 @@ def test_more_tokens_than_slots_are_an_error_and_never_a_wrong_answer() -> None:
 
 
 @torch.no_grad()
-def test_rows_that_are_neither_one_a_text_nor_one_a_beam_are_refused() -> None:
+def test_rows_must_be_one_per_text_or_one_per_beam() -> None:
     net = decoder(Single())
     cache = net.start(2, capacity=4, beams=3)
     with pytest.raises(AssertionError):
@@ -254,7 +256,7 @@ def test_rows_that_are_neither_one_a_text_nor_one_a_beam_are_refused() -> None:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("prompt", [4, 36])
 @torch.no_grad()
-def test_layers_with_a_window_forget_what_it_does_not_reach(
+def test_layers_with_a_window_drop_tokens_outside_of_it(
     name: str, beams: int, padded: bool, prompt: int
 ) -> None:
     """What they hold is bounded by the window, and each step gives what a whole pass gives."""
@@ -290,7 +292,7 @@ def test_layers_with_a_window_forget_what_it_does_not_reach(
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
 @torch.no_grad()
-def test_nothing_is_forgotten_that_may_be_taken_back(name: str) -> None:
+def test_a_cache_that_may_be_rewound_drops_no_token(name: str) -> None:
     """A text that was fed is rewound to any length, however short the window."""
     net = tiny(name)
     decoding = DecodingState(net, net.start(1, capacity=16), longest=48)
@@ -304,7 +306,7 @@ def test_nothing_is_forgotten_that_may_be_taken_back(name: str) -> None:
 
 
 @torch.no_grad()
-def test_the_first_tokens_of_a_cache_attend_as_a_sequence_does() -> None:
+def test_the_first_tokens_of_a_cache_use_the_causal_kernel() -> None:
     """By the kernel's own causality, and by blocks of a window; later and padded ones do not."""
     net, ids = tiny("gemma3"), torch.randint(VOCAB, (2, 4))
     real = torch.tensor([[True] * 4, [False, *[True] * 3]])

@@ -24,7 +24,7 @@ def inputs(net: Any, rows: int, width: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_exported_net_answers_batches_of_other_sizes(name: str) -> None:
+def test_an_exported_net_accepts_other_batch_sizes(name: str) -> None:
     net = tiny(name)
     torch.manual_seed(0)
     given = inputs(net, 3, 6)

@@ -1,4 +1,4 @@
-"""Laws of all families, searched over the whole option space."""
+"""Properties of all model families, over the whole option space."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -65,7 +65,7 @@ def windows_in_parts() -> Iterator[None]:
 @SEARCH
 @given(nets(), LENGTHS, SIDES, st.integers(0, 3), st.none() | st.integers(0, VOCAB - 1))
 @torch.no_grad()
-def test_a_batch_of_n_is_n_batches_of_one_however_it_is_padded(
+def test_a_batch_of_n_equals_n_batches_of_one_for_any_padding(
     net: Any, lengths: list[int], side: str, more: int, pad_id: int | None
 ) -> None:
     """So left padding is right padding, more padding changes nothing, and nor does what stands in
@@ -89,7 +89,9 @@ def test_a_permuted_batch_gives_the_permuted_result(
 @SEARCH
 @given(nets(), st.integers(2, 7), SIDES)
 @torch.no_grad()
-def test_an_empty_row_is_finite_and_disturbs_nobody(net: Any, length: int, side: str) -> None:
+def test_an_empty_row_is_finite_and_does_not_affect_others(
+    net: Any, length: int, side: str
+) -> None:
     texts = texts_of([length, 0, 1])
     found = outputs(net, texts, side, width=7)
     assert all(row.isfinite().all() for row in found)
@@ -98,9 +100,7 @@ def test_an_empty_row_is_finite_and_disturbs_nobody(net: Any, length: int, side:
 
 @SEARCH
 @given(nets(), LENGTHS, SIDES)
-def test_the_training_path_computes_what_the_inference_path_does(
-    net: Any, lengths: list[int], side: str
-) -> None:
+def test_training_and_inference_paths_are_equal(net: Any, lengths: list[int], side: str) -> None:
     """Plain products where gradients are formed, fused kernels where not."""
     taken: set[str] = set()
 
@@ -131,7 +131,7 @@ def states_of(net: Any, rows: list[Tensor], side: Any, **padding: Any) -> Tensor
 @SEARCH
 @given(singles(dropout=0.3), st.sampled_from([decoder, encoder, two_stacks]), lengths_of(3, 0, 6),
        SIDES)  # fmt: skip
-def test_padding_gives_no_gradient_and_everything_is_finite(
+def test_padding_has_no_gradient_and_all_values_are_finite(
     single: Single, build: Any, lengths: list[int], side: str
 ) -> None:
     """In training, dropout and empty rows included. One id stands in the padding alone."""
@@ -169,7 +169,7 @@ def test_gradients_flow_to_every_parameter(single: Single, kind: str, seed: int)
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 @pytest.mark.parametrize("placement", ["post", "pre", "output"])
-def test_every_row_of_every_weight_learns(placement: Any, positions: Any) -> None:
+def test_every_row_of_every_weight_has_a_gradient(placement: Any, positions: Any) -> None:
     config = Config(
         VOCAB, VOCAB, 12, 3, 2, 2, 8, 0.0, 6,
         norm_placement=placement, positions=positions, activation="gelu", tie_embeddings="none",
@@ -208,7 +208,7 @@ def sees(single: Single, length: int, *, causal: bool) -> Tensor:
 @given(singles(), st.sampled_from([decoder, encoder, two_stacks]), st.integers(2, 8), st.data(),
        SIDES)  # fmt: skip
 @torch.no_grad()
-def test_a_token_knows_those_that_windows_and_causality_leave_it_and_no_others(
+def test_a_token_depends_on_its_visible_tokens_only(
     single: Single, build: Any, length: int, data: st.DataObject, side: str
 ) -> None:
     """Windows of layers add up. Whom it may know it does know: a constant would not pass."""
@@ -231,7 +231,7 @@ def test_a_token_knows_those_that_windows_and_causality_leave_it_and_no_others(
 
 @pytest.mark.parametrize("placement", ["post", "pre", "output"])
 @torch.no_grad()
-def test_every_position_knows_its_whole_source_and_what_came_before(placement: Any) -> None:
+def test_every_target_position_depends_on_the_source_and_earlier_tokens(placement: Any) -> None:
     net = random_net(Config(VOCAB, VOCAB, 12, 3, 2, 2, 8, 0.0, norm_placement=placement))
     src, tgt = torch.stack(random_rows([4, 4], 0)), torch.stack(random_rows([5, 5], 1))
     result = net(src, tgt)
@@ -245,7 +245,7 @@ def test_every_position_knows_its_whole_source_and_what_came_before(placement: A
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_pad_queries_get_zeros_in_every_layer(side: Any) -> None:
+def test_padding_queries_have_zero_attention_outputs(side: Any) -> None:
     """Of the source's own, the target's own and the cross-attention; empty sources likewise."""
     net = random_net(TINY)
     found: dict[str, Tensor] = {}
@@ -265,7 +265,7 @@ def test_pad_queries_get_zeros_in_every_layer(side: Any) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.no_grad()
-def test_every_scheme_tells_the_order_of_tokens(scheme: str) -> None:
+def test_every_position_scheme_depends_on_the_order_of_tokens(scheme: str) -> None:
     """What the laws leave: they hold for a scheme that says nothing."""
     row = torch.stack(random_rows([9], 0))
     net = encoder(Single(scheme, windows=(None,)))
@@ -287,7 +287,7 @@ def test_every_scheme_tells_the_order_of_tokens(scheme: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_rows_without_anything_to_see_are_finite_in_half_precision(
+def test_rows_without_visible_keys_are_finite_in_half_precision(
     scheme: str, dtype: torch.dtype
 ) -> None:
     """Forward and backward: empty sources, empty targets, packed rows, windows. Blocked keys stay
@@ -323,7 +323,7 @@ def test_rows_without_anything_to_see_are_finite_in_half_precision(
 @SEARCH
 @given(singles(), lengths_of(3, 1, 6), SIDES, st.integers(0, 99))
 @torch.no_grad()
-def test_a_class_is_told_from_the_first_real_token(
+def test_class_logits_use_the_first_real_token(
     single: Single, lengths: list[int], side: str, seed: int
 ) -> None:
     """Not from the first column, which is padding where rows are padded on the left."""
@@ -335,7 +335,7 @@ def test_a_class_is_told_from_the_first_real_token(
 @SEARCH
 @given(singles(), st.integers(2, 6))
 @torch.no_grad()
-def test_two_texts_in_one_are_told_apart_by_their_types(single: Single, length: int) -> None:
+def test_token_types_change_the_output(single: Single, length: int) -> None:
     net = encoder(single)
     ids = torch.stack(random_rows([length], 0))
     types = torch.zeros_like(ids)
@@ -353,7 +353,7 @@ def test_a_batch_without_tokens_gives_no_logits(build: Any, windows: Any) -> Non
 
 
 @pytest.mark.parametrize("lengths", [[4, 2], [-1, 2]])
-def test_lengths_that_the_batch_cannot_have_are_refused(lengths: list[int]) -> None:
+def test_lengths_out_of_range_are_refused(lengths: list[int]) -> None:
     net, ids = random_net(TINY), torch.zeros(2, 3, dtype=torch.int64)
     match = f"lengths must be from 0 to 3, the width of the batch, not {min(lengths)} to"
     with pytest.raises(UserError, match=match):
@@ -363,7 +363,7 @@ def test_lengths_that_the_batch_cannot_have_are_refused(lengths: list[int]) -> N
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
-def test_a_text_longer_than_the_model_allows_is_refused_with_both_lengths(positions: Any) -> None:
+def test_too_long_sequences_are_refused_with_both_lengths(positions: Any) -> None:
     """A row may be wider, where padding or other texts stand beside it."""
     config = Config(VOCAB, VOCAB, 4, 1, 1, 1, 4, max_length=MAX_LENGTH, positions=positions)
     net = random_net(config)
@@ -378,7 +378,7 @@ def test_a_text_longer_than_the_model_allows_is_refused_with_both_lengths(positi
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
-def test_nothing_stays_behind_when_a_model_moves(positions: Any) -> None:
+def test_all_tensors_move_with_the_model(positions: Any) -> None:
     """The meta device refuses any tensor of another device, as an accelerator does."""
     net = build(Config(VOCAB, VOCAB, 12, 3, 1, 1, 8, positions=positions)).to("meta").train()
     ids = torch.zeros(2, 3, dtype=torch.int64, device="meta")

@@ -1,4 +1,4 @@
-"""Every product with a weight is a call of its linear, so that what wraps one is never bypassed."""
+"""Every linear layer is called as a module, so that its wrappers (LoRA, int8) apply."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def run_cached(net: Any) -> Tensor:
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "bert classes"])
-def test_every_linear_is_called_and_what_it_adds_counts(name: str, grad: bool) -> None:
+def test_every_linear_layer_is_called_as_a_module(name: str, grad: bool) -> None:
     name, *classes = name.split()
     net = tiny(name, **({"head": "classify"} if classes else {}))
     ways = [run, run_cached] if decodes(name) else [run]
@@ -77,7 +77,7 @@ def test_every_linear_is_called_and_what_it_adds_counts(name: str, grad: bool) -
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_calls_the_head_wrapped_or_plain(smoothing: float, bias: bool) -> None:
+def test_the_loss_calls_the_head_as_a_module(smoothing: float, bias: bool) -> None:
     net = decoder(Single(bias=bias, tied=False))
     torch.manual_seed(0)
     states = torch.randn(1100, 6, dtype=torch.float64, requires_grad=True)
@@ -104,7 +104,7 @@ def test_the_loss_calls_the_head_wrapped_or_plain(smoothing: float, bias: bool) 
     assert (changed.loss - called.loss).abs() > 1
 
 
-def test_a_head_with_a_hook_or_a_cap_is_called_too() -> None:
+def test_a_head_with_a_hook_or_a_cap_is_called() -> None:
     states, targets = torch.randn(7, 6, dtype=torch.float64), torch.randint(VOCAB, (7,))
     net = decoder(Single())
     calls: list[Any] = []

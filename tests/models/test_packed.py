@@ -1,4 +1,4 @@
-"""Packed rows: texts that share a row know nothing of one another, in any position scheme."""
+"""Packed rows: texts of a row do not affect each other, with any position scheme."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from single_stacks import SCHEMES, Single, decoder, singles
 
 @pytest.mark.parametrize("windows", [(None, None), (2, None), (3, 1)])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_packed_row_is_its_texts_alone(scheme: str, windows: tuple[int | None, ...]) -> None:
+def test_a_packed_row_equals_separate_texts(scheme: str, windows: tuple[int | None, ...]) -> None:
     """In training and out of it, and in what every weight learns."""
     net = decoder(Single(scheme, windows=windows))
     rows, ids, segments = packed([4, 1, 6, 3])
@@ -52,9 +52,7 @@ def packed(lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Ten
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_rows_of_short_texts_attend_in_blocks_along_the_diagonal(
-    scheme: str, window: int | None
-) -> None:
+def test_packed_rows_of_short_texts_use_diagonal_blocks(scheme: str, window: int | None) -> None:
     """What the blocks give is what the whole table gives, in what every weight learns too."""
     net = decoder(Single(scheme, windows=(window, None)))
     _, ids, segments = packed([16, 3, 40, 1] * 7)
@@ -82,7 +80,7 @@ def test_rows_of_short_texts_attend_in_blocks_along_the_diagonal(
 @given(singles(), st.lists(lengths_of(3, 1, 4), min_size=1, max_size=3), st.integers(0, 3), SIDES,
        st.integers(-1, 3))  # fmt: skip
 @torch.no_grad()
-def test_rows_are_packed_each_in_its_own_way_and_padded(
+def test_rows_with_different_packing_and_padding(
     single: Single, lengths: list[list[int]], more: int, side: str, number: int
 ) -> None:
     """The number that stands in the padding may be that of the text beside it."""
@@ -100,7 +98,7 @@ def test_rows_are_packed_each_in_its_own_way_and_padded(
 
 @SEARCH
 @given(singles(), lengths_of(3, 1, 4), st.integers(0, 2), st.integers(0, 99))
-def test_no_text_of_a_packed_row_leaks_into_another(
+def test_texts_of_a_packed_row_do_not_affect_each_other(
     single: Single, lengths: list[int], changed: int, seed: int
 ) -> None:
     """Other words in one change nothing in the others, and their losses give it no gradient."""

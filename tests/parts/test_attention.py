@@ -1,4 +1,4 @@
-"""Attention: parity with torch's, its paths equal, empty rows, dropout, grouped heads, windows."""
+"""Attention: parity with torch, equal code paths, empty rows, dropout, grouped heads, windows."""
 
 import math
 from typing import Any
@@ -77,7 +77,9 @@ def some_table(name: str, keys: int) -> Tensor | None:
 @pytest.mark.parametrize("name", ["none", "keys", "causal", "free", "one"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cross", [True, False])
-def test_parity_with_torch(cross: bool, bias: bool, name: str) -> None:
+def test_outputs_and_gradients_equal_torch_multihead_attention(
+    cross: bool, bias: bool, name: str
+) -> None:
     """Outputs and gradients; the plain and the fused path."""
     ours = attention(H, cross=cross, bias=bias, out_bias=bias)
     theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True, dtype=torch.float64)
@@ -112,9 +114,7 @@ def test_parity_with_torch(cross: bool, bias: bool, name: str) -> None:
 
 @pytest.mark.parametrize("cross", [True, False])
 @pytest.mark.parametrize(("bias", "out_bias"), [(True, False), (False, True)])
-def test_biases_of_inputs_and_output_are_chosen_apart(
-    bias: bool, out_bias: bool, cross: bool
-) -> None:
+def test_input_and_output_biases_are_independent(bias: bool, out_bias: bool, cross: bool) -> None:
     module = attention(H, cross=cross, bias=bias, out_bias=out_bias)
     inner = [module.q, module.kv] if cross else [module.qkv]
     assert [each.bias is not None for each in [*inner, module.out]] == [bias] * len(inner) + [
@@ -123,7 +123,7 @@ def test_biases_of_inputs_and_output_are_chosen_apart(
 
 
 @pytest.mark.parametrize(("scale", "softcap"), [(None, None), (1.0, None), (None, 0.3)])
-def test_scores_are_scaled_by_the_root_of_the_head_width_unless_told(
+def test_scores_are_scaled_by_the_root_of_the_head_width_by_default(
     scale: float | None, softcap: float | None
 ) -> None:
     """Not of the model width; against the formula of the paper in numpy."""
@@ -146,7 +146,7 @@ def test_scores_are_scaled_by_the_root_of_the_head_width_unless_told(
 @pytest.mark.parametrize("empty", [[(0,)], [(1, 2)], [(0,), (1,)]], ids=str)
 @pytest.mark.parametrize("cross", [True, False])
 @pytest.mark.parametrize("eager", [True, False])
-def test_empty_rows_give_zeros_and_zero_gradients(
+def test_queries_without_keys_give_zeros_and_zero_gradients(
     eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never NaN, never a uniform look at everything; all else learns as without those rows."""
@@ -175,14 +175,14 @@ def test_empty_rows_give_zeros_and_zero_gradients(
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def test_no_keys_at_all_give_zeros() -> None:
+def test_zero_keys_give_zeros() -> None:
     module = attention(H, cross=True)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             assert not call(module, random(B, T, D), None, torch.zeros(B, 0, D).double()).any()
 
 
-def test_gradients_are_those_of_the_formula() -> None:
+def test_gradients_match_finite_differences_of_the_formula() -> None:
     """gradcheck in fp64, a partly blocked and a wholly blocked row among them."""
     tensors = [random(1, 2, n, 3, seed=n).requires_grad_() for n in (3, 4, 4)]
     allowed = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]], dtype=torch.bool)
@@ -194,7 +194,7 @@ def test_gradients_are_those_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.02)])
-def test_half_precision_and_autocast_are_near_the_full_one(
+def test_half_precision_and_autocast_are_close_to_full_precision(
     dtype: torch.dtype, tolerance: float
 ) -> None:
     module, x, allowed = attention(H).float(), random(B, T, D).float(), some_table("free", T)
@@ -211,7 +211,7 @@ def test_half_precision_and_autocast_are_near_the_full_one(
             assert not cast[0, 1].any()
 
 
-def test_heads_that_do_not_divide_are_refused() -> None:
+def test_numbers_of_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="d_model 10 is not divisible by num_heads 3"):
         Attention(10, 3)
     with pytest.raises(ValueError, match="num_heads 4 is not divisible by num_kv_heads 3"):
@@ -230,7 +230,7 @@ LAWS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", [None, [LONG, 7]])
 @pytest.mark.parametrize(("heads", "options"), LAWS, ids=str)
-def test_long_texts_train_by_the_fused_kernel_with_the_same_gradients(
+def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
     heads: tuple[int, ...],
     options: dict[str, Any],
     lengths: list[int] | None,
@@ -258,7 +258,7 @@ def test_long_texts_train_by_the_fused_kernel_with_the_same_gradients(
 
 
 @pytest.mark.parametrize("options", [{"dropout": 0.1}, {"softcap": 1.0}, {"scheme": "buckets"}])
-def test_what_the_fused_kernel_cannot_train_takes_plain_products_at_any_length(
+def test_plain_products_are_used_where_the_fused_kernel_cannot_train(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 1)
@@ -273,7 +273,7 @@ def test_what_the_fused_kernel_cannot_train_takes_plain_products_at_any_length(
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_dropout_is_on_the_weights_and_in_training_only(
+def test_dropout_applies_to_the_weights_in_training_only(
     eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its expectation is the output without it, and a weight is dropped whole: of one key and one
@@ -316,7 +316,7 @@ def repeated(module: Any) -> Any:
 
 @SEARCH
 @given(HEADS, st.booleans(), lengths_of(2, 0, 6), SIDES, st.sampled_from(list(SCHEMES)))
-def test_grouped_heads_are_repeated_heads(
+def test_grouped_heads_equal_repeated_heads(
     heads: tuple[int, int], causal: bool, lengths: list[int], side: str, scheme: str
 ) -> None:
     """Values and gradients; with padding, and with any position scheme."""
@@ -341,7 +341,7 @@ def test_grouped_heads_are_repeated_heads(
 
 @pytest.mark.parametrize("heads", [(3, 3), (4, 2)])
 @torch.no_grad()
-def test_the_beams_of_a_source_share_its_keys_and_values(heads: tuple[int, int]) -> None:
+def test_beams_share_the_keys_and_values_of_their_source(heads: tuple[int, int]) -> None:
     module = attention(*heads, cross=True)
     memory, x = random(B, S, D), random(B * 3, T, D, seed=4)
     allowed = torch.ones(B, T, S, dtype=torch.bool)
@@ -360,7 +360,7 @@ def test_the_beams_of_a_source_share_its_keys_and_values(heads: tuple[int, int])
 @SEARCH
 @given(HEADS, st.integers(1, 10), st.booleans(), st.integers(1, 12), st.integers(1, 5),
        st.none() | lengths_of(2, 0, 10), SIDES, st.sampled_from(list(SCHEMES)))  # fmt: skip
-def test_a_windowed_layer_is_a_dense_table(
+def test_a_window_equals_a_dense_mask(
     heads: tuple[int, int], length: int, causal: bool, window: int, size: int,
     lengths: list[int] | None, side: str, scheme: str,
 ) -> None:  # fmt: skip
@@ -373,7 +373,7 @@ def test_a_windowed_layer_is_a_dense_table(
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [1, 5, 129, 1000])
-def test_long_texts_are_taken_in_several_parts_that_fit_together(window: int, causal: bool) -> None:
+def test_blocks_of_long_sequences_equal_a_dense_mask(window: int, causal: bool) -> None:
     """At the size that parts really have, the last one shorter than the others."""
     ids = torch.zeros(2, 300, dtype=torch.int64)
     tokens = Tokens.from_ids(ids, torch.tensor([300, 170]), "left")
@@ -425,7 +425,7 @@ class _Written(TorchDispatchMode):
     ("groups", "causal", "padded"),
     [(1, True, False), (1, False, True), (2, True, True), (2, False, False)],
 )
-def test_what_a_windowed_layer_writes_grows_with_the_text_alone(
+def test_memory_writes_of_a_windowed_layer_are_linear_in_the_length(
     groups: int, scheme: str, causal: bool, padded: bool
 ) -> None:
     """Forward and backward: twice the text is twice the numbers, not four times."""

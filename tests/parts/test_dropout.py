@@ -1,4 +1,4 @@
-"""Dropout: its rate, its expectation, its mask both ways, and its random numbers."""
+"""Dropout: rate, expectation, masks of forward and backward pass, random numbers."""
 
 import math
 
@@ -18,7 +18,7 @@ def training(p: float) -> Dropout:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-def test_each_element_is_dropped_at_the_rate_that_was_asked_for(p: float) -> None:
+def test_elements_are_dropped_with_probability_p(p: float) -> None:
     torch.manual_seed(0)
     count = 400_000
     dropped = (training(p)(torch.ones(count)) == 0).double().mean().item()
@@ -35,7 +35,7 @@ def test_the_scale_makes_the_expectation_exact(p: float) -> None:
 
 
 @pytest.mark.parametrize("dropped", [1, 2, 32_768, 65_535])
-def test_exactly_so_many_of_all_draws_are_dropped(
+def test_the_fraction_of_dropped_levels_is_exact(
     dropped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every 16-bit number drawn once, the count is no matter of chance."""
@@ -48,7 +48,7 @@ def test_exactly_so_many_of_all_draws_are_dropped(
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (2, 3, 7), (0, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("p", [0.25, 0.999_999])
-def test_what_is_kept_is_scaled_and_its_gradient_too(
+def test_kept_elements_and_their_gradients_are_scaled(
     p: float, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     """Each call in a graph has its own mask; a rate next to one, which rounds to one, still has a
@@ -66,7 +66,7 @@ def test_what_is_kept_is_scaled_and_its_gradient_too(
     torch.testing.assert_close(x.grad, (first + 8 * second).detach())
 
 
-def test_neighbours_are_independent() -> None:
+def test_neighboring_elements_are_independent() -> None:
     """Four elements share one 64-bit draw: none of its parts may lean on another."""
     torch.manual_seed(0)
     count = 400_000
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_mask() -> None:
     assert not torch.equal(first, second)
 
 
-def test_nothing_is_dropped_nor_drawn_in_eval_mode_or_at_rate_zero() -> None:
+def test_eval_mode_and_rate_zero_use_no_random_numbers() -> None:
     x = torch.randn(10)
     state = torch.get_rng_state()
     assert nn.Sequential(Dropout(0.5)).eval()(x) is x
@@ -100,6 +100,6 @@ def test_nothing_is_dropped_nor_drawn_in_eval_mode_or_at_rate_zero() -> None:
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, math.nan])
-def test_a_rate_that_is_none_is_refused(p: float) -> None:
+def test_rates_outside_of_the_range_are_refused(p: float) -> None:
     with pytest.raises(ValueError, match="dropout must be at least 0 and below 1, not"):
         Dropout(p)

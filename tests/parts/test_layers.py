@@ -1,4 +1,4 @@
-"""Norms, feed-forward networks, residual placements, tying and first weights, against formulas."""
+"""Norms, feed-forward networks, residual placements, tying and initialization, by formulas."""
 
 import copy
 import math
@@ -48,7 +48,7 @@ def x_of(*shape: int, scale: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 1e-2])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
-def test_norms_are_their_formulas_with_eps_inside_the_root(
+def test_norms_match_their_formulas_with_eps_inside_the_root(
     kind: Any, scale: float, eps: float
 ) -> None:
     """Layer norm takes the biased deviation, not the unbiased one, nor root + eps, as in widely
@@ -71,7 +71,7 @@ def test_norms_are_their_formulas_with_eps_inside_the_root(
         ("gemma3.modeling_gemma3.Gemma3RMSNorm", True),
     ],
 )
-def test_rms_norm_is_that_of_transformers(theirs: str, centred: bool) -> None:
+def test_rms_norm_equals_transformers(theirs: str, centred: bool) -> None:
     import transformers
 
     package, module, name = theirs.split(".")
@@ -108,7 +108,7 @@ GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", [*FORMULAS, *GATED])
-def test_networks_are_their_formulas(kind: Any, bias: bool) -> None:
+def test_feedforward_networks_match_their_formulas(kind: Any, bias: bool) -> None:
     """act(x W + b) W₂ + d, or (act(x W + b) ⊙ (x V + c)) W₂ + d, whose activation is on the first
     half; one number at a time, in double precision. GELU is the exact one, or its approximation."""
     network, x = random(FeedForward(D, WIDE, kind, bias=bias, dropout=0.25)), x_of(2, 3, D)
@@ -124,7 +124,7 @@ def test_networks_are_their_formulas(kind: Any, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["swiglu", "relu"])
-def test_dropout_is_on_the_hidden_units(kind: Any) -> None:
+def test_dropout_applies_to_the_hidden_units(kind: Any) -> None:
     """Not on what comes out: every output is then a sum over fewer units."""
     network = random(FeedForward(1, 400, kind, dropout=0.5, bias=False))
     nn.init.ones_(network.up.weight)
@@ -143,7 +143,7 @@ def test_dropout_is_on_the_hidden_units(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_the_placements_are_their_formulas(placement: Any, kind: Any) -> None:
+def test_norm_placements_match_their_formulas(placement: Any, kind: Any) -> None:
     """Dropout is on what the sublayer adds and, but for the norm after it, never on the way
     around."""
     residual, x = random(PLACEMENTS[placement](nn.Linear(D, D), kind(D))), x_of(2, 3, D)
@@ -160,7 +160,7 @@ def test_the_placements_are_their_formulas(placement: Any, kind: Any) -> None:
     assert set(dropped(torch.ones(4, 5, 20)).unique().tolist()) == {1.0, 3.0}
 
 
-def test_the_sandwich_bounds_what_the_sublayer_adds_by_a_norm_of_its_own() -> None:
+def test_sandwich_norm_has_a_separate_output_norm() -> None:
     residual = SandwichNorm(nn.Linear(D, D), nn.RMSNorm(D))
     nn.init.constant_(residual.sublayer.weight, 1e6)
     x = x_of(2, 3, D).float()
@@ -173,7 +173,7 @@ def test_the_sandwich_bounds_what_the_sublayer_adds_by_a_norm_of_its_own() -> No
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_output_is_a_transform_and_a_product(bias: bool) -> None:
+def test_logits_are_a_transform_and_a_product(bias: bool) -> None:
     weight, x = nn.Parameter(torch.randn(5, 3)), torch.randn(2, 4, 3)
     tied, free = (tied_linear(weight, bias=bias, tied=tied) for tied in (True, False))
     assert tied.weight is weight
@@ -195,7 +195,7 @@ SAME = {"none": (False, False), "decoder": (False, True), "all": (True, True)}
 
 
 @pytest.mark.parametrize("tie", SAME)
-def test_tied_is_one_and_the_same_parameter(tie: Any) -> None:
+def test_tied_matrices_are_the_same_parameter(tie: Any) -> None:
     """Also after a load, a copy and a change of type: an alias that broke trains apart unseen. Its
     gradient is the sum over all uses."""
     net, free = (build(tiny(tie_embeddings=each, dropout=0.0)) for each in (tie, "none"))
@@ -227,7 +227,9 @@ def test_tied_is_one_and_the_same_parameter(tie: Any) -> None:
 
 
 @pytest.mark.parametrize("tie", SAME)
-def test_every_weight_is_drawn_once_after_tying(tie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_weight_is_initialized_once_after_tying(
+    tie: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tied matrix drawn again as a linear map would have the deviation of one."""
     drawn: list[int] = []
     for name in ("normal_", "uniform_", "constant_"):
@@ -245,7 +247,7 @@ def test_every_weight_is_drawn_once_after_tying(tie: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("tie", SAME)
-def test_first_weights_have_the_deviations_and_bounds_that_they_are_named_by(tie: Any) -> None:
+def test_initial_weights_have_the_documented_deviations_and_bounds(tie: Any) -> None:
     """The same from the same seed; logits are of about unit size, so that training starts near the
     uniform distribution."""
     nets = []
@@ -283,6 +285,6 @@ def test_first_weights_have_the_deviations_and_bounds_that_they_are_named_by(tie
 
 
 @pytest.mark.parametrize(("scaled", "factor"), [(True, math.sqrt(12)), (False, 1.0)])
-def test_the_scale_of_embeddings_is_the_root_of_the_width(scaled: bool, factor: float) -> None:
+def test_embeddings_are_scaled_by_the_root_of_the_width(scaled: bool, factor: float) -> None:
     net = build(tiny(scale_embeddings=scaled))
     assert [net.src_embedding.scale, net.tgt_embedding.scale] == pytest.approx([factor] * 2)

@@ -1,4 +1,4 @@
-"""Weights that lie in memory with their inputs first are the same weights."""
+"""Column-major weights: equal values, outputs and tying."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from heedful.parts.layout import make_weights_column_major
 from heedful.zoo import vaswani2017
 
 
-def test_a_net_with_inputs_first_gives_the_same_and_keeps_what_is_shared() -> None:
+def test_column_major_weights_keep_outputs_and_tied_parameters() -> None:
     config = vaswani2017.Config(
         src_vocab_size=11, tgt_vocab_size=11, d_model=8, num_heads=2, d_ff=12,
         num_encoder_layers=1, num_decoder_layers=1, tie_embeddings="all",
@@ -31,7 +31,9 @@ def test_a_net_with_inputs_first_gives_the_same_and_keeps_what_is_shared() -> No
 
 
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
-def test_a_loaded_nets_layout_follows_from_its_final_type(tmp_path: Path, precision: str) -> None:
+def test_the_layout_of_a_loaded_net_follows_from_its_final_dtype(
+    tmp_path: Path, precision: str
+) -> None:
     model_of("vaswani2017").save(tmp_path)
     net = heedful.load(tmp_path, device="cpu", backend="eager", precision=precision).net
     weights = [module.weight for module in net.modules() if isinstance(module, nn.Linear)]

@@ -1,4 +1,4 @@
-"""Losses: parity with torch's, values and gradients, in any number of chunks."""
+"""Losses: values and gradients equal torch, in any number of chunks."""
 
 import math
 from functools import partial
@@ -83,7 +83,7 @@ def linear(
     scale=st.sampled_from([1.0, 1 / 64]),
     seed=st.integers(0, 2**20),
 )
-def test_both_losses_are_torchs_sum_at_any_size_in_chunks_of_any_size(
+def test_losses_equal_torch_cross_entropy_for_any_chunk_size(
     count: int,
     sizes: tuple[int, int],
     rows: int,
@@ -106,7 +106,7 @@ def test_both_losses_are_torchs_sum_at_any_size_in_chunks_of_any_size(
 
 
 @pytest.mark.parametrize("elements", [1, V, 5 * V, 10**6])
-def test_a_chunk_has_as_many_rows_as_fit_and_no_fewer_than_the_least(
+def test_rows_per_chunk_depend_on_the_vocabulary_with_a_minimum(
     elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(losses, "_LEAST_ROWS", 2)
@@ -123,7 +123,7 @@ def test_a_chunk_has_as_many_rows_as_fit_and_no_fewer_than_the_least(
     assert max(sizes) == min(N, max(2, elements // V))
 
 
-def test_smoothing_spreads_over_all_classes() -> None:
+def test_label_smoothing_covers_all_classes() -> None:
     """Trap 11: ε / V on each of all V classes, the target's and the padding's too: in numbers."""
     logits = torch.tensor([[2.0, 0.0, -1.0, 0.5]])
     log_probs = [value - math.log(sum(map(math.exp, logits[0].tolist()))) for value in logits[0]]
@@ -133,7 +133,7 @@ def test_smoothing_spreads_over_all_classes() -> None:
     assert result.nll.item() == pytest.approx(-float(log_probs[2]), rel=1e-6)
 
 
-def test_the_graph_may_be_walked_twice() -> None:
+def test_the_backward_pass_can_run_twice() -> None:
     tensors = data()
     loss = linear(tensors, 0.0).loss
     (first,) = torch.autograd.grad(loss, tensors[1], retain_graph=True)
@@ -141,7 +141,7 @@ def test_the_graph_may_be_walked_twice() -> None:
     torch.testing.assert_close(second, 3 * first)
 
 
-def test_what_is_reported_holds_no_graph_and_is_counted_where_asked_for() -> None:
+def test_reported_sums_have_no_graph_and_correct_targets_are_optional() -> None:
     """Summed up over a run it would hold every step's gradients in memory."""
     for result in (linear(data(), 0.1, count_correct=True), plain(data(), 0.1)):
         assert result.loss.requires_grad
@@ -154,7 +154,7 @@ def test_what_is_reported_holds_no_graph_and_is_counted_where_asked_for() -> Non
 
 
 @pytest.mark.parametrize("wanted", [[], [0], [1], [0, 1]])
-def test_only_the_wanted_gradients_are_given(wanted: list[int]) -> None:
+def test_gradients_are_computed_only_where_required(wanted: list[int]) -> None:
     tensors = data()
     _, grads = reference(tensors, 0.0)
     for index in (0, 1, 3):
@@ -170,7 +170,7 @@ def test_only_the_wanted_gradients_are_given(wanted: list[int]) -> None:
                                        atol=1e-5)  # fmt: skip
 
 
-def test_a_sure_and_wrong_model_gives_no_infinity() -> None:
+def test_extreme_logits_give_a_finite_loss() -> None:
     hidden, weight = (
         torch.full((1, 1), 1e4, requires_grad=True),
         nn.Parameter(torch.tensor([[1.0], [-1.0]])),
@@ -181,7 +181,7 @@ def test_a_sure_and_wrong_model_gives_no_infinity() -> None:
     assert hidden.grad.tolist() == [[2.0]]
 
 
-def test_autocast_runs_the_products_in_its_type_and_the_rest_in_fp32() -> None:
+def test_autocast_applies_to_the_products_only() -> None:
     tensors = data()
     with torch.autocast("cpu", torch.bfloat16):
         result, other = linear(tensors, 0.1), plain(tensors, 0.1)
@@ -194,7 +194,7 @@ def test_autocast_runs_the_products_in_its_type_and_the_rest_in_fp32() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_states_and_weight_gradients_are_summed_in_fp32(dtype: torch.dtype) -> None:
+def test_weight_gradients_of_half_precision_are_summed_in_fp32(dtype: torch.dtype) -> None:
     """In a 16-bit weight's own type later chunks would vanish beside the sum of those before."""
     tensors = data(3000)
     for tensor in (tensors[0], tensors[1], tensors[3]):

@@ -1,4 +1,4 @@
-"""Who sees whom: exact tables, polarity, the bias in every type; tokens and their positions."""
+"""Masks: reference tables, polarity, biases in every dtype; positions of tokens."""
 
 from itertools import product
 
@@ -24,13 +24,13 @@ def seen(queries: list[int], keys: int, *, causal: bool, window: int | None = No
     return table(found[0])
 
 
-def test_causality_is_a_matter_of_positions_also_where_queries_are_fewer_than_keys() -> None:
+def test_causality_compares_positions_with_fewer_queries_than_keys() -> None:
     assert seen([0, 1, 2], 3, causal=True) == ["x..", "xx.", "xxx"]
     assert seen([3, 4], 5, causal=True) == ["xxxx.", "xxxxx"]
     assert seen([3], 4, causal=True) == ["xxxx"]
 
 
-def test_a_window_has_w_keys_the_query_s_own_counted() -> None:
+def test_a_causal_window_has_w_keys_including_the_query() -> None:
     causal = ["x....", "xx...", "xxx..", ".xxx.", "..xxx"]
     assert seen([0, 1, 2, 3, 4], 5, causal=True, window=3) == causal
     assert seen([3, 4], 5, causal=True, window=3) == causal[3:]
@@ -39,7 +39,7 @@ def test_a_window_has_w_keys_the_query_s_own_counted() -> None:
     assert seen([0, 1, 2, 3], 4, causal=False, window=2) == ["xx..", "xxx.", ".xxx", "..xx"]
 
 
-def test_padding_and_packing_tables() -> None:
+def test_masks_of_padded_and_packed_rows() -> None:
     lengths = torch.tensor([3, 0, 1, 4])
     assert table(padding_mask(lengths, 4)) == ["xxx.", "....", "x...", "xxxx"]
     assert table(padding_mask(lengths, 4, "left")) == [".xxx", "....", "...x", "xxxx"]
@@ -54,9 +54,7 @@ def test_padding_and_packing_tables() -> None:
 
 @SEARCH
 @given(lengths_of(4, 0, 6), SIDES)
-def test_positions_count_the_real_tokens_before_and_are_never_negative(
-    lengths: list[int], side: str
-) -> None:
+def test_positions_count_real_tokens_and_are_never_negative(lengths: list[int], side: str) -> None:
     tokens = Tokens.from_ids(torch.zeros(4, 6, dtype=torch.int64), torch.tensor(lengths), side)
     assert tokens.real is not None
     assert torch.equal(tokens.real, padding_mask(torch.tensor(lengths), 6, side))
@@ -69,7 +67,7 @@ def test_positions_count_the_real_tokens_before_and_are_never_negative(
 
 @SEARCH
 @given(lengths_of(2, 0, 6), SIDES, st.booleans(), st.none() | st.integers(1, 7), st.data())
-def test_every_part_of_a_bias_is_that_part_of_the_table_one_place_at_a_time(
+def test_the_bias_of_a_block_equals_that_block_of_a_reference(
     lengths: list[int], side: str, causal: bool, window: int | None, data: st.DataObject
 ) -> None:
     """And a query counts as real where it sees a key, in a causal pass always its own."""
@@ -97,7 +95,7 @@ def test_every_part_of_a_bias_is_that_part_of_the_table_one_place_at_a_time(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_the_bias_never_overflows_and_blocks_exactly_in_half_precision_too(
+def test_the_bias_hides_keys_exactly_without_overflow_in_half_precision(
     dtype: torch.dtype,
 ) -> None:
     spans = Span(torch.zeros(1, 1)), Span(torch.zeros(1, 2), torch.tensor([[True, False]]))
@@ -112,7 +110,7 @@ def test_the_bias_never_overflows_and_blocks_exactly_in_half_precision_too(
     assert (bias.flatten() + scores).float().softmax(-1).tolist() == [1.0, 0.0]
 
 
-def test_only_a_plain_causal_pass_is_left_to_a_kernel_that_knows_causality() -> None:
+def test_only_a_plain_causal_mask_is_left_to_the_kernel() -> None:
     ids = torch.zeros(2, 4, dtype=torch.int64)
     assert MaskSpec.from_tokens(Tokens.from_ids(ids), causal=True).is_causal_alone
     lengths = torch.tensor([4, 2])

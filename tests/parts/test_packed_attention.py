@@ -60,7 +60,7 @@ def trained(module: nn.Module, spec: MaskSpec) -> list[Tensor]:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 40, 150])
 @pytest.mark.parametrize("key_heads", [1, 4])
-def test_packed_rows_have_the_outputs_and_gradients_of_a_whole_bias(
+def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
     monkeypatch: pytest.MonkeyPatch, causal: bool, window: int | None, key_heads: int
 ) -> None:
     module = attention(4, key_heads, window)

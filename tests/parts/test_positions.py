@@ -1,4 +1,4 @@
-"""Position tables: golden numbers, the formula, rows by position, devices, what is saved."""
+"""Position tables: reference values, formula, indexing, devices, saved tensors."""
 
 import math
 from functools import partial
@@ -29,7 +29,7 @@ def rows(module: nn.Module, *positions: int) -> Tensor:
     return module(torch.tensor([positions]))[0]
 
 
-def test_golden_numbers_interleave_sines_and_cosines() -> None:
+def test_reference_values_interleave_sines_and_cosines() -> None:
     """Not all sines and then all cosines, but for Marian: checkpoints depend on the order."""
     expected = torch.tensor([
         [0.0, 1.0, 0.0, 1.0],
@@ -44,7 +44,7 @@ def test_golden_numbers_interleave_sines_and_cosines() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 16, 33, 128])
 @pytest.mark.parametrize("base", [10000.0, 100.0])
-def test_the_formula_at_even_and_odd_widths_and_far_away(width: int, base: float) -> None:
+def test_sinusoids_match_the_formula_at_any_width_and_position(width: int, base: float) -> None:
     """Vaswani et al. 2017, sec. 3.5, one number at a time. Angles formed in fp32 would be off by
     1e-3 at position 10,000."""
     table = sinusoidal_table(20_001, width, base)
@@ -56,7 +56,7 @@ def test_the_formula_at_even_and_odd_widths_and_far_away(width: int, base: float
 
 
 @pytest.mark.parametrize("scheme", TABLES)
-def test_positions_choose_rows_and_those_of_padding_may_lie_beyond(scheme: Positions) -> None:
+def test_positions_index_rows_and_padding_may_exceed_the_table(scheme: Positions) -> None:
     module = filled(scheme, 4, 6)
     whole = rows(module, 0, 1, 2, 3)
     assert len(whole.unique(dim=0)) == 4
@@ -67,7 +67,7 @@ def test_positions_choose_rows_and_those_of_padding_may_lie_beyond(scheme: Posit
         rows(module, 4)
 
 
-def test_learned_positions_are_trained_and_saved_and_others_are_not() -> None:
+def test_only_learned_positions_are_trained_and_saved() -> None:
     module = filled(OFFSET, 5, 3)
     assert list(module.state_dict()) == ["weight"]
     rows(module, 0, 1).sum().backward()

@@ -1,4 +1,4 @@
-"""ALiBi's and T5's scores: the authors' tables, transformers', and their precision."""
+"""Relative position biases of ALiBi and T5: reference tables, transformers, precision."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ def authors_slopes(num_heads: int) -> list[float]:
     return authors_slopes(below) + authors_slopes(2 * below)[0::2][: num_heads - below]
 
 
-def test_slopes_of_every_number_of_heads() -> None:
+def test_alibi_slopes_of_any_number_of_heads() -> None:
     """8, 12 and 40 heads written out, and all up to 40 by the authors' rule."""
     eight = [2.0**-i for i in range(1, 9)]
     assert alibi_slopes(1).tolist() == [2.0**-8]
@@ -51,7 +51,7 @@ def test_slopes_of_every_number_of_heads() -> None:
         torch.testing.assert_close(alibi_slopes(num_heads), expected)
 
 
-def test_alibi_falls_by_its_slope_for_every_place_between_without_end() -> None:
+def test_alibi_is_linear_in_the_distance_without_limit() -> None:
     """Two heads have slopes 1/16 and 1/256."""
     scores = scores_of(AlibiBias(2), range(2, 4), 4)
     assert scores.shape == (1, 2, 2, 4)
@@ -74,7 +74,7 @@ def test_alibi_slopes_stay_in_fp32_and_move_with_the_positions(dtype: torch.dtyp
     assert module(places, places).device.type == "meta"
 
 
-def test_alibi_slopes_are_copied_to_a_device_once_and_stay_where_they_were() -> None:
+def test_alibi_slopes_are_copied_to_a_device_once() -> None:
     copies: list[Any] = []
 
     class Recorded(TorchDispatchMode):
@@ -99,9 +99,7 @@ def test_alibi_slopes_are_copied_to_a_device_once_and_stay_where_they_were() -> 
     ("num_buckets", "max_distance"), [(32, 128), (8, 20), (4, 3), (32, 64), (16, 1000), (10, 37)]
 )
 @pytest.mark.parametrize("causal", [True, False])
-def test_buckets_are_those_of_transformers(
-    causal: bool, num_buckets: int, max_distance: int
-) -> None:
+def test_buckets_equal_transformers(causal: bool, num_buckets: int, max_distance: int) -> None:
     """For every distance to well past the last bucket, to both sides; theirs are key - query."""
     from transformers.models.t5 import modeling_t5 as t5
 
@@ -114,7 +112,7 @@ def test_buckets_are_those_of_transformers(
     assert set(ours.unique().tolist()) <= set(range(num_buckets))
 
 
-def test_bucket_scores_are_looked_up_by_head_trained_and_saved() -> None:
+def test_bucket_biases_are_per_head_trained_and_saved() -> None:
     """weight[bucket, head]: a table of T5, (num_buckets, H)."""
     module = RelativePositionBias(3, 8, 20, causal=False)
     scores = scores_of(module, range(4), 4)
@@ -129,7 +127,7 @@ def test_bucket_scores_are_looked_up_by_head_trained_and_saved() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_buckets_that_cannot_be_told_apart_are_refused(causal: bool) -> None:
+def test_numbers_of_buckets_that_are_too_small_or_large_are_refused(causal: bool) -> None:
     least = 2 if causal else 4
     RelativePositionBias(3, least, 2, causal=causal)
     for count in (least - 1, 8 * least):
@@ -138,7 +136,7 @@ def test_buckets_that_cannot_be_told_apart_are_refused(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["alibi", "causal", "both ways"])
-def test_scores_of_some_queries_are_those_rows_of_the_whole(kind: str) -> None:
+def test_biases_of_some_queries_are_rows_of_the_full_bias(kind: str) -> None:
     buckets = RelativePositionBias(3, 8, 6, causal=kind == "causal")
     module = AlibiBias(3) if kind == "alibi" else buckets
     whole = scores_of(module, range(9), 9)

@@ -1,4 +1,4 @@
-"""Rotary positions: formulas and transformers' tables, layouts, distances, precision."""
+"""Rotary positions: formulas, tables of transformers, layouts, distances, precision."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_pair_is_a_complex_number_that_is_turned(layout: Layout) -> None:
+def test_each_pair_is_rotated_as_a_complex_number(layout: Layout) -> None:
     """(x₁ + i x₂) e^(i m θ), θ = base^(-2i/E) in double precision (RoFormer, eq. 14, 15)."""
     x, places = random(2, 3, 5, 8), [0, 1, 7, 100, 31]
     first, second = (x[..., :4], x[..., 4:]) if layout == "half" else (x[..., 0::2], x[..., 1::2])
@@ -78,7 +78,7 @@ def test_each_pair_is_a_complex_number_that_is_turned(layout: Layout) -> None:
 @pytest.mark.parametrize("width", [2, 6, 64, 128])
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
 @pytest.mark.parametrize("name", SCALED)
-def test_frequencies_are_those_of_transformers(name: str, base: float, width: int) -> None:
+def test_frequencies_equal_transformers(name: str, base: float, width: int) -> None:
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -120,9 +120,7 @@ def test_ntk_divides_the_lowest_frequency_by_its_factor_and_keeps_the_highest(wi
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 8), st.integers(0, 5000), st.integers(0, 99))
-def test_the_layouts_are_one_another_under_the_permutation(
-    pairs: int, start: int, seed: int
-) -> None:
+def test_a_permutation_converts_between_the_layouts(pairs: int, start: int, seed: int) -> None:
     """Evens first and then odds: exactly, not nearly."""
     x = random(2, 2, 3, 2 * pairs, seed=seed)
     order = torch.cat([torch.arange(0, 2 * pairs, 2), torch.arange(1, 2 * pairs, 2)])
@@ -146,7 +144,7 @@ def test_the_layouts_are_one_another_under_the_permutation(
     st.sampled_from(LAYOUTS),
     st.sampled_from([None, LinearScaling(2.0), NtkScaling(4.0), Llama3Scaling()]),
 )
-def test_products_depend_on_the_distance_alone(
+def test_scores_depend_on_the_distance_only(
     pairs: int, query: int, key: int, shift: int, layout: Layout, scaling: Scaling | None
 ) -> None:
     scheme = 10000.0, layout, scaling
@@ -163,7 +161,7 @@ def test_products_depend_on_the_distance_alone(
     assert len({round(product(m, 7), 9) for m in (6, 7, 8)}) == 3
 
 
-def test_each_row_has_the_angles_of_its_own_positions() -> None:
+def test_angles_follow_the_positions_of_each_row() -> None:
     module = RotaryPositions(6)
     whole, rows = module(torch.arange(9)[None]), module(torch.tensor([[0, 1], [4, 5]]))
     assert rows.sin.shape == (2, 1, 2, 3)
@@ -175,7 +173,7 @@ def test_each_row_has_the_angles_of_its_own_positions() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtype) -> None:
+def test_angles_are_fp32_in_models_of_any_dtype(dtype: torch.dtype) -> None:
     """At position 100,000, where bf16 knows every 512th integer and fp16 none."""
     module = RotaryPositions(16).to(dtype)
     assert module.table.dtype == torch.float32
@@ -193,7 +191,7 @@ def test_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtype) -> No
     torch.testing.assert_close(found.float(), exact, rtol=0, atol=1e-2)
 
 
-def test_buffers_that_no_checkpoint_holds_are_there_after_a_load() -> None:
+def test_tables_outside_of_checkpoints_exist_after_loading() -> None:
     """No buffer: `to_empty` would leave it without a value, a saved file would hold it."""
     module = RotaryPositions(8)
     assert module.state_dict() == {}
