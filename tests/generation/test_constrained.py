@@ -16,7 +16,16 @@ from heedful.generation.context import Context
 from heedful.generation.hypotheses import LengthScore
 from heedful.generation.search import beam_search
 from heedful.generation.token_rules import PrefixFunction
-from tables import INF, Remembered, from_rows, parts_of, random_rows, remembering, whole_space
+from tables import (
+    INF,
+    Remembered,
+    Row,
+    from_rows,
+    parts_of,
+    random_rows,
+    remembering,
+    whole_space,
+)
 
 SIZE, LONGEST = 5, 5
 PHRASES = st.lists(
@@ -77,6 +86,81 @@ def test_a_narrow_beam_keeps_to_all_phrases_and_no_text_depends_on_another(
     for [found, *_] in together:
         assert all(holds(found.ids, phrase) for phrase in phrases)
         assert found.ids.count(0) == int(found.finished)
+
+
+def num_met(ids: tuple[int, ...], phrases: list[list[int]]) -> int:
+    """Tokens of the phrases that `ids` contains, and of the longest phrase that it ends in."""
+    complete = [phrase for phrase in phrases if holds(ids, phrase)]
+    begun = [
+        count
+        for phrase in phrases
+        for count in range(min(len(phrase) - 1, len(ids)) + 1)
+        if not holds(ids, phrase) and list(ids[len(ids) - count :]) == phrase[:count]
+    ]
+    return sum(map(len, complete)) + max(begun, default=0)
+
+
+def plain_constrained(
+    row: Row, phrases: list[list[int]], width: int, limit: int, score: LengthScore
+) -> list[int]:
+    """Dynamic beam allocation over lists of prefixes, with EOS 0 and one result."""
+    open_: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    best: tuple[float, tuple[int, ...]] = (-INF, ())
+    prefix: tuple[int, ...] = ()
+    for length in range(1, limit + 1):
+        extended = [
+            [(total + part, (*ids, token)) for token, part in enumerate(row(ids)) if part > -INF]
+            for total, ids in open_
+        ]
+        for total, ids in (pair for pairs in extended for pair in pairs):
+            if ids[-1] == 0 and all(holds(ids, phrase) for phrase in phrases):
+                best = max(best, (total / score.divisor(length), ids), key=lambda pair: pair[0])
+        likely = sorted((pair for pairs in extended for pair in pairs), reverse=True)[: 2 * width]
+        likely += [max(pairs) for pairs in extended if pairs]
+        for pairs in extended:
+            for total, ids in pairs:
+                unmet = [phrase for phrase in phrases if not holds(ids[:-1], phrase)]
+                counts = [num_met(ids[:-1], [phrase]) for phrase in unmet]
+                ahead = [phrase[count] for phrase, count in zip(unmet, counts, strict=True)]
+                if ids[-1] in [*ahead, *(phrase[0] for phrase in unmet)]:
+                    likely.append((total, ids))
+        banks: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+        for pair in sorted({pair for pair in likely if pair[1][-1] != 0}, reverse=True):
+            banks.setdefault(num_met(pair[1], phrases), []).append(pair)
+        quota = width // (sum(map(len, phrases)) + 1)
+        order = [banks[number] for number in sorted(banks, reverse=True)]
+        chosen = [pair for bank in order for pair in bank[:quota]]
+        open_ = (chosen + [pair for bank in order for pair in bank[quota:]])[:width]
+        prefix = open_[0][1] if open_ else prefix
+        if length == limit:
+            for total, ids in open_:
+                if all(holds(ids, phrase) for phrase in phrases):
+                    best = max(best, (total / score.divisor(length), ids), key=lambda pair: pair[0])
+        if not open_:
+            break
+        most = max(score.divisor(length + 1), score.divisor(limit))
+        if best[0] > -INF and max(open_)[0] / most <= best[0]:
+            break
+    return list(best[1] if best[0] > -INF else prefix)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 999), PHRASES, st.integers(1, 12), st.sampled_from([0.0, 0.3]), st.integers(4, 9)
+)
+def test_a_narrow_beam_finds_what_a_plain_implementation_finds(
+    seed: int, phrases: list[list[int]], width: int, holes: float, limit: int
+) -> None:
+    row = random_rows(seed, SIZE, holes)
+    [[found]] = constrained_beam_search(
+        from_rows(row),
+        torch.zeros(1, 0, dtype=torch.long),
+        phrases,
+        beam_size=width,
+        eos_id=0,
+        max_new_tokens=limit,
+    )
+    assert found.ids == plain_constrained(row, phrases, width, limit, LengthScore())
 
 
 @pytest.mark.parametrize(
