@@ -72,7 +72,7 @@ def test_a_stopped_run_goes_on_with_its_own_recipe(tmp_path: Path) -> None:
     (out / "run.json").write_text(json.dumps(facts))
     (out / "recipe.yaml").write_text(load_recipe("dates", SHORT).to_yaml(), encoding="utf-8")
     shown = run_demo(out)
-    assert "Going on" in shown
+    assert "Continuing the recipe dates" in shown
     assert "all steps done after step 4" in shown
     assert "Exact match on 15 held-out dates" in shown
 

@@ -446,7 +446,7 @@ def test_an_interruption_loses_at_most_one_shard(taught, monkeypatch, tmp_path):
     """Progress counts the rows of all passes, those of reused shards included."""
     master, make = taught
     settings = {"beam_size": 2, "include_references": True, "back_translation_models": "nowhere"}
-    plain, asked, stops = type(master).generations, list[int](), list[int]()
+    plain, asked, stops = type(master).generate, list[int](), list[int]()
     told: list[tuple[str, int, int]] = []
 
     @contextmanager
@@ -455,13 +455,13 @@ def test_an_interruption_loses_at_most_one_shard(taught, monkeypatch, tmp_path):
         yield parts.append
         told.append((what, total, sum(parts)))
 
-    def generations(self: Any, texts: Any, **options: Any) -> Any:
+    def generate(self: Any, texts: Any, **options: Any) -> Any:
         asked.append(len(texts))
         if len(asked) in stops:
             raise KeyboardInterrupt
         return plain(self, texts, **options)
 
-    monkeypatch.setattr(type(master), "generations", generations)
+    monkeypatch.setattr(type(master), "generate", generate)
     monkeypatch.setattr("heedful.tasks.distillation.content_key", lambda paths: list("k"))
     made = {}
     for name, size, stops in (("at once", 1000, []), ("shards", 10, []), ("stopped", 10, [4, 12])):
