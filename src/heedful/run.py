@@ -55,7 +55,7 @@ from heedful.training.events import (
 from heedful.training.folder import RunFolder, facts_of_run
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.precision import resolve_precision
-from heedful.training.report import write_report
+from heedful.training.run_report import write_run_report
 from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Trainer, TrainingHooks
@@ -209,20 +209,16 @@ def _train_in(
                 logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
             expectations = ExpectationListener(recipe.expect, print_line)
             run.trainer.listeners = [*listeners, *logs, expectations]
+        facts = {"facts": _facts(run, device, command)}
+        folder.note(report=facts)
         reason, scores = _train_and_score(run, out, print_line)
+        if scores is not None:
+            result = {"labels": [*scores.labels], "confusion": [[*row] for row in scores.confusion]}
+            folder.note(report={**facts, "scores": scores.by_name, **result})
     events = read_log(out / "log.jsonl")
     for verdict in general_verdicts(events, out) if scores else ():
         print_line(str(verdict))
-    write_report(
-        out / "report.html",
-        title=f"{recipe.task.replace('_', ' ')}: {out.name}",
-        events=events,
-        recipe_yaml=recipe.to_yaml(differences=True),
-        facts=_facts(run, device, command),
-        final_scores=scores.by_name if scores else {},
-        labels=scores.labels if scores else (),
-        confusion=scores.confusion if scores else (),
-    )
+    write_run_report(out)
     return reason, scores
 
 

@@ -79,6 +79,8 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "recipes ls",
     "prepare {recipe} --quiet",
     "train {recipe} --dry-run",
+    "report {run} -o out",
+    "compare {w}/run {w}/fast -o out",
     "list models",
     "list metrics --json",
     "tokenizer train {w}/lines -o out",

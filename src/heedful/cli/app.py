@@ -13,7 +13,7 @@ from heedful.cli.preflight import Debug, add_command
 GROUPS: Mapping[str, Sequence[str]] = {
     "Train": ("demo", "train", "distill", "average", "prepare", "tokenizer"),
     "Run a model": ("translate", "generate", "fill", "classify", "embed"),
-    "Evaluate": ("evaluate", "score", "verify"),
+    "Evaluate": ("evaluate", "score", "verify", "report", "compare"),
     "Convert and speed up": ("optimize", "import", "export"),
     "List": ("list", "info", "recipes", "cache"),
 }

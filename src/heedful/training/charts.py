@@ -24,8 +24,11 @@ PLOT = (70 / WIDTH, 52 / HEIGHT, 474 / WIDTH, 222 / HEIGHT)  # left, bottom, wid
 MAX_POINTS = 240  # of one curve; more are indistinguishable at this width
 MAX_MARKERS = 40  # a curve with at most this many points has a marker at each
 SMALLEST = 1e-300  # least value on a log axis; below it are subnormal floats
-SOFT, LINE, CARD, CURVES = "#a00001", "#a00002", "#a00003", ("#a00004", "#a00005")
-VARIABLES = {SOFT: "soft", LINE: "line", CARD: "card", CURVES[0]: "s0", CURVES[1]: "s1"}
+SOFT, LINE, CARD = "#a00001", "#a00002", "#a00003"
+CURVES = tuple(f"#a0000{number}" for number in range(4, 10))
+VARIABLES = {SOFT: "soft", LINE: "line", CARD: "card"} | {
+    color: f"s{index}" for index, color in enumerate(CURVES)
+}
 NOT_FOR_A_PAGE = (
     r"<defs>\s*<style.*?</style>\s*</defs>|<metadata>.*?</metadata>|<!--.*?-->",
     r"<defs>\s*<clipPath.*?</clipPath>\s*</defs>|<g id=\"[^\"]*\"/>",

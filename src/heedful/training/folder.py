@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -68,6 +68,7 @@ class RunFacts:
     data: str | None = None
     outputs: str | None = None
     start_id: Annotated[int, Field(ge=0)] | None = None
+    report: dict[str, Any] = field(default_factory=dict)
 
 
 def facts_of_run(path: Path) -> RunFacts:

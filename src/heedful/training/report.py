@@ -59,6 +59,7 @@ def write_report(
     final_scores: Mapping[str, Any],
     labels: Sequence[str] = (),
     confusion: Sequence[Sequence[int]] = (),
+    folder: Path | None = None,
 ) -> None:
     """Write the report of a run to `out`, atomically.
 
@@ -68,6 +69,7 @@ def write_report(
         facts: texts by name, such as versions, machine and command.
         final_scores: by metric a number, or a mapping with "score" and optionally "name",
             "signature" and BLEU's "precisions" and "brevity_penalty".
+        folder: the run's folder; default: that of `out`.
         confusion: the number of texts of label i (row) that were classified as label j (column).
 
     Raises:
@@ -83,7 +85,7 @@ def write_report(
         .render(
             title=title,
             run=run,
-            verdicts=verdicts(events, out.parent),
+            verdicts=verdicts(events, folder or out.parent),
             criterion=criterion(recipe),
             decoded=[score_label(name) for name in run.metrics if name in metric.names()],
             evaluation=recipe.get("evaluation", {}),

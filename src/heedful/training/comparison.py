@@ -1,0 +1,127 @@
+"""Several runs side by side: scores, differing settings and curves, as tables and as a page."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heedful.config.descriptions import inline
+from heedful.errors import UserError
+from heedful.files import write_text
+from heedful.terminal import clock
+from heedful.training.charts import CURVES, Chart, Series
+from heedful.training.display import REASONS
+from heedful.training.events import Evaluated, RunFinished, RunStarted, StepDone, format_score
+from heedful.training.events import score_label as label
+from heedful.training.report import pages
+from heedful.training.run_report import RecordedRun
+
+MISSING = ""  # the cell of a value that a run lacks
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs by their names, which are unique, with tables of a cell per run."""
+
+    runs: Mapping[str, RecordedRun]
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> "Comparison":
+        """Read the folders of two or more runs; raises UserError as `RecordedRun.read` does."""
+        if not 2 <= len(paths) <= len(CURVES):
+            raise UserError(f"give 2 to {len(CURVES)} runs, not {len(paths)}")
+        folders = [path.resolve() for path in paths]
+        if len({*folders}) < len(folders):
+            raise UserError("a run is given twice; give each once")
+        names = [folder.name for folder in folders]
+        texts = names if len({*names}) == len(names) else [str(path) for path in paths]
+        return cls(dict(zip(texts, map(RecordedRun.read, paths), strict=True)))
+
+    def scores(self) -> dict[str, list[float | None]]:
+        """Final scores, else those of the best evaluation, by metric: a value per run."""
+        by_run = [_scores(run) for run in self.runs.values()]
+        metrics = dict.fromkeys(name for scores in by_run for name in scores)
+        return {name: [scores.get(name) for scores in by_run] for name in metrics}
+
+    def tables(self) -> dict[str, dict[str, list[str]]]:
+        """Scores, sizes and differing keys of the recipes, as texts."""
+        shown = {
+            label(name): [MISSING if one is None else format_score(name, one) for one in values]
+            for name, values in self.scores().items()
+        }
+        sizes = [_sizes(run) for run in self.runs.values()]
+        return {
+            "Scores": shown,
+            "Runs": {name: [row[name] for row in sizes] for name in sizes[0]},
+            "Differing settings": self._differing_settings(),
+        }
+
+    def _differing_settings(self) -> dict[str, list[str]]:
+        values = [run.recipe.values() for run in self.runs.values()]
+        keys = dict.fromkeys(key for row in values for key in row)
+        rows = {
+            key: [inline(row[key]) if key in row else MISSING for row in values] for key in keys
+        }
+        return {key: cells for key, cells in rows.items() if len({*cells}) > 1}
+
+    def charts(self) -> list[Chart]:
+        """Curves of all runs over steps: losses and decoded scores of held-out text, speed."""
+        charts = [
+            self._chart("Held-out loss", Evaluated, lambda event: event.nll),
+            self._chart("Training loss", StepDone, lambda event: event.nll),
+        ]
+        events = (event for run in self.runs.values() for event in run.events)
+        metrics = dict.fromkeys(
+            name for event in events if isinstance(event, Evaluated) for name in event.scores
+        )
+        charts += [self._chart(label(name), Evaluated, _score_of(name)) for name in metrics]
+        charts.append(self._chart("Speed (tokens/s)", StepDone, lambda e: e.tokens_per_second))
+        return [chart for chart in (one.drawable() for one in charts) if chart.series]
+
+    def _chart(self, title: str, kind: type, value_of: Callable[[Any], float]) -> Chart:
+        series = []
+        for color, (name, run) in enumerate(self.runs.items()):
+            events: list[Any] = [event for event in run.events if isinstance(event, kind)]
+            series.append(Series(name, [(e.step, value_of(e)) for e in events], color))
+        return Chart(title, series)
+
+    def write(self, out: Path) -> None:
+        """Write the page, whole or not at all; raises UserError if it cannot be written."""
+        template = pages().get_template("comparison.html.j2")
+        page = template.render(
+            title=f"Comparison of {len(self.runs)} runs",
+            names=[*self.runs],
+            tables=self.tables(),
+            charts=self.charts(),
+        )
+        write_text(out, page)
+
+
+def _score_of(name: str) -> Callable[[Evaluated], float]:
+    return lambda event: event.scores.get(name, math.nan)
+
+
+def _scores(run: RecordedRun) -> dict[str, float]:
+    final = {
+        name: float(entry["score"] if isinstance(entry, Mapping) else entry)
+        for name, entry in run.facts.scores.items()
+    }
+    evaluations = [event for event in run.events if isinstance(event, Evaluated)]
+    if final or not evaluations:
+        return final
+    best = [event for event in evaluations if event.is_best] or evaluations
+    return {"loss": best[-1].nll, **best[-1].scores}
+
+
+def _sizes(run: RecordedRun) -> dict[str, str]:
+    starts = [event for event in run.events if isinstance(event, RunStarted)]
+    ends = [event for event in run.events if isinstance(event, RunFinished)]
+    timed = [e for e in run.events if isinstance(e, StepDone | Evaluated | RunFinished)]
+    return {
+        "parameters": f"{starts[-1].num_parameters:,}" if starts else MISSING,
+        "device": starts[-1].device if starts else MISSING,
+        "steps": f"{timed[-1].step:,}" if timed else "0",
+        "training time": clock(timed[-1].seconds) if timed else MISSING,
+        "end": REASONS[ends[-1].reason] if ends else "not finished",
+    }

@@ -1,0 +1,91 @@
+"""`heedful report` and `heedful compare`, on runs that ended, were interrupted, or are damaged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import Commands, assert_refused, write_recipe
+from heedful.run import train
+from heedful.training.comparison import Comparison
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that differ in their learning rate."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, rate in (("slow", 0.001), ("fast", 0.01)):
+        keys = {"training__max_steps": 4, "training__log_every": 1, "training__evaluate_every": 2}
+        recipe = write_recipe(folder / f"{name}.json", **keys)
+        content = json.loads(recipe.read_text())
+        content["training"]["schedule"] = {"name": "constant", "learning_rate": rate}
+        recipe.write_text(json.dumps(content))
+        train(recipe, folder / name, progress=False)
+    return folder
+
+
+def test_a_report_is_written_again_as_it_was(
+    commands: Commands, runs: Path, tmp_path: Path
+) -> None:
+    page = runs / "slow" / "report.html"
+    first = page.read_text()
+    done = commands.run("report", runs / "slow", "-o", tmp_path / "page.html")
+    assert (done.code, done.out) == (0, f"{tmp_path / 'page.html'}\n"), done.err
+    assert (tmp_path / "page.html").read_text() == first
+    page.unlink()
+    assert commands.run("report", runs / "slow").code == 0
+    assert page.read_text() == first
+
+
+def test_a_run_that_did_not_end_has_a_report(commands: Commands, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.json")
+    assert commands.train(recipe, tmp_path / "run", kill={"interrupt_at": 2}).code == 130
+    (tmp_path / "run" / "report.html").unlink(missing_ok=True)
+    assert commands.run("report", tmp_path / "run").code == 0
+    assert "interrupted" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_runs_are_compared(commands: Commands, runs: Path, tmp_path: Path) -> None:
+    names = (runs / "slow", runs / "fast")
+    done = commands.run("compare", *names, "-o", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    rows = {line.split("  ")[0].strip(): line.split() for line in done.out.splitlines() if line}
+    assert rows["training.schedule.learning_rate"][1:] == ["0.001", "0.01"]
+    assert rows["steps"][1:] == ["4", "4"]
+    assert "training.max_steps" not in rows, "only what differs is printed"
+    found = json.loads(commands.run("compare", *names, "--json").out)
+    assert found["runs"] == ["slow", "fast"]
+    scores = [json.loads((path / "scores.json").read_text())["scores"] for path in names]
+    for metric, values in found["scores"].items():
+        assert values == [one[metric]["score"] for one in scores]
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.whole
+def test_the_curves_of_a_comparison_are_those_of_the_logs(runs: Path, tmp_path: Path) -> None:
+    comparison = Comparison.read([runs / "slow", runs / "fast"])
+    charts = {chart.title: chart.series for chart in comparison.charts()}
+    for series, (name, run) in zip(charts["Held-out loss"], comparison.runs.items(), strict=True):
+        points: list[Any] = [e for e in run.events if hasattr(e, "perplexity")]
+        assert (series.label, series.points) == (name, [(e.step, e.nll) for e in points])
+    assert len({series.color for series in charts["Training loss"]}) == 2
+    comparison.write(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == page.count("<figure") >= 3
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("report nowhere", "not the folder of a run"),
+        ("compare slow", "give 2 to 6 runs, not 1"),
+        ("compare slow slow", "given twice"),
+        ("compare slow nowhere", "nowhere is not the folder of a run"),
+        ("compare slow fast -o slow/page.html", "is inside slow"),
+    ],
+)
+def test_bad_input_is_one_line(commands: Commands, runs: Path, line: str, part: str) -> None:
+    assert_refused(commands.run(*line.split(), cwd=runs), part)
