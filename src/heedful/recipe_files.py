@@ -47,7 +47,7 @@ def load_recipe(
 ) -> Recipe:
     """Read a recipe by path or by the name of a shipped one.
 
-    A recipe may name another as its `base` (a shipped name, or a path relative to its own file) and
+    A recipe may name another as its `base` (a shipped name, or a path relative to this file) and
     then holds only what differs: sections are merged, other values replaced. `null` removes a key
     of the base, or is its value where the key may be null. With an override of `init_from`, only
     the dropout rates of the recipe's own `model` are kept. Loss bands (`expect`) are dropped where
@@ -65,7 +65,7 @@ def load_recipe(
         where, settings = "overrides", [*overrides.items()]
     else:
         where = "--set"
-        settings = [read_setting(each, "training.max_steps=100") for each in overrides]
+        settings = [read_setting(text, "training.max_steps=100") for text in overrides]
     if any(key == "init_from" and value for key, value in settings):
         # The model that the run starts from has its sizes, except for overrides.
         model = content.get("model") or {}

@@ -80,8 +80,8 @@ def _model_lines(recipe: Recipe, task: Task) -> Iterator[str]:
 
 def _config_values(kind: Architecture, size: object) -> Mapping[str, Any]:
     """The value of each key of an architecture's Config where a recipe does not set it."""
-    chosen = kind.sizes.get(str(size), {})
-    return {field.name: chosen.get(field.name, field.default) for field in fields(kind.config)}
+    sizes = kind.sizes.get(str(size), {})
+    return {field.name: sizes.get(field.name, field.default) for field in fields(kind.config)}
 
 
 def _config_notes(kind: Architecture) -> dict[str, str]:
