@@ -67,15 +67,13 @@ class DecoderCase(Case):
 class DecoderLaws(Laws):
     case: DecoderCase
 
-    def test_the_file_of_a_model_without_head_is_read_where_embeddings_are_tied(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_file_without_a_head_is_read_if_embeddings_are_tied(self, tmp_path: Path) -> None:
         model = self.case.model(**self.case.tying)
         assert model.base_model is not model
         self.assert_same(model, imported(model.base_model, tmp_path).net)
 
     @torch.no_grad()
-    def test_a_net_of_ours_is_theirs(self, tmp_path: Path) -> None:
+    def test_an_exported_net_equals_ours_in_transformers(self, tmp_path: Path) -> None:
         """Sizes left to a rule included."""
         net, config = random_net(self.case.name, **self.case.ours)
         model = exported(ImportedNet(self.case.name, config, net, []), tmp_path, self.case.hf_class)
@@ -84,7 +82,7 @@ class DecoderLaws(Laws):
         assert again.config == replace(config, **self.case.by_rule)
         assert_same_net(again.net, net)
 
-    def test_new_weights_keep_the_size_of_the_residual_sum(self) -> None:
+    def test_initial_weights_keep_the_scale_of_the_residual_stream(self) -> None:
         """N(0, 0.02²), from GPT-2 on less by √(2L) where a branch ends; norms are the identity."""
         torch.manual_seed(0)
         keys = self.case.ours | {
@@ -102,7 +100,7 @@ class RotaryLaws(DecoderLaws):
 
     @pytest.mark.parametrize("bias", [False, True])
     @torch.no_grad()
-    def test_an_interleaved_layout_becomes_half(self, bias: bool, tmp_path: Path) -> None:
+    def test_an_interleaved_layout_is_converted_to_half(self, bias: bool, tmp_path: Path) -> None:
         """The rows of query and key change places, those of the value do not; so do their norms'.
 
         Logits are the same; without the change they are not.

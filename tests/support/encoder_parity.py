@@ -124,9 +124,7 @@ class EncoderLaws(Laws):
         assert back.config.num_labels == 3
         self.assert_same(back, found.net)
 
-    def test_any_file_opened_without_a_head_gives_its_states(
-        self, head: str, tmp_path: Path
-    ) -> None:
+    def test_any_file_without_a_head_gives_states(self, head: str, tmp_path: Path) -> None:
         model = self.case.model(self.case.heads[head])
         found = imported(model, tmp_path, head="none")
         assert found.net.head is None
@@ -148,7 +146,7 @@ class EncoderLaws(Laws):
             ({"id2label": {"0": "no", "1": "maybe", "2": "yes"}}, 3),
         ],
     )
-    def test_classes_are_counted_by_their_names(
+    def test_the_number_of_classes_follows_the_labels(
         self, content: dict[str, Any], num_labels: int
     ) -> None:
         content = {"architectures": [self.case.classify_class.__name__], **content}
@@ -163,7 +161,7 @@ class EncoderLaws(Laws):
         norms = [part for part in net.modules() if isinstance(part, nn.LayerNorm)]
         assert [norm.eps for norm in norms] == [self.case.norm_eps] * (1 + 2 * 2 + 1)
 
-    def test_each_dropout_of_a_classifier_is_where_the_paper_has_it(self) -> None:
+    def test_dropouts_of_a_classifier_are_those_of_the_paper(self) -> None:
         keys = {"d_model": 8, "num_heads": 2, "num_layers": 2, "d_ff": 8, "vocab_size": 23}
         keys |= {"head": "classify", "dropout": 0.3}
         net, other = (
@@ -175,7 +173,7 @@ class EncoderLaws(Laws):
         assert (other.head.input_dropout.p, other.head.dropout.p) == (0.4 if first else 0, 0.4)
 
     @pytest.mark.parametrize("kind", [{"tie_embeddings": False}, {"head": "classify"}])
-    def test_new_weights_are_all_of_one_size(self, kind: dict[str, Any]) -> None:
+    def test_initial_weights_have_one_standard_deviation(self, kind: dict[str, Any]) -> None:
         torch.manual_seed(0)
         sizes = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "vocab_size": 500}
         kinds = {"tie_embeddings": True, "head": "mlm"} | kind
@@ -191,7 +189,7 @@ class BertLaws(EncoderLaws):
         return self.case.base_class.base_class
 
     @torch.no_grad()
-    def test_the_pooler_alone_is_lost_without_a_head(self, tmp_path: Path) -> None:
+    def test_only_the_pooler_is_unused_without_a_head(self, tmp_path: Path) -> None:
         """Of a file of the base model, whose states are as before."""
         model = self.case.model(self.pooled())
         found = imported(model, tmp_path)
@@ -203,7 +201,7 @@ class BertLaws(EncoderLaws):
         torch.testing.assert_close(output(back, ids), output(model, ids), **CLOSE)
 
     @torch.no_grad()
-    def test_an_untied_output_reads_the_bias_beside_its_matrix(self, tmp_path: Path) -> None:
+    def test_an_untied_output_uses_the_bias_of_its_matrix(self, tmp_path: Path) -> None:
         """transformers keeps a second one, which nothing reads."""
         (other,) = (name for name in self.case.tied.values() if name.endswith("bias"))
         model = self.case.model(tie_word_embeddings=False)

@@ -157,7 +157,7 @@ class Laws:
                 metafunc.parametrize(name, list(cases))
 
     @torch.no_grad()
-    def test_outputs_with_either_padding_and_weights_both_ways(
+    def test_outputs_and_exported_weights_equal_transformers(
         self, variant: str, tmp_path: Path
     ) -> None:
         hf_class, keys, seed = self.case.variants()[variant]
@@ -171,7 +171,7 @@ class Laws:
         self.assert_same(back, found.net, seed)
 
     @torch.no_grad()
-    def test_dropout_acts_in_training_where_theirs_does(
+    def test_dropout_acts_where_transformers_applies_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """At the rate of its place: in its stead stands a function of value and rate."""
@@ -192,7 +192,7 @@ class Laws:
         self.assert_same(model, net)
         self.assert_same(model.train(), net.train())
 
-    def test_each_tensor_must_be_there_in_its_shape_and_no_other(self) -> None:
+    def test_missing_unknown_and_wrong_tensors_are_refused(self) -> None:
         found = self.case.net()
         names = self.case.format.names(found.config)
         tensors = changed(written(found), dict.fromkeys(names.repeated))
@@ -211,7 +211,7 @@ class Laws:
                 longer = torch.cat([tensor, tensor[:1]])
                 refused(f"file: {name} is {tuple(longer.shape)}, but", {name: longer})
 
-    def test_tied_matrices_are_one_and_written_once(self) -> None:
+    def test_tied_matrices_are_written_once(self) -> None:
         found = self.case.net(**self.case.tying)
         embeddings = [part for part in found.net.modules() if isinstance(part, TokenEmbedding)]
         assert all(part.tokens.weight is found.net.head.out.weight for part in embeddings)
@@ -221,7 +221,7 @@ class Laws:
             with pytest.raises(UserError, match=re.escape(f"{alias} differs from {stored}")):
                 reread(found, {alias: tensors[stored] + 1})
 
-    def test_what_older_files_repeat_is_passed_over(self) -> None:
+    def test_buffers_of_older_files_are_ignored(self) -> None:
         """Tied matrices, beside the one that we write or in its place, and buffers."""
         found = self.case.net(**self.case.tying)
         tensors = written(found)
@@ -233,29 +233,29 @@ class Laws:
             again = reread(found, {stored: None, alias: tensors[stored]})
             assert_same_net(again.net, found.net)
 
-    def test_what_is_not_built_is_refused_by_its_key(self, unread: str) -> None:
+    def test_unsupported_values_are_refused_by_key(self, unread: str) -> None:
         with pytest.raises(UserError, match=re.escape(unread)) as error:
             self.case.read(**self.case.not_built[unread])
         assert str(error.value).startswith("config.json: ")
 
-    def test_another_class_is_refused_by_its_name(self) -> None:
+    def test_an_unsupported_class_is_refused_by_name(self) -> None:
         known = ", ".join(self.case.format.config.classes)
         with pytest.raises(
             UserError, match=f"{self.case.other_class} is not supported; supported: {known}$"
         ):
             self.case.read(architectures=[self.case.other_class])
 
-    def test_what_a_file_leaves_out_is_their_default(self) -> None:
+    def test_missing_keys_have_the_defaults_of_transformers(self) -> None:
         format, bare = self.case.format.config, self.case.read()
         assert bare == self.case.architecture.config(**self.case.left_out)
         full = self.case.read(**self.case.hf_config().to_dict())
         assert config_to_hf(format, bare) == config_to_hf(format, full)
 
-    def test_what_no_model_can_have_is_refused(self, wrong: str) -> None:
+    def test_impossible_values_are_refused(self, wrong: str) -> None:
         with pytest.raises(UserError, match=re.escape(wrong)):
             make_config(self.case.name, (NEVER | self.case.impossible)[wrong])
 
-    def test_the_sizes_have_the_published_parameters(self, size: str) -> None:
+    def test_sizes_have_the_published_parameters(self, size: str) -> None:
         config = self.case.architecture.config(**self.case.architecture.sizes[size])
         with torch.device("meta"):
             count = parameter_count(self.case.architecture.build(config)) + self.case.beyond(config)

@@ -84,7 +84,7 @@ class BartLaws(Seq2SeqLaws):
     """BART and Marian."""
 
     @torch.no_grad()
-    def test_a_file_without_the_bias_on_the_logits_has_none(self) -> None:
+    def test_a_file_without_a_bias_of_the_logits_is_read(self) -> None:
         model = self.case.model()
         model.final_logits_bias.zero_()
         tensors = {k: v for k, v in model.state_dict().items() if k != "final_logits_bias"}

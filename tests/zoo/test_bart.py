@@ -1,4 +1,4 @@
-"""BART against transformers: logits, padding, weights both ways, the paper's sizes."""
+"""BART against transformers: logits, padding, import and export, sizes of the paper."""
 
 import torch
 
@@ -48,7 +48,7 @@ class TestLaws(BartLaws):
     case = BART
 
 
-def test_a_new_model_is_drawn_as_published() -> None:
+def test_a_new_model_is_initialized_as_published() -> None:
     torch.manual_seed(0)
     net = bart.build(bart.Config(50, 50, d_model=64, num_heads=4, d_ff=128, max_length=64))
     assert_drawn(net, 0.02)

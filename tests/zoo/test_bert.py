@@ -1,4 +1,4 @@
-"""BERT against transformers: heads, pairs, padding, both ways of the weights, published sizes."""
+"""BERT against transformers: heads, pairs, padding, import and export, published sizes."""
 
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def test_names_of_the_first_release_are_read(head: str) -> None:
 # Mistakes of published implementations.
 
 
-def test_padding_is_told_by_lengths_not_by_ids(tmp_path: Path) -> None:
+def test_padding_follows_lengths_not_ids(tmp_path: Path) -> None:
     """The padding's id inside a text is a token as any other."""
     model = BERT.model()
     rows = [torch.tensor([0, 4, 0, 0, 9, 0]), torch.tensor([0, 0])]

@@ -1,4 +1,4 @@
-"""Stacks as their specifications say, whose layers may differ."""
+"""Stacks built from specifications, with layers that differ."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from heedful.zoo.build import (
 BLOCK = BlockSpec(PreNorm, nn.LayerNorm, AttentionSpec(2), FeedForwardSpec(8, "relu"), dropout=0.1)
 
 
-def test_each_layer_is_its_own_block():
+def test_layers_do_not_share_modules():
     windowed = replace(
         BLOCK,
         residual=PostNorm,
@@ -43,7 +43,7 @@ def test_each_layer_is_its_own_block():
     assert (second.self_attention.dropout.p, second.feedforward.dropout.p) == (0.1, 0.0)
 
 
-def test_queries_and_keys_have_norms_of_their_own_over_the_width_of_a_head():
+def test_queries_and_keys_have_separate_norms_over_the_head_width():
     normed = replace(BLOCK.attention, head_dim=6, qk_norm=partial(nn.RMSNorm, eps=1e-5))
     attention = normed.build(4)
     assert attention.query_norm is not attention.key_norm
@@ -60,7 +60,7 @@ def test_cross_attention_has_no_window_and_no_positions():
     assert replace(BLOCK, attention=attention).build(4, cross=False).cross_attention is None
 
 
-def test_what_follows_the_last_block_is_there_where_it_is_specified():
+def test_final_norm_and_dropout_exist_if_specified():
     plain = StackSpec(4, [BLOCK]).build()
     assert isinstance(plain.final_norm, nn.Identity)
     assert isinstance(plain.final_dropout, nn.Identity)
@@ -69,7 +69,7 @@ def test_what_follows_the_last_block_is_there_where_it_is_specified():
     assert ended.final_dropout.p == 0.3
 
 
-def test_a_decoder_may_have_heads_and_hidden_units_of_its_own():
+def test_the_decoder_may_have_other_heads_and_hidden_units():
     config = bart.Config(d_model=4, num_heads=4, num_encoder_layers=1, num_decoder_layers=2)
     encoder, decoder = two_stacks(config, BLOCK)
     assert (encoder.blocks, decoder.blocks) == ([BLOCK], [BLOCK, BLOCK])

@@ -1,4 +1,4 @@
-"""DistilBERT against transformers: heads, positions, padding, weights both ways, its size."""
+"""DistilBERT against transformers: heads, positions, padding, import and export, its size."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_sinusoids_alternate_and_are_not_trained() -> None:
     assert learned.requires_grad
 
 
-def test_the_position_table_of_a_file_is_the_one_that_is_used(tmp_path: Path) -> None:
+def test_the_position_table_of_a_file_is_used(tmp_path: Path) -> None:
     """Also where its config calls it sinusoidal: weights are never guessed."""
     model = DISTILBERT.model(sinusoidal_pos_embds=True)
     found = imported(model, tmp_path)

@@ -1,4 +1,4 @@
-"""Gemma 3 against transformers: local and global layers, capped scores, files both ways, sizes."""
+"""Gemma 3 against transformers: local and global layers, caps, import and export, sizes."""
 
 from functools import partial
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_a_cache_is_filled_by_more_tokens_than_a_window_takes_at_once(tmp_path: 
     torch.testing.assert_close(logits[mask.bool()], whole[mask.bool()], **CLOSE)
 
 
-def test_old_files_say_the_same() -> None:
+def test_old_files_give_the_same_config() -> None:
     """As those of the first release: bases and a scaling that is of the global layers alone."""
     old = {"rope_theta": 9.0, "rope_local_base_freq": 7.0, "sliding_window_pattern": 3}
     config = GEMMA3.read(**old, rope_scaling={"rope_type": "linear", "factor": 8.0})

@@ -1,4 +1,4 @@
-"""What an imported model writes is what transformers' `generate` writes: greedy and by beams."""
+"""Greedy and beam search of imported models equal `generate` of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,9 @@ def theirs_of(model: Any, text: Any, options: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
 @torch.no_grad()
-def test_models_write_the_same_of_unequal_texts(name: str, tmp_path: Path) -> None:
+def test_generation_equals_transformers_for_texts_of_unequal_lengths(
+    name: str, tmp_path: Path
+) -> None:
     """Also where hypotheses finish early or fill the limit, and another stop rule differs."""
     early = full = others = 0
     for seed in (2, 3):  # of which some end early and some do not
@@ -102,7 +104,7 @@ def test_models_write_the_same_of_unequal_texts(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "marian"])
 @torch.no_grad()
-def test_without_options_a_model_writes_by_its_own_configuration(name: str, tmp_path: Path) -> None:
+def test_default_options_come_from_the_generation_config(name: str, tmp_path: Path) -> None:
     """The same as over there, where `generation_config.json` says how, and after a round trip."""
     for own in ({"num_beams": 3, "length_penalty": 0.4, "no_repeat_ngram_size": 2}, {}):
         model = made(name, 4)

@@ -1,4 +1,4 @@
-"""GPT against transformers: logits, padding, both ways of the weights, the paper's size."""
+"""GPT against transformers: logits, padding, import and export, the size of the paper."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ class TestLaws(DecoderLaws):
     case = GPT
 
 
-def test_a_width_that_their_format_has_no_key_for_is_not_exported() -> None:
+def test_a_feedforward_width_without_a_key_is_not_exported() -> None:
     net, config = random_net("gpt", **GPT.ours, d_ff=7)
     with pytest.raises(UserError, match=r"d_ff is 7, .* 4 · d_model \(48\) only"):
         net_to_hf("gpt", config, net)

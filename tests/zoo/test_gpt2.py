@@ -1,4 +1,4 @@
-"""GPT-2 against transformers: logits, padding, both ways of the weights, the paper's sizes."""
+"""GPT-2 against transformers: logits, padding, import and export, sizes of the paper."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class TestLaws(DecoderLaws):
 
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_a_net_without_biases_has_zeros_over_there(tied: bool, tmp_path: Path) -> None:
+def test_a_net_without_biases_is_exported_with_zeros(tied: bool, tmp_path: Path) -> None:
     """And comes back without, also after transformers has written it again."""
     net, config = random_net("gpt2", **GPT2.ours, bias=False, tie_embeddings=tied)
     assert not any(name.endswith("bias") for name, _ in net.named_parameters())
@@ -71,7 +71,7 @@ def test_a_net_without_biases_has_zeros_over_there(tied: bool, tmp_path: Path) -
 
 
 @torch.no_grad()
-def test_biases_that_were_trained_over_there_are_not_dropped(tmp_path: Path) -> None:
+def test_trained_biases_of_a_file_are_not_dropped(tmp_path: Path) -> None:
     net, config = random_net("gpt2", **GPT2.ours, bias=False)
     content, tensors = net_to_hf("gpt2", config, net)
     assert content["heedful_bias"] is False

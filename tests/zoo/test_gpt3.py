@@ -1,4 +1,4 @@
-"""GPT-3 against transformers' GPT-Neo: bands, logits, files both ways, the paper's sizes."""
+"""GPT-3 against GPT-Neo of transformers: windows, logits, import and export, sizes."""
 
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ class TestLaws(DecoderLaws):
 # --- which layers see what ------------------------------------------------------------------
 
 
-def test_layers_may_be_listed_one_by_one_or_left_out() -> None:
+def test_attention_types_may_be_listed_or_missing() -> None:
     """What is left out are 24 layers in turn, and a window of 256."""
     listed = GPT3.read(num_layers=2, attention_types=[[["global"], 1], [["local"], 1]])
     assert listed.window == 256
@@ -124,7 +124,7 @@ def test_layers_may_be_listed_one_by_one_or_left_out() -> None:
 
 
 @torch.no_grad()
-def test_scaled_scores_are_those_of_larger_queries(tmp_path: Path) -> None:
+def test_scaled_scores_equal_scaled_queries(tmp_path: Path) -> None:
     """GPT-Neo's files with query weights divided by the root of the head's width."""
     net, _ = random_net("gpt3", **TINY | {"qkv_bias": False})
     plain = gpt3.build(gpt3.Config(**TINY | NEO))
@@ -141,13 +141,15 @@ def test_scaled_scores_are_those_of_larger_queries(tmp_path: Path) -> None:
     [{}, {"scale_scores": False}, {"qkv_bias": False}, {"window": None, "qkv_bias": False}],
     ids=["neither", "bias", "scale", "dense"],
 )
-def test_what_gpt_neo_is_not_is_refused_with_the_keys_to_set(keys: dict[str, Any]) -> None:
+def test_configs_that_gpt_neo_does_not_support_are_refused_with_the_keys_to_set(
+    keys: dict[str, Any],
+) -> None:
     net, config = random_net("gpt3", **TINY | keys)
     with pytest.raises(UserError, match="scale_scores: false and qkv_bias: false"):
         net_to_hf("gpt3", config, net)
 
 
-def test_a_head_width_that_their_format_has_no_key_for_is_not_exported() -> None:
+def test_a_head_width_without_a_key_is_not_exported() -> None:
     for keys in (NEO, {"window": None}):
         net, config = random_net("gpt3", **TINY | keys | {"head_dim": 6})
         with pytest.raises(UserError):
@@ -166,7 +168,7 @@ def test_a_file_of_gpt_neo_is_not_read_with_scaled_scores(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_without_bands_it_is_written_as_gpt_2(tied: bool, tmp_path: Path) -> None:
+def test_a_model_without_windows_is_exported_as_gpt_2(tied: bool, tmp_path: Path) -> None:
     keys = {"window": None, "tie_embeddings": tied, "d_ff": 7, "norm_eps": 1e-2}
     net, config = random_net("gpt3", **TINY | keys)
     found = ImportedNet("gpt3", config, net, [])
@@ -177,7 +179,7 @@ def test_without_bands_it_is_written_as_gpt_2(tied: bool, tmp_path: Path) -> Non
     assert_same_net(again.net, net)
 
 
-def test_heads_are_as_wide_as_the_papers() -> None:
+def test_head_widths_are_those_of_the_paper() -> None:
     widths = {}
     for size, keys in gpt3.SIZES.items():
         with torch.device("meta"):

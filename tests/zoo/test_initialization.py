@@ -1,4 +1,4 @@
-"""A net that is opened or imported is built without drawing weights that are then overwritten."""
+"""Nets are opened and imported without random initialization; memory and size checks."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def tables(net: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_drawn_and_every_table_is_there(name: str) -> None:
+def test_an_uninitialized_net_uses_no_random_numbers_and_has_all_tables(name: str) -> None:
     case = CASES[name]
     config = case.read(**case.hf_config(**case.sizes).to_dict())
     drawn = initialized_net(name, config)
@@ -47,7 +47,7 @@ STACK = {"vocab_size": 20, "d_model": 8, "num_heads": 2, "num_layers": 2, "d_ff"
 @pytest.mark.parametrize(
     "size", [{"num_layers": 1_000}, {"d_ff": 10**9}, {"vocab_size": 10**9}, {"max_length": 10**9}]
 )
-def test_sizes_that_the_tensors_cannot_have_are_refused_before_the_net_is_made(
+def test_sizes_that_do_not_fit_the_tensors_are_refused_before_the_build(
     size: dict[str, int],
 ) -> None:
     weights = weights_of(initialized_net("gpt2", make_config("gpt2", STACK)))
@@ -61,7 +61,7 @@ def test_sizes_that_the_tensors_cannot_have_are_refused_before_the_net_is_made(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
+def test_nan_and_infinite_weights_are_refused(value: float) -> None:
     config = make_config("gpt2", STACK)
     weights = {
         name: tensor.detach()
@@ -73,13 +73,13 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
 
 
 @pytest.mark.parametrize("size", [{"d_model": 2**20}, {"vocab_size": 2**31 - 1}])
-def test_a_net_that_no_memory_holds_is_refused_before_it_is_made(size: dict[str, int]) -> None:
+def test_a_net_larger_than_the_memory_is_refused_before_the_build(size: dict[str, int]) -> None:
     with pytest.raises(UserError, match="GiB to be trained"):
         initialized_net("gpt2", make_config("gpt2", {**STACK, "d_model": 2**12, **size}))
 
 
 @pytest.mark.parametrize(("device", "place"), [("cpu", "machine"), ("cuda", "GPU")])
-def test_memory_is_that_of_the_place_where_a_net_is_trained(
+def test_the_memory_check_is_for_the_training_device(
     device: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, gradients and two averages; the host of a GPU holds the weights alone."""
@@ -97,7 +97,7 @@ def test_memory_is_that_of_the_place_where_a_net_is_trained(
         memory[kind] += 1
 
 
-def test_memory_is_no_more_than_the_limit_of_the_control_group(tmp_path: Path) -> None:
+def test_the_limit_of_the_control_group_bounds_the_memory(tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
     whole = _host_memory(limit)
     for content, memory in (("max\n", whole), (f"{2 * whole}\n", whole), ("4096\n", 4096)):

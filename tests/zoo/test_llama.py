@@ -1,4 +1,4 @@
-"""LLaMA against transformers: logits, rotary positions of all kinds, files both ways, sizes."""
+"""LLaMA against transformers: logits, all rotary scalings, import and export, sizes."""
 
 import json
 from dataclasses import asdict
@@ -167,7 +167,7 @@ def in_hf(net: Any, config: Any, directory: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_width_that_their_config_refuses_is_not_exported(name: str) -> None:
+def test_a_width_that_transformers_refuses_is_not_exported(name: str) -> None:
     net, config = random_net(name, **TINY | {"d_model": 15, "head_dim": 4})
     with pytest.raises(UserError, match="d_model 15 is not divisible by num_heads 4"):
         net_to_hf(name, config, net)
@@ -255,7 +255,7 @@ def test_rotary_keys_of_old_and_new_files(
 
 
 @torch.no_grad()
-def test_ntk_is_a_larger_base_over_there(tmp_path: Path) -> None:
+def test_ntk_scaling_is_exported_as_a_larger_base(tmp_path: Path) -> None:
     """And comes back as just that: with the same frequencies, bit by bit."""
     keys = TINY | {"d_model": 32, "rope_scaling": {"type": "ntk", "factor": 3}}
     net, config = random_net("llama", **keys)
@@ -267,7 +267,7 @@ def test_ntk_is_a_larger_base_over_there(tmp_path: Path) -> None:
     assert torch.equal(again.net(ids), net(ids))
 
 
-def test_a_scaling_keeps_all_its_values_in_plain_keys() -> None:
+def test_all_values_of_a_scaling_are_stored_as_plain_keys() -> None:
     config = make_config(
         "llama", {"rope_scaling": {"type": "yarn", "factor": 4, "original_length": 9}}
     )
@@ -279,7 +279,7 @@ def test_a_scaling_keeps_all_its_values_in_plain_keys() -> None:
 @pytest.mark.parametrize("factor", [0.5, 4.0])
 @pytest.mark.parametrize("over", [None, 0.7, 1.0])
 @pytest.mark.parametrize("under", [None, 0.5, 1.0])
-def test_yarn_scales_attention_as_transformers_where_a_file_says_no_factor(
+def test_the_default_attention_factor_of_yarn_equals_transformers(
     factor: float, over: float | None, under: float | None
 ) -> None:
     """For every subset of the two numbers that the factor follows from."""

@@ -1,4 +1,4 @@
-"""Marian against transformers: logits, padding, both ways of the weights, its sizes."""
+"""Marian against transformers: logits, padding, import and export, sizes."""
 
 import math
 from typing import Any
@@ -118,7 +118,7 @@ def test_a_file_of_opus_mt_is_the_base_size() -> None:
 
 
 @torch.no_grad()
-def test_a_new_model_is_drawn_as_marian_draws() -> None:
+def test_a_new_model_is_initialized_as_in_marian() -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "tie_embeddings": "decoder"}
     net = marian.build(marian.Config(50, 60, **sizes))

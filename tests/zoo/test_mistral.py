@@ -1,4 +1,4 @@
-"""Mistral against transformers: sliding windows with either padding, files both ways, sizes."""
+"""Mistral against transformers: sliding windows with padding, import and export, sizes."""
 
 import torch
 

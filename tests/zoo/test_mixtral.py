@@ -1,4 +1,4 @@
-"""Mixtral against transformers: experts and their balance, files both ways, sizes."""
+"""Mixtral against transformers: experts and their balance, import and export, sizes."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def theirs_loss(logits: list[torch.Tensor], top_k: int, mask: Any) -> torch.Tens
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 @pytest.mark.parametrize("side", ["left", "right", None])
-def test_the_balance_loss_is_that_of_transformers(side: str | None, top_k: int) -> None:
+def test_the_balance_loss_equals_transformers(side: str | None, top_k: int) -> None:
     """Value and gradient, with padding and without."""
     lengths = torch.tensor([5, 2, 1]) if side else None
     tokens = Tokens.from_ids(torch.zeros(3, 5, dtype=torch.long), lengths, side or "right")
@@ -90,7 +90,7 @@ def batch_of(ids: torch.Tensor, lengths: torch.Tensor) -> Batch:
                  indices=torch.arange(len(ids)).numpy(), num_tokens=int(lengths.sum()))  # fmt: skip
 
 
-def test_a_training_step_is_on_the_loss_of_transformers(tmp_path: Any) -> None:
+def test_the_loss_of_a_training_step_equals_transformers(tmp_path: Any) -> None:
     """With its auxiliary loss; likelihoods, evaluation and the net itself are without."""
     model = MIXTRAL.model(output_router_logits=True, router_aux_loss_coef=0.5)
     net = imported(model, tmp_path).net
@@ -118,7 +118,7 @@ def test_a_training_step_is_on_the_loss_of_transformers(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_experts_meet_only_the_tokens_that_chose_them(grad: bool) -> None:
+def test_experts_are_called_with_their_tokens_only(grad: bool) -> None:
     """And in training each has a gradient, if only of zeros."""
     net, _ = random_net("mixtral", **OURS | {"num_experts": 8, "num_layers": 1})
     experts = net.decoder.blocks[0].feedforward.sublayer
@@ -137,7 +137,9 @@ def test_experts_meet_only_the_tokens_that_chose_them(grad: bool) -> None:
         assert all(parameter.grad is not None for parameter in net.parameters())
 
 
-def test_every_expert_with_all_tokens_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calling_every_expert_with_all_tokens_gives_the_same_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As in a graph, whose shapes are fixed; gradients included."""
     net, _ = random_net("mixtral", **OURS)
     ids = torch.stack(random_rows(19, [7, 7]))

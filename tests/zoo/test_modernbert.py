@@ -1,4 +1,4 @@
-"""ModernBERT against transformers: local and global layers, packed texts, files both ways."""
+"""ModernBERT against transformers: local and global layers, packed texts, import and export."""
 
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class TestLaws(EncoderLaws):
 
 @pytest.mark.parametrize("size", [9, 300])
 @torch.no_grad()
-def test_texts_side_by_side_are_what_each_is_alone(size: int, tmp_path: Path) -> None:
+def test_packed_texts_equal_separate_texts(size: int, tmp_path: Path) -> None:
     """Unpadded: several texts in a row, also where local layers take it in parts."""
     net = imported(MODERNBERT.model(), tmp_path).net
     lengths = [size, 4, 1, size // 2]
@@ -93,7 +93,7 @@ def test_texts_side_by_side_are_what_each_is_alone(size: int, tmp_path: Path) ->
 
 
 @torch.no_grad()
-def test_a_pooling_of_published_files_matters_to_classifiers_alone() -> None:
+def test_the_pooling_key_matters_for_classifiers_only() -> None:
     """The published base model's says mean, which its masked language model does not use."""
     published: dict[str, Any] = {
         "architectures": ["ModernBertForMaskedLM"],

@@ -1,4 +1,4 @@
-"""The name map: what the parity tests of the zoo, which read it both ways, leave untold."""
+"""The table of tensor names: cases that the parity tests of the zoo do not cover."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -89,7 +89,7 @@ def refuses(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bits_are_widened_exactly(dtype: torch.dtype) -> None:
+def test_16_bit_weights_are_converted_without_loss(dtype: torch.dtype) -> None:
     net = Net()
     file = {name: tensor.to(dtype) for name, tensor in to_hf(net, NAMES).items()}
     assert from_hf(net, file, NAMES, "file") == []
@@ -97,7 +97,7 @@ def test_16_bits_are_widened_exactly(dtype: torch.dtype) -> None:
     assert same(to_hf(net, NAMES), {name: tensor.float() for name, tensor in file.items()})
 
 
-def test_what_the_net_cannot_hold_is_rounded_with_a_notice() -> None:
+def test_weights_beyond_the_dtype_are_rounded_with_a_notice() -> None:
     net = Net(layers=0)
     file = {name: tensor.double() / 3 for name, tensor in to_hf(net, NAMES).items()}
     notices = from_hf(net, file, NAMES, "file")
@@ -137,11 +137,11 @@ WRONG: dict[str, dict[str, Tensor | None]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_what_does_not_fit_is_named(message: str) -> None:
+def test_tensors_that_do_not_fit_are_named(message: str) -> None:
     refuses({**file_of(), **WRONG[message]}, message)
 
 
-def test_joined_parts_must_each_fit() -> None:
+def test_each_part_of_a_joined_matrix_must_fit() -> None:
     """Parts that only add up to the right height would be taken apart at the wrong rows."""
     file = file_of(heads=4, groups=2)
     query, key = file["base.h.1.q.weight"], file["base.h.1.k.weight"]
@@ -153,14 +153,14 @@ def test_joined_parts_must_each_fit() -> None:
 # --- what may be there, or lack -------------------------------------------------------------
 
 
-def test_unused_weights_are_left_out_with_a_notice() -> None:
+def test_unused_weights_are_ignored_with_a_notice() -> None:
     file = {**file_of(), **{f"pooler.{i}": torch.ones(1) for i in range(5)}}
     assert from_hf(Net(), file, NAMES, "file") == [
         "file: ignored tensors that are not in the model: pooler.0, pooler.1, pooler.2 and 2 more"
     ]
 
 
-def test_an_optional_weight_is_left_as_initialised_with_a_notice() -> None:
+def test_an_optional_weight_is_left_as_initialized_with_a_notice() -> None:
     names = replace(NAMES, optional=r"head\.bias|layers\.\d+\.attention\.qkv\.bias")
     source, net = Net(), Net()
     file = to_hf(source, NAMES)
@@ -187,7 +187,7 @@ ZEROS = replace(
 
 
 @pytest.mark.parametrize("value", [1e-30, -1.0, float("nan")])
-def test_what_should_be_zero_and_is_not_is_refused(value: float) -> None:
+def test_biases_that_should_be_zero_are_checked(value: float) -> None:
     name, file = "base.h.1.o.bias", to_hf(Net(), ZEROS)
     other = torch.tensor([0.0, 0, value, 0, 0, 0])
     refuses({**file, name: other}, f"{name} should be zeros .* does not have it", ZEROS)
@@ -206,7 +206,7 @@ MISTAKES: dict[str, dict[str, Name | None]] = {
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_in_a_map_is_ours(message: str) -> None:
+def test_a_wrong_table_of_names_fails_an_assertion(message: str) -> None:
     net, changes = Net(), MISTAKES[message]
     names = [changes.get(name.path, name) for name in NAMES.names]
     kept = [name for name in names if name is not None]

@@ -1,4 +1,4 @@
-"""PEGASUS against transformers: logits, padding, both ways of the weights, its sizes."""
+"""PEGASUS against transformers: logits, padding, import and export, sizes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Qwen3 against transformers: normalised queries and keys, files both ways, sizes."""
+"""Qwen3 against transformers: norms of queries and keys, import and export, sizes."""
 
 from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryLaws
 from hf_parity import by_key, transformers

@@ -1,4 +1,4 @@
-"""RoBERTa against transformers: heads, positions, padding, weights both ways, published sizes."""
+"""RoBERTa against transformers: heads, positions, padding, import and export, sizes."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class TestLaws(BertLaws):
     case = ROBERTA
 
 
-def test_the_published_config_is_ours() -> None:
+def test_the_published_config_gives_the_default_config() -> None:
     """What the published base model's config.json says."""
     published = {
         "architectures": ["RobertaForMaskedLM"],

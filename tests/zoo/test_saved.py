@@ -1,4 +1,4 @@
-"""Nets on disk: whatever is built is saved and opened; damaged sizes are refused before a build."""
+"""Nets on disk: saved and loaded nets are equal; damaged sizes are refused before a build."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def saved(name, config, folder, **metadata):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @CONFIGS
 @given(data=st.data())
-def test_every_net_that_is_built_is_saved_and_opened_the_same(name, data):
+def test_every_net_is_equal_after_saving_and_loading(name, data):
     config = data.draw(configs_of(name))
     with TemporaryDirectory() as folder:
         model = saved(name, config, Path(folder) / "model")
@@ -57,7 +57,7 @@ HUGE = (1_022, 10**6, 2**30, 2**31 - 1)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_damaged_size_is_one_line_or_changes_no_weight(name, tmp_path):
+def test_a_damaged_size_is_a_one_line_error_or_changes_no_weight(name, tmp_path):
     """Each whole number of `config.json` in turn, far too large for the tensors or any memory."""
     config = config_of(name, SIZES, {})
     model = saved(name, config, tmp_path / "model")
@@ -86,7 +86,7 @@ def test_a_damaged_size_is_one_line_or_changes_no_weight(name, tmp_path):
 @pytest.mark.parametrize(
     "change", [{"num_labels": 2}, {"num_labels": None}, {"labels": ["a", "b"]}]
 )
-def test_labels_that_are_not_those_of_the_net_are_one_line(change, tmp_path):
+def test_labels_that_do_not_fit_the_net_are_a_one_line_error(change, tmp_path):
     config = config_of("bert", SIZES, {"head": "classify", "num_labels": 3})
     saved("bert", config, tmp_path / "model", labels=("a", "b", "c"))
     path = tmp_path / "model" / "config.json"

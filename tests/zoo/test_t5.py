@@ -1,4 +1,4 @@
-"""T5 against transformers: logits, padding, weights both ways, the paper's sizes."""
+"""T5 against transformers: logits, padding, import and export, sizes of the paper."""
 
 import json
 from pathlib import Path
@@ -106,7 +106,7 @@ class TestLaws(Seq2SeqLaws):
 
 
 @torch.no_grad()
-def test_the_scores_by_distance_are_stored_once_and_serve_all_layers() -> None:
+def test_relative_biases_are_stored_once_for_all_layers() -> None:
     found = T5.net()
     tables = [name for name in written(found) if "relative_attention_bias" in name]
     assert sorted(tables) == [
@@ -124,7 +124,7 @@ def test_the_scores_by_distance_are_stored_once_and_serve_all_layers() -> None:
 
 
 @torch.no_grad()
-def test_hidden_units_past_the_largest_number_of_fp16() -> None:
+def test_hidden_units_beyond_the_range_of_fp16() -> None:
     """They occur in published models; the 16 bits that heedful computes in can hold them."""
     net = T5.net().net
     for stack in (net.encoder, net.decoder):
@@ -172,7 +172,7 @@ def test_an_output_that_transformers_5_tied_but_does_not_scale_is_read(tmp_path:
 
 
 @torch.no_grad()
-def test_the_longest_text_is_a_limit_of_ours_alone(tmp_path: Path) -> None:
+def test_max_length_limits_heedful_only(tmp_path: Path) -> None:
     model = T5.model()
     net = imported(model, tmp_path).net
     long = torch.stack(random_rows(VOCAB, [200]))
@@ -184,7 +184,7 @@ def test_the_longest_text_is_a_limit_of_ours_alone(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_new_model_is_drawn_as_over_there(tmp_path: Path) -> None:
+def test_a_new_model_is_initialized_as_in_transformers(tmp_path: Path) -> None:
     """Every standard deviation but that of an output matrix of its own."""
     sizes: dict[str, Any] = {
         "vocab_size": 200,
@@ -211,7 +211,7 @@ def test_a_new_model_is_drawn_as_over_there(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_new_output_matrix_of_its_own_makes_logits_of_size_one() -> None:
+def test_a_separate_output_matrix_starts_with_logits_of_size_one() -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128}
     net = t5.build(t5.Config(200, 200, **sizes, tie_embeddings=False)).eval()
@@ -220,7 +220,7 @@ def test_a_new_output_matrix_of_its_own_makes_logits_of_size_one() -> None:
     assert net(src, tgt).std() == pytest.approx(1, abs=0.15)
 
 
-def test_dropout_acts_after_the_last_norm_too() -> None:
+def test_dropout_follows_the_final_norm() -> None:
     net = t5.build(t5.Config(9, 9, d_model=8, num_heads=2, head_dim=4, d_ff=8, dropout=0.5))
     for module in net.modules():
         if isinstance(module, Attention):

@@ -1,4 +1,4 @@
-"""The 2017 Transformer: parity with torch.nn.Transformer, sizes to the parameter, its config."""
+"""The Transformer of 2017: parity with torch.nn.Transformer, exact sizes, its Config."""
 
 import copy
 import dataclasses
@@ -72,7 +72,7 @@ def torch_transformer(config: Config) -> nn.Transformer:
 )
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_logits_and_every_gradient_are_torchs(padded: bool, changes: dict[str, Any]) -> None:
+def test_logits_and_gradients_equal_torch(padded: bool, changes: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net = build(config(**changes)).train()
     around, transformer = copy.deepcopy(net), torch_transformer(config(**changes)).train()
@@ -158,7 +158,7 @@ def counted(net: nn.Module) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("size", "total", "paper"), [("base", 63_082_496, 65e6), ("big", 214_245_376, 213e6)]
 )
-def test_sizes_are_the_papers_to_the_parameter(size: str, total: int, paper: float) -> None:
+def test_sizes_have_the_parameters_of_the_paper(size: str, total: int, paper: float) -> None:
     """Within 4% of Table 3 at its shared vocabulary of about 37,000.
 
     Nothing is left out or counted twice. The differences, -1,917,504 for base (as many as 3,745
@@ -177,7 +177,7 @@ def test_sizes_are_the_papers_to_the_parameter(size: str, total: int, paper: flo
 @pytest.mark.parametrize("tie", ["none", "decoder", "all"])
 @pytest.mark.parametrize("placement", ["post", "pre", "output"])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
-def test_the_closed_form_holds_for_every_option(
+def test_the_number_of_parameters_has_a_closed_form(
     positions: Any, placement: Any, tie: Any, bias: bool
 ) -> None:
     chosen = config(
@@ -193,7 +193,7 @@ def test_the_closed_form_holds_for_every_option(
 # Dropout of the whole net
 
 
-def test_each_dropout_has_the_rate_of_its_place() -> None:
+def test_each_dropout_has_its_configured_rate() -> None:
     net = build(config(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3))
     rates = {name: m.p for name, m in net.named_modules() if isinstance(m, Dropout)}
     assert len(rates) == 2 + 2 * (2 + 2) + 3 * (3 + 3)
@@ -259,7 +259,7 @@ def test_a_missing_vocabulary_is_refused_by_name() -> None:
         Config(src_vocab_size=10)
 
 
-def test_a_config_does_not_change() -> None:
+def test_a_config_is_frozen() -> None:
     chosen = config()
     with pytest.raises(dataclasses.FrozenInstanceError):
         chosen.d_model = 64
