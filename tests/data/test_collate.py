@@ -1,4 +1,4 @@
-"""Batches hold what the columns hold, padding is told apart, and targets stand in their places."""
+"""Batches contain the columns, mark padding, and have targets at the right positions."""
 
 from itertools import chain, pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows to columns of ids: special tokens, lengths, counts; and the store that keeps them."""
+"""Encoding of rows as columns of ids (special tokens, lengths, counts), and their files."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face directories, both ways, against `transformers` and `sentencepiece`.
+"""Import and export of Hugging Face tokenizers, against `transformers` and `sentencepiece`.
 
 The directories are built here, small, from a few lines; nothing is fetched.
 """
@@ -188,7 +188,7 @@ def assert_same(ours: Tokenizer, theirs: Any, texts: list[str] = TEXTS) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_vocabulary_files_tokenizer_json_and_what_is_saved_and_written_are_the_same(
+def test_vocabulary_files_tokenizer_json_saved_and_exported_tokenizers_are_equal(
     name: str, made: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
     directory, theirs = made(name)
@@ -221,7 +221,7 @@ def test_vocabulary_files_tokenizer_json_and_what_is_saved_and_written_are_the_s
         assert_same(again, theirs)
 
 
-def test_what_a_tokenizer_lacks(made: Callable[[str], tuple[Path, Any]]) -> None:
+def test_missing_special_tokens(made: Callable[[str], tuple[Path, Any]]) -> None:
     bert, gpt2, t5 = (read(made(name)[0]) for name in ("bert", "gpt2", "t5"))
     assert bert.tokens([bert.unk_id]) == ["[UNK]"]
     assert t5.tokens([t5.unk_id, t5.pad_id]) == ["<unk>", "<pad>"]
@@ -521,7 +521,7 @@ def test_broken_and_unknown_files_are_the_users_errors(
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.999])
-def test_sentencepiece_files_cut_short_or_of_other_types_are_refused(
+def test_truncated_and_unsupported_sentencepiece_files_are_refused(
     keep: float, tmp_path: Path
 ) -> None:
     path = tmp_path / "spiece.model"
@@ -548,7 +548,7 @@ print(tokenizer.encode("The fox"))
 
 
 @pytest.mark.parametrize("lacking", ["sentencepiece", "google.protobuf", "google.protobuf.message"])
-def test_packages_of_the_extra_are_asked_for_only_where_they_are_needed(
+def test_packages_of_the_extra_are_required_only_for_sentencepiece(
     lacking: str, made: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
     directory, theirs = made("t5")
@@ -565,7 +565,7 @@ def test_packages_of_the_extra_are_asked_for_only_where_they_are_needed(
     assert refused.endswith("sentencepiece and protobuf: pip install 'heedful[import]'")
 
 
-def test_ones_own_tokenizer_is_a_file_or_a_directory(tmp_path: Path) -> None:
+def test_open_tokenizer_accepts_files_and_directories(tmp_path: Path) -> None:
     own = train_tokenizer(LINES, kind="char")
     own.save(tmp_path / "own" / "tokenizer.json")  # as in a model directory of heedful
     for path in (tmp_path / "own", tmp_path / "own" / "tokenizer.json"):

@@ -1,4 +1,4 @@
-"""Plans: every row in one batch, every token a target once, and pure functions all of them."""
+"""Plans: every row is in one batch, every token is a target once; all are pure functions."""
 
 from itertools import pairwise
 from typing import Any
@@ -54,7 +54,7 @@ def random_lengths(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 @given(seed=st.integers(0, 1000), epoch=st.integers(0, 1000))
 @settings(max_examples=20, deadline=None)
-def test_epochs_and_seeds_differ_in_what_goes_together_and_in_order(seed: int, epoch: int) -> None:
+def test_epochs_and_seeds_differ_in_batches_and_in_their_order(seed: int, epoch: int) -> None:
     def plan(seed: int, epoch: int) -> list[frozenset[int]]:
         limits: dict[str, Any] = {"max_tokens": 400, "max_sentences": None}
         batches = plan_batches(*random_lengths(500), **limits, seed=seed, epoch=epoch)

@@ -1,4 +1,4 @@
-"""Prepared data: made once for a key, whole or not at all, and refused when they have changed."""
+"""Prepared data: prepared once per key, complete or not at all, and refused if changed."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def test_another_format_has_another_folder(tmp_path: Path, monkeypatch: pytest.M
     assert prepare_once(tmp_path, {}, fill) != path
 
 
-def test_equal_keys_share_a_folder_and_what_is_other_has_its_own(tmp_path: Path) -> None:
+def test_only_equal_keys_share_a_folder(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("a")
     path = prepare_once(tmp_path / "cache", {"files": content_key([text]), "max_length": 9}, fill)
@@ -51,7 +51,7 @@ def test_equal_keys_share_a_folder_and_what_is_other_has_its_own(tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("no text")])
-def test_what_was_not_finished_is_not_there(error: BaseException, tmp_path: Path) -> None:
+def test_a_folder_does_not_appear_if_preparing_fails(error: BaseException, tmp_path: Path) -> None:
     def fail(directory: Path) -> None:
         fill(directory)
         raise error

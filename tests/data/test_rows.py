@@ -1,4 +1,4 @@
-"""Rows: every format reads the same, every kind of broken file is told with its line."""
+"""Rows: all formats give the same rows, and errors in files name the line."""
 
 import gzip
 import json
@@ -168,7 +168,7 @@ def test_broken_files(
                 read_rows(files, fields, unit=unit)  # type: ignore[arg-type]
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files(tmp_path: Path) -> None:
     for unit in ("line", "paragraph", "file"):
         with pytest.raises(UserError, match=r"cannot read .*none\.txt: No such file"):
             read_rows([tmp_path / "none.txt"], unit=unit)  # type: ignore[arg-type]
@@ -311,7 +311,7 @@ def test_label_ids_are_places_among_the_names_in_any_order_of_texts(labels: list
     assert [names[i] for i in label_ids(Rows({"label": labels}), names)] == labels
 
 
-def test_a_label_that_training_lacks(tmp_path: Path) -> None:
+def test_a_label_that_is_not_in_training(tmp_path: Path) -> None:
     rows = read_rows([file_of(tmp_path, "valid.tsv", "a\tgood\n\nb\tfair\n")], LABELLED)
     with pytest.raises(
         UserError, match=r"valid\.tsv, line 3: label 'fair' is not among .*'bad', 'good'.; correct"
@@ -368,7 +368,7 @@ TEXTS = st.lists(st.tuples(st.sampled_from("abc\0"), st.sampled_from(["", "a", "
 
 
 @given(train=TEXTS, valid=TEXTS, test=TEXTS)
-def test_rows_that_are_held_out_too_are_dropped_from_training_and_counted(
+def test_training_rows_that_are_also_held_out_are_dropped_and_counted(
     train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]]
 ) -> None:
     def rows(pairs: list[tuple[str, str]]) -> Rows:

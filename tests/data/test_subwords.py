@@ -1,4 +1,4 @@
-"""Words split anew: the distributions of the papers, the text unchanged, the same for an epoch."""
+"""Subword regularization: the papers' distributions, unchanged text, determined by the epoch."""
 
 import math
 import random

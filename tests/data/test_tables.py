@@ -1,4 +1,4 @@
-"""Tables: Parquet files and folders of `datasets` give the rows that JSONL gives, or one line."""
+"""Tables: Parquet files and folders of `datasets` give the same rows as JSONL, or an error."""
 
 import json
 import random
@@ -113,7 +113,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "message"), WRONG)
 @pytest.mark.parametrize("format", ["parquet", "saved"])
-def test_what_a_table_lacks_is_told(
+def test_missing_and_wrong_columns_of_a_table_are_errors(
     format: str, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "t", pa.Table.from_pylist(ENTRIES), format)
@@ -122,14 +122,14 @@ def test_what_a_table_lacks_is_told(
     assert "\n" not in str(error.value)
 
 
-def test_a_column_that_is_there_twice_is_told(tmp_path: Path) -> None:
+def test_a_duplicate_column_is_an_error(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
     with pytest.raises(UserError, match="two columns 'text'"):
         read_rows([written(tmp_path / "t", table, "saved")], {"text": None})
 
 
 @pytest.mark.parametrize("format", ["parquet", "saved"])
-def test_a_damaged_file_is_told_wherever_it_is_cut(format: str, tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_is_an_error(format: str, tmp_path: Path) -> None:
     path = written(tmp_path / "t", pa.Table.from_pylist(ENTRIES), format)
     file = next(path.glob("*.arrow")) if path.is_dir() else path
     data = file.read_bytes()
@@ -160,7 +160,7 @@ def test_text_that_is_not_utf_8_and_labels_that_are_missing(tmp_path: Path) -> N
         read_rows([written(tmp_path / "t", table)], LABELLED)
 
 
-def test_other_folders_are_told(tmp_path: Path) -> None:
+def test_other_folders_are_errors(tmp_path: Path) -> None:
     splits = tmp_path / "splits"
     written(splits, pa.Table.from_pylist(ENTRIES), "saved")
     (splits / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -195,7 +195,7 @@ def test_without_pyarrow_the_extra_is_named(
         read_rows([path], PAIR)
 
 
-def test_prepared_data_are_of_what_a_folder_holds(tmp_path: Path) -> None:
+def test_the_key_of_prepared_data_depends_on_the_content_of_a_folder(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(ENTRIES)
     one, two = (written(tmp_path / name, table, "two shards") for name in ("one", "two"))
     assert content_key([one]) == content_key([two])

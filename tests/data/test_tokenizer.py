@@ -1,4 +1,4 @@
-"""Tokenizers: round trips, the ids that no text may reach, sizes, determinism, files."""
+"""Tokenizers: round trips, special tokens in text, vocabulary sizes, determinism, files."""
 
 import hashlib
 import json
@@ -79,7 +79,7 @@ def test_no_text_is_encoded_to_a_special_and_bytes_give_any_string_back(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batch_is_one_by_one_and_what_is_loaded_is_what_was_saved(
+def test_batches_equal_single_texts_and_loaded_tokenizers_equal_saved_ones(
     kind: str, tmp_path: Path
 ) -> None:
     tokenizer, path = TRAINED[kind], tmp_path / "deep" / "tokenizer.json"
@@ -93,7 +93,7 @@ def test_batch_is_one_by_one_and_what_is_loaded_is_what_was_saved(
         assert t.decode_batch(batch) == [tokenizer.decode(ids) for ids in batch]
 
 
-def test_words_and_bytes_are_what_they_are_called() -> None:
+def test_pieces_of_kinds_word_and_byte_are_words_and_bytes() -> None:
     digits = train_tokenizer(["3 1 4", "1 5"], kind="word")
     assert digits.vocab_size == 8
     assert digits.decode(digits.encode("5 5 1")) == "5 5 1"
@@ -168,7 +168,7 @@ def test_a_huge_vocabulary_is_refused_where_memory_is_limited() -> None:
 
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("extra", [(), EXTRA])
-def test_the_size_asked_for_is_the_size_got_or_refused(kind: str, extra: tuple[str, ...]) -> None:
+def test_vocab_size_is_exact_or_refused(kind: str, extra: tuple[str, ...]) -> None:
     def trained(size: int) -> Tokenizer:
         tokenizer = train_tokenizer(TEXT, kind=kind, vocab_size=size, extra_specials=extra)
         assert tokenizer.vocab_size == size

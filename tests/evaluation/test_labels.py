@@ -1,4 +1,4 @@
-"""Scores of labels, as they are defined."""
+"""Metrics of classification, against their definitions."""
 
 import numpy as np
 import pytest

@@ -71,7 +71,7 @@ def test_scores_and_signatures_are_those_of_sacrebleu() -> None:
         assert scores[name].signature == str(metric.get_signature())
 
 
-def test_each_line_by_itself_has_the_score_of_its_own_reference() -> None:
+def test_sentence_chrf_scores_each_line_against_its_reference() -> None:
     expected = [
         CHRF().corpus_score([line], [[reference]]).score
         for line, reference in zip(HYPOTHESES, REFERENCES, strict=True)
@@ -198,7 +198,7 @@ def test_identical_lines_are_perfect_and_case_counts_only_where_it_should() -> N
     assert values["bleu"] < 50
 
 
-def test_to_dict_goes_through_json() -> None:
+def test_to_dict_can_be_serialized_as_json() -> None:
     scores = corpus_scores(HYPOTHESES, REFERENCES, trg_lang="de", metrics=METRICS)
     record = json.loads(json.dumps(scores.to_dict(), allow_nan=False))
     assert record["num_segments"] == 3

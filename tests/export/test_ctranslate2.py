@@ -1,4 +1,4 @@
-"""A model as a plain CTranslate2 directory: its own example says what heedful says."""
+"""Export to CTranslate2: the example program's output equals heedful's."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def test_the_example_translates_as_the_model_does(tmp_path: Path) -> None:
     assert "heedful" not in code
 
 
-def test_the_example_goes_on_as_the_model_does(tmp_path: Path) -> None:
+def test_the_example_continues_texts_as_the_model_does(tmp_path: Path) -> None:
     model = model_of("gpt2")
     export_ctranslate2(model, tmp_path / "out")
     text = "the cat sat"
@@ -56,7 +56,7 @@ def test_a_vector_for_each_text(tmp_path: Path) -> None:
     assert torch.allclose(found, model.embed(TEXTS[:1])[0], atol=1e-4)
 
 
-def test_two_tokenizers_stand_apart_and_equal_pieces_get_names_of_their_own(
+def test_two_tokenizers_have_separate_files_and_duplicate_pieces_are_renamed(
     tmp_path: Path,
 ) -> None:
     model = model_of("vaswani2017", tie_embeddings="none")
@@ -69,7 +69,7 @@ def test_two_tokenizers_stand_apart_and_equal_pieces_get_names_of_their_own(
     assert (tmp_path / "out" / "tokenizer.target.json").is_file()
 
 
-def test_a_tokenizer_with_ids_of_its_own_is_read_by_its_pieces(tmp_path: Path) -> None:
+def test_a_tokenizer_with_other_ids_is_used_by_its_pieces(tmp_path: Path) -> None:
     """Marian's: the library's ids are others, so that pieces alone go through."""
     model = model_of("vaswani2017")
     given = model.src_tokenizer
@@ -85,7 +85,7 @@ def test_a_tokenizer_with_ids_of_its_own_is_read_by_its_pieces(tmp_path: Path) -
     assert own.encode(TEXTS[0]) != given.encode(TEXTS[0])
 
 
-def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_refused_export_leaves_no_files(tmp_path: Path) -> None:
     model = model_of("vaswani2017", norm_placement="output")
     with pytest.raises(UserError, match="norm_placement output"):
         export_ctranslate2(model, tmp_path / "out")
@@ -94,7 +94,7 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_backend_the_error_says_how_to_get_it(
+def test_the_error_without_ctranslate2_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)

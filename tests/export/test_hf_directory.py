@@ -1,4 +1,4 @@
-"""Directories in the Hugging Face format: what is read, what is refused, what is written."""
+"""Directories in the Hugging Face format: reading, writing, and errors."""
 
 import json
 import os
@@ -50,7 +50,9 @@ def refuses(path: Path, message: str) -> str:
 
 
 @pytest.mark.parametrize("generation", [None, {"num_beams": 4}])
-def test_what_is_written_is_read(tmp_path: Path, generation: dict[str, Any] | None) -> None:
+def test_a_written_directory_is_read_back(
+    tmp_path: Path, generation: dict[str, Any] | None
+) -> None:
     path = tmp_path / "new" / "model"
     write_hf_directory(path, CONFIG, TENSORS, generation)
     found = read_hf_directory(path)
@@ -87,7 +89,7 @@ def test_an_earlier_directory_is_replaced_and_may_be_the_source(tmp_path: Path) 
     assert same(read.tensors, TENSORS)  # still there for who has read them before
 
 
-def test_what_else_a_directory_holds_is_never_lost(tmp_path: Path) -> None:
+def test_other_files_of_a_directory_are_never_lost(tmp_path: Path) -> None:
     write_hf_directory(tmp_path, CONFIG, TENSORS)
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match=r"holds thesis\.tex"):
@@ -98,7 +100,9 @@ def test_what_else_a_directory_holds_is_never_lost(tmp_path: Path) -> None:
         write_hf_directory(tmp_path / "thesis.tex", CONFIG, TENSORS)
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_hf_directory(tmp_path / "m", CONFIG, TENSORS)
 
     def full(*_: Any, **__: Any) -> None:
@@ -227,7 +231,9 @@ def test_a_pickle_is_never_opened(tmp_path: Path, name: str) -> None:
         *(("m.bin", classes, "AutoModel") for classes in (["os; evil()"], [3], [], "GPT2", None)),
     ],
 )
-def test_the_advice_for_other_files(tmp_path: Path, name: str, classes: Any, said: str) -> None:
+def test_the_error_for_other_weights_says_how_to_convert_them(
+    tmp_path: Path, name: str, classes: Any, said: str
+) -> None:
     (tmp_path / name).write_bytes(b"")
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": classes}))
     message = refuses(tmp_path, f"only {name}, (of another framework|a pickled file)")

@@ -1,4 +1,4 @@
-"""Every architecture's export says in transformers what the model says here: text in, text out."""
+"""Exports of every architecture give the same texts in transformers as in heedful."""
 
 import json
 from pathlib import Path
@@ -169,7 +169,7 @@ def test_texts_have_the_same_states(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(mean, model.embed(TEXTS), **CLOSE)
 
 
-def test_roberta_whose_positions_transformers_would_count_otherwise_is_refused(
+def test_roberta_with_another_position_offset_than_transformers_is_refused(
     tmp_path: Path,
 ) -> None:
     """Over there positions count from the padding's id: another token of that id would shift."""

@@ -1,4 +1,4 @@
-"""The Transformer of 2017 as Marian and PEGASUS of transformers: the same logits."""
+"""Export of the Transformer of 2017 as Marian and PEGASUS: equal logits in transformers."""
 
 import random
 from pathlib import Path
@@ -136,7 +136,7 @@ def test_two_vocabularies_are_marians(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_has_no_place_is_refused_with_what_has(
+def test_unsupported_settings_are_refused_with_the_supported_ones(
     keys: dict[str, Any], said: str, instead: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as error:

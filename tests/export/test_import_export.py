@@ -1,4 +1,4 @@
-"""Whole models from and to the Hugging Face format, against `transformers`: text, ids, labels."""
+"""Import and export of models in the Hugging Face format, against `transformers`."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_there_and_back_is_the_same_model(
+def test_an_exported_model_is_imported_as_the_same_model(
     name: str, directories: dict[str, Path], tmp_path: Path
 ) -> None:
     model = import_hf(directories[name], tmp_path / "ours")
@@ -130,7 +130,7 @@ def test_there_and_back_is_the_same_model(
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_model_writes_here_and_there_what_it_wrote(
+def test_imported_and_exported_models_generate_the_same_texts(
     name: str, num_beams: int, directories: dict[str, Path], tmp_path: Path
 ) -> None:
     """Begin, end, forced and forbidden tokens are right."""
@@ -161,7 +161,7 @@ def test_a_model_writes_here_and_there_what_it_wrote(
 
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
-def test_a_model_goes_on_learning_pairs_in_the_form_that_it_knows(
+def test_fine_tuning_on_pairs_uses_the_template_of_the_tokenizer(
     name: str, directories: dict[str, Path], tmp_path: Path
 ) -> None:
     """Both sides with the marks that transformers puts around them, and the same loss."""
@@ -270,7 +270,9 @@ def test_ids(
     assert import_hf(source, tmp_path / "out").metadata.generation == expected
 
 
-def test_what_is_not_taken_over_is_said(directories: dict[str, Path], tmp_path: Path) -> None:
+def test_settings_that_are_not_imported_are_reported(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
     source = tmp_path / "theirs"
     shutil.copytree(directories["bart"], source)
     settings = {"num_beams": 4, "early_stopping": False, "min_length": 2}
@@ -407,7 +409,7 @@ def with_config(directory: Path, to: Path, **changes: Any) -> Path:
         ({"0": "a", "1": "b", "2": "a"}, "two classes the same name: a, b, a"),
     ],
 )
-def test_labels_that_cannot_be_told_apart_are_refused(
+def test_duplicate_labels_are_refused(
     labels: dict[str, str], message: str, directories: dict[str, Path], tmp_path: Path
 ) -> None:
     source = with_config(directories["bert-classes"], tmp_path / "theirs", id2label=labels)
@@ -427,7 +429,9 @@ def test_a_new_head_has_the_names_of_transformers(
     assert any("left as initialized" in line for line in said)
 
 
-def test_a_head_for_another_problem_is_told(directories: dict[str, Path], tmp_path: Path) -> None:
+def test_a_head_for_another_problem_is_reported(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
     source = with_config(
         directories["bert-classes"], tmp_path / "a", problem_type="multi_label_classification"
     )
@@ -486,7 +490,7 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_directory(
         import_hf(directories["gpt2"], tmp_path / "out")
 
 
-def test_what_exists_is_replaced_only_when_asked_and_only_a_model(
+def test_only_a_model_is_replaced_and_only_with_overwrite(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
     """Both formats call their files alike: a model must never replace its own source."""

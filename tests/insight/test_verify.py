@@ -1,4 +1,4 @@
-"""Every check of `insight.verify` is proven by a small net that is broken in just that way."""
+"""Every check of `insight.verify` fails for a small net with just that defect."""
 
 import io
 import json
@@ -156,7 +156,7 @@ def checks(kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", SKIPPED)
-def test_a_right_net_passes_every_check_of_its_kind(kind: str) -> None:
+def test_a_correct_net_passes_every_check_of_its_kind(kind: str) -> None:
     report = verify(net_of(kind), **causal_of(kind), overfit_seconds=600.0)
     assert report.ok, str(report)
     assert skips(report) == SKIPPED[kind], str(report)
@@ -183,7 +183,7 @@ def test_a_flaw_fails_exactly_its_checks(
 
 
 @pytest.mark.parametrize("kind", FLAWS)
-def test_every_check_is_proven_by_a_flaw_of_each_kind(kind: str) -> None:
+def test_every_check_fails_for_a_flaw_of_each_kind(kind: str) -> None:
     assert set().union(*FLAWS[kind].values()) == set(checks(kind)) - SKIPPED[kind]
 
 
@@ -194,14 +194,14 @@ def test_tied_parameters_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "states"])
-def test_a_window_is_no_failure(kind: str) -> None:
+def test_nets_with_windows_pass(kind: str) -> None:
     report = verify(OneStack(kind, window=2), causal=kind == "decoder", overfit=False)
     assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("length", [8, 24])
 @pytest.mark.parametrize("kind", SKIPPED)
-def test_the_longest_sequence_may_be_chosen(kind: str, length: int) -> None:
+def test_length_limits_the_sequences(kind: str, length: int) -> None:
     seen: list[int] = []
 
     def call(net: nn.Module, *ids: Tensor, src_lengths: Any = None, lengths: Any = None) -> Any:
@@ -220,7 +220,7 @@ def test_the_longest_sequence_may_be_chosen(kind: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["two stacks", "encoder"])
-def test_where_the_net_takes_no_padding_its_checks_are_skipped_not_passed(kind: str) -> None:
+def test_padding_checks_are_skipped_for_nets_without_padding(kind: str) -> None:
     def call(net: nn.Module, *ids: Tensor) -> Any:
         return net(*ids)
 
@@ -232,7 +232,7 @@ def test_where_the_net_takes_no_padding_its_checks_are_skipped_not_passed(kind: 
 
 
 @pytest.mark.parametrize("kind", SKIPPED)
-def test_sixteen_bit_nets_are_given_the_tolerance_of_their_type(kind: str) -> None:
+def test_sixteen_bit_nets_have_a_larger_tolerance(kind: str) -> None:
     report = verify(net_of(kind).to(torch.bfloat16), overfit=False, **causal_of(kind))
     assert report.ok, str(report)
     if kind == "encoder":
@@ -277,7 +277,7 @@ class TorchNet(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("pad_id", [0, 5])
-def test_torch_transformer_passes_what_can_be_asked_of_it(pad_id: int) -> None:
+def test_torch_transformer_passes_all_checks_that_apply(pad_id: int) -> None:
     report = verify(TorchNet(pad_id), pad_id=pad_id, overfit_seconds=600.0)
     assert report.ok, str(report)
     assert skips(report) == {*NO_LEFT, "cached = uncached"}
@@ -287,7 +287,7 @@ def test_torch_transformer_passes_what_can_be_asked_of_it(pad_id: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "classifier"])
-def test_padding_of_one_stack_may_be_told_by_its_id(kind: str) -> None:
+def test_padding_of_one_stack_can_be_passed_as_pad_id(kind: str) -> None:
     """By an adapter that counts what is not padding; a net that takes it for text is found."""
 
     def call(net: nn.Module, ids: Tensor) -> Any:
@@ -303,7 +303,7 @@ def test_padding_of_one_stack_may_be_told_by_its_id(kind: str) -> None:
         assert failures(flawed) == {"padding, right"}, str(flawed)
 
 
-def test_vocabularies_are_found_without_an_embedding_module() -> None:
+def test_vocabulary_sizes_are_inferred_without_an_embedding_module() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -320,7 +320,7 @@ def test_vocabularies_are_found_without_an_embedding_module() -> None:
     assert "gradients" not in report["causality"].detail  # the lookup was seen
 
 
-def test_sizes_of_source_and_target_say_that_there_are_two_stacks() -> None:
+def test_vocabulary_sizes_of_source_and_target_imply_two_stacks() -> None:
     class Optional(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -337,7 +337,7 @@ def test_sizes_of_source_and_target_say_that_there_are_two_stacks() -> None:
         verify(Optional())
 
 
-def test_vectors_are_told_from_classes_by_the_caller() -> None:
+def test_outputs_distinguishes_vectors_from_classes() -> None:
     class Vectors(OneStack):
         def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
             real = self.real(ids, lengths, "right")
@@ -400,7 +400,7 @@ def test_the_same_net_gives_the_same_report() -> None:
     assert verify(TwoStacks(), overfit=False) == verify(TwoStacks(), overfit=False)
 
 
-def test_arguments_skip_what_they_say_and_time_ends_training() -> None:
+def test_arguments_skip_checks_and_time_ends_training() -> None:
     report = verify(TwoStacks("loud start"), fresh=False, overfit=False)
     assert skips(report) == {"initial loss", "one batch overfits"}
     assert report.ok
@@ -409,7 +409,7 @@ def test_arguments_skip_what_they_say_and_time_ends_training() -> None:
     assert "overfit_seconds" in hurried.detail
 
 
-def test_frozen_parameters_are_not_held_to_gradients() -> None:
+def test_frozen_parameters_need_no_gradients() -> None:
     net = TwoStacks("unused parameter")
     net.unused.requires_grad_(False)
     report = verify(net, overfit=False)
@@ -420,7 +420,7 @@ def test_frozen_parameters_are_not_held_to_gradients() -> None:
     assert {"gradient flow", "one batch overfits"} <= skips(frozen)
 
 
-def test_a_net_that_raises_fails_with_the_first_line_of_what_it_said() -> None:
+def test_a_net_that_raises_fails_with_the_first_line_of_its_error() -> None:
     class Raising(nn.Module):
         def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
             raise RuntimeError("no kernel\nand many more lines")
@@ -461,7 +461,7 @@ class Args(nn.Module):
         (lambda: OneStack("encoder"), {"outputs": "words"}, "not words"),
     ],
 )
-def test_what_cannot_be_told_is_asked_for_in_one_line(
+def test_missing_and_wrong_arguments_are_errors_of_one_line(
     make: Callable[[], nn.Module], arguments: dict[str, Any], message: str
 ) -> None:
     jaxtyping.config.update("jaxtyping_disable", True)  # which refuses a wrong choice by its type

@@ -115,7 +115,7 @@ def test_every_position_scheme_passes(number: int, scheme: str) -> None:
     assert skips(report) == {*SKIPPED[kind], "initial loss", "one batch overfits"}
 
 
-def test_without_positions_encoders_fail_and_causality_can_stand_in_for_them() -> None:
+def test_without_positions_encoders_fail_and_causal_nets_may_pass() -> None:
     bare = Single("none", windows=(None,))
     both = {"fresh": False, "overfit": False}
     assert failures(verify(encoder(bare, "tokens"), **both)) == {"position awareness"}
@@ -204,7 +204,7 @@ def test_the_command_takes_a_model_of_any_kind(
     assert given == {*SKIPPED[kind_of(name, keys)], "initial loss", "one batch overfits"}
 
 
-def test_the_command_fails_with_exit_code_1_and_refuses_what_is_too_short(tmp_path: Path) -> None:
+def test_the_command_exits_with_1_on_failure_and_refuses_short_models(tmp_path: Path) -> None:
     net = build("gpt2")
     with torch.no_grad():
         net.head.out.weight.fill_(1e38)  # logits that overflow
