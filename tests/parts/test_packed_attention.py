@@ -31,7 +31,7 @@ def packed_tokens() -> Tokens:
 
 def attention(heads: int, key_heads: int, window: int | None, dropout: float = 0.0) -> Attention:
     torch.manual_seed(0)
-    return Attention(
+    module = Attention(
         D,
         heads,
         num_kv_heads=key_heads,
@@ -40,6 +40,8 @@ def attention(heads: int, key_heads: int, window: int | None, dropout: float = 0
         position=RotaryPositions(E),
         dropout=dropout,
     ).double()
+    module.uses_flex_attention = True
+    return module
 
 
 def as_on_a_gpu(spec: MaskSpec, device: torch.device) -> bool:
@@ -101,7 +103,8 @@ def test_blocks_of_other_texts_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["dropout", "hooks", "weights", "no gradient", "no segments", "softcap", "cross"]
+    "case",
+    ["dropout", "hooks", "weights", "no gradient", "no segments", "softcap", "cross", "uncompiled"],
 )
 def test_what_it_cannot_compute_goes_the_other_way(
     monkeypatch: pytest.MonkeyPatch, case: str
@@ -109,6 +112,8 @@ def test_what_it_cannot_compute_goes_the_other_way(
     monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
     module = attention(2, 2, None, dropout=0.1 if case == "dropout" else 0.0)
     tokens = packed_tokens()
+    if case == "uncompiled":
+        module.uses_flex_attention = False
     if case == "no segments":
         tokens = Tokens.from_ids(tokens.ids)
     if case == "hooks":

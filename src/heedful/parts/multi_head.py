@@ -137,6 +137,7 @@ class MultiHead(nn.Module):
         self.pattern = nn.Identity()
         self.out = nn.Linear(num_heads * self.head_dim, d_model, bias=out_bias)
         self.dropout = Dropout(dropout)
+        self.uses_flex_attention = False  # set for compiled training (`training/block_compiler.py`)
 
     def prepare_mask(
         self,
@@ -223,13 +224,14 @@ class MultiHead(nn.Module):
         return parts
 
     def _skips_blocks(self, spec: MaskSpec, x: Tensor, needs_grad: bool) -> bool:
-        """True in training with packed rows, for attention that FlexAttention can compute.
+        """True in compiled training with packed rows, for attention that FlexAttention can compute.
 
         It has no dropout. Its kernel is compiled for a shape, of which evaluation has many.
         """
         has_dropout = self.training and self.dropout.p > 0
         is_plain = self.position_scores is None and not has_dropout
-        return needs_grad and is_plain and can_skip_blocks(spec, x.device)
+        can_use = self.uses_flex_attention and needs_grad and is_plain
+        return can_use and can_skip_blocks(spec, x.device)
 
     def _forms_weights(
         self, spec: MaskSpec, part: tuple[range, range] | None, x: Tensor, needs_grad: bool

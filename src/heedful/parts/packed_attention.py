@@ -1,6 +1,7 @@
 """FlexAttention over packed rows on GPUs: blocks without a visible key are not computed.
 
-Tested uncompiled on a CPU; on a GPU its speed has not been measured.
+Used in compiled training only (`training.compile`). Tested uncompiled on a CPU; on a GPU neither
+the kernel nor its speed has been tested.
 """
 
 from functools import cache

@@ -8,10 +8,12 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
+from heedful.backends.aot.private import has_cpp_compiler
 from heedful.data.buckets import MAX_SHAPES
 from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.models.stack import Stack, call_block
+from heedful.parts.multi_head import MultiHead
 from heedful.progress import track
 
 # Upper bound of graphs per shape: encoder and decoder, local and global layers, packed or not.
@@ -34,8 +36,12 @@ class BlockCompiler:
     """
 
     def __init__(self, net: nn.Module, backend: str = "inductor") -> None:
-        if backend == "inductor" and next(net.parameters()).device.type == "cpu":
-            _check_cpp_compiler()
+        is_cpu = next(net.parameters()).device.type == "cpu"
+        if backend == "inductor" and is_cpu and not has_cpp_compiler():
+            raise UserError(
+                "training.compile needs a C++ compiler: install one, for example by "
+                f"`apt install g++`, or {_TURN_OFF}"
+            )
         # Limits on all graphs of `call_block` in the process, those of other nets included.
         config: Any = torch._dynamo.config
         config.recompile_limit += MAX_SHAPES * _BLOCK_KINDS
@@ -45,6 +51,8 @@ class BlockCompiler:
         for module in net.modules():
             if isinstance(module, Stack):
                 module.compiled_block = run
+            if isinstance(module, MultiHead):
+                module.uses_flex_attention = True
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
@@ -68,16 +76,3 @@ class BlockCompiler:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"torch cannot compile the net: {reason}; {_TURN_OFF}") from error
         self._compiled_shapes.add(shape)
-
-
-def _check_cpp_compiler() -> None:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        raise UserError(
-            "training.compile needs a C++ compiler: install one, for example by `apt install g++`, "
-            f"or {_TURN_OFF}"
-        ) from None
