@@ -41,10 +41,10 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
         options: with every default filled in (`Options.with_defaults`).
         decoder_start_ids: first ids of an encoder-decoder's target; empty for decoder-only nets.
         eos_ids: ids that end an output.
-        suppressed_ids: ids that no output may have.
+        suppressed_ids: ids that are excluded from outputs.
         forced_bos_id: the first id of each output; None: any.
         forced_eos_id: the id at the length limit; None: any.
-        bad_words_ids: sequences of ids that no output may have.
+        bad_words_ids: sequences of ids that are excluded from outputs.
         required_ids: sequences of ids that each output must have.
         max_length: positions of the net.
         draft: of speculative decoding: "lookup", or another net's `Eager` and its start ids.

@@ -136,7 +136,7 @@ def make_shortlist(
 
     Args:
         always: target ids allowed for every sentence, as EOS.
-        shared: source and target have one vocabulary; each source token is then its own translation
+        shared: source and target have one vocabulary; each source token is then a translation of itself
             too.
         num_frequent: most frequent target tokens, allowed for every sentence.
         num_translations: most target tokens of one source token.
@@ -152,8 +152,8 @@ def make_shortlist(
     order = np.lexsort((target, -chance, source))
     source, target, chance = source[order], target[order], chance[order]
     rank = np.arange(len(source)) - np.searchsorted(source, source)
-    chosen = (rank < num_translations) & (chance >= MIN_PROBABILITY) & (source < source_size)
-    source, target = source[chosen], target[chosen]
+    selected = (rank < num_translations) & (chance >= MIN_PROBABILITY) & (source < source_size)
+    source, target = source[selected], target[selected]
     if shared:
         same = np.arange(min(source_size, target_size))
         source, target = np.concatenate([source, same]), np.concatenate([target, same])

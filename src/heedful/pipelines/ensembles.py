@@ -22,7 +22,7 @@ def ensemble(
     (`embed`, `save`, `export`, drafts and others) raise UserError.
 
     Args:
-        models: translators or language models, each of its own architecture and size.
+        models: translators or language models, of any architectures and sizes.
         weights: of the models, up to a common factor; None: equal.
 
     Raises:

@@ -35,7 +35,7 @@ class GenerationIds:
     Attributes:
         decoder_start_ids: first ids of an encoder-decoder's target (BOS; T5 and Marian: padding).
         eos_ids: ids that end an output.
-        suppressed_ids: ids that no output may have (padding, a second BOS).
+        suppressed_ids: ids that are excluded from outputs (padding, a second BOS).
         forced_bos_id: the first id of each output; None: any.
         forced_eos_id: the id at the length limit; None: any.
     """

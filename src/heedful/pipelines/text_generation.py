@@ -150,18 +150,18 @@ class Generator(SavedModel):
             ahead: windows that are started before the first one is complete, so that the workers
                 of a backend stay busy; 0 for prompts that arrive one after another's answer.
         """
-        chosen = self._seeded_options(options)
+        resolved = self._seeded_options(options)
         started: deque[Callable[[], list[list[Hypothesis]]]] = deque()
         number = 0
 
         def complete(remaining: int) -> Iterator[list[Generation]]:
             while len(started) > remaining:
                 for outputs in started.popleft()():
-                    yield self._to_generations(outputs, chosen.stop)
+                    yield self._to_generations(outputs, resolved.stop)
 
         try:
             for prompts in windows:
-                started.append(self._begin(prompts, number, chosen, waits=not ahead))
+                started.append(self._begin(prompts, number, resolved, waits=not ahead))
                 number += len(prompts)
                 yield from complete(ahead)
         except UserError:  # of a later window: outputs of the former ones are not lost
@@ -180,21 +180,21 @@ class Generator(SavedModel):
         decoder changes earlier text, the next piece begins with the first changed character. The
         final text is the generator's return value.
         """
-        chosen = self._seeded_options({"beam_size": 1} | options)
-        if (chosen.beam_size or 1) > 1 or chosen.num_return > 1:
+        resolved = self._seeded_options({"beam_size": 1} | options)
+        if (resolved.beam_size or 1) > 1 or resolved.num_return > 1:
             raise UserError("only greedy decoding and single samples can be streamed")
         prompts: Any = [prompt]
-        [row] = self.prompt_ids(prompts, chosen)
+        [row] = self.prompt_ids(prompts, resolved)
         if not row:
             return ""
         ids: list[int] = []
         text = sent = ""
-        request = self._request([row], [0], chosen)
+        request = self._request([row], [0], resolved)
         backend = self._backend_for([row], request)
         for tokens, ended in backend.stream_tokens(row, request):
             ids += tokens
-            text = cut(self._decode(ids), chosen.stop) if chosen.stop else self._decode(ids)
-            final = text if ended else _final_part(text, chosen.stop)
+            text = cut(self._decode(ids), resolved.stop) if resolved.stop else self._decode(ids)
+            final = text if ended else _final_part(text, resolved.stop)
             if not sent.startswith(final):
                 pairs = enumerate(zip(sent, final, strict=False))
                 changed = next((n for n, (old, new) in pairs if old != new), len(sent))
@@ -211,12 +211,12 @@ class Generator(SavedModel):
             return last[3]
         measured = settings.batch_tokens
         more = {"batch_tokens": measured} if measured else {}
-        chosen = Options.from_keywords(given).with_defaults(
+        resolved = Options.from_keywords(given).with_defaults(
             {**self.usual, **metadata.options, **more}
         )
         if is_plain:
-            self._last = given, metadata, settings, chosen
-        return chosen
+            self._last = given, metadata, settings, resolved
+        return resolved
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt with the model's special tokens; empty: the output is blank."""
@@ -251,12 +251,12 @@ class Generator(SavedModel):
 
     def _seeded_options(self, keywords: dict[str, Any]) -> Options:
         """The options of a call, with a random seed for sampling without one."""
-        chosen = self.options(**keywords)
-        if not chosen.samples or chosen.seed is not None:
-            return chosen
+        resolved = self.options(**keywords)
+        if not resolved.samples or resolved.seed is not None:
+            return resolved
         torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
         seed = int(torch.randint(_SEEDS, ())) if torch else secrets.randbelow(_SEEDS)
-        return replace(chosen, seed=seed)
+        return replace(resolved, seed=seed)
 
     def _begin(
         self, prompts: Texts, first: int, options: Options, *, waits: bool

@@ -28,7 +28,7 @@ class Translator(Generator):
             return ids
         tokenizer = self.tgt_tokenizer
         # Every special token but EOS is suppressed: padding, BOS, masks and sentinels. Training
-        # targets may have the unknown token, so outputs may have it too.
+        # targets can contain the unknown token, so outputs can contain it too.
         allowed = {tokenizer.eos_id, tokenizer.unk_id}
         return replace(
             ids,

@@ -68,7 +68,7 @@ class CompiledNet:
         return output
 
     def start(self, given: Tokens | int, *, capacity: int, beams: int = 1) -> Cache:
-        """As `EncoderDecoder.start` and `DecoderOnly.start`."""
+        """See `EncoderDecoder.start` and `DecoderOnly.start`."""
         rows = given if isinstance(given, int) else given.ids.size(0)
         layers = [LayerShape(*layer) for layer in self.facts.cache_layers]
         cache = Cache.empty(layers, rows, capacity, beams, torch.empty(0))

@@ -54,7 +54,7 @@ class Compiled:
         self._scorer = TargetScorer(self._log_probs_of, device, self._threads)
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
-        """As `GenerationBackend.unsupported_reasons`."""
+        """See `GenerationBackend.unsupported_reasons`."""
         reasons = [] if request.draft is None else ["it takes no draft"]
         if request.options.coverage_penalty:
             reasons.append("its graphs return no attention weights")
@@ -69,7 +69,7 @@ class Compiled:
         return reasons
 
     def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """As `GenerationBackend.outputs`."""
+        """See `GenerationBackend.outputs`."""
         return self.searcher.outputs(rows, request)
 
     def submit(
@@ -81,13 +81,13 @@ class Compiled:
     def stream_tokens(
         self, row: list[int], request: GenerationRequest
     ) -> Iterator[tuple[list[int], bool]]:
-        """As `GenerationBackend.stream_tokens`."""
+        """See `GenerationBackend.stream_tokens`."""
         return self.searcher.stream_tokens(row, request)
 
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
-        """As `GenerationBackend.log_probs`."""
+        """See `GenerationBackend.log_probs`."""
         return self._scorer.log_probs(rows, targets, request)
 
     def _log_probs_of(self, batch: Batch) -> LogProbs:

@@ -174,14 +174,14 @@ class CompiledEncoder:
     def states(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """As `EncoderBackend.states`."""
+        """See `EncoderBackend.states`."""
         with torch.inference_mode(), run_with(self.settings.threads or 1):
             return _split(self._states(rows, types), rows)
 
     def logits(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """As `EncoderBackend.logits`."""
+        """See `EncoderBackend.logits`."""
         with torch.inference_mode(), run_with(self.settings.threads or 1):
             states = self._states(rows, types)
             if not self.net.facts.first_token_only:

@@ -26,7 +26,7 @@ def pack(weight: Float[Tensor, "N K"]) -> Float[Tensor, "blocks K 64"]:
 
 
 def pack_int8(weight: Int[Tensor, "N K"]) -> Int[Tensor, "blocks quarters 64 4"]:
-    """As `pack` for int8, with four inputs of each output adjacent; K is a multiple of 4."""
+    """See `pack` for int8, with four inputs of each output adjacent; K is a multiple of 4."""
     padded = F.pad(weight, (0, 0, 0, -weight.size(0) % OUTPUTS))
     parts = padded.view(-1, OUTPUTS, weight.size(1) // INPUTS, INPUTS)
     return parts.transpose(1, 2).contiguous()
@@ -130,7 +130,7 @@ class PackedInt8Linear(nn.Module):
 
 
 class Int8MatmulLinear(nn.Module):
-    """As `PackedInt8Linear` for many rows, as encoders have: by torch's own int8 product."""
+    """See `PackedInt8Linear` for many rows, as encoders have: by torch's own int8 product."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def refusals(net: nn.Module) -> list[str]:
 
 
 def longest_prompt(net: nn.Module) -> int | None:
-    """Most tokens of a prompt for a net with windows; None: as many as the net has positions.
+    """Most tokens of a prompt for a net with windows; None: the positions of the net.
 
     CTranslate2 applies windows to new tokens only, so that a prompt longer than the smallest window
     would be encoded without it.
@@ -203,7 +203,7 @@ def _attentions(stack: Stack) -> Iterator[Any]:
 
 
 def _has_positions(stack: Stack) -> bool:
-    """Attention has positions of its own type: rotary, relative or ALiBi."""
+    """The attention layers have rotary, relative or ALiBi positions."""
     return any(attention.position is not None for attention in _attentions(stack))
 
 

@@ -128,7 +128,7 @@ class CTranslate2:
     # --- generation -----------------------------------------------------------------------------
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
-        """As `GenerationBackend.unsupported_reasons`."""
+        """See `GenerationBackend.unsupported_reasons`."""
         reasons = self._call(request).reasons
         if self.facts.family == "encoder_decoder":
             return reasons
@@ -144,7 +144,7 @@ class CTranslate2:
         return reasons
 
     def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """As `GenerationBackend.outputs`."""
+        """See `GenerationBackend.outputs`."""
         # A synchronous call is a little faster than `submit`.
         with _undamaged(self._directory):
             return self._read(self._start(rows, request, asynchronous=False), rows, request)
@@ -152,7 +152,7 @@ class CTranslate2:
     def submit(
         self, rows: list[list[int]], request: GenerationRequest
     ) -> Callable[[], list[list[Hypothesis]]]:
-        """As `GenerationBackend.submit`."""
+        """See `GenerationBackend.submit`."""
         with _undamaged(self._directory):
             futures = self._start(rows, request, asynchronous=True)
 
@@ -219,7 +219,7 @@ class CTranslate2:
     def stream_tokens(
         self, row: list[int], request: GenerationRequest
     ) -> Iterator[tuple[list[int], bool]]:
-        """As `GenerationBackend.stream_tokens`."""
+        """See `GenerationBackend.stream_tokens`."""
         keys, limit = {**self._call(request).keywords}, request.max_new_tokens[0]
         for name in ("beam_size", "num_hypotheses", "length_penalty", "return_scores"):
             del keys[name]
@@ -252,7 +252,7 @@ class CTranslate2:
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
-        """As `GenerationBackend.log_probs`."""
+        """See `GenerationBackend.log_probs`."""
         if targets is None:
             sides = [self._words(rows)]
         else:
@@ -376,14 +376,14 @@ class CTranslate2:
     def states(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """As `EncoderBackend.states`, for encoders only."""
+        """See `EncoderBackend.states`, for encoders only."""
         states = np.array(self._forward(rows, types).last_hidden_state)
         return [of_row[: len(row)] for of_row, row in zip(states, rows, strict=True)]
 
     def logits(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """As `EncoderBackend.logits`, for classifiers only."""
+        """See `EncoderBackend.logits`, for classifiers only."""
         weight, bias = self._labels
         return list(np.array(self._forward(rows, types).pooler_output) @ weight.T + bias)
 

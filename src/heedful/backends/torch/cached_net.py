@@ -85,7 +85,7 @@ class CachedNet:
 
     @property
     def device(self) -> torch.device:
-        """As `DecodingNet.device`."""
+        """See `DecodingNet.device`."""
         if self._device is not None:
             return self._device
         device: torch.device = next(self.net.parameters()).device
@@ -93,7 +93,7 @@ class CachedNet:
 
     @property
     def vocab_size(self) -> int:
-        """As `DecodingNet.vocab_size`."""
+        """See `DecodingNet.vocab_size`."""
         size: int = self.net.head.out.weight.size(0)
         return size
 
@@ -105,7 +105,7 @@ class CachedNet:
         beams: int,
         allowed_ids: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Int[Tensor, "B t"], DecodingState]:
-        """As `DecodingNet.open`."""
+        """See `DecodingNet.open`."""
         device = self.device
         record = recorder_for(self.net, device) if self._records_steps else None
         first_steps = beams * min(capacity, STEPS_AT_FIRST)

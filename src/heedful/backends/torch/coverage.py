@@ -29,19 +29,19 @@ class Coverage:
         self._sums = torch.zeros(len(memory), 1, memory.size(2), device=memory.device)
 
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
-        """As `DecodingState.reorder`."""
+        """See `DecodingState.reorder`."""
         self.decoding.reorder(parents)
         self._sums = self._sums.gather(1, parents[..., None].expand(-1, -1, self._sums.size(2)))
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:
-        """As `DecodingState.select`."""
+        """See `DecodingState.select`."""
         self.decoding.select(sentences)
         self._sums = self._sums[sentences]
 
     def next_log_probs(
         self, prefixes: Int[Tensor, "N t"], state: "Coverage"
     ) -> Float[Tensor, "N V"]:
-        """As `DecodingState.next_log_probs`."""
+        """See `DecodingState.next_log_probs`."""
         assert state is self
         with self._attention.pattern.register_forward_hook(self._add):
             return self.decoding.next_log_probs(prefixes, self.decoding)

@@ -84,7 +84,7 @@ class Eager:
         return []
 
     def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """As `GenerationBackend.outputs`."""
+        """See `GenerationBackend.outputs`."""
         self.net.eval()
         return self.searcher.outputs(rows, request)
 
@@ -97,35 +97,35 @@ class Eager:
     def stream_tokens(
         self, row: list[int], request: GenerationRequest
     ) -> Iterator[tuple[list[int], bool]]:
-        """As `GenerationBackend.stream_tokens`."""
+        """See `GenerationBackend.stream_tokens`."""
         self.net.eval()
         return self.searcher.stream_tokens(row, request)
 
     def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> CachedScorer:
-        """As `Searcher.open_draft`."""
+        """See `Searcher.open_draft`."""
         self.net.eval()
         return self.searcher.open_draft(row, start_ids, limit)
 
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
-        """As `GenerationBackend.log_probs`."""
+        """See `GenerationBackend.log_probs`."""
         return self._scorer().log_probs(rows, targets, request)
 
     def target_scores(self, batch: Batch) -> TargetScores:
-        """As `ScoringBackend.target_scores`."""
+        """See `ScoringBackend.target_scores`."""
         return self._scorer().target_scores(batch)
 
     def states(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """As `EncoderBackend.states`; an encoder-decoder's are those of its encoder."""
+        """See `EncoderBackend.states`; an encoder-decoder's are those of its encoder."""
         return self._read(rows, types, self._states)
 
     def logits(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """As `EncoderBackend.logits`."""
+        """See `EncoderBackend.logits`."""
         return self._read(rows, types, self._logits)
 
     def _scorer(self) -> TargetScorer:

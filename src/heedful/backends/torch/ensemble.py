@@ -31,12 +31,12 @@ class EnsembleState:
         self.weights = weights
 
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
-        """As `DecodingState.reorder`."""
+        """See `DecodingState.reorder`."""
         for state in self.states:
             state.reorder(parents)
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:
-        """As `DecodingState.select`."""
+        """See `DecodingState.select`."""
         for state in self.states:
             state.select(sentences)
 
@@ -65,12 +65,12 @@ class EnsembleNet:
 
     @property
     def device(self) -> torch.device:
-        """As `DecodingNet.device`."""
+        """See `DecodingNet.device`."""
         return self.nets[0].device
 
     @property
     def vocab_size(self) -> int:
-        """As `DecodingNet.vocab_size`."""
+        """See `DecodingNet.vocab_size`."""
         return self.nets[0].vocab_size
 
     def open(
@@ -81,7 +81,7 @@ class EnsembleNet:
         beams: int,
         allowed_ids: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Int[Tensor, "B t"], EnsembleState]:
-        """As `DecodingNet.open`, for each net."""
+        """See `DecodingNet.open`, for each net."""
         assert allowed_ids is None, "ensembles have no shortlist"
         opened = [net.open(rows, start_ids, capacity, beams) for net in self.nets]
         return opened[0][0], EnsembleState([state for _, state in opened], self.weights)
@@ -127,7 +127,7 @@ class Ensemble:
         return reasons
 
     def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """As `GenerationBackend.outputs`."""
+        """See `GenerationBackend.outputs`."""
         self._eval()
         return self.searcher.outputs(rows, request)
 
@@ -140,18 +140,18 @@ class Ensemble:
     def stream_tokens(
         self, row: list[int], request: GenerationRequest
     ) -> Iterator[tuple[list[int], bool]]:
-        """As `GenerationBackend.stream_tokens`."""
+        """See `GenerationBackend.stream_tokens`."""
         self._eval()
         return self.searcher.stream_tokens(row, request)
 
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
-        """As `GenerationBackend.log_probs`."""
+        """See `GenerationBackend.log_probs`."""
         return self._scorer().log_probs(rows, targets, request)
 
     def target_scores(self, batch: Batch) -> TargetScores:
-        """As `ScoringBackend.target_scores`, of the mean probabilities."""
+        """See `ScoringBackend.target_scores`, of the mean probabilities."""
         return self._scorer().target_scores(batch)
 
     def _scorer(self) -> TargetScorer:

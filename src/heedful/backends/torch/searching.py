@@ -82,7 +82,7 @@ class Searcher:
             yield step.tokens, bool(step.ended)
 
     def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> CachedScorer:
-        """The net as the draft of another one, for at most as many tokens as it has positions."""
+        """The net as the draft of another one, for tokens up to its number of positions."""
         longest = self.net.max_length
         if len(row) > longest:
             raise UserError(
@@ -153,7 +153,7 @@ class Searcher:
     def _allowed_ids(
         self, rows: list[list[int]], request: GenerationRequest
     ) -> list[list[int]] | None:
-        """The ids that each output may have by the shortlist, with those that it must have."""
+        """The ids of the shortlist for each output, and the required ids."""
         options = request.options
         if self.shortlist is None or not options.shortlist or not self.net.is_encoder_decoder:
             return None

@@ -26,7 +26,7 @@ class DecodingState:
             its last half alone, as often as needed; sentences that may do so must be equally long,
             so that none depends on another.
         left_padding: padding tokens on the left of each sentence; None: 0 each.
-        restriction: the tokens that each sentence may have; None: the whole vocabulary.
+        restriction: the allowed tokens of each sentence; None: the whole vocabulary.
         record: records steps of one token, which are then replayed; None: each step is run.
     """
 
@@ -80,7 +80,7 @@ class DecodingState:
         return self._restriction is None
 
     def next_logits(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N V"]:
-        """As `next_log_probs`, before the softmax."""
+        """See `next_log_probs`, before the softmax."""
         logits: Tensor = self.net.head(self._next_states(prefixes))
         return logits[:, 0]
 
@@ -129,9 +129,9 @@ class DecodingState:
 
 
 class RestrictedVocabulary:
-    """The tokens that each of B sentences may have; all others get log-probability -inf.
+    """The allowed tokens of each of B sentences; all others get log-probability -inf.
 
-    Logits are computed for the U tokens that any of the sentences may have.
+    Logits are computed for the U tokens that are allowed for any of the sentences.
 
     Args:
         allowed_ids: for each sentence.

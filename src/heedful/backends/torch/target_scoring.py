@@ -48,7 +48,7 @@ class TargetScorer:
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
-        """As `GenerationBackend.log_probs`."""
+        """See `GenerationBackend.log_probs`."""
         if targets is None:
             inputs, scored, source = rows, [row[1:] for row in rows], None
             first_scored = 0

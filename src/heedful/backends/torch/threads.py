@@ -1,7 +1,7 @@
 """The number of torch threads of a pass: small passes are faster with one thread.
 
 A decoding step of a small model is a hundred matrix products of microseconds each, and all threads
-are synchronized after each of them; beside another busy process one of them is often late. More
+are synchronized after each product; beside another busy process a thread is often late. More
 than one thread is used only where a step is long (docs/log.md has the figures).
 """
 
@@ -21,7 +21,7 @@ class ThreadPolicy:
     Args:
         count: threads of every pass; None: by the size of the pass.
         num_weights: returns the number of weights that a new token is multiplied with
-            (`weights_of_step`); called once, and only where `count` is None.
+            (`weights_of_step`); called once, if there is no `count`.
     """
 
     def __init__(self, count: int | None, num_weights: Callable[[], int] = int) -> None:
