@@ -87,9 +87,10 @@ def assert_resumes(recipe: Recipe, folder: Path, results: Sequence[str]) -> None
 
 
 class PreparedTask:
-    """A task on prepared data with a model, as a run puts them together.
+    """A task with prepared data and a model, as a run has them.
 
-    `printed_lines` is what the preparation printed_lines.
+    Attributes:
+        printed_lines: the lines printed by the preparation.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class EventRecorder:
     def close(self):
         pass
 
-    def of(self, kind):
+    def of_type(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
 
 

@@ -1,4 +1,4 @@
-"""Classification: batches, loss, F1, and runs from labelled files to a saved model."""
+"""Classification: batches, loss, F1, and runs from labeled files to a saved model."""
 
 import json
 from dataclasses import replace
@@ -29,13 +29,13 @@ TOKENIZER = words([*FILLERS, *ANIMALS])
 def examples(count: int, seed: int = 0) -> list[tuple[str, str]]:
     """Texts of a few words, with the animal as the label."""
     rng = np.random.default_rng(seed)
-    found = []
+    actual = []
     for _ in range(count):
         label = str(rng.choice(list(LABELS)))
         text = [str(word) for word in rng.choice(FILLERS, rng.integers(1, 6))]
         text.insert(int(rng.integers(len(text) + 1)), str(rng.choice(LABELS[label])))
-        found.append((" ".join(text), label))
-    return found
+        actual.append((" ".join(text), label))
+    return actual
 
 
 def write_tsv(path: Path, rows: list[tuple[str, ...]]) -> str:
@@ -71,18 +71,18 @@ def test_evaluations_are_deterministic_and_use_no_random_numbers(
 ) -> None:
     job = ready(tmp_path / "data", file, evaluation__metric=metric)
     state = torch.get_rng_state()
-    found = job.evaluate()
-    assert job.evaluate() == found
+    actual = job.evaluate()
+    assert job.evaluate() == actual
     assert torch.equal(torch.get_rng_state(), state)
-    assert found.value == found.scores[metric]
-    assert found.token_accuracy == found.scores["accuracy"]
+    assert actual.value == actual.scores[metric]
+    assert actual.token_accuracy == actual.scores["accuracy"]
     assert (job.num_train, job.num_valid) == (50, 10)
     texts = dict(examples(60))
-    assert [sample.reference for sample in found.samples] == [
-        texts[sample.source] for sample in found.samples
+    assert [sample.reference for sample in actual.samples] == [
+        texts[sample.source] for sample in actual.samples
     ]
-    outputs = [sample.output for sample in found.samples]
-    named = job.model.classify([sample.source for sample in found.samples])
+    outputs = [sample.output for sample in actual.samples]
+    named = job.model.classify([sample.source for sample in actual.samples])
     assert outputs == [answer.label for answer in named]
 
 
@@ -119,7 +119,7 @@ def test_an_unknown_label_is_refused_with_its_line(file: str, tmp_path: Path, sp
         train(recipe_of(file, **changes), tmp_path / "run", print_line=printed_lines.append)
     assert not [
         line for line in printed_lines if line.startswith("tokenizer")
-    ]  # told before the work
+    ]  # printed before training
     assert not (tmp_path / "run").exists()
 
 
@@ -142,9 +142,9 @@ def test_a_run_learns_and_its_model_classifies(tmp_path: Path) -> None:
         training__log_every=25,
         training__label_smoothing=0.1,
     )
-    found = train(recipe, tmp_path / "run")
-    assert found.scores is not None
-    scores = found.scores.values()
+    actual = train(recipe, tmp_path / "run")
+    assert actual.scores is not None
+    scores = actual.scores.values()
     assert scores["accuracy"] > 0.95
     assert scores["macro_f1"] > 0.95
     model = heedful.load(tmp_path / "run", device="cpu")
@@ -194,9 +194,9 @@ def test_pairs_are_classified(tmp_path: Path, name: str) -> None:
     }
     changes = {**LEARNS, **files, "model__architecture": name}
     recipe = recipe_of("", **changes, training__max_steps=150, training__evaluate_every=150)
-    found = train(recipe, tmp_path / "run")
-    assert found.scores is not None
-    assert found.scores.values()["accuracy"] == 1
+    actual = train(recipe, tmp_path / "run")
+    assert actual.scores is not None
+    assert actual.scores.values()["accuracy"] == 1
     lines = (tmp_path / "test.tsv").read_text().splitlines()
     firsts, seconds, labels = zip(*[line.split("\t") for line in lines], strict=True)
     opened = heedful.load(tmp_path / "run", device="cpu")

@@ -247,11 +247,11 @@ def never_written(model: Any, specials: set[int]) -> None:
         states = torch.zeros(weight.size(1)).add_(5.0)
         weight[sorted(specials)] = states
     for beam_size in (1, 3):
-        found = model.generate(
+        actual = model.generate(
             ["the dog"], beam_size=beam_size, max_new_tokens=6, return_details=True
         )[0][0]
-        assert found.ids
-        assert not specials & set(found.ids)
+        assert actual.ids
+        assert not specials & set(actual.ids)
 
 
 @pytest.mark.parametrize(

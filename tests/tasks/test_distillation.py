@@ -65,19 +65,19 @@ def test_soft_targets_are_the_divergence_of_the_softened_distributions(temperatu
     student, teacher = logits(0), logits(1)
     p, q = ((each / temperature).softmax(-1) for each in (teacher, student))
     by_hand = temperature**2 * (p * (p.log() - q.log())).sum()
-    found = soft_target_loss(student, teacher, temperature)
-    torch.testing.assert_close(found.double(), by_hand, rtol=1e-5, atol=1e-6)
+    actual = soft_target_loss(student, teacher, temperature)
+    torch.testing.assert_close(actual.double(), by_hand, rtol=1e-5, atol=1e-6)
     module = torch.nn.KLDivLoss(reduction="batchmean")  # as the authors have it
-    theirs = module(F.log_softmax(student / temperature, -1), p) * temperature**2 * len(student)
-    torch.testing.assert_close(found.double(), theirs, rtol=1e-5, atol=1e-6)
+    reference = module(F.log_softmax(student / temperature, -1), p) * temperature**2 * len(student)
+    torch.testing.assert_close(actual.double(), reference, rtol=1e-5, atol=1e-6)
 
 
 def test_the_cosine_loss_is_torchs_and_independent_of_norms():
     student, teacher = logits(0), logits(1)
     module = torch.nn.CosineEmbeddingLoss(reduction="sum")
-    theirs = module(student, teacher, torch.ones(len(student)))
-    found = cosine_loss(student, teacher).double()
-    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
+    reference = module(student, teacher, torch.ones(len(student)))
+    actual = cosine_loss(student, teacher).double()
+    torch.testing.assert_close(actual, reference, rtol=1e-5, atol=1e-5)
     assert float(cosine_loss(student, student * 3)) == pytest.approx(0, abs=1e-5)
     assert float(cosine_loss(student, -student)) == pytest.approx(2 * len(student), rel=1e-6)
 
@@ -109,12 +109,12 @@ def two_nets(task: str, folder: Path) -> tuple[Any, ...]:
 
 
 def gradients(net: Any) -> dict[str, torch.Tensor]:
-    found = {
+    actual = {
         name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
         for name, weight in net.named_parameters()
     }
     net.zero_grad()
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -123,10 +123,10 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
     own = batch_loss(student, batch, label_smoothing=0.1)
     own.loss.backward()
     expected = gradients(student)
-    found = DistillationLoss(wanted(cross_entropy_weight=1.0), teacher, 0.1)(student, batch)
-    found.loss.backward()
-    torch.testing.assert_close((found.loss, found.nll), (own.loss, own.nll))
-    assert found.tokens == own.tokens == batch.num_targets
+    actual = DistillationLoss(wanted(cross_entropy_weight=1.0), teacher, 0.1)(student, batch)
+    actual.loss.backward()
+    torch.testing.assert_close((actual.loss, actual.nll), (own.loss, own.nll))
+    assert actual.tokens == own.tokens == batch.num_targets
     for name, gradient in gradients(student).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
 
@@ -135,9 +135,9 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
 @pytest.mark.parametrize("key", ["distillation_weight", "cosine_weight"])
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(task, key, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
-    found = DistillationLoss(wanted(**{key: 1.0}), student)(student, batch)
-    found.loss.backward()
-    assert found.loss.item() == pytest.approx(0, abs=1e-4)
+    actual = DistillationLoss(wanted(**{key: 1.0}), student)(student, batch)
+    actual.loss.backward()
+    assert actual.loss.item() == pytest.approx(0, abs=1e-4)
     same = gradients(student)
     DistillationLoss(wanted(**{key: 1.0}), teacher)(student, batch).loss.backward()
     other = gradients(student)
@@ -166,9 +166,9 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(task, monkeypatc
         monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
         monkeypatch.setattr(losses, "_BLOCK_ELEMENTS", elements)
         torch.manual_seed(5)
-        found = DistillationLoss(wanted(**LEVELS), teacher)(student, batch)
-        found.loss.backward()
-        results.append((found, gradients(student)))
+        actual = DistillationLoss(wanted(**LEVELS), teacher)(student, batch)
+        actual.loss.backward()
+        results.append((actual, gradients(student)))
     (one, first), (many, second) = results
     assert all(weight.grad is None for weight in teacher.parameters())
     torch.testing.assert_close(many, one)
@@ -180,27 +180,27 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(task, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("own", "theirs", "layers"),
+    ("own", "reference", "layers"),
     [(1, 2, (0,)), (2, 4, (0, 2)), (3, 6, (0, 2, 4)), (2, 5, (0, 2)), (3, 3, (0, 1, 2))],
 )
-def test_a_student_is_initialized_from_every_second_layer(own, theirs, layers):
+def test_a_student_is_initialized_from_every_second_layer(own, reference, layers):
     torch.manual_seed(0)
     keys = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_length": 8, "head": "mlm"}
     student, teacher = (
-        bert.build(bert.Config(12, num_layers=count, **keys)) for count in (own, theirs)
+        bert.build(bert.Config(12, num_layers=count, **keys)) for count in (own, reference)
     )
     layers_of, copied, drawn = copy_layers(student, teacher)
     assert layers_of == {"encoder.blocks": layers}
-    mine, given = weights_of(student), weights_of(teacher)
+    own_result, given = weights_of(student), weights_of(teacher)
     for index, layer in enumerate(layers):
-        names = [name for name in mine if name.startswith(f"encoder.blocks.{index}.")]
+        names = [name for name in own_result if name.startswith(f"encoder.blocks.{index}.")]
         assert len(names) == 12
         for name in names:
             origin = name.replace(f"blocks.{index}.", f"blocks.{layer}.")
-            assert torch.equal(mine[name], given[origin])
-            assert mine[name].data_ptr() != given[origin].data_ptr()
-    assert torch.equal(mine["embedding.tokens.weight"], given["embedding.tokens.weight"])
-    assert copied == sorted(mine)
+            assert torch.equal(own_result[name], given[origin])
+            assert own_result[name].data_ptr() != given[origin].data_ptr()
+    assert torch.equal(own_result["embedding.tokens.weight"], given["embedding.tokens.weight"])
+    assert copied == sorted(own_result)
     assert drawn == []
 
 
@@ -311,7 +311,7 @@ def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
 def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_path):
     folder, teacher = teachers("translation")
     master = heedful.load(teacher, device="cpu")
-    found = {}
+    actual = {}
     for name, weights in (("soft", (1.0, 0.0)), ("hard", (0.0, 1.0))):
         keys = {
             "teacher": str(teacher),
@@ -321,8 +321,8 @@ def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_p
         recipe = student_of("translation", folder, teacher, distillation=keys, **STEPS)
         train(recipe, tmp_path / name)
         student = heedful.load(tmp_path / name, device="cpu")
-        found[name] = divergence(student, master, recipe, tmp_path / "data")
-    assert found["soft"] < 0.6 * found["hard"], found
+        actual[name] = divergence(student, master, recipe, tmp_path / "data")
+    assert actual["soft"] < 0.6 * actual["hard"], actual
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_sequences_are_the_teachers_own_translations(teachers, taught, tmp_path)
     assert any("translates" in line for line in printed_lines)
     master, make = taught
     run, made = make(beam_size=2)
-    own, found = pairs_of(run.data), pairs_of(made)
+    own, actual = pairs_of(run.data), pairs_of(made)
     sources = [source for source, _ in own]
     beams = master.generate(
         sources, beam_size=2, stop_rule="optimal", batch_tokens=300, return_details=True
@@ -363,8 +363,8 @@ def test_sequences_are_the_teachers_own_translations(teachers, taught, tmp_path)
         if best.finished and len(best.ids) <= recipe.data.max_length
     ]
     assert expected
-    assert found == expected != own
-    assert all(ids[-1] == master.tgt_tokenizer.eos_id for _, ids in found)
+    assert actual == expected != own
+    assert all(ids[-1] == master.tgt_tokenizer.eos_id for _, ids in actual)
     assert made.splits["train"].report.num_lines == 64
     assert not [
         line for line in run.printed_lines if "translates" in line
@@ -387,7 +387,7 @@ def test_references_and_back_translations_are_included(teachers, taught):
     tokenizers = master.src_tokenizer, master.tgt_tokenizer
     run, first = make(beam_size=1)
     _, both = make(OtherTeachers([master], [master]), beam_size=1, **more)
-    own, found = pairs_of(run.data), [pairs_of(first), pairs_of(both)]
+    own, actual = pairs_of(run.data), [pairs_of(first), pairs_of(both)]
 
     def written(ids: list[int], read: Any, write: Any) -> list[int]:
         ((best, *_),) = master.generate(
@@ -397,8 +397,8 @@ def test_references_and_back_translations_are_included(teachers, taught):
 
     there = [(src, written(src, *tokenizers)) for src, _ in own]
     back = [(written(tgt, *reversed(tokenizers)), tgt) for _, tgt in own]
-    assert found[1] == found[0] + [pair for pair in [*there, *own, *back] if all(pair)]
-    assert len(found[1]) > len(found[0]) + len(own)
+    assert actual[1] == actual[0] + [pair for pair in [*there, *own, *back] if all(pair)]
+    assert len(actual[1]) > len(actual[0]) + len(own)
 
 
 def test_the_output_with_the_highest_chrf_is_selected(taught):
@@ -412,14 +412,14 @@ def test_the_output_with_the_highest_chrf_is_selected(taught):
     sources, targets = zip(*own, strict=True)
     texts = src.decode_batch(sources), tgt.decode_batch(targets)
     there, back = [], []
-    for given, wanted, found in ((*texts, there), (*reversed(texts), back)):
+    for given, wanted, actual in ((*texts, there), (*reversed(texts), back)):
         beams = master.generate(
             given, beam_size=3, num_return=3, stop_rule="optimal", return_details=True
         )
         for beam, text in zip(beams, wanted, strict=True):
             ended = [each for each in beam if each.finished]
             scores = [sentence_chrf([each.text], [text]) for each in ended]
-            found.append(ended[scores.index(max(scores))] if ended else None)
+            actual.append(ended[scores.index(max(scores))] if ended else None)
     expected = [(ids, best.ids) for (ids, _), best in zip(own, there, strict=True) if best]
     for (_, ids), best in zip(own, back, strict=True):
         expected += [(src.encode_target(src.encode(best.text)), ids)] if best else []
@@ -437,27 +437,27 @@ def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, taught):
     short.config = replace(short.config, max_length=max(lengths) - 1)
     _, made = make(OtherTeachers((), [short]), beam_size=3, back_translation_models=str(teacher))
     left_out = [ids for ids, n in zip(targets, lengths, strict=True) if n == max(lengths)]
-    learnt = [tgt for _, tgt in pairs_of(made)]
+    remaining = [tgt for _, tgt in pairs_of(made)]
     assert left_out
-    assert not [ids for ids in left_out if ids in learnt]
+    assert not [ids for ids in left_out if ids in remaining]
 
 
 def test_an_interruption_loses_at_most_one_shard(taught, monkeypatch, tmp_path):
     """Progress counts the rows of all passes, those of reused shards included."""
     master, make = taught
     settings = {"beam_size": 2, "include_references": True, "back_translation_models": "nowhere"}
-    plain, asked, stops = type(master).generate, list[int](), list[int]()
-    told: list[tuple[str, int, int]] = []
+    plain, requested, stops = type(master).generate, list[int](), list[int]()
+    reports: list[tuple[str, int, int]] = []
 
     @contextmanager
     def show(what: str, total: int) -> Iterator[Advance]:
         parts: list[int] = []
         yield parts.append
-        told.append((what, total, sum(parts)))
+        reports.append((what, total, sum(parts)))
 
     def generate(self: Any, texts: Any, **options: Any) -> Any:
-        asked.append(len(texts))
-        if len(asked) in stops:
+        requested.append(len(texts))
+        if len(requested) in stops:
             raise KeyboardInterrupt
         return plain(self, texts, **options)
 
@@ -467,17 +467,17 @@ def test_an_interruption_loses_at_most_one_shard(taught, monkeypatch, tmp_path):
     for name, size, stops in (("at once", 1000, []), ("shards", 10, []), ("stopped", 10, [4, 12])):
         monkeypatch.setattr("heedful.tasks.teacher_outputs.SHARD_ROWS", size)
         monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / name))
-        asked.clear()
+        requested.clear()
         for _ in stops:
             with pytest.raises(KeyboardInterrupt):
                 make(OtherTeachers((), [master]), **settings)
         with use_display(show):
             _, data = make(OtherTeachers((), [master]), **settings)
-        assert told.pop() == ("translating", 3 * 64, 3 * 64)
+        assert reports.pop() == ("translating", 3 * 64, 3 * 64)
         made[name] = tree(data.outputs)
         # Twice all rows, and again the shards that were being made.
-        assert sum(asked) == 2 * 64 + sum(asked[stop - 1] for stop in stops)
-        assert max(asked) <= size
+        assert sum(requested) == 2 * 64 + sum(requested[stop - 1] for stop in stops)
+        assert max(requested) <= size
         folders = [path for path in cache_folder().iterdir() if path.is_dir()]
         assert len(folders) == 2  # the data and the pairs: the shards are removed
     assert made["stopped"] == made["shards"] == made["at once"]

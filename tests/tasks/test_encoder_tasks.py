@@ -32,8 +32,8 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str,
         sizes |= {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
         sizes |= {"intermediate_size": 20, "type_vocab_size": 2 if name == "Bert" else 1}
     config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=32)
-    theirs = random_hf(getattr(transformers, f"{name}For{TASKS[task]}"), config)
-    net = imported(theirs, tmp_path / "hf").net
+    reference = random_hf(getattr(transformers, f"{name}For{TASKS[task]}"), config)
+    net = imported(reference, tmp_path / "hf").net
     # The id 0 is an ordinary token: targets are selected by position, never by id.
     rng = np.random.default_rng(3)
     rows = pack_ids([[0, *rng.integers(2, 19, n - 1).tolist()] for n in (9, 4, 6)], 19)
@@ -51,13 +51,13 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str,
     elif name == "Bert":
         types = {"token_type_ids": batch.types}
     mask = batch.tokens.real.long()
-    expected = theirs(batch.tokens.ids, attention_mask=mask, labels=wanted, **types).loss
+    expected = reference(batch.tokens.ids, attention_mask=mask, labels=wanted, **types).loss
     expected = expected * batch.num_targets
-    found = batch_loss(net, batch)
-    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
-    found.loss.backward()
+    actual = batch_loss(net, batch)
+    torch.testing.assert_close(actual.loss, expected, rtol=1e-5, atol=1e-5)
+    actual.loss.backward()
     expected.backward()
-    embedding = next(p for n, p in theirs.named_parameters() if "word_embeddings" in n)
+    embedding = next(p for n, p in reference.named_parameters() if "word_embeddings" in n)
     torch.testing.assert_close(
         net.embedding.tokens.weight.grad, embedding.grad, rtol=1e-4, atol=1e-5
     )

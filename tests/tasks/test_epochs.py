@@ -23,8 +23,8 @@ def sampled(task: str, folder: Path, **changes: Any) -> Any:
 
 
 def batches(epochs: EpochBatches, epoch: int) -> list[dict[str, Any]]:
-    found = [epochs.load_batch(item) for item in epochs.plan_epoch(epoch)]
-    return [{"ids": b.tokens.ids.tolist(), "targets": b.targets.tolist()} for b in found]
+    actual = [epochs.load_batch(item) for item in epochs.plan_epoch(epoch)]
+    return [{"ids": b.tokens.ids.tolist(), "targets": b.targets.tolist()} for b in actual]
 
 
 @pytest.mark.parametrize("task", TASKS)

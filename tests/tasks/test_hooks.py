@@ -29,9 +29,9 @@ def documented_hooks() -> list[str]:
 
 def test_the_documentation_has_the_hooks_of_the_class_in_its_order() -> None:
     tree = ast.parse(Path(task_module.__file__).read_text(encoding="utf-8"))
-    [found] = [node for node in tree.body if getattr(node, "name", "") == Task.__name__]
-    assert isinstance(found, ast.ClassDef)
-    methods = [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
+    [actual] = [node for node in tree.body if getattr(node, "name", "") == Task.__name__]
+    assert isinstance(actual, ast.ClassDef)
+    methods = [node.name for node in actual.body if isinstance(node, ast.FunctionDef)]
     assert documented_hooks() == [name for name in methods if name not in ("__init__", "metrics")]
 
 
@@ -51,9 +51,9 @@ def test_a_run_calls_the_hooks_in_order_and_they_leave_the_task_as_it_is(
                 called.append(hook)
             tasks.add(self)
             states.append(copy.deepcopy(vars(self)))
-            found = original(self, *args, **options)
+            actual = original(self, *args, **options)
             states.append(copy.deepcopy(vars(self)))
-            return found
+            return actual
 
         return call
 

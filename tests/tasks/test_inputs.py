@@ -25,9 +25,9 @@ def in_folder(recipe: Recipe, folder: str | None) -> Recipe:
 def test_relative_paths_are_in_the_data_folder(task, tmp_path, monkeypatch):
     recipe = recipe_of(task, tmp_path)
     whole = PreparedTask(recipe, tmp_path / "whole").data
-    found = PreparedTask(in_folder(recipe, str(tmp_path)), tmp_path / "folder").data
+    actual = PreparedTask(in_folder(recipe, str(tmp_path)), tmp_path / "folder").data
     name = next(iter(whole.splits["train"].columns))
-    assert found.ids("train", name).ids.tolist() == whole.ids("train", name).ids.tolist()
+    assert actual.ids("train", name).ids.tolist() == whole.ids("train", name).ids.tolist()
     with pytest.raises(UserError, match=str(tmp_path / "elsewhere")):
         PreparedTask(in_folder(recipe, str(tmp_path / "elsewhere")), tmp_path / "none")
     monkeypatch.chdir(tmp_path)  # null: where one stands

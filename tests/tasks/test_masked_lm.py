@@ -36,7 +36,7 @@ def circle(count: int, length: int = 8, seed: int = 0) -> list[str]:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "train.txt"
-    # The last ones, which are held out, count down: none of them is also learnt from.
+    # The last ones, which are held out, count down: none of them is in the training text.
     lines = circle(60, 6)
     lines[54:] = [" ".join(line.split()[::-1]) for line in lines[54:]]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -137,27 +137,27 @@ def test_evaluations_have_fixed_masks_and_use_no_random_numbers(text: Path, tmp_
         for seed in (1, 2)
     ]
     state = torch.get_rng_state()
-    found = [job.evaluate() for job in (*jobs, jobs[0])]
+    actual = [job.evaluate() for job in (*jobs, jobs[0])]
     assert torch.equal(torch.get_rng_state(), state)
-    assert found[0] == found[1] == found[2]
-    assert found[0].value == -found[0].loss
-    masks = found[0].samples[0].source.split().count("<mask>")
+    assert actual[0] == actual[1] == actual[2]
+    assert actual[0].value == -actual[0].loss
+    masks = actual[0].samples[0].source.split().count("<mask>")
     assert masks == 1  # 15% of six words
-    assert len(found[0].samples) == 5
+    assert len(actual[0].samples) == 5
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "token_accuracy"])
 def test_the_best_model_may_be_chosen_by_accuracy(text: Path, tmp_path: Path, metric: str) -> None:
     job = ready(tmp_path / "data", data__train={"text": str(text)}, evaluation__metric=metric)
-    found = job.evaluate()
-    assert found.value == found.token_accuracy
+    actual = job.evaluate()
+    assert actual.value == actual.token_accuracy
 
 
 def test_texts_of_labeled_files_are_read(text: Path, tmp_path: Path) -> None:
-    labelled = tmp_path / "train.tsv"
+    labeled = tmp_path / "train.tsv"
     lines = text.read_text().splitlines()
-    labelled.write_text("".join(f"label\t{line}\tmore {line}\n" for line in lines))
-    fields = {"file": str(labelled), "text_field": 2, "label_field": 1}
+    labeled.write_text("".join(f"label\t{line}\tmore {line}\n" for line in lines))
+    fields = {"file": str(labeled), "text_field": 2, "label_field": 1}
     plain = ready(tmp_path / "plain", data__train={"text": str(text)})
     same = ready(tmp_path / "same", data__train=fields)
     for name in ("train", "valid"):
@@ -229,9 +229,9 @@ def test_a_run_learns_to_fill_in(tmp_path: Path) -> None:
         training__evaluate_every=90,
         training__log_every=30,
     )
-    found = train(recipe, tmp_path / "run")
-    assert found.scores is not None
-    scores = found.scores.values()
+    actual = train(recipe, tmp_path / "run")
+    assert actual.scores is not None
+    scores = actual.scores.values()
     assert scores["accuracy"] > 0.95
     assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
     assert scores["perplexity"] < 1.3

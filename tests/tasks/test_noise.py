@@ -212,7 +212,7 @@ def test_masking_and_deletion_select_every_position_equally_often() -> None:
 
 
 def spans_of(filled: np.ndarray, length: int) -> list[tuple[int, int]]:
-    """(masks, tokens that they stand for) of each run of masks, for a text of 10, 11, 12, …"""
+    """(masks, dropped tokens) of each run of masks, for a text of 10, 11, 12, …"""
     runs, before = [], 9
     for is_mask, group in itertools.groupby(filled.tolist(), key=lambda token: token == MASK):
         members = list(group)
@@ -240,7 +240,7 @@ def test_infilling_drops_exactly_its_share_and_keeps_the_order(
     runs = spans_of(filled, length)
     assert sum(masks for masks, _ in runs) == len(spans)  # one mask a span
     assert sum(tokens for _, tokens in runs) == spans.sum() == round(share * length)
-    # Each run of masks stands for the next spans, in their order.
+    # Each run of masks replaces the next spans, in their order.
     unused = iter(spans.tolist())
     assert [sum(next(unused) for _ in range(masks)) for masks, _ in runs] == [
         tokens for _, tokens in runs

@@ -59,11 +59,11 @@ def test_the_loss_is_that_of_the_paper(tmp_path, monkeypatch, task, elements):
 
 def test_without_dropout_it_is_the_plain_loss(tmp_path):
     net, batch = net_and_batch("translation", tmp_path, dropout=0.0)
-    found = RDropLoss(ALPHA, SMOOTHING)(net.train(), batch)
+    actual = RDropLoss(ALPHA, SMOOTHING)(net.train(), batch)
     plain = batch_loss(net, batch, label_smoothing=SMOOTHING)
     for name in ("loss", "nll"):
-        torch.testing.assert_close(getattr(found, name), getattr(plain, name))
-    assert found.tokens == plain.tokens
+        torch.testing.assert_close(getattr(actual, name), getattr(plain, name))
+    assert actual.tokens == plain.tokens
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):

@@ -235,22 +235,22 @@ def test_a_recipe_of_defaults_differs_in_nothing_and_comes_back_whole(task: str)
 @contextmanager
 def recorded() -> Iterator[set[tuple[str, str]]]:
     """The keys that are read meanwhile, as the class of their section and their name."""
-    found: set[tuple[str, str]] = set()
+    actual: set[tuple[str, str]] = set()
     plain, dump = Strict.__getattribute__, TokenizerRecipe.model_dump
 
     def read(self: Any, name: str) -> Any:
-        found.add((type(self).__name__, name))
+        actual.add((type(self).__name__, name))
         return plain(self, name)
 
     def dumped(self: Any, **options: Any) -> Any:
         if options.get("exclude"):  # the settings of a new tokenizer
-            found.update((type(self).__name__, key) for key in type(self).model_fields)
+            actual.update((type(self).__name__, key) for key in type(self).model_fields)
         return dump(self, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Strict, "__getattribute__", read)
         patch.setattr(TokenizerRecipe, "model_dump", dumped)
-        yield found
+        yield actual
 
 
 def sections() -> dict[str, str]:
@@ -303,7 +303,7 @@ def runs_of(task: str, folder: Path) -> Iterator[Recipe]:
     ],
 )
 def test_every_declared_key_is_read_by_a_run(task: str, tmp_path: Path) -> None:
-    with recorded() as found:
+    with recorded() as actual:
         for number, recipe in enumerate(runs_of(task, tmp_path)):
             train(recipe, tmp_path / f"run-{number}")
     of = sections()
@@ -311,7 +311,7 @@ def test_every_declared_key_is_read_by_a_run(task: str, tmp_path: Path) -> None:
         name
         for name in LEAVES
         if task_keys(task).includes(name)
-        and (of[name.rpartition(".")[0]], name.rpartition(".")[2]) not in found
+        and (of[name.rpartition(".")[0]], name.rpartition(".")[2]) not in actual
     }
     if task in ("language_modelling", "masked_lm"):  # their teachers are read as a classifier's
         unread = {name for name in unread if not name.startswith("distillation.")}

@@ -29,12 +29,12 @@ def batches_before_and_after(task, folder, *, training=True):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_only_ordinary_tokens_are_replaced_with_the_probability(tmp_path, task):
-    run, found = batches_before_and_after(task, tmp_path)
+    run, actual = batches_before_and_after(task, tmp_path)
     hidden_id = run.tokenizer.specials.mask_id or run.tokenizer.unk_id
     special = torch.tensor(sorted(run.tokenizer.special_ids))
     for side in ("tokens", "source") if task in ("translation", "denoising") else ("tokens",):
         hidden = ordinary = 0
-        for before, after in found:
+        for before, after in actual:
             assert torch.equal(after.targets, before.targets)
             old, new = getattr(before, side).ids, getattr(after, side).ids
             changed = old != new
@@ -46,8 +46,8 @@ def test_only_ordinary_tokens_are_replaced_with_the_probability(tmp_path, task):
 
 
 def test_nothing_is_replaced_in_eval_mode(tmp_path):
-    _, found = batches_before_and_after("translation", tmp_path, training=False)
-    assert all(after is before for before, after in found)
+    _, actual = batches_before_and_after("translation", tmp_path, training=False)
+    assert all(after is before for before, after in actual)
 
 
 def test_both_sides_have_the_replacement_of_their_tokenizer():

@@ -23,9 +23,9 @@ def gradients(net, *, activation_checkpointing):
     step(batch_for(net)).loss.backward()
     for hook in hooks:
         hook.remove()
-    found = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    actual = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
     net.zero_grad(set_to_none=True)
-    return found, len(runs) / len(blocks), torch.get_rng_state()
+    return actual, len(runs) / len(blocks), torch.get_rng_state()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -64,18 +64,18 @@ def test_bands_are_checked_at_their_steps(tmp_path: Path) -> None:
     ]
     lines: list[str] = []
     train(parse_recipe(tiny(expect=bands)), tmp_path / "run", print_line=lines.append)
-    found = {
+    actual = {
         event.step: event.loss
         for event in read_log(tmp_path / "run/log.jsonl")
         if isinstance(event, Evaluated)
     }
-    assert set(found) == {3, 5, 6, 9, 12}
+    assert set(actual) == {3, 5, 6, 9, 12}
     about = [line for line in lines if line.startswith("check: step")]
     assert [line.split(";")[0].split(", the band")[0] for line in about] == [
-        f"check: step 3: smoothed loss {found[3]:.3f} is within 0 to 50",
-        f"check: step 5: smoothed loss {found[5]:.3f} is within 0 to 50",
-        f"check: step 6: smoothed loss {found[6]:.3f} is below 40 to 50",
-        f"check: step 9: smoothed loss {found[9]:.3f} is above 0 to 1e-06",
+        f"check: step 3: smoothed loss {actual[3]:.3f} is within 0 to 50",
+        f"check: step 5: smoothed loss {actual[5]:.3f} is within 0 to 50",
+        f"check: step 6: smoothed loss {actual[6]:.3f} is below 40 to 50",
+        f"check: step 9: smoothed loss {actual[9]:.3f} is above 0 to 1e-06",
     ]
 
 
@@ -121,11 +121,11 @@ def test_a_clear_fall_is_distinguished_from_noise(seed: int, count: int, level: 
 
 def test_noise_is_rarely_taken_for_a_fall() -> None:
     rng = np.random.default_rng(0)
-    found = [
+    actual = [
         general_verdicts(of_losses([*rng.normal(2, 0.1, 60)]), Path("run"))[0].good
         for _ in range(300)
     ]
-    assert sum(map(bool, found)) <= 6
+    assert sum(map(bool, actual)) <= 6
 
 
 def test_the_loss_is_compared_with_the_unigram_entropy() -> None:
@@ -142,8 +142,8 @@ def test_the_loss_is_compared_with_the_unigram_entropy() -> None:
 
 
 def test_unigram_entropy_by_hand() -> None:
-    found = unigram_entropy(map(torch.tensor, ([5, 5, 7], [7, 9, 9, 9, 9])))
-    assert found == pytest.approx(0.5 * math.log(4) + 0.5 * math.log(2))
+    actual = unigram_entropy(map(torch.tensor, ([5, 5, 7], [7, 9, 9, 9, 9])))
+    assert actual == pytest.approx(0.5 * math.log(4) + 0.5 * math.log(2))
     some = unigram_entropy(map(torch.tensor, ([1, 2], [3, 3])), enough=2)
     assert some == pytest.approx(math.log(2))
 

@@ -142,11 +142,11 @@ def convert(rows: Any, task: str = "translation", **changes: Any) -> dict[str, l
     """The rows by split as they are written."""
     recipe = recipe_of(task, **changes)
     columns = heedful.plugins.task.get(task).row_columns
-    found = InMemoryData.convert(recipe, columns, rows, Path("run"))
-    assert all(str(path) in str(found.recipe.data) for path in found.files)
+    actual = InMemoryData.convert(recipe, columns, rows, Path("run"))
+    assert all(str(path) in str(actual.recipe.data) for path in actual.files)
     return {
         path.stem: [json.loads(line) for line in lines.splitlines()]
-        for path, lines in found.files.items()
+        for path, lines in actual.files.items()
     }
 
 

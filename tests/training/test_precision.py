@@ -77,7 +77,7 @@ def test_a_step_in_fp16_is_nearly_that_in_fp32(tmp_path):
         before = copied(trainer.net)
         trainer.run()
         after.append(copied(trainer.net))
-        assert sum(event.num_skipped for event in trainer.listeners[0].of(StepDone)) == 0
+        assert sum(event.num_skipped for event in trainer.listeners[0].of_type(StepDone)) == 0
     change = math.sqrt(sum(float((after[0][n] - before[n]).square().sum()) for n in before))
     error = math.sqrt(sum(float((after[0][n] - after[1][n]).square().sum()) for n in before))
     assert 0 < error < 0.1 * change
@@ -95,7 +95,7 @@ def test_a_step_whose_gradient_overflows_fp16_is_skipped_and_halves_the_scale(tm
     assert trainer.scaler.get_scale() == 2.0 ** (24 - skipped)
     assert all(bool(weight.isfinite().all()) for weight in weights_of(net).values())
     trainer._report_steps()
-    (event,) = trainer.listeners[0].of(StepDone)
+    (event,) = trainer.listeners[0].of_type(StepDone)
     assert (event.step, event.num_skipped) == (skipped + 1, skipped)
     assert math.isfinite(event.grad_norm)
 

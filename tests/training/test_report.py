@@ -69,13 +69,13 @@ class Page(HTMLParser):
 
 def curves_of(page: Page) -> list[list[tuple[float, float]]]:
     """The coordinates of the points of each curve."""
-    found = [
+    actual = [
         str(a["d"])
         for a in page.found("path")
         if re.search(r"none; stroke: var\(--s\d", str(a.get("style")))
     ]
     return [
-        [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) ([^\s L]+)", d)] for d in found
+        [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) ([^\s L]+)", d)] for d in actual
     ]
 
 
@@ -139,9 +139,9 @@ def test_the_page_has_no_scripts_or_external_resources(tmp_path: Path) -> None:
     assert not re.search(r"https?://|//\w|url\(|@import|@font-face|#a0000\d", text)
     names = {tag for tag, _ in page.tags}
     assert names.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "a"})
-    attributes = {name for _, found in page.tags for name in found}
+    attributes = {name for _, actual in page.tags for name in actual}
     assert attributes.isdisjoint({"src", "href", "srcset", "data"})
-    within = [str(found["xlink:href"]) for _, found in page.tags if "xlink:href" in found]
+    within = [str(actual["xlink:href"]) for _, actual in page.tags if "xlink:href" in actual]
     assert all(name.startswith("#") for name in within)
     assert not any(name.startswith("on") for name in attributes)
     assert text.startswith("<!DOCTYPE html>")
@@ -204,9 +204,9 @@ def test_no_step_has_two_losses(tmp_path: Path) -> None:
 
 def tiles_of(page: Page) -> list[tuple[str, str, str]]:
     """Name, value and note of each tile."""
-    found = [text for tag, text in page.texts if tag in ("b", "span", "small")]
+    actual = [text for tag, text in page.texts if tag in ("b", "span", "small")]
     starts = [i for i, (tag, _) in enumerate(page.texts) if tag == "small"]
-    return [tuple(text for _, text in page.texts[i - 2 : i + 1]) for i in starts if found]  # type: ignore[misc]
+    return [tuple(text for _, text in page.texts[i - 2 : i + 1]) for i in starts if actual]  # type: ignore[misc]
 
 
 def test_samples_without_a_reference_are_not_marked(tmp_path: Path) -> None:

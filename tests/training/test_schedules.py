@@ -19,20 +19,20 @@ def rates(steps, *, d_model=512, max_steps=None, **keys):
 
 
 def test_paper_is_equation_3():
-    found = rates([1, 2000, 4000, 16000], d_model=512, name="noam", warmup_steps=4000)
+    actual = rates([1, 2000, 4000, 16000], d_model=512, name="noam", warmup_steps=4000)
     # 512^-0.5 = 1 / (16 √2); 4000^-1.5 and the square roots by hand
     width = 1 / (16 * math.sqrt(2))
     top = width / math.sqrt(4000)
     expected = [width / (4000 * math.sqrt(4000)), top / 2, top, top / 2]
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert actual == pytest.approx(expected, rel=1e-12)
     assert top == pytest.approx(6.98771e-4, rel=1e-5)
     assert rates([4000], d_model=2048, name="noam", warmup_steps=4000) == pytest.approx([top / 2])
 
 
 def test_inverse_sqrt():
-    found = rates([1, 50, 100, 400, 10_000], name="inverse_sqrt", learning_rate=0.8)
+    actual = rates([1, 50, 100, 400, 10_000], name="inverse_sqrt", learning_rate=0.8)
     assert rates([1000, 4000], name="inverse_sqrt", learning_rate=0.8) == pytest.approx([0.8, 0.4])
-    assert found[:3] == pytest.approx([0.0008, 0.04, 0.08])
+    assert actual[:3] == pytest.approx([0.0008, 0.04, 0.08])
     exact = rates([25, 100, 400, 900], name="inverse_sqrt", learning_rate=3.0, warmup_steps=100)
     assert exact == pytest.approx([0.75, 3.0, 1.5, 1.0], rel=1e-12)
 
@@ -41,28 +41,28 @@ def test_cosine():
     keys = {"name": "cosine", "learning_rate": 2.0, "warmup_steps": 10}
     steps = [5, 10, 40, 55, 70, 100, 130, 500]
     shares = [0.5, 1, None, (1 + math.sqrt(0.5)) / 2, None, 0.5, None, None]
-    found = rates(steps, max_steps=190, **keys)
+    actual = rates(steps, max_steps=190, **keys)
     # progress 1/6, 1/4, 1/3, 1/2, 2/3: cosines √3/2, √1/2, 1/2, 0, -1/2
     shares[2] = (1 + math.sqrt(3) / 2) / 2
     shares[4] = 0.75
     shares[6] = 0.25
     shares[7] = 0.0
-    assert found == pytest.approx([2.0 * share for share in shares], abs=1e-12)
+    assert actual == pytest.approx([2.0 * share for share in shares], abs=1e-12)
     floor = rates([10, 100, 190, 191], max_steps=190, min_lr_ratio=0.1, **keys)
     assert floor == pytest.approx([2.0, 1.1, 0.2, 0.2], rel=1e-12)
 
 
 def test_linear():
     keys = {"name": "linear", "learning_rate": 4.0, "warmup_steps": 4}
-    found = rates([1, 2, 4, 9, 14, 19, 24, 30], max_steps=24, **keys)
-    assert found == pytest.approx([1.0, 2.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0], abs=1e-12)
+    actual = rates([1, 2, 4, 9, 14, 19, 24, 30], max_steps=24, **keys)
+    assert actual == pytest.approx([1.0, 2.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0], abs=1e-12)
     floor = rates([4, 14, 24, 99], max_steps=24, min_lr_ratio=0.5, **keys)
     assert floor == pytest.approx([4.0, 3.0, 2.0, 2.0], rel=1e-12)
 
 
 def test_constant():
-    found = rates([1, 2, 3, 4, 5, 10**6], name="constant", learning_rate=0.3, warmup_steps=4)
-    assert found == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3, 0.3])
+    actual = rates([1, 2, 3, 4, 5, 10**6], name="constant", learning_rate=0.3, warmup_steps=4)
+    assert actual == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3, 0.3])
 
 
 @pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])
@@ -107,7 +107,7 @@ def test_a_run_of_epochs_ends_where_its_schedule_does(tmp_path):
     train(parse_recipe(tiny(**ends, training__schedule=schedule, training__log_every=1)), tmp_path)
     events = read_log(tmp_path / "log.jsonl")
     total = next(event.total_steps for event in events if isinstance(event, RunStarted))
-    found = [event.learning_rate for event in events if isinstance(event, StepDone)]
-    assert len(found) == total
-    assert found == rates(range(1, len(found) + 1), max_steps=total, **schedule)
-    assert found[-1] == 0
+    actual = [event.learning_rate for event in events if isinstance(event, StepDone)]
+    assert len(actual) == total
+    assert actual == rates(range(1, len(actual) + 1), max_steps=total, **schedule)
+    assert actual[-1] == 0

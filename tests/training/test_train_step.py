@@ -78,10 +78,10 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
         targets = sum(batch.num_targets for batch in batches)
         for batch in batches:
             (step(batch).loss / targets).backward()
-        found = load_file(tmp_path / f"{name}.safetensors")
+        actual = load_file(tmp_path / f"{name}.safetensors")
         for key, weight in step.net.named_parameters():
             if weight.grad is not None:
-                torch.testing.assert_close(found[key], weight.grad, rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(actual[key], weight.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_two_shards_of_a_net_have_the_gradients_of_the_whole(tmp_path):
@@ -94,11 +94,11 @@ def test_two_shards_of_a_net_have_the_gradients_of_the_whole(tmp_path):
         grads = fsdp_worker.gradients(step)
         for checkpointed in (False, True):
             case = f"{name}-{checkpointed}"
-            found = load_file(tmp_path / f"{case}.safetensors")
-            assert set(found) == set(grads)
+            actual = load_file(tmp_path / f"{case}.safetensors")
+            assert set(actual) == set(grads)
             for key, grad in grads.items():
                 torch.testing.assert_close(
-                    found[key],
+                    actual[key],
                     grad,
                     rtol=1e-5,
                     atol=1e-8,
@@ -113,15 +113,15 @@ def test_a_head_that_is_sharded_by_itself_has_the_same_loss(tmp_path, name, monk
     run = PreparedTask(recipe_named(name, tmp_path), tmp_path / "data")
     step = train_step(run).eval()
     batch = run.load_batch(run.plan_epoch(0)[0])
-    found = []
+    actual = []
     for count in (0, 1, 2):
         units = partial(_first_modules, count=count)
         monkeypatch.setattr(losses, "_sharded_units", units)
         step.zero_grad()
         sums = step(batch)
         sums.loss.backward()
-        found.append([sums.loss, sums.nll, *(p.grad for p in step.net.parameters())])
-    for chunked, within, whole in zip(*found, strict=True):
+        actual.append([sums.loss, sums.nll, *(p.grad for p in step.net.parameters())])
+    for chunked, within, whole in zip(*actual, strict=True):
         if chunked is not None:
             torch.testing.assert_close(within, chunked, rtol=0, atol=0)
             torch.testing.assert_close(whole, chunked, rtol=1e-5, atol=1e-6)
@@ -213,8 +213,8 @@ def test_no_architecture_waits_for_the_device_in_a_step(name, checkpointing):
 class Generators:
     """A stand-in for `torch.mps`, or for `torch.cuda`, whose functions take a device."""
 
-    def __init__(self, asked: tuple[torch.device, ...]) -> None:
-        self.state, self.seed, self.asked = torch.arange(4), 0, asked
+    def __init__(self, requested: tuple[torch.device, ...]) -> None:
+        self.state, self.seed, self.asked = torch.arange(4), 0, requested
 
     def get_rng_state(self, *device: torch.device) -> torch.Tensor:
         assert device == self.asked

@@ -53,7 +53,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
     gradients = [gradients_of(one), gradients_of(three)]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-7)
-    events = [seen.of(StepDone)[0] for seen in (seen_one, seen_three)]
+    events = [seen.of_type(StepDone)[0] for seen in (seen_one, seen_three)]
     assert events[0].num_tokens == events[1].num_tokens == 2 + 2 + 12 + 7 + 1
     assert events[0].loss == pytest.approx(events[1].loss, rel=1e-5)
     assert events[0].grad_norm == pytest.approx(events[1].grad_norm, rel=1e-4)
@@ -73,7 +73,7 @@ def test_the_loss_is_the_mean_over_all_targets(tmp_path, smoothing):
     keys = settings(gradient_accumulation=3)
     trainer, seen = trainer_of(net, store, [[0], [1], [2]], keys, tmp_path, smoothing=smoothing)
     trainer.run()
-    step = seen.of(StepDone)[0]
+    step = seen.of_type(StepDone)[0]
     assert step.loss == pytest.approx(float(expected), rel=1e-5)
     assert step.nll == pytest.approx(float(nll), rel=1e-5)
 
@@ -85,7 +85,7 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(tmp_path):
         store, keys = pairs([(5, 7), (4, 3)]), settings(clip_norm=limit)
         trainer, seen = trainer_of(small_net(), store, [[0, 1]], keys, tmp_path / str(limit))
         gradients = gradients_of(trainer)
-        logged.append(seen.of(StepDone)[0].grad_norm)
+        logged.append(seen.of_type(StepDone)[0].grad_norm)
         return gradients
 
     logged = []
@@ -112,7 +112,7 @@ def test_the_learning_rate_is_that_of_the_schedule(tmp_path):
     trainer.run()
     expected = [rate(step) for step in range(1, 7)]
     assert [set(rates) for rates in used] == [{value} for value in expected]
-    assert [event.learning_rate for event in seen.of(StepDone)] == expected
+    assert [event.learning_rate for event in seen.of_type(StepDone)] == expected
 
 
 def test_logged_steps_count_every_token_once(tmp_path):
@@ -121,9 +121,9 @@ def test_logged_steps_count_every_token_once(tmp_path):
     reason, trainer, seen = run_to_end(tmp_path, keys)
     assert (reason, trainer.state.step) == ("max_steps", 11)
     # The last step is evaluated, though no evaluation falls on it.
-    assert [event.step for event in seen.of(Evaluated)] == [3, 6, 9, 11]
-    assert sum(event.num_tokens for event in seen.of(StepDone)) == 3 * (2 + 5 + 9) + 2 + 5
-    assert [event.step for event in seen.of(StepDone)] == [3, 4, 6, 8, 9, 11]
+    assert [event.step for event in seen.of_type(Evaluated)] == [3, 6, 9, 11]
+    assert sum(event.num_tokens for event in seen.of_type(StepDone)) == 3 * (2 + 5 + 9) + 2 + 5
+    assert [event.step for event in seen.of_type(StepDone)] == [3, 4, 6, 8, 9, 11]
 
 
 # --- optimizers -----------------------------------------------------------------------------
@@ -221,22 +221,22 @@ def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path):
     reason, trainer, seen = run_to_end(tmp_path, keys, **hooks)
     assert order == ["kept", 1.0, "kept", 3.0, "kept", 2.0, 4.0, "kept", 4.0, 3.9]
     assert (reason, trainer.state.step) == ("early_stopping", 12)
-    assert [e.is_best for e in seen.of(Evaluated)] == [True, True, False, True, False, False]
+    assert [e.is_best for e in seen.of_type(Evaluated)] == [True, True, False, True, False, False]
     assert (trainer.state.best_step, trainer.state.best_value) == (8, 4.0)
 
 
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 6), (2, 4), (3, 2), (5, 2)])
 def test_max_epochs(tmp_path, accumulate, steps):
-    asked = []
+    requested = []
 
     def plan(epoch):
-        asked.append(epoch)
+        requested.append(epoch)
         return [[0], [1], [2]]
 
     keys = settings(max_steps=None, max_epochs=2, gradient_accumulation=accumulate)
     reason, trainer, _ = run_to_end(tmp_path, keys, plan_epoch=plan)
     assert (reason, trainer.state.step, trainer.state.epoch) == ("max_epochs", steps, 2)
-    assert asked == [0, 1]
+    assert requested == [0, 1]
 
 
 def test_max_minutes_counts_training_time(tmp_path, monkeypatch):
@@ -254,10 +254,12 @@ def test_max_minutes_counts_training_time(tmp_path, monkeypatch):
 def test_the_moving_average_is_evaluated_and_saved_and_changes_no_step(tmp_path):
     keys = settings(max_steps=6, evaluate_every=3, ema_decay=0.5)
     store = pairs([(3, 2), (4, 5), (9, 7)])
-    judged, best, after = [], [], []
+    evaluated, best, after = [], [], []
     nets = [small_net(dropout=0.2), small_net(dropout=0.2)]
     hooks = {
-        "evaluate": lambda: (judged.append(copied(nets[0])), evaluation(value=len(judged)))[1],
+        "evaluate": lambda: (evaluated.append(copied(nets[0])), evaluation(value=len(evaluated)))[
+            1
+        ],
         "save_best": lambda: best.append(copied(nets[0])),
     }
     trainer, _ = trainer_of(nets[0], store, [[0], [1], [2]], keys, tmp_path / "a", **hooks)
@@ -278,7 +280,7 @@ def test_the_moving_average_is_evaluated_and_saved_and_changes_no_step(tmp_path)
         )
         if number % 3 == 0:
             trainer._evaluate()
-            for kept in (judged[-1], best[-1]):
+            for kept in (evaluated[-1], best[-1]):
                 for name, weight in expected[-1].items():
                     torch.testing.assert_close(kept[name], weight)
             for name, weight in copied(nets[0]).items():
@@ -331,8 +333,8 @@ def test_best_models_follow_the_direction_of_the_metric(
 
     def decode(task, model, rows, beam_size, metrics):
         value = next(scores)
-        found = {name: Score(name, value, "scripted") for name in metrics}
-        return [row["tgt"] for row in rows], Scores(len(rows), found)
+        actual = {name: Score(name, value, "scripted") for name in metrics}
+        return [row["tgt"] for row in rows], Scores(len(rows), actual)
 
     monkeypatch.setattr(Synthetic, "decode", decode)
     recipe = parse_recipe(
@@ -379,12 +381,12 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     """The final weights are the best checkpoint's or the average's, by the validation metric."""
     keys = {"training__average_checkpoints": 3 if of == "last" else 2, "training__average_of": of}
     recipe = parse_recipe(tiny(training__max_steps=9, evaluation__metric=metric, **keys))
-    judged = []
+    evaluated = []
     real = Synthetic.evaluate
 
     def spy(task, model, data):
         result = real(task, model, data)
-        judged.append((result.value, copied(model.net)))
+        evaluated.append((result.value, copied(model.net)))
         return result
 
     monkeypatch.setattr(Synthetic, "evaluate", spy)
@@ -393,9 +395,9 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     keep = keys["training__average_checkpoints"]
     checkpoints = Checkpoints(tmp_path / "run/checkpoints", keep, best=of == "best")
     average = average_weights([path / "model.safetensors" for path in checkpoints.to_average()])
-    *regular, (average_value, average_judged) = judged
+    *regular, (average_value, evaluated_average) = evaluated
     assert len(regular) == 3
-    assert all(torch.equal(average_judged[name], average[name]) for name in average)
+    assert all(torch.equal(evaluated_average[name], average[name]) for name in average)
     best_value, best = max(regular, key=lambda entry: entry[0])
     expected = average if average_value > best_value else best
     assert all(torch.equal(final[name], expected[name]) for name in expected)
@@ -551,8 +553,8 @@ def test_checkpoints_between_evaluations_are_resumed_from_and_not_averaged(
     killed, seen = trainer_of(small_net(), store, plan, keys, tmp_path / "parts", loss=loss)
     with pytest.raises(InterruptedError):
         killed.run()
-    assert [event.step for event in seen.of(CheckpointSaved)] == saved
-    evaluations = {event.step for event in seen.of(Evaluated)}
+    assert [event.step for event in seen.of_type(CheckpointSaved)] == saved
+    evaluations = {event.step for event in seen.of_type(Evaluated)}
     assert {int(path.name[5:]) for path in killed.checkpoints.to_average()} <= evaluations
     resumed, _ = trainer_of(small_net(), store, plan, keys, tmp_path / "parts")
     assert resumed.resume() == saved[-1]

@@ -43,10 +43,10 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", NETS)
 def test_training_equals_that_of_torch_and_transformers(name: str, tmp_path: Path) -> None:
     config, settings = NETS[name]
-    theirs = random_hf(
+    reference = random_hf(
         getattr(transformers, name), getattr(transformers, config)(**ONE, **settings)
     )
-    ours = imported(theirs, tmp_path / "theirs").net
+    ours = imported(reference, tmp_path / "theirs").net
     generator = torch.Generator().manual_seed(1)
     starts = torch.randint(VOCAB, (STEPS, 4, 1), generator=generator)
     # There is something to learn; and no 0, whose row transformers does not train in BERT.
@@ -60,13 +60,13 @@ def test_training_equals_that_of_torch_and_transformers(name: str, tmp_path: Pat
         d_model=16,
         max_steps=STEPS,
     )
-    found = losses(ours, ours, optimizer, rate, batches)
+    actual = losses(ours, ours, optimizer, rate, batches)
 
-    decayed = [p for p in theirs.parameters() if p.dim() > 1]
-    others = [p for p in theirs.parameters() if p.dim() <= 1]
+    decayed = [p for p in reference.parameters() if p.dim() > 1]
+    others = [p for p in reference.parameters() if p.dim() <= 1]
     expected = losses(
-        theirs,
-        lambda ids: theirs(ids).logits,
+        reference,
+        lambda ids: reference(ids).logits,
         torch.optim.AdamW(
             [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
             lr=PEAK,
@@ -76,7 +76,7 @@ def test_training_equals_that_of_torch_and_transformers(name: str, tmp_path: Pat
         batches,
     )
     assert expected[-1] < 0.9 * expected[0]
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def losses(
@@ -88,17 +88,17 @@ def losses(
 ) -> list[float]:
     """The loss of every step, before the step."""
     net.train()
-    found = []
+    actual = []
     for step, ids in enumerate(batches, 1):
         loss = F.cross_entropy(logits_of(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-        found.append(loss.item())
+        actual.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         optimizer.step()
-    return found
+    return actual
 
 
 def cosine(step: int) -> float:

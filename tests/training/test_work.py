@@ -17,19 +17,19 @@ from heedful.training.events import RunStarted
 
 def test_a_run_reports_all_of_its_work(tmp_path, monkeypatch):
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))  # nothing is prepared yet
-    told: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
 
     @contextmanager
     def show(what: str, total: int) -> Iterator[Advance]:
         parts: list[int] = []
         yield parts.append
-        told.append((what, total, sum(parts)))
+        reports.append((what, total, sum(parts)))
 
     recipe = load_recipe(str(write_recipe(tmp_path / "recipe.json", training__max_steps=2)))
     with use_display(show):
         train(recipe, tmp_path / "run")
-    assert {what for what, _, _ in told} == {"tokenizing", "translating"}
-    assert all(total == done > 0 for _, total, done in told)
+    assert {what for what, _, _ in reports} == {"tokenizing", "translating"}
+    assert all(total == done > 0 for _, total, done in reports)
     assert not has_display()
 
 

@@ -164,7 +164,7 @@ class RunFolder:
         is_finished = (self.path / WEIGHTS).exists() and read_step(self.path / WEIGHTS) is None
         if is_finished or Checkpoints(self.path / "checkpoints", keep=1).newest():
             raise UserError(
-                f"{self.path} already holds a run; go on with --resume, or give another --out"
+                f"{self.path} already holds a run; continue it with --resume, or give another --out"
             )
         self._remove(self._files() - {self.path / name for name in _KEPT_AT_RESTART})
         facts = RunFacts(heedful.__version__, precision)
