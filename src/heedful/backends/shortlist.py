@@ -136,8 +136,8 @@ def make_shortlist(
 
     Args:
         always: target ids allowed for every sentence, as EOS.
-        shared: source and target have one vocabulary; each source token is then a translation of itself
-            too.
+        shared: source and target have one vocabulary; each source token is then also a translation
+            of itself.
         num_frequent: most frequent target tokens, allowed for every sentence.
         num_translations: most target tokens of one source token.
 

@@ -64,7 +64,7 @@ class FixedStep:
 
 
 def recorder_for(net: Any, device: torch.device) -> Recorder | None:
-    """How steps of a net are recorded; None: they are not, and each runs as it is.
+    """The recorder of a net's steps; None: steps run unrecorded.
 
     Only CUDA records. Left out are nets whose modules have hooks, which a replay would not call,
     and nets with experts, whose numbers of tokens the host reads.
