@@ -14,7 +14,7 @@ from heedful.errors import UserError
 from heedful.parts.tokens import Tokens
 
 MAX_SHAPES = 8
-# Lengths that are told apart when widths are chosen.
+# Number of distinct lengths that are considered when widths are selected.
 _MAX_LENGTHS = 256
 _UNLIMITED = 2**62
 

@@ -143,8 +143,8 @@ def encode_rows(
 
 def truncate_pair(first: list[int], second: list[int], size: int) -> tuple[list[int], list[int]]:
     """Both texts cut to `size` tokens in all, always from the longer one (if equal, the second)."""
-    kept = min(len(first), max(size - len(second), (size + 1) // 2))
-    return first[:kept], second[: size - kept]
+    first_size = min(len(first), max(size - len(second), (size + 1) // 2))
+    return first[:first_size], second[: size - first_size]
 
 
 class _ColumnBuilder:

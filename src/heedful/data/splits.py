@@ -40,7 +40,7 @@ def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
     """The training rows without those that a held-out set contains too; the report counts these.
 
     Rows are equal if all of their columns are: both sides of a pair, text and label. Held-out rows
-    are kept in memory as digests.
+    are remaining in memory as digests.
 
     Raises:
         UserError: no row is left.
@@ -55,9 +55,9 @@ def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
             f"each of the {len(train)} {train.report.noun} of data.train is also in data.valid"
             " or data.test, so none is left to train on; give other held-out data"
         )
-    kept = train.select(np.flatnonzero(is_new))
-    kept.report = replace(train.report, num_kept=num_kept, num_held_out=len(train) - num_kept)
-    return kept
+    remaining = train.select(np.flatnonzero(is_new))
+    remaining.report = replace(train.report, num_kept=num_kept, num_held_out=len(train) - num_kept)
+    return remaining
 
 
 def _digests(rows: Rows) -> Iterator[bytes]:
