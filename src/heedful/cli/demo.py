@@ -45,7 +45,7 @@ def demo(
 
 
 def _train(out: Path, console: "Console") -> None:
-    """Train, or go on with a run that was interrupted, by the recipe in its own folder."""
+    """Train a new run, or continue an interrupted one by the recipe in its folder."""
     from heedful.recipe_files import load_recipe
     from heedful.training.folder import is_run
 
@@ -77,7 +77,7 @@ def _show_score(out: Path, console: "Console") -> None:
 
 
 def _show_groups(out: Path, console: "Console") -> None:
-    """The same score by language and by what of a date training never saw."""
+    """The same score by language and by the part of a date that training did not have."""
     from babel import Locale
     from rich.table import Table
 
@@ -103,7 +103,7 @@ def _show_groups(out: Path, console: "Console") -> None:
 
 
 def _show_examples(model: "pipelines.Translator", console: "Console") -> None:
-    """Phrases that no training example had, beside what they mean."""
+    """Phrases that are in no training example, with their translations."""
     from rich.table import Table
     from rich.text import Text
 
@@ -138,7 +138,7 @@ def _ask(model: "pipelines.Translator", console: "Console") -> None:
 
 
 def _command() -> str:
-    """How this program can be called from here."""
+    """The shell word that calls this program in the current folder."""
     program = Path(sys.argv[0])
     on_path = shutil.which("heedful")
     if program.name != "heedful" or (on_path and Path(on_path).samefile(program)):

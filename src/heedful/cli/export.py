@@ -15,7 +15,7 @@ def hf(
     model: ModelFolder,
     out: NewFolder,
     precision: str = typer.Option(
-        "float32", metavar="NAME", help="Of the weights: float32, bfloat16 or float16."
+        "float32", metavar="NAME", help="Precision of the weights: float32, bfloat16 or float16."
     ),
     overwrite: Overwrite = False,
 ) -> None:
@@ -39,7 +39,7 @@ def ctranslate2(
     model: ModelFolder,
     out: NewFolder,
     precision: str = typer.Option(
-        "float32", metavar="NAME", help="Of the weights: float32, bfloat16 or int8."
+        "float32", metavar="NAME", help="Precision of the weights: float32, bfloat16 or int8."
     ),
     overwrite: Overwrite = False,
 ) -> None:

@@ -27,8 +27,8 @@ _LONGEST = 1_000  # characters of an error's line
 def guarded(command: Callable[..., Any], explain: Callable[[Any], str] | None = None) -> NoReturn:
     """Run a command and end the process. Bad input is one line on stderr and code 2.
 
-    Ctrl-C ends with 130, SIGTERM and SIGHUP with 128 + their number, after what was begun is
-    cleared away. A reader of stdout that goes away ends a filter with 0, and a run not at all.
+    Ctrl-C ends with 130, SIGTERM and SIGHUP with 128 + their number, after unfinished files are
+    removed. A closed stdout ends a filter with 0; a run continues.
 
     Args:
         explain: the message for a usage error of the parser; default: the parser's own.
@@ -86,7 +86,7 @@ def one_line(text: str) -> str:
 
 
 class _Stdout(io.TextIOWrapper):
-    """UTF-8 on stdout, whose failure is told once."""
+    """UTF-8 on stdout; a failure to write raises one error, not more at exit."""
 
     may_close = False
 
@@ -140,7 +140,7 @@ def _open_streams() -> None:
 
 
 def _heed_signals() -> None:
-    """Let what ends a process from outside unwind it; who asked to be left alone (nohup) is."""
+    """Turn signals that end the process into exceptions; ignored signals (nohup) stay ignored."""
 
     def end(number: int, frame: FrameType | None) -> None:
         _received.append(number)

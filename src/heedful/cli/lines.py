@@ -240,14 +240,14 @@ def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None, *, shown: bool = True) -> Iterator[Advance]:
-    """A function to call with how many more are done; shown as by `bars_on_stderr`."""
+    """A function that reports items done; displayed as by `bars_on_stderr`."""
     with bars_on_stderr(shown=shown), track(what, total) as advance:
         yield advance
 
 
 @contextmanager
 def bars_on_stderr(*, shown: bool = True) -> Iterator[None]:
-    """Show long work on stderr, where that is a terminal."""
+    """Display the progress of the block on stderr, if that is a terminal."""
     from rich.console import Console
 
     from heedful.terminal import ProgressBars
@@ -266,7 +266,7 @@ def _file_chunks(path: Path) -> Iterator[list[str]]:
 
 
 def _live_chunks(handle: int) -> Iterator[list[str]]:
-    """What a pipe or a terminal has given so far, as whole lines."""
+    """The lines that a pipe or a terminal holds so far, without waiting for more."""
     from heedful.data.rows import LONGEST_LINE, decode_lines
 
     rest, number, data = b"", 0, b"?"

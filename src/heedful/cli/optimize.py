@@ -20,7 +20,7 @@ _SHOWN = 6  # settings per use in the table
 
 @dataclass(frozen=True)
 class Candidates:
-    """The settings that are tried, and what they may lose."""
+    """The settings to measure, and the loss of quality that is allowed."""
 
     backend: list[str] | None = typer.Option(
         None,
@@ -127,7 +127,7 @@ def optimize(
 def _held_out(
     model: Path, src: Path | None, ref: Path | None
 ) -> tuple[list[str], list[str] | None]:
-    """Texts and answers: what was given, or else the held-out text of the model's run."""
+    """Texts and answers of the given files, else the held-out text of the model's run."""
     import json
 
     from heedful.data.rows import read_lines
@@ -144,7 +144,7 @@ def _held_out(
 
 
 def _training_pairs(model: Path) -> list[tuple[Any, Any]]:
-    """Ids of the pairs that the model's run learnt from."""
+    """Ids of the training pairs of the model's run."""
     from heedful.data.columns import open_columns
 
     remedy = (

@@ -45,7 +45,7 @@ def run_recipe(
 ) -> "TrainingRun":
     """Train into a folder, with a progress bar unless the console is quiet.
 
-    Ends the command with 130 where the run is interrupted; `again` is how it goes on then.
+    An interrupted run ends the command with code 130; `again` says how to continue it.
     """
     from heedful.progress import use_display
     from heedful.run import train

@@ -39,7 +39,7 @@ _TEXT_FLAGS = ("prompt", "text", "p", "t")  # of commands whose texts are argume
 
 
 def explain_usage(error: Any) -> str:
-    """What is wrong with a command's arguments, and what to write instead."""
+    """The error in a command's arguments, with the flag or form to write instead."""
     message = " ".join(error.format_message().split())
     option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and error.ctx is not None:
