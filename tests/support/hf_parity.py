@@ -51,7 +51,7 @@ class Case:
         kept: keys of their config that come back from a file of ours as they were.
         left_out: what a config.json that says nothing means by our keys, where these differ.
         not_built: message -> what a config.json may not say (`by_key`).
-        other_class: a class of theirs that we have no place for.
+        other_class: an unsupported class of the model type.
         impossible: message -> what our Config may not say, beside what none may.
         published: size -> parameters, a number or an approximate one (`millions`).
         beyond: how many more the published figure counts than we have.

@@ -1,4 +1,4 @@
-"""Weight files that hold only what was trained, and name the model that has all other tensors."""
+"""Weight files that hold trained tensors only, and refer to a base model for all others."""
 
 import hashlib
 import json
@@ -16,17 +16,17 @@ from heedful.errors import UserError
 from heedful.zoo.names import few
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
-_ENTRY = "base"  # of the file's metadata
+_ENTRY = "base"  # key in the metadata of the file
 
 
 @dataclass(frozen=True)
 class BaseWeights:
-    """Tensors that a weight file takes from another one.
+    """Tensors of a base file that complete a weight file.
 
     Attributes:
-        path: of the other file, from the directory of this one.
-        sha256: of its content.
-        tensors: names of those that are taken.
+        path: path of the base file, relative to the directory of the weight file.
+        sha256: hash of the base file.
+        tensors: names of the tensors to read from it.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -43,45 +43,46 @@ def save_added(
     base: Path,
     directory: Path,
 ) -> None:
-    """Write the trained weights of a net, and that the others are those of the model `base`.
+    """Write the trained weights of a net, with a reference to a base model for the others.
 
     Args:
-        weights: of the whole net.
-        trained: names of those that differ from the base.
-        base: a model directory.
-        directory: that the file will be in, where it is written elsewhere first.
+        path: the file to write.
+        weights: all weights of the net.
+        trained: names of the weights to write.
+        base: directory of the base model.
+        directory: final directory of the file, to which the path of the base is relative.
 
     Raises:
-        UserError: the base is no model directory, is `directory` itself or has a base; all weights
-            were trained; the base lacks a tensor that was not trained, or has another.
+        UserError: the base is not a model directory, is `directory` itself or has a base; all
+            weights were trained; or weights that were not trained differ from the base.
     """
     file = base / WEIGHTS
     if base.resolve() == directory.resolve():
         raise UserError(f"{directory} cannot be its own base; save to another directory")
     if read_base(file) is not None:
         raise UserError(f"{base} has a base itself; save it whole first, by load and save")
-    theirs, frozen = load_tensors(file), sorted(weights.keys() - set(trained))
+    base_tensors, frozen = load_tensors(file), sorted(weights.keys() - set(trained))
     if not frozen:
         raise UserError(
             f"nothing is taken from {base}: all weights of the net require a gradient; freeze some "
             "by requires_grad_(False), or save without a base"
         )
-    unlike = [name for name in frozen if not _is_equal(weights[name], theirs.get(name))]
+    unlike = [name for name in frozen if not _is_equal(weights[name], base_tensors.get(name))]
     if unlike:
         raise UserError(
             f"cannot save what was added to {base}: {few(unlike)} require no gradient, but are not "
             "as they are there"
         )
-    place = os.path.relpath(file.resolve(), directory.resolve())
-    about = BaseWeights(place, _digest(file), tuple(frozen))
+    relative = os.path.relpath(file.resolve(), directory.resolve())
+    reference = BaseWeights(relative, _digest(file), tuple(frozen))
     added = {name: weights[name] for name in weights if name in set(trained)}
-    save_tensors(path, added, metadata={_ENTRY: json.dumps(asdict(about))})
+    save_tensors(path, added, metadata={_ENTRY: json.dumps(asdict(reference))})
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weight file, with those that it takes from its base.
+    """The tensors of a weight file, completed from its base.
 
-    Raises UserError as `load_tensors` does, and where the base is gone or has changed.
+    Raises UserError as `load_tensors`, and if the base is missing or has changed.
     """
     tensors, base = load_tensors(path), read_base(path)
     if base is None:
@@ -94,19 +95,17 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             f"{path} adds to {file}, which has changed since; put the former file there, or train "
             "again on this one"
         )
-    theirs = load_tensors(file)
-    missing = [name for name in base.tensors if name not in theirs]
+    base_tensors = load_tensors(file)
+    missing = [name for name in base.tensors if name not in base_tensors]
     if missing:
         raise UserError(f"{path} takes {few(missing)} from {file}, which lacks it; it is damaged")
-    return {name: theirs[name] for name in base.tensors} | tensors
+    return {name: base_tensors[name] for name in base.tensors} | tensors
 
 
 def read_base(path: Path) -> BaseWeights | None:
-    """The tensors that a weight file takes from another one; None: it takes none.
+    """The reference to a base in a weight file; None if it has none or cannot be read.
 
-    That of a file that cannot be read is None, too: `load_tensors` says what is wrong with it.
-
-    Raises UserError where the entry is damaged.
+    Raises UserError if the entry is damaged; `load_tensors` reports unreadable files.
     """
     try:
         with safe_open(path, framework="pt") as file:
