@@ -40,7 +40,7 @@ def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
     """The training rows without those that a held-out set contains too; the report counts these.
 
     Rows are equal if all of their columns are: both sides of a pair, text and label. Held-out rows
-    are remaining in memory as digests.
+    are kept in memory as digests.
 
     Raises:
         UserError: no row is left.
