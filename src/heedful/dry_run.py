@@ -1,6 +1,7 @@
 """A run before it begins: its data prepared, and its size, memory and time estimated."""
 
 import resource
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from heedful.training.step import TrainStep
 
 MEASURED = 5  # steps, after one that is not measured
 ENOUGH = 20.0  # seconds, after which no further step is measured
-_RSS_UNIT = 1024  # bytes, of ru_maxrss on Linux
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of a unit of ru_maxrss
 
 
 @dataclass(frozen=True)
