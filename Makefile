@@ -31,14 +31,14 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
-	@echo "make quick   lint and the laws of parts, models, search and training (a minute)"
+	@echo "make quick   lint, and properties of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make test-benchmarks  run the benchmarks on toy sizes: for a change of benchmarks/ (minutes)"
-	@echo "make fuzz    600 uses of each kind of hostile input (half an hour)"
+	@echo "make fuzz    600 cases of each kind of hostile input (half an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers, CTranslate2 and llama.cpp"
 	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
-	@echo "make docs    write the pages of docs that scripts make"
+	@echo "make docs    write the generated pages of docs, and the table of README.md"
 	@echo "make setup   only install, into $(VENV)"
 	@echo "make clean   remove $(VENV) and caches; runs/ stays"
 
@@ -106,6 +106,7 @@ docs: $(STAMP)
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/python docs/make_recipe.py
 	$(BIN)/python docs/make_backends.py
+	$(BIN)/python docs/make_readme_table.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ def test_cli_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == made, "run `make docs`"
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "SECURITY.md"])
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     missing = [link for link in LINK.findall(text) if not ((ROOT / page).parent / link).exists()]

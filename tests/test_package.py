@@ -1,5 +1,6 @@
 """The wheel: every file of the package, and the version of the code."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,11 +22,14 @@ def test_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
     expected = {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path)]
-    command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.glob("*.whl")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = (line for line in readme.splitlines() if line.startswith("pip wheel"))
+    build, install = line.split(" && ")
+    offline = "--quiet --no-build-isolation --no-index"
+    _pip(f"{build} {offline}", source)
+    _pip(f"{install} {offline} --no-deps --target installed", source)
+    (path,) = source.glob("dist/*.whl")
+    assert (source / "installed" / "heedful" / "py.typed").is_file()
     with ZipFile(path) as wheel:
         files = {name for name in wheel.namelist() if ".dist-info/" not in name}
         (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
@@ -33,3 +37,10 @@ def test_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
     assert files == expected
     assert fields["Version"] == heedful.__version__
     assert fields["Author"] == "The heedful authors"
+
+
+def _pip(command: str, folder: Path) -> None:
+    """Run a line of the README by this interpreter's pip."""
+    line = command.replace("pip ", f"{shlex.quote(sys.executable)} -m pip ", 1)
+    done = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from commands import Commands
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# What makes a run short, by recipe; added to every `heedful train` of the README that starts one.
+# Settings that make a run short, by recipe; added to each `heedful train` of a recipe.
 STEPS = ("training.max_steps=4", "training.evaluate_every=2", "model.d_model=16", "model.d_ff=16")
 ONE_STACK = (*STEPS, "model.num_heads=2", "model.num_layers=1")
 SHORT = {
@@ -29,14 +30,14 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def written() -> list[str]:
+def documented_commands() -> list[str]:
     lines = "\n".join(blocks("bash")).splitlines()
     return [line.split("  #")[0].strip() for line in lines if line.strip()]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the README speaks of, and the demo's as a copy of the run."""
+    """A folder with the data files that the README names."""
     folder = tmp_path_factory.mktemp("readme")
     words = ["a", "man", "dog", "rides", "runs", "bicycle", "the", "one", "two", "red"]
     pairs = [f"{a} {b} {c}." for a in words for b in words for c in words[:2]]
@@ -50,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shortened(command: str) -> str:
-    """A command that takes long, with what makes it short; others as they are."""
+    """The command, with options that make it short if it takes long."""
     if command.startswith("heedful optimize"):
         return f"{command} --backend eager --backend ctranslate2"  # to compile takes a minute
     if command.startswith("heedful verify"):
@@ -82,15 +83,35 @@ def forked(command: str, folder: Path, commands: Commands) -> str:
     return ended.out
 
 
-def test_make_targets_exist() -> None:
-    targets = [command for command in written() if command.startswith("make ")]
+def output_after(code: str) -> str:
+    """The documented output that follows a block of code, with one space for white space."""
+    (found,) = re.findall(rf"{re.escape(code)}```\n```text\n(.*?)```", README, flags=re.DOTALL)
+    return " ".join(found.split())
+
+
+def test_length_and_targets() -> None:
+    assert README.count("\n") <= 120
+    targets = [command for command in documented_commands() if command.startswith("make ")]
     assert {"make demo", "make test"} <= set(targets)
-    for target in targets:
+    for target in [*targets, "make setup"]:
         in_a_shell(f"{target} --dry-run", ROOT)
 
 
+def test_results_are_those_of_the_benchmarks() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_readme_table.py"))
+    between = README.partition(page["START"])[2].partition(page["END"])[0]
+    assert between == page["render"](), "run `make docs`"
+
+
+def test_every_command_is_run_by_a_test() -> None:
+    """Wheels: tests/test_package.py; the rest: this file."""
+    for command in documented_commands():
+        assert re.match(r"make (demo|test)$|pip wheel|heedful |echo '[^']*' \| heedful ", command)
+
+
 def test_commands_and_library_run(folder: Path, commands: Commands) -> None:
-    ours = [c for c in written() if "heedful " in c and ".venv" not in c]
+    ours = [command for command in documented_commands() if "heedful " in command]
+    ours = [command for command in ours if not command.startswith("pip ")]
     for recipe in SHORT:
         assert any(f"heedful train {recipe} " in command for command in ours), recipe
     outputs = {command: forked(shortened(command), folder, commands) for command in ours}
@@ -99,15 +120,24 @@ def test_commands_and_library_run(folder: Path, commands: Commands) -> None:
             assert out.count("\n") == 1
         elif "heedful train translation" in command:
             assert "20 of data.train" in out, "a tenth is held out of few pairs"
+        elif "heedful evaluate" in command:
+            names = {"bleu", "chrf"} & {line.partition(" ")[0] for line in out.splitlines()}
+            assert names == {"bleu", "chrf"}
         elif "heedful classify" in command:
             assert out in ("far\n", "near\n")
         elif "heedful fill" in command:
             assert " rides" in out.splitlines()[0]
     assert (folder / "exported/model.safetensors").is_file()
     assert (folder / "runs/back/model.safetensors").is_file()
-    (code,) = blocks("python")
-    out = in_a_shell(f"{sys.executable} - <<'PYTHON'\n{code}\nPYTHON", folder)
-    assert "causality" in out
-    (line,) = [command for command in written() if ".venv/bin/heedful" in command]
-    line = line.replace(".venv/bin/heedful", "heedful").replace("runs/demo", "runs/mine")
-    assert in_a_shell(line, folder).count("\n") == 1
+    library, _ = blocks("python")
+    out = in_a_shell(f"{sys.executable} - <<'PYTHON'\n{library}\nPYTHON", folder)
+    assert len(out.splitlines()) == 5, "a translation, three outputs, scores"
+
+
+def test_verify_finds_the_documented_mistakes(folder: Path) -> None:
+    """The same lines; numbers differ, since the weights are random."""
+    _, code = blocks("python")
+    out = in_a_shell(f"{sys.executable} - 2>&1 <<'PYTHON'\n{code}\nPYTHON", folder)
+    position = re.compile(r"at \d+|[\d.]+e[-+]\d+|token \d+")
+    found, documented = " ".join(out.split()), output_after(code)
+    assert position.sub("#", documented) in position.sub("#", found)

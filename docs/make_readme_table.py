@@ -1,0 +1,114 @@
+"""Writes the table of results in README.md from docs/results/*.json."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "README.md"
+START = "<!-- results: written by docs/make_readme_table.py from docs/results/*.json -->\n"
+END = "<!-- end of results -->\n"
+HEAD = "| measured | heedful | others, measured beside it | page |\n|---|---:|---|---|\n"
+HOW = """by `benchmarks/`: peers in turn with heedful, each in its fastest
+settings. What did not work is in [docs/log.md](docs/log.md)."""
+SHOWN_DECODING = (
+    ("base", 64, "decoding, translator of the size base, greedy, batch 64"),
+    ("gpt2", 1, "decoding, GPT-2's size, greedy, batch 1"),
+)
+LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+
+
+def render() -> str:
+    """The lines between the markers as they should be now."""
+    rows = [row for rows in (_quality, _speed, _students) for row in rows()]
+    machines = {_machine(_read(page)) for _, _, _, page in rows}
+    links = [(*cells, f"[{page}](docs/results/{page}.md)") for *cells, page in rows]
+    table = HEAD + "".join(f"| {' | '.join(cells)} |\n" for cells in links)
+    where = "; ".join(sorted(machines))
+    return f"{table}\nMeasured on {where}, {HOW}\n"
+
+
+def _quality() -> Iterator[tuple[str, str, str, str]]:
+    scores = _read("multi30k")["scores"]
+    bleu = scores["beam 5"]["bleu"]["score"]
+    lowercase = scores["beam 5"]["tokenized_lowercase_bleu"]["score"]
+    name = f"Multi30k en-de, test 2016, BLEU (tokenized, lowercased: {lowercase:.1f})"
+    yield name, f"{bleu:.1f}", "–", "multi30k"
+    runs = _read("shakespeare")["runs"]
+    same, other = (mean(runs[name]["losses"]) for name in ("shakespeare", "peer"))
+    name = "tiny Shakespeare, nanoGPT's settings, test loss"
+    yield name, f"{same:.3f}", f"transformers GPT-2 in nanoGPT's loop {other:.3f}", "shakespeare"
+    sst2 = _read("sst2")
+    accuracy = mean(sst2["models"]["accuracy"]["student"])
+    baseline = sst2["tfidf"]["accuracy"]
+    name = "SST-2, distilled encoder, accuracy"
+    yield name, f"{accuracy:.1%}", f"TF-IDF and logistic regression {baseline:.1%}", "sst2"
+
+
+def _speed() -> Iterator[tuple[str, str, str, str]]:
+    rates = _read("training_speed")["sizes"]["base"]["tokens_per_second"]
+    name = "training, translator of the size base, bf16, tokens/s"
+    others = {"torch.nn.Transformer": "torch", "transformers Marian": "transformers"}
+    texts = [f"{label} {rates[f'{system} bf16']:,.0f}" for label, system in others.items()]
+    yield name, f"{rates['heedful bf16']:,.0f}", ", ".join(texts), "training_speed"
+    for size, batch, name in SHOWN_DECODING:
+        records = [
+            record
+            for record in _read("decoding")["records"]
+            if (record["size"], record["batch"]) == (size, batch)
+            and record["beam"] == 1
+            and not record["mixed"]
+        ]
+        systems = {record["system"]: record["tokens/s"] for record in records}
+        ours = next(rate for system, rate in systems.items() if system.startswith("optimi"))
+        yield f"{name}, tokens/s", f"{ours:,.0f}", _peers(systems), "decoding"
+    records = _read("encoding")["records"]
+    systems = {record["system"]: record["tokens/s"] for record in records}
+    ours = next(rate for system, rate in systems.items() if system.startswith("heedful optimi"))
+    yield "encoding, BERT's base shape, tokens/s", f"{ours:,.0f}", _peers(systems), "encoding"
+
+
+def _students() -> Iterator[tuple[str, str, str, str]]:
+    systems = _read("students")["systems"]
+    student, teacher = systems["student, greedy, shortlist"], systems["teacher, beam 5"]
+
+    def text(system: dict[str, Any]) -> str:
+        return f"{system['sentences/s']:,.0f} (BLEU {system['scores']['bleu']:.1f})"
+
+    name = "distilled student, greedy, shortlist, sentences/s"
+    yield name, text(student), f"its teacher, beam 5: {text(teacher)}", "students"
+
+
+def _peers(rates: dict[str, float]) -> str:
+    """Each other program with its fastest variant."""
+    fastest: dict[str, float] = {}
+    for system, rate in rates.items():
+        name = system.partition(",")[0]
+        if not name.startswith(("heedful", "eager", "optimi")):
+            fastest[name] = max(rate, fastest.get(name, 0.0))
+    return ", ".join(f"{LABELS.get(name, name)} {rate:,.0f}" for name, rate in fastest.items())
+
+
+def _machine(content: dict[str, Any]) -> str:
+    machine = content["machine"]
+    return f"{machine['processor']}, {machine['logical cores']} cores"
+
+
+def _read(page: str) -> dict[str, Any]:
+    path = ROOT / "docs" / "results" / f"{page}.json"
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def main() -> None:
+    """Replace the lines between the markers of the README."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{START}{render()}{END}{after}", encoding="utf-8")
+    print(f"wrote the table of {PAGE.name}")
+
+
+if __name__ == "__main__":
+    main()
