@@ -43,7 +43,7 @@ def greedy_from_logits(
         with_scores: False: log-probabilities and scores are NaN.
     """
     banned = torch.tensor([*banned_ids], dtype=torch.long)
-    eos_ids = torch.tensor(request.eos_ids)
+    eos_ids, largest_minimum = torch.tensor(request.eos_ids), max(request.min_new_tokens)
     outputs: list[tuple[list[int], list[float]]] = [([], []) for _ in range(request.batch)]
     rows, is_open = [*range(request.batch)], [True] * request.batch
     tokens, length = request.start, 0
@@ -52,9 +52,12 @@ def greedy_from_logits(
         sums = logits.logsumexp(-1) if with_scores else 0.0
         length += 1
         logits.index_fill_(1, banned, -torch.inf)
-        short = [index for index, row in enumerate(rows) if length < request.min_new_tokens[row]]
-        if short:
-            logits[torch.tensor(short)[:, None], eos_ids] = -torch.inf
+        if length < largest_minimum:
+            short = [i for i, row in enumerate(rows) if length < request.min_new_tokens[row]]
+            if len(short) == len(rows):
+                logits.index_fill_(1, eos_ids, -torch.inf)
+            else:
+                logits[torch.tensor(short, dtype=torch.long)[:, None], eos_ids] = -torch.inf
         largest, tokens = first_largest(logits)
         log_probs = (largest[:, 0] - sums).tolist()
         for row, [token], log_prob in zip(rows, tokens.tolist(), log_probs, strict=True):

@@ -123,7 +123,7 @@ class LayerGroup:
         return slots
 
     def with_room(self, count: int, *, forgets: bool) -> "LayerGroup":
-        """A group with free slots for `count` new tokens of each text, included in `limit`.
+        """The group itself or a new one, with `count` more slots included in `limit`.
 
         Tokens outside of the window of all later queries are removed if there are too few free
         slots, or if a smaller capacity is enough without them. Half of a new capacity is free, so
@@ -135,7 +135,8 @@ class LayerGroup:
         capacity = capacity_for(max(num_kept + count, 2 * num_kept))
         fits = limit + count <= self.capacity
         if fits and (num_kept == limit or capacity >= self.capacity):
-            return replace(self, limit=limit + count)
+            self.limit = limit + count
+            return self
         if num_kept == limit:
             return replace(self.resized(capacity), limit=limit + count)
         group = self.without_hidden(capacity)
