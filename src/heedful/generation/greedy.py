@@ -43,7 +43,7 @@ def greedy_from_logits(
         with_scores: False: log-probabilities and scores are NaN.
     """
     banned = torch.tensor([*banned_ids], dtype=torch.long)
-    eos_ids, largest_minimum = torch.tensor(request.eos_ids), max(request.min_new_tokens)
+    eos_ids, largest_minimum = torch.tensor(request.eos_ids), max(request.min_new_tokens, default=0)
     outputs: list[tuple[list[int], list[float]]] = [([], []) for _ in range(request.batch)]
     rows, is_open = [*range(request.batch)], [True] * request.batch
     tokens, length = request.start, 0
