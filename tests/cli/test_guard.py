@@ -24,7 +24,7 @@ def test_a_closed_stream_is_never_a_traceback(redirect: str) -> None:
 
 
 def test_text_is_utf_8_whatever_the_locale_says() -> None:
-    code = "from heedful.cli.guard import guarded\nguarded(lambda **options: print('14 März 狗'))"
+    code = "from heedful.cli.guard import run_checked as run\nrun(lambda **o: print('14 März 狗'))"
     ascii_alone = {**os.environ, "PYTHONIOENCODING": "ascii"}
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, check=False, env=ascii_alone)
@@ -88,9 +88,8 @@ def command(**options):
 
 @pytest.mark.parametrize("command", INTERRUPTED.values(), ids=list(INTERRUPTED))
 def test_an_interrupt_is_one_wherever_it_comes(command: str) -> None:
-    code = (
-        f"import os, signal, time{command}from heedful.cli.guard import guarded\nguarded(command)"
-    )
+    code = f"import os, signal, time{command}"
+    code += "from heedful.cli.guard import run_checked\nrun_checked(command)"
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, check=False, preexec_fn=default_signals)
     assert (done.returncode, done.stderr) == (130, b"")
@@ -145,8 +144,8 @@ def test_what_is_listed_may_be_json(commands) -> None:
 
 def test_memory_that_is_not_there_is_one_line() -> None:
     """Where a tensor is allocated; the size of a model is checked before."""
-    code = "import torch; from heedful.cli.guard import guarded; "
-    code += "guarded(lambda **options: torch.empty(2**60))"
+    code = "import torch; from heedful.cli.guard import run_checked; "
+    code += "run_checked(lambda **options: torch.empty(2**60))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: not enough memory")

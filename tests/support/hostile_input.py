@@ -421,7 +421,7 @@ def _start(
 def _call(expression: str) -> None:
     """Evaluate a call of the library and end, its errors told as those of a command."""
     import heedful
-    from heedful.cli.guard import guarded
+    from heedful.cli.guard import run_checked
     from heedful.recipe_files import load_recipe
 
     names = {"load": heedful.load, "ensemble": heedful.ensemble, "load_recipe": load_recipe}
@@ -430,4 +430,4 @@ def _call(expression: str) -> None:
     def evaluate(**options: Any) -> None:
         eval(expression, names)
 
-    guarded(evaluate)
+    run_checked(evaluate)

@@ -81,7 +81,7 @@ def remove_entries(
     directory = cache_folder()
     entries = list_entries(directory)
     if names:
-        asked = [_named(entries, name) for name in names]
+        asked = [_find_entry(entries, name) for name in names]
         entries = [entry for entry in entries if entry in asked]
     elif older_than is not None:
         oldest = datetime.now().timestamp() - older_than * _DAY
@@ -99,7 +99,7 @@ def remove_entries(
         note(f"{name} is in use by a run, and kept")
 
 
-def _named(entries: "list[CacheEntry]", name: str) -> "CacheEntry":
+def _find_entry(entries: "list[CacheEntry]", name: str) -> "CacheEntry":
     """The one entry whose name begins so."""
     found = [entry for entry in entries if entry.path.name.startswith(name)]
     if len(found) != 1:

@@ -271,7 +271,7 @@ def _print_labels(
     """Print a line per label, and the confusion matrix if a terminal has room for it."""
     from rich.table import Column, Table
 
-    def shown(first: str, names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+    def print_table(first: str, names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
         columns = (Column(name, justify="right") for name in names)
         table = Table(first, *columns, box=None, pad_edge=False)
         for row in rows:
@@ -287,8 +287,8 @@ def _print_labels(
         )
         for label, of in scores.items()
     ]
-    shown("label", ("precision", "recall", "F1", "texts"), figures)
+    print_table("label", ("precision", "recall", "F1", "texts"), figures)
     if len(labels) <= _MOST_COLUMNS:
         counts = zip(labels, table, strict=True)
         rows = ((label, *(f"{count:,}" for count in row)) for label, row in counts)
-        shown("label / predicted", labels, rows)
+        print_table("label / predicted", labels, rows)

@@ -140,7 +140,7 @@ def _parameter(field: "Field[Any]") -> inspect.Parameter | None:
             help=metadata["help"],
             metavar=_metavar(kind, plain),
             min=metadata["limits"][0] if metadata["limits"] else None,
-            show_default=metadata["shown"] or _shown(default),
+            show_default=metadata["shown"] or _default_text(default),
             rich_help_panel=metadata["panel"],
         )
         default, kind = None, Annotated[plain | None, flag]
@@ -148,7 +148,7 @@ def _parameter(field: "Field[Any]") -> inspect.Parameter | None:
     return inspect.Parameter(field.name, only, default=default, annotation=kind)
 
 
-def _shown(default: Any) -> str | bool:
+def _default_text(default: Any) -> str | bool:
     """A default in `--help`; False for none."""
     if default is True:
         return "on"

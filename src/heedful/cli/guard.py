@@ -24,7 +24,9 @@ _debug: list[bool] = []  # not empty: show tracebacks
 _LONGEST = 1_000  # characters of an error's line
 
 
-def guarded(command: Callable[..., Any], explain: Callable[[Any], str] | None = None) -> NoReturn:
+def run_checked(
+    command: Callable[..., Any], explain: Callable[[Any], str] | None = None
+) -> NoReturn:
     """Run a command and end the process. Bad input is one line on stderr and code 2.
 
     Ctrl-C ends with 130, SIGTERM and SIGHUP with 128 + their number, after unfinished files are

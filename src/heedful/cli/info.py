@@ -21,13 +21,13 @@ def info(
     """
     rows = _installation() if model is None else _model(model)
     if json:
-        print_json(_named(rows))
+        print_json(_with_unique_names(rows))
         return
     for name, value in rows.items():
         typer.echo(f"{name:<22}{value}")
 
 
-def _named(rows: dict[str, str]) -> dict[str, str]:
+def _with_unique_names(rows: dict[str, str]) -> dict[str, str]:
     """Rows by unique names: the indented ones are prefixed by "parameters"."""
     return {
         f"parameters.{name.strip()}" if name.startswith(" ") else name: value

@@ -135,7 +135,7 @@ def _held_out(
     if src is not None:
         return read_parallel(src, ref) if ref is not None else ([*read_lines(src)], None)
     remedy = "held-out text: give --src FILE, and --ref FILE for a translator or a classifier"
-    with _prepared(model, "valid.jsonl", remedy).open(encoding="utf-8") as lines:
+    with _prepared_path(model, "valid.jsonl", remedy).open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     answers = {"src": "tgt", "text": "label"}
     side = "src" if rows and "src" in rows[0] else "text"
@@ -151,14 +151,14 @@ def _training_pairs(model: Path) -> list[tuple[Any, Any]]:
         "training pairs, which a shortlist is counted from; optimize the folder of its run, where "
         "it was trained"
     )
-    columns = open_columns(_prepared(model, "train", remedy))
+    columns = open_columns(_prepared_path(model, "train", remedy))
     if "tgt" not in columns:
         raise UserError("a shortlist is of a translator; leave out --shortlist")
     src, tgt = columns.sequences("src"), columns.sequences("tgt")
     return [(src[row], tgt[row]) for row in range(len(columns))]
 
 
-def _prepared(model: Path, name: str, remedy: str) -> Path:
+def _prepared_path(model: Path, name: str, remedy: str) -> Path:
     """A part of the data that were prepared for a model's run; raises UserError if it is gone."""
     from heedful.data.prepared import cache_folder
     from heedful.files import plain_name

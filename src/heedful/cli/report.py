@@ -6,7 +6,7 @@ from heedful.cli.flags import Output, RunFolder
 
 
 def report(run: RunFolder, output: Output = None) -> None:
-    """Write the report of a run again, from its folder; also for a run that goes on or stopped.
+    """Write the report of a run again, from its folder; also for an unfinished run.
 
     The page has curves, scores, samples, checks and the recipe. Without --output it replaces
     report.html in the folder.

@@ -99,7 +99,7 @@ class Settings:
         return {**_names(self.family), **self.explicit}
 
     def name(self, role: str) -> str:
-        """The special token of a role. Raises UserError if there is none."""
+        """The special token of a role. Raises UserError without one."""
         if role not in self.roles:
             raise UserError(f"{self.directory} has no {role}_token, which its tokenizer needs")
         return self.roles[role]

@@ -164,12 +164,12 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int:
-        """Id of the start token. Raises UserError if there is none."""
+        """Id of the start token. Raises UserError without one."""
         return self._require(self.specials.bos_id, "start token (bos)")
 
     @property
     def eos_id(self) -> int:
-        """Id of the end token. Raises UserError if there is none."""
+        """Id of the end token. Raises UserError without one."""
         return self._require(self.specials.eos_id, "end token (eos)")
 
     @property

@@ -154,7 +154,7 @@ class Prover:
                 new = {"max_new_tokens": max(1, min(32, model.config.max_length // 2))}
             request = model.request(rows, beam_size=1, **new)
             results = self._in_batches(
-                rows, lambda p: backend.outputs(_of(rows, p), request.select(p))
+                rows, lambda p: backend.outputs(_select(rows, p), request.select(p))
             )
             return [outputs[0].ids for outputs in results]
         if isinstance(model, Classifier):
@@ -168,13 +168,13 @@ class Prover:
             request = model.request(rows)
 
             def log_probs(p: list[int]) -> list[np.ndarray]:
-                batch_targets = None if targets is None else _of(targets, p)
-                return backend.log_probs(_of(rows, p), batch_targets, request.select(p))
+                batch_targets = None if targets is None else _select(targets, p)
+                return backend.log_probs(_select(rows, p), batch_targets, request.select(p))
 
             return self._in_batches(rows, log_probs)
         if isinstance(model, Classifier):
-            return self._in_batches(rows, lambda p: backend.logits(_of(rows, p)))
-        states = self._in_batches(rows, lambda p: backend.states(_of(rows, p)))
+            return self._in_batches(rows, lambda p: backend.logits(_select(rows, p)))
+        states = self._in_batches(rows, lambda p: backend.states(_select(rows, p)))
         return [row_states.mean(0) for row_states in states]
 
     def _in_batches(
@@ -244,7 +244,7 @@ def cut_ids(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:
     return model.encode(texts, too_long="truncate")
 
 
-def _of(rows: Sequence[Any], indices: list[int]) -> list[Any]:
+def _select(rows: Sequence[Any], indices: list[int]) -> list[Any]:
     return [rows[index] for index in indices]
 
 

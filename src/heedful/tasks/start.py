@@ -74,10 +74,10 @@ def prepare_data(task: Task, print_line: PrintLine) -> Data:
     recipe = task.recipe
     source = _open_model(recipe.init_from, "cpu")
     teacher = _open_model(recipe.distillation.teacher, "cpu")
-    return _prepared(task, source, teacher, print_line)
+    return _prepare_data(task, source, teacher, print_line)
 
 
-def _prepared(
+def _prepare_data(
     task: Task, source: SavedModel | None, teacher: SavedModel | None, print_line: PrintLine
 ) -> Data:
     model_config(task, None, source, teacher)  # refuses a wrong model before data are read
@@ -95,7 +95,7 @@ def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine
     source = _open_model(recipe.init_from, "cpu")
     teacher = _open_model(recipe.distillation.teacher, str(device))
     others = OtherTeachers.open(recipe.distillation, str(device))
-    data = _prepared(task, source, teacher, print_line)
+    data = _prepare_data(task, source, teacher, print_line)
     torch.manual_seed(recipe.training.seed)
     model = build_model(task, data, source, teacher, device)
     if source is not None:

@@ -27,7 +27,7 @@ class BestModel:
 
     @property
     def value(self) -> float:
-        """The value of the stored weights, higher is better; the lowest float if there are none."""
+        """The value of the stored weights, higher is better; the lowest float without weights."""
         return float(read_metadata(self.path).get("value", -sys.float_info.max))
 
     def save(self, weights: Mapping[str, Tensor], *, value: float, step: int, source: str) -> None:

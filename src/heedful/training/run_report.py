@@ -44,7 +44,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, path: Path) -> "RecordedRun":
-        """Read a run's folder; raises UserError if it is none, or has no log yet."""
+        """Read a run's folder; raises UserError for another folder, or one without a log."""
         if not is_run(path):
             raise UserError(f"{path} is not the folder of a run (no {MARKER}); give --out of train")
         if not (path / "log.jsonl").is_file():
