@@ -167,7 +167,7 @@ MASKED_LM = TEXTS.plus(
 CLASSIFICATION = ALL.plus(
     *("data.folder", "data.valid_size", "data.train.file", "data.train.text_field"),
     *("data.train.label_field", "data.train.pair_field", *_WORD_DISTILLATION),
-    # As in torch and Hugging Face's Trainer.
+    # The value of torch and of Hugging Face's Trainer.
     defaults={
         "training.label_smoothing": 0.0,
         "training.optimizer.betas": [0.9, 0.999],

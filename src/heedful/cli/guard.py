@@ -16,7 +16,7 @@ from heedful.errors import UserError
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # the parser's own errors
 _NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller batches or beams"
-# As torch says it.
+# The message of torch.
 _OF_MEMORY = ("allocate memory", "out of memory", "Storage size calculation overflowed")
 _OF_TABLES = ("index out of range in self", "is out of bounds for dimension")
 _received: list[int] = []  # signals that end the process
@@ -105,7 +105,7 @@ class _Stdout(io.TextIOWrapper):
             self._failed(error)
 
     def _failed(self, error: OSError) -> int:
-        # Nothing is left to say, not even at exit.
+        # No output is possible, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
         if self.may_close:
             return 0
@@ -163,7 +163,7 @@ def _heed_signals() -> None:
 
 
 def _end_usage_error(error: Any, explain: Callable[[Any], str] | None) -> NoReturn:
-    """End with what is wrong with the arguments; a group without a command shows its help."""
+    """End with the error in the arguments; a group without a command shows its help."""
     context = error.ctx
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.format_message(), nl=False)  # nothing where it is printed already

@@ -44,7 +44,7 @@ def _installation() -> dict[str, str]:
 
     torch = version("torch")
     device = "cpu"
-    if not torch.endswith("+cpu"):  # only torch itself knows what it finds here
+    if not torch.endswith("+cpu"):  # the devices of this machine are known to torch only
         device = str(pipelines.choose_device("auto"))
     return {
         "heedful": heedful.__version__,

@@ -70,7 +70,7 @@ def prepare_once(
             directory.mkdir(parents=True, exist_ok=True)
             lock = FileLock(directory / f".{path.name}.lock").acquire()
         with lock:  # the operating system frees it when the process ends, even if killed
-            if not path.is_dir():  # another process may have prepared it meanwhile
+            if not path.is_dir():  # another process can have prepared it meanwhile
                 write_directory(path, fill)
                 return path
     check_prepared(path)

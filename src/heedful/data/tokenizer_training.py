@@ -155,7 +155,7 @@ def _untrained(settings: TrainingSettings) -> Backend:
     """The untrained tokenizer of this kind: model, normalizer, pre-tokenizer and decoder."""
     kind = settings.kind
     special_ids = {token: i for i, token in enumerate(settings.specials)}
-    # If whitespace is kept, a space added before the text could not be told from a real one.
+    # If whitespace is kept, a space added before the text would look like a real one.
     prepend = "never" if settings.keep_whitespace else "always"
     metaspace = pre_tokenizers.Metaspace(SPACE, prepend_scheme=prepend, split=kind == "word")
     from_metaspace = decoders.Metaspace(SPACE, prepend_scheme=prepend)

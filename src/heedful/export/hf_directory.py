@@ -125,7 +125,7 @@ def _no_safetensors(path: Path, config: Mapping[str, Any]) -> UserError:
     reason, option = "of another framework", f", {OTHER_FRAMEWORKS.get(suffix)}=True"
     if suffix in PICKLED:
         reason, option = "a pickled file, which can run code when it is opened", ""
-    # Not AutoModel, which would leave out the model's head.
+    # AutoModel would leave out the model's head.
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
     model = name if isinstance(name, str) and name.isidentifier() else "AutoModel"

@@ -21,7 +21,7 @@ from heedful.parts.tokens import Tokens
 _REORDERS: dict[int, list[int]] = {1: [0, 0, 1, 1, 2, 2], 2: [1, 0, 3, 3, 4, 5], 3: [1, 0, 4, 5]}
 
 _Step = Callable[[Tensor], Tensor]  # new ids (N, t) -> logits (N, t, V) after each
-_Reorder = Callable[[Tensor], None]  # row i continues what was row `rows[i]`
+_Reorder = Callable[[Tensor], None]  # row i continues the former row `rows[i]`
 
 
 @dataclass(frozen=True)

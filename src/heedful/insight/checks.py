@@ -164,7 +164,7 @@ def has_no_nan(outputs: Tensor) -> bool:
 
 
 def first_non_finite_gradient(net: nn.Module) -> str | None:
-    """Name of the first parameter whose gradient is not finite; None if there is none."""
+    """Name of the first parameter whose gradient is not finite; None if all are finite."""
     for name, parameter in net.named_parameters():
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
             return name

@@ -245,7 +245,7 @@ class Probe(NetKind):
         with torch.no_grad(), EmbeddingLookups() as lookups:
             try:
                 outputs = self.raw(Batch(ids))
-            except Exception as error:  # of any kind; the lookups may have been recorded before
+            except Exception as error:  # of any kind; earlier lookups are possible
                 why = f"calling it raised {first_line(error)}"
         for side in (side for side, size in self.vocab_sizes.items() if not size):
             lookup = lookups.find(ids[side])

@@ -179,7 +179,7 @@ class RotaryPositions(nn.Module):
         if scaling is not None:
             frequencies, self.factor = scaling(frequencies, base, head_dim)
         self.layout = layout
-        # Not a buffer: `net.to(bfloat16)` would round it, and `to_empty` would erase it.
+        # A plain attribute: `net.to(bfloat16)` would round a buffer, and `to_empty` would erase it.
         self.table = frequencies
 
     def forward(self, positions: Int[Tensor, "#B T"]) -> Rotation:

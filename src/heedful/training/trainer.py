@@ -140,7 +140,7 @@ class Trainer:
         self.optimizer.found_inf = self._is_skipped  # type: ignore[attr-defined]
 
     def resume(self) -> int | None:
-        """Load the newest complete checkpoint, and return its step; None if there is none."""
+        """Load the newest complete checkpoint, and return its step; None without a checkpoint."""
         self.checkpoints.clean()
         path = self.checkpoints.newest()
         if path is None:

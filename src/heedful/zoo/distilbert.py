@@ -76,7 +76,7 @@ def build(config: Config) -> EncoderOnly:
         classifier=partial(ClassificationHead, activation="relu"),
     )
     if config.positions == "sinusoidal":
-        # Not trained, but a parameter, since Hugging Face files hold the table.
+        # A parameter that is not trained, since Hugging Face files hold the table.
         table = net.get_parameter("embedding.positions.weight").requires_grad_(False)
         table.copy_(sinusoidal_table(*table.shape))
     return net
