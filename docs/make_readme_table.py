@@ -11,8 +11,8 @@ PAGE = ROOT / "README.md"
 START = "<!-- results: written by docs/make_readme_table.py from docs/results/*.json -->\n"
 END = "<!-- end of results -->\n"
 HEAD = "| measured | heedful | others, measured beside it | page |\n|---|---:|---|---|\n"
-HOW = """by `benchmarks/`: peers in turn with heedful, each in its fastest
-settings. What did not work is in [docs/log.md](docs/log.md)."""
+HOW = """by `benchmarks/`; decoding and encoding with every program in its
+fastest settings. What did not work is in [docs/log.md](docs/log.md)."""
 SHOWN_DECODING = (
     ("base", 64, "decoding, translator of the size base, greedy, batch 64"),
     ("gpt2", 1, "decoding, GPT-2's size, greedy, batch 1"),
