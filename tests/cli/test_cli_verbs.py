@@ -400,6 +400,25 @@ def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
         assert (other.code, other.out) == (0, plain.out), other.err
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "refused"),
+    [
+        ("own", ("--text-field", 0), "--text-field: without effect for translators"),
+        ("lm", ("--metrics", "bleu", "--temperature", 0), "--temperature, --metrics: without"),
+        ("lm", ("--pair-field", 1, "-o", "out"), "--pair-field, --output: without effect for lang"),
+        ("classes", ("--truncate", "--beam-size", 2), "--beam-size, --truncate: without effect"),
+    ],
+)
+def test_evaluate_refuses_what_has_no_effect(
+    commands, models, tmp_path, name: str, given: tuple[Any, ...], refused: str
+) -> None:
+    file = tmp_path / "text.tsv"
+    file.write_text("the cat\tyes\n")
+    data = ("--src", file, "--ref", file) if name == "own" else ("--input", file)
+    assert_refused(commands.run("evaluate", models[name], *data, *given, cwd=tmp_path), refused)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.tsv"]
+
+
 def test_evaluate_labeled_texts(commands, models, opened, tmp_path):
     texts = [*PROMPTS, "the park", "a mat and a dog"]
     named = [each.label for each in opened["classes"].classify(texts)]

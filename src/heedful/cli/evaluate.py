@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,11 @@ class HeldOut:
     truncate: Truncate = False
     json: Json = False
 
+    @property
+    def fields(self) -> dict[str, str | None]:
+        """The columns of labeled texts by their role."""
+        return {"text": self.text_field, "label": self.label_field, "pair": self.pair_field}
+
 
 @spread("num_return", "draft", "num_draft_tokens")
 def evaluate(
@@ -109,6 +114,13 @@ def evaluate(
     """
     if (data.src is None) != (data.ref is None) or (data.src is None) == (data.input is None):
         raise UserError("give --src and --ref for a translator, --input for other models")
+    fields = {f"--{name}-field": value for name, value in data.fields.items()}
+    search = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    if data.src is not None:
+        _refuse("translators", fields)
+    else:
+        search |= {"--metrics": metrics, "--language": language, "--truncate": data.truncate}
+        _refuse("language models and classifiers", search)
     if run_time.backend == "auto":
         run_time = run_time.only_eager("evaluate")
     if data.src is not None and data.ref is not None:
@@ -135,13 +147,21 @@ def _evaluate_file(model: Path, data: HeldOut, run_time: RunTime) -> Judged:
     assert path is not None
     opened: Any = run_time.open(model, pipelines.SavedModel, "evaluate")
     if isinstance(opened, pipelines.LanguageModel):
+        fields = {f"--{name}-field": value for name, value in data.fields.items()}
+        _refuse("language models", fields | {"--output": data.output})
         return None, _evaluate_text(opened, read_whole(path), path, run_time.batching), [], []
     if isinstance(opened, pipelines.Classifier):
-        fields = {"text": data.text_field, "label": data.label_field, "pair": data.pair_field}
-        return _evaluate_labels(opened, path, fields, run_time.batching)
+        return _evaluate_labels(opened, path, data.fields, run_time.batching)
     if isinstance(opened, pipelines.Translator):
         raise UserError("a translator is evaluated on pairs: give --src FILE and --ref FILE")
     raise UserError(f"evaluate does not support a {opened.kind}")
+
+
+def _refuse(kinds: str, flags: Mapping[str, object]) -> None:
+    """Raise UserError for flags that have no effect on these kinds of models."""
+    given = [flag for flag, value in flags.items() if value is not None and value is not False]
+    if given:
+        raise UserError(f"{', '.join(given)}: without effect for {kinds}; leave it out")
 
 
 def _evaluate_pairs(
