@@ -42,7 +42,7 @@ class RunEstimate:
         tokens_per_step: mean of the measured steps, padding not counted.
         state_bytes: weights, gradients, and state of the optimizer.
         peak_bytes: largest memory in the measured steps: of the GPU, or of the process on a CPU.
-        seconds_per_step: mean of the measured steps, without evaluations.
+        seconds_per_step: mean of the measured steps, uncompiled and without evaluations.
         seconds: of all steps, at most max_minutes; None without any end but early stopping.
     """
 
@@ -74,6 +74,8 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     """
     recipe = with_absolute_paths(recipe)
     task = checked_task(recipe)
+    if recipe.training.compile:
+        print_line("the steps are measured without training.compile, in the shapes that it pads to")
     device = choose_device(recipe.training.device)
     precision = resolve_precision(str(recipe.training.precision), device)
     parts = new_parts(task, Path(), device, print_line)

@@ -55,6 +55,15 @@ def test_a_dry_run_prints_a_line_for_each_fact(commands: Commands, recipe: Path)
     assert lines[-3].split()[1:3] == ["7", "in"]
 
 
+def test_a_compiled_runs_steps_are_measured_uncompiled_and_that_is_noted(
+    commands: Commands, recipe: Path
+) -> None:
+    key = ("--set", "training.compile=true")
+    note = "the steps are measured without training.compile"
+    assert note in commands.run("train", recipe, "--dry-run", *key).out
+    assert note not in commands.run("train", recipe, "--dry-run").out
+
+
 def test_the_time_of_a_run_is_at_most_its_minutes(recipe: Path) -> None:
     loaded = load_recipe(recipe, {"training.max_minutes": 1e-9, "training.max_steps": None})
     assert estimate_run(loaded, lambda line: None).seconds == pytest.approx(6e-8)
