@@ -295,7 +295,7 @@ def by_openvino(path: Path, counts: Sequence[int]) -> Workers:
 
 
 def by_ctranslate2(folder: Path, counts: Sequence[int]) -> Workers:
-    """CTranslate2, by layout; each worker is called from its own thread."""
+    """CTranslate2, by layout; one thread calls each worker."""
     place = folder / "by_hand" / "backends" / "ctranslate2" / "int8"
     tokens = read_json(place / "vocabulary.json")
 

@@ -10,13 +10,13 @@ import pytest
 from heedful.errors import UserError
 from heedful.files import (
     MODEL_FILES,
+    atomic_open,
     check_new,
     check_writable,
     parse_json,
     plain_name,
     read_text,
     replace_whole,
-    replacing,
     write_directory,
     write_json,
     write_text,
@@ -30,7 +30,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     write_text(path, "old")
 
     def fail_half_way() -> None:
-        with replacing(path) as file:
+        with atomic_open(path) as file:
             file.write(b"half")
             raise RuntimeError
 

@@ -86,7 +86,7 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def atomic_open(path: Path) -> Iterator[BinaryIO]:
     """An open binary file that replaces `path` when the block ends without error.
 
     As `replace_whole`, for content that is written in parts. After an interruption (Ctrl-C,

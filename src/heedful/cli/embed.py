@@ -59,10 +59,10 @@ def embed(
     if as_array:
         import numpy as np
 
-        from heedful.files import replacing
+        from heedful.files import atomic_open
 
         assert output is not None
         empty = np.zeros((0, opened.config.d_model), np.float32)
-        with replacing(output) as file:
+        with atomic_open(output) as file:
             np.save(file, np.concatenate([empty, *parts]))
     report_counts(opened, "texts")

@@ -215,16 +215,16 @@ def show(text: str, end: str = "\n") -> None:
 def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
     """A function that writes a line: to a file whole or not at all, to stdout at once.
 
-    What was written before an interruption stays, as `heedful.files.replacing` says.
+    The lines before an interruption are kept (`heedful.files.atomic_open`).
     """
     if path is None:
         yield show
         return
-    from heedful.files import partial_of, replacing
+    from heedful.files import atomic_open, partial_of
 
     count = 0
     try:
-        with replacing(path) as file:
+        with atomic_open(path) as file:
 
             def write(line: str) -> None:
                 nonlocal count

@@ -19,7 +19,7 @@ from heedful.data.sentencepieces import (
 )
 from heedful.data.tokenizer import IMPORTED, ROLES, Tokenizer
 from heedful.errors import UserError
-from heedful.files import read_json, replacing, write_json
+from heedful.files import atomic_open, read_json, write_json
 
 Side = Literal["source", "target"]
 T = TypeVar("T")
@@ -264,7 +264,7 @@ def _write_marian(tokenizer: Tokenizer, target: Tokenizer, directory: Path) -> N
     # A single tokenizer has the file of one side, which is written for both.
     single = files["source.spm" if "source.spm" in files else "target.spm"]
     for name, data in ({"source.spm": single, "target.spm": single} | files).items():
-        with replacing(directory / name) as file:
+        with atomic_open(directory / name) as file:
             file.write(data)
     config = _config(tokenizer)
     config["tokenizer_class"] = "MarianTokenizer"

@@ -228,7 +228,7 @@ class _Words:
     def __init__(self, stored: Sequences, tokenizer: Tokenizer, split: Split) -> None:
         special = np.zeros(tokenizer.vocab_size, np.bool_)
         special[[*tokenizer.special_ids]] = True
-        # Whether a piece begins a word does not depend on the piece before it: any will do.
+        # A piece begins a word whatever piece is before it: here it is the piece itself.
         begins = special | [tokenizer.word_starts([i, i])[1] for i in range(tokenizer.vocab_size)]
         ids = np.asarray(stored.ids)
         first = begins[ids]

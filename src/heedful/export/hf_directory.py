@@ -26,7 +26,7 @@ class HfDirectory:
 
     Attributes:
         config: `config.json`, with a `model_type`.
-        generation_config: `generation_config.json`; {} if there is none.
+        generation_config: `generation_config.json`; {} without that file.
         tensors: all weights, by their names in the files, memory-mapped.
     """
 

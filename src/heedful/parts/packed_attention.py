@@ -34,8 +34,8 @@ def can_skip_blocks(spec: MaskSpec, device: torch.device) -> bool:
 def packed_block_mask(spec: MaskSpec, window: int | None) -> "BlockMask":
     """The `visible_keys` of packed rows as a block mask.
 
-    Padding sees the padding of its row, so that no query is without a key; what it attends to is
-    multiplied by zero, as that of every query without a visible key (`MaskSpec`). Within a text
+    Padding sees the padding of its row, so that no query is without a key; its output is multiplied
+    by zero, as that of every query without a visible key (`MaskSpec`). Within a text
     positions are consecutive, so that distances are those of columns.
     """
     from torch.nn.attention.flex_attention import create_block_mask
