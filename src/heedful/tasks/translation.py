@@ -62,7 +62,10 @@ class Translation(Task):
             if files.file is not None and src + tgt:
                 raise UserError(f"data.{name}: give file, or src and tgt, not both")
             if src != tgt:
-                raise UserError(f"data.{name} names {src} src files but {tgt} tgt files")
+                raise UserError(
+                    f"data.{name} names {src} src files but {tgt} tgt files; give as many of both, "
+                    f"by --set data.{name}.src=FILE --set data.{name}.tgt=FILE"
+                )
 
     def read_raw_data(self) -> RawData:
         return hold_out_rows(self.recipe, read_splits(self.recipe, read_pairs))
