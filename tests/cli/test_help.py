@@ -66,6 +66,23 @@ def test_commands_that_run_a_model_have_the_same_options(name: str) -> None:
     assert flags == ["--device", "--backend", "--precision", "--threads", *batches]
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_sections_are_in_one_order(name: str) -> None:
+    titles = [*panels(ALL[name], Context(ALL[name]))]
+    common = ["Arguments", "Input and output", "Options"]
+    first = [title for title in common if title in titles]
+    assert titles[: len(first)] == first
+    assert titles[-1] == "General"
+    assert "Run time" not in titles or titles[-2] == "Run time"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_help_has_an_example_of_its_command(name: str) -> None:
+    lines = [line for line in ALL[name].help.splitlines() if line.startswith("Example: ")]
+    assert lines
+    assert all(line.startswith(f"Example: heedful {name}") for line in lines)
+
+
 @pytest.mark.parametrize("name", PRINTS)
 def test_what_prints_prints_json(name: str) -> None:
     assert name == "embed" or "--json" in options_of(ALL[name])  # embed prints nothing else
@@ -75,6 +92,27 @@ def test_defaults_are_shown() -> None:
     rows = dict(panels(ALL["evaluate"], Context(ALL["evaluate"]))["Search"])
     assert rows["--min-new-tokens N"].endswith("[default: 0]")
     assert rows["--length-penalty X"].endswith("[default: the model's, or 1.0]")
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "flag", "default"),
+    [
+        ("evaluate", "Run time", "--backend NAME", "eager"),
+        ("score", "Run time", "--backend NAME", "eager"),
+        ("translate", "Run time", "--backend NAME", "auto"),
+        ("report", "Input and output", "-o, --output FILE", "report.html in RUN"),
+        ("train", "Input and output", "--out DIR", "runs/ and the recipe's name"),
+        (
+            "distill",
+            "Input and output",
+            "--out DIR",
+            "runs/RECIPE-distilled, or runs/TEACHER-student",
+        ),
+    ],
+)
+def test_a_default_is_that_of_its_command(name: str, title: str, flag: str, default: str) -> None:
+    rows = dict(panels(ALL[name], Context(ALL[name]))[title])
+    assert rows[flag].endswith(f"[default: {default}]")
 
 
 def test_the_other_names_lead_to_options_that_are_there() -> None:

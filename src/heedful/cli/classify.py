@@ -3,7 +3,8 @@
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import IN_OUT, JsonLines, ModelFolder, spread
+from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import Filter, RunTime, json_line, line_writer, report_counts
 from heedful.errors import UserError
 
@@ -14,7 +15,10 @@ def classify(
     model: ModelFolder,
     given: Filter,
     scores: bool = typer.Option(
-        False, "--scores", help="Write probability and tab before each.", rich_help_panel=IN_OUT
+        False,
+        "--scores",
+        help="Before each label write its probability and a tab.",
+        rich_help_panel=IN_OUT,
     ),
     json: JsonLines = False,
     run_time: RunTime,

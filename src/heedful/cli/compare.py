@@ -4,7 +4,8 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import IN_OUT, Json
+from heedful.cli.flags import Json
+from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_json
 
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Json, Out, Quiet, complete_recipe, spread
+from heedful.cli.flags import Json, Quiet, complete_recipe, spread
+from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 from heedful.cli.training_flags import TrainingFlags
 from heedful.errors import UserError
 
 STUDENT = "translation-student"
+DISTILLED, SMALLER = "-distilled", "-student"  # ends of the names of runs
 
 
 @spread()
@@ -30,7 +32,13 @@ def distill(
         "teacher's encoder and two layers of its decoder, for speed.",
     ),
     flags: TrainingFlags,
-    out: Out = None,
+    out: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="Folder of the run.",
+        show_default=f"runs/RECIPE{DISTILLED}, or runs/TEACHER{SMALLER}",
+        rich_help_panel=IN_OUT,
+    ),
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -38,8 +46,8 @@ def distill(
 
     The recipe has the size of the new model, its data, and under `distillation` the loss: from the
     teacher's probabilities of each token (level word), or from the teacher's outputs (level
-    sequence). The tokenizer is the teacher's. Default of --out: runs/RECIPE-distilled, or
-    runs/TEACHER-student with --student. To continue a stopped run: heedful train FOLDER --resume.
+    sequence). The tokenizer is the teacher's. To continue a stopped run: heedful train FOLDER
+    --resume.
 
     Example: heedful distill runs/translation small.yaml --set model.d_model=128
 
@@ -55,12 +63,12 @@ def distill(
     if (recipe is None) != student:
         raise UserError("give a recipe for the new model, or --student, and not both")
     if recipe is None:
-        recipe, name = STUDENT, f"{teacher.resolve().name}-student"
+        recipe, name = STUDENT, f"{teacher.resolve().name}{SMALLER}"
         if (of_teacher := teacher / "recipe.yaml").is_file():
             data = load_recipe(of_teacher).data.model_dump(exclude_unset=True)
             settings = [f"data={dumps(data, ensure_ascii=False)}", *settings]
     else:
-        name = f"{recipe_path(recipe).stem}-distilled"
+        name = f"{recipe_path(recipe).stem}{DISTILLED}"
     loaded = load_recipe(recipe, [*settings, named])
     chosen = loaded.distillation
     how = {

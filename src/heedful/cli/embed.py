@@ -8,7 +8,8 @@ import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import IN_OUT, ModelFolder, spread
+from heedful.cli.flags import ModelFolder, spread
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import Filter, RunTime, report_counts
 from heedful.errors import UserError
 

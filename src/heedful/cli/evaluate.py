@@ -10,8 +10,9 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import IN_OUT, Json, ModelFolder, Truncate, spread
-from heedful.cli.lines import RunTime, progress_bar, read_parallel, read_whole
+from heedful.cli.flags import Json, ModelFolder, Truncate, spread
+from heedful.cli.help import IN_OUT
+from heedful.cli.lines import RunTime, backend_option, progress_bar, read_parallel, read_whole
 from heedful.cli.shared import make_console, print_json
 from heedful.errors import UserError
 from heedful.files import write_text
@@ -79,6 +80,13 @@ class HeldOut:
         return {"text": self.text_field, "label": self.label_field, "pair": self.pair_field}
 
 
+@dataclass(frozen=True)
+class EvaluationRunTime(RunTime):
+    """Where and how the model runs; scores are the net's unless another backend is named."""
+
+    backend: str = backend_option("eager")
+
+
 @spread("num_return", "draft", "num_draft_tokens")
 def evaluate(
     *,
@@ -97,7 +105,7 @@ def evaluate(
         3, min=0, metavar="N", help="Print this many of the worst outputs, and of random ones."
     ),
     options: dict[str, Any],
-    run_time: RunTime,
+    run_time: EvaluationRunTime,
 ) -> None:
     """Score a model on held-out data: translations, running text, or labeled texts.
 
@@ -108,7 +116,7 @@ def evaluate(
     F1 per label, and the confusion matrix.
 
     Examples follow: the outputs with the lowest chrF, or the mistakes with the highest probability,
-    and random ones, the same each time. The backend is eager unless --backend names another.
+    and random ones, the same each time.
 
     Example: heedful evaluate runs/translation --src test.en --ref test.de
     """
@@ -121,8 +129,6 @@ def evaluate(
     else:
         search |= {"--metrics": metrics, "--language": language, "--truncate": data.truncate}
         _refuse("language models and classifiers", search)
-    if run_time.backend == "auto":
-        run_time = run_time.only_eager("evaluate")
     if data.src is not None and data.ref is not None:
         lines = read_parallel(data.src, data.ref)
         translator = run_time.open(model, pipelines.Translator, "evaluate with --src and --ref")

@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
+from heedful.cli.help import IN_OUT, RUN_TIME
 from heedful.errors import UserError
 from heedful.options import Options
-
-# Sections of --help.
-IN_OUT, RUN_TIME = "Input and output", "Run time"
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -63,10 +61,15 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existin
 Out = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="Folder of the run.", show_default="runs/ and the recipe's name"
+        metavar="DIR",
+        help="Folder of the run.",
+        show_default="runs/ and the recipe's name",
+        rich_help_panel=IN_OUT,
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Print nothing but errors.", rich_help_panel=IN_OUT)
+]
 
 
 def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -10,7 +10,8 @@ import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import IN_OUT, JsonLines, ModelFolder, spread
+from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import Filter, RunTime, report_counts
 from heedful.errors import UserError
 

@@ -6,7 +6,10 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-OPTIONS = "Options"
+# Sections of --help, before and after those that a command names.
+ARGUMENTS, IN_OUT, OPTIONS = "Arguments", "Input and output", "Options"
+RUN_TIME, GENERAL = "Run time", "General"
+_FIRST, _LAST = (ARGUMENTS, IN_OUT, OPTIONS), (RUN_TIME, GENERAL)
 _LONGEST_FLAG = 28  # columns; the help of a longer flag begins on the next line
 WIDTH = 80
 
@@ -21,7 +24,7 @@ class Command(TyperCommand):
         formatter.write_usage(ctx.command_path, " ".join(pieces))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write a section of definitions for each panel, that without a name last."""
+        """Write a section of definitions for each panel."""
         for title, rows in panels(self, ctx).items():
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=_LONGEST_FLAG)
@@ -41,9 +44,9 @@ class Group(TyperGroup):
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows])
-        for title, rows in panels(self, ctx).items():
-            with formatter.section(title):
-                formatter.write_dl(rows, col_max=_LONGEST_FLAG)
+        with formatter.section(OPTIONS):
+            rows = [row for panel in panels(self, ctx).values() for row in panel]
+            formatter.write_dl(rows, col_max=_LONGEST_FLAG)
 
 
 def new_group(
@@ -68,10 +71,15 @@ def new_group(
 
 
 def panels(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-    """Rows of flag and help text by title: arguments first, options without a panel last."""
+    """Rows of flag and help text by title.
+
+    In order: arguments, input and output, options without a panel, the panels that the command
+    names, run time, and last what every command has.
+    """
     params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
     titles = dict.fromkeys(_panel(param) for param in params)
-    order = sorted(titles, key=lambda title: (title != "Arguments", title == OPTIONS))
+    named = [title for title in titles if title not in (*_FIRST, *_LAST)]
+    order = [title for title in (*_FIRST, *named, *_LAST) if title in titles]
     return {title: [_row(param) for param in params if _panel(param) == title] for title in order}
 
 
@@ -85,7 +93,9 @@ def _is_argument(param: Any) -> bool:
 
 
 def _panel(param: Any) -> str:
-    return "Arguments" if _is_argument(param) else getattr(param, "rich_help_panel", "") or OPTIONS
+    if _is_argument(param):
+        return ARGUMENTS
+    return GENERAL if param.name == "help" else getattr(param, "rich_help_panel", "") or OPTIONS
 
 
 def _argument(param: Any) -> str:

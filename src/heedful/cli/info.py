@@ -18,6 +18,8 @@ def info(
     """Describe a model, or the installation.
 
     Example: heedful info runs/dates
+
+    Example: heedful info --json
     """
     rows = _installation() if model is None else _model(model)
     if json:

@@ -9,15 +9,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import IN_OUT, RUN_TIME, Device, Output, Truncate
+from heedful.cli.flags import Device, Output, Truncate
+from heedful.cli.help import IN_OUT, RUN_TIME
 from heedful.cli.shared import note
 from heedful.errors import UserError
-from heedful.options import TooLong
+from heedful.options import DEFAULTS, TooLong
 from heedful.progress import Advance, track, use_display
 
 Kind = TypeVar("Kind", bound="pipelines.SavedModel")
@@ -26,18 +27,21 @@ _BLOCK = 1 << 20
 _LONGEST = 1_000_000  # characters of a line for a model
 
 
+def backend_option(
+    default: str,
+    help: str = "eager (the torch module), compiled, ctranslate2, or auto: the fastest that "
+    "`heedful optimize` found, else eager. A request that a backend does not support runs eager.",
+) -> Any:
+    """The flag `--backend`."""
+    return typer.Option(default, metavar="NAME", help=help, rich_help_panel=RUN_TIME)
+
+
 @dataclass(frozen=True)
 class RunTime:
     """Flags of every command that runs a model: where and how it runs."""
 
     device: Device = "auto"
-    backend: str = typer.Option(
-        "auto",
-        metavar="NAME",
-        help="eager (the torch module), compiled, ctranslate2, or auto: the fastest that `heedful "
-        "optimize` found, else eager. A request that a backend does not support runs eager.",
-        rich_help_panel=RUN_TIME,
-    )
+    backend: str = backend_option("auto")
     precision: str = typer.Option(
         "auto",
         metavar="NAME",
@@ -48,8 +52,8 @@ class RunTime:
         None,
         metavar="N",
         min=1,
-        help="Cores per worker.",
-        show_default="as measured; small models: 1",
+        help="CPU cores per worker.",
+        show_default="found by heedful optimize, or by the size of the work",
         rich_help_panel=RUN_TIME,
     )
     batch_tokens: int | None = typer.Option(
@@ -58,7 +62,7 @@ class RunTime:
         min=1,
         max=2**63 - 1,
         help="Padded tokens (times beams) per batch.",
-        show_default="as measured",
+        show_default=f"found by heedful optimize, or {DEFAULTS['batch_tokens']:,}",
         rich_help_panel=RUN_TIME,
     )
 
@@ -67,7 +71,7 @@ class RunTime:
         """The keyword `batch_tokens` of a pipeline's method, if it is given."""
         return {} if self.batch_tokens is None else {"batch_tokens": self.batch_tokens}
 
-    def only_eager(self, command: str) -> "RunTime":
+    def only_eager(self, command: str) -> Self:
         """These with the backend eager; raises UserError if another is given by name."""
         if self.backend not in ("auto", "eager"):
             raise UserError(f"{command} runs eager; leave out --backend {self.backend}")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import IN_OUT, RUN_TIME, Json, ModelFolder, spread
+from heedful.cli.flags import Json, ModelFolder, spread
+from heedful.cli.help import IN_OUT, RUN_TIME
 from heedful.cli.lines import bars_on_stderr, read_parallel
 from heedful.cli.shared import print_json
 from heedful.errors import UserError
@@ -40,7 +41,7 @@ class Candidates:
         None,
         min=1,
         metavar="N",
-        help="Cores per worker; repeatable.",
+        help="CPU cores per worker; repeatable.",
         show_default="one, and all",
         rich_help_panel=RUN_TIME,
     )
@@ -85,7 +86,7 @@ def optimize(
     json: Json = False,
     tried: Candidates,
 ) -> None:
-    """Find the fastest backend of a model on this machine, for other commands to use.
+    """Find the fastest backend of a model on this machine's CPU, for other commands to use.
 
     Backends are built from the model's weights and tested on held-out text: CTranslate2, and graphs
     that torch compiles in some minutes if there is a C++ compiler. In float32 the greedy output

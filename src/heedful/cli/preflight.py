@@ -12,13 +12,16 @@ import typer
 
 from heedful.cli.flags import set_signature
 from heedful.cli.guard import keep_running_without_stdout, show_tracebacks
-from heedful.cli.help import Command
+from heedful.cli.help import GENERAL, Command
 from heedful.errors import UserError
 from heedful.files import check_writable
 
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
 _READ = {"input", "src", "tgt", "ref"}  # options whose files are read
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=GENERAL),
+]
 
 
 def add_command(

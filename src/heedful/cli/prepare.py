@@ -19,7 +19,8 @@ def prepare(
     """Read and tokenize the data of a recipe, so that its run begins at once.
 
     The data are stored in the cache that runs share (heedful cache ls), and every error in them is
-    found. Runs with the same data and tokenizer use them, whatever their model.
+    found. Runs with the same data and tokenizer use them, whatever their model. The settings are
+    those of heedful train: a run that has the same ones finds its data prepared.
 
     Example: heedful prepare translation --set data.train.file=my.tsv
     """

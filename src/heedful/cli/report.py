@@ -1,15 +1,28 @@
 """`heedful report`: the page of a run, written again."""
 
+from pathlib import Path
+
 import typer
 
-from heedful.cli.flags import Output, RunFolder
+from heedful.cli.flags import RunFolder
+from heedful.cli.help import IN_OUT
 
 
-def report(run: RunFolder, output: Output = None) -> None:
+def report(
+    run: RunFolder,
+    output: Path | None = typer.Option(
+        None,
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write to this HTML file.",
+        show_default="report.html in RUN",
+        rich_help_panel=IN_OUT,
+    ),
+) -> None:
     """Write the report of a run again, from its folder; also for an unfinished run.
 
-    The page has curves, scores, samples, checks and the recipe. Without --output it replaces
-    report.html in the folder.
+    The page has curves, scores, samples, checks and the recipe.
 
     Example: heedful report runs/translation
     """

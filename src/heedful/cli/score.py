@@ -1,18 +1,27 @@
 """`heedful score`: log-probabilities of given translations, or of texts."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import IN_OUT, JsonLines, ModelFolder, spread
-from heedful.cli.lines import Filter, RunTime, json_line, line_writer, read_parallel
+from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.help import IN_OUT
+from heedful.cli.lines import Filter, RunTime, backend_option, json_line, line_writer, read_parallel
 from heedful.errors import UserError
 from heedful.options import TooLong
 
 _COLUMNS = ("log_prob", "perplexity", "bits_per_character")
+
+
+@dataclass(frozen=True)
+class ScoreRunTime(RunTime):
+    """Where and how the net runs."""
+
+    backend: str = backend_option("eager", "eager (the torch module); score supports no other.")
 
 
 @spread("strict")
@@ -30,13 +39,13 @@ def score(
         False, "--per-token", help="Divide each log-probability by the number of tokens."
     ),
     json: JsonLines = False,
-    run_time: RunTime,
+    run_time: ScoreRunTime,
 ) -> None:
     """Print log-probabilities: of targets given their sources, or of texts.
 
     For a translator: the natural log-probability of each target line. For a language model,
     separated by tabs: log-probability, perplexity and bits per character of each text; nan for a
-    text of a single token. Runs eager.
+    text of a single token.
 
     Example: heedful score runs/translation --src test.en --tgt candidates.de
 

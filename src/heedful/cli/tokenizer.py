@@ -1,12 +1,13 @@
 """`heedful tokenizer`: train a tokenizer, and encode and decode texts with one."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from heedful.cli.flags import IN_OUT, Json, JsonLines, spread
-from heedful.cli.help import new_group
+from heedful.cli.flags import Json, spread
+from heedful.cli.help import IN_OUT, new_group
 from heedful.cli.lines import Filter, json_line, line_writer
 from heedful.cli.preflight import add_command
 from heedful.cli.shared import print_json
@@ -21,10 +22,28 @@ TokenizerPath = Annotated[
         metavar="TOKENIZER", help="Tokenizer file, model directory, or Hugging Face directory."
     ),
 ]
+RowJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print a line of JSON per text, with its ids.", rich_help_panel=IN_OUT
+    ),
+]
 Side = Annotated[
     Literal["source", "target"],
     typer.Option(metavar="source|target", help="Tokenizer of a model with two."),
 ]
+
+
+@dataclass(frozen=True)
+class IdLines(Filter):
+    """Input and output of a command that maps lists of ids to texts."""
+
+    texts: list[str] | None = typer.Argument(
+        None,
+        metavar="IDS",
+        help="Ids of a text, separated by spaces, as one argument.",
+        show_default="lines of --input or stdin",
+    )
 
 
 def train(
@@ -89,7 +108,7 @@ def encode(
     specials: bool = typer.Option(
         False, "--specials", help="Add the special tokens around a text."
     ),
-    json: JsonLines = False,
+    json: RowJson = False,
 ) -> None:
     """Print the token ids of each text, separated by spaces.
 
@@ -111,10 +130,10 @@ def encode(
 def decode(
     *,
     tokenizer: TokenizerPath,
-    given: Filter,
+    given: IdLines,
     side: Side = "source",
     specials: bool = typer.Option(False, "--specials", help="Print special tokens by name."),
-    json: JsonLines = False,
+    json: RowJson = False,
 ) -> None:
     """Print the text of each list of ids, which are separated by spaces.
 

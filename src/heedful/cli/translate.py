@@ -8,7 +8,8 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import IN_OUT, JsonLines, ModelFolder, spread
+from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import Filter, RunTime, json_line, line_writer, report_counts
 
 
@@ -18,7 +19,10 @@ def translate(
     model: ModelFolder,
     given: Filter,
     scores: bool = typer.Option(
-        False, "--scores", help="Write score and tab before each.", rich_help_panel=IN_OUT
+        False,
+        "--scores",
+        help="Before each translation write its score and a tab.",
+        rich_help_panel=IN_OUT,
     ),
     json: JsonLines = False,
     options: dict[str, Any],

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Json
+from heedful.cli.flags import Device, Json
 from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
@@ -22,6 +22,7 @@ def verify(
     ),
     json: Json = False,
     seed: int = typer.Option(0, min=0, max=2**63 - 1, metavar="N", help="Seed of the random ids."),
+    device: Device = "auto",
 ) -> None:
     """Check a model: causality, padding, masks, cache, gradients, tying and more.
 
@@ -30,6 +31,8 @@ def verify(
     heedful.insight.verify(net).
 
     Example: heedful verify runs/dates
+
+    Example: heedful verify --no-overfit
     """
     from rich.console import Console
 
@@ -44,7 +47,7 @@ def verify(
         stacks = {"num_encoder_layers": 2, "num_decoder_layers": 2, "tgt_vocab_size": 100}
         net = architecture("vaswani2017").build(make_config("vaswani2017", {**sizes, **stacks}))
     else:
-        opened = pipelines.load(model, backend="eager")
+        opened = pipelines.load(model, device=device, backend="eager")
         net, length = opened.net, min(_LONGEST, opened.config.max_length)
         if length < _SHORTEST:
             raise UserError(
