@@ -54,7 +54,7 @@ def test_tensors_that_were_not_copied_are_summarized(source, tmp_path):
     recipe = start(source, model={"num_encoder_layers": 2, "d_ff": 48})
     train(recipe, tmp_path / "run", print_line=printed_lines.append)
     new = next(line for line in printed_lines if "initialized, not loaded" in line)
-    unused = next(line for line in printed_lines if "of it not used" in line)
+    unused = next(line for line in printed_lines if "of its tensors not used" in line)
     own = {name: t.shape for name, t in load_tensors(tmp_path / "run" / WEIGHTS).items()}
     given = {name: t.shape for name, t in load_tensors(source / WEIGHTS).items()}
     drawn = {name for name in own if own[name] != given.get(name)}
@@ -62,7 +62,7 @@ def test_tensors_that_were_not_copied_are_summarized(source, tmp_path):
     blocks = sum(name.startswith("encoder.blocks.") for name in drawn)
     assert f"encoder.blocks ({blocks})" in new
     left = {name for name in given if given[name] != own.get(name)}
-    assert f"{len(left)} of it not used" in unused
+    assert f"{len(left)} of its tensors not used" in unused
     names = json.loads((tmp_path / "run/init_from.json").read_text())
     assert set(names["initialized"]) == drawn
     assert set(names["not_used"]) == left

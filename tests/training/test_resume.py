@@ -188,7 +188,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(commands, whole, tmp_path):
         stopped = go_on(commands, recipe, out, {"interrupt_at": step})
         assert (stopped.code, stopped.signal) == (130, 0), stopped
         line = stopped.err.splitlines()
-        assert line == [f"stopped and saved; go on with: heedful train {out} --resume"]
+        assert line == [f"stopped and saved; continue with: heedful train {out} --resume"]
         assert (out / f"checkpoints/interim-{step:08d}/training.safetensors").is_file()
     # The line that was printed, typed.
     words = line[0].partition("heedful ")[2].split()

@@ -71,12 +71,14 @@ def test_a_base_that_moved_or_changed_is_one_line(base: Path) -> None:
     added_to(base, out)
     kept = (base / WEIGHTS).read_bytes()
     save_file({n: t + 1 for n, t in load_file(base / WEIGHTS).items()}, base / WEIGHTS)
-    with pytest.raises(UserError, match="which has changed since; put the former file there"):
+    with pytest.raises(UserError, match="which has changed; restore the former file"):
         load(out, device="cpu")
     (base / WEIGHTS).write_bytes(kept)
     load(out, device="cpu")
     shutil.move(base, base.parent / "other")
-    with pytest.raises(UserError, match=r"adds to .*base/model.safetensors, which is not there"):
+    with pytest.raises(
+        UserError, match=r"needs its base .*base/model.safetensors, which does not exist"
+    ):
         load(out, device="cpu")
 
 
@@ -106,7 +108,7 @@ def test_what_cannot_be_a_base_is_refused(base: Path) -> None:
         model.save(base.parent / "more", base=base.parent / "none")
     with torch.no_grad():
         next(w for w in model.net.parameters() if not w.requires_grad).add_(1)
-    with pytest.raises(UserError, match="require no gradient, but are not as"):
+    with pytest.raises(UserError, match="require no gradient, but differ"):
         model.save(base.parent / "more", base=base)
     model.net.requires_grad_(True)
     with pytest.raises(UserError, match="all weights of the net require a gradient"):

@@ -64,7 +64,9 @@ def run_recipe(
             command=shlex.join(["heedful", *sys.argv[1:]]),
         )
     if result.reason == "interrupted":
-        again = again or "go on with: " + shlex.join(["heedful", "train", str(folder), "--resume"])
+        again = again or "continue with: " + shlex.join(
+            ["heedful", "train", str(folder), "--resume"]
+        )
         typer.echo(f"stopped and saved; {again}", err=True)
         raise typer.Exit(130)
     return result

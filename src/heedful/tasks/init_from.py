@@ -13,8 +13,8 @@ from heedful.progress import PrintLine
 from heedful.zoo.saved import VOCABULARY_TENSORS, copy_matching
 
 VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
-NAMES = "init_from.json"
-_MAX_NAMES = 3  # of a printed line
+SUMMARY_FILE = "init_from.json"
+_MAX_NAMES = 3  # tensor names in a printed line
 
 
 def load_matching_weights(
@@ -42,12 +42,15 @@ def load_matching_weights(
             f"init_from: no tensor of {name} fits this model; its architecture or sizes differ"
         )
     print_line(f"init_from  {len(loaded)} tensors of {name} loaded")
-    for description, names in (("initialized, not loaded", new), ("of it not used", unused)):
+    for description, names in (
+        ("initialized, not loaded", new),
+        ("of its tensors not used", unused),
+    ):
         if names:
             print_line(f"           {len(names)} {description}: {_summary(names)}")
-    write_json(out / NAMES, {"loaded": loaded, "initialized": new, "not_used": unused})
+    write_json(out / SUMMARY_FILE, {"loaded": loaded, "initialized": new, "not_used": unused})
     if len(new) > _MAX_NAMES or len(unused) > _MAX_NAMES:
-        print_line(f"           all names are in {out / NAMES}")
+        print_line(f"           all names are in {out / SUMMARY_FILE}")
     sizes, source_sizes = asdict(model.config), asdict(source.config)
     for key in sizes.keys() & source_sizes.keys() - {*VOCABULARIES, "head", "num_labels"}:
         if sizes[key] != source_sizes[key] and "dropout" not in key:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.zoo.names import few
+from heedful.zoo.names import abbreviate_names
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 _ENTRY = "base"  # key in the metadata of the file
@@ -67,11 +67,11 @@ def save_added(
             f"nothing is taken from {base}: all weights of the net require a gradient; freeze some "
             "by requires_grad_(False), or save without a base"
         )
-    unlike = [name for name in frozen if not _is_equal(weights[name], base_tensors.get(name))]
-    if unlike:
+    changed = [name for name in frozen if not _is_equal(weights[name], base_tensors.get(name))]
+    if changed:
         raise UserError(
-            f"cannot save what was added to {base}: {few(unlike)} require no gradient, but are not "
-            "as they are there"
+            f"cannot save with the base {base}: {abbreviate_names(changed)} require no gradient, "
+            "but differ from the base"
         )
     relative = os.path.relpath(file.resolve(), directory.resolve())
     reference = BaseWeights(relative, _digest(file), tuple(frozen))
@@ -89,16 +89,18 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         return tensors
     file = Path(os.path.normpath(path.parent / base.path))
     if not file.is_file():
-        raise UserError(f"{path} adds to {file}, which is not there; move the model back to there")
+        raise UserError(f"{path} needs its base {file}, which does not exist; restore it there")
     if _digest(file) != base.sha256:
         raise UserError(
-            f"{path} adds to {file}, which has changed since; put the former file there, or train "
+            f"{path} needs its base {file}, which has changed; restore the former file, or train "
             "again on this one"
         )
     base_tensors = load_tensors(file)
     missing = [name for name in base.tensors if name not in base_tensors]
     if missing:
-        raise UserError(f"{path} takes {few(missing)} from {file}, which lacks it; it is damaged")
+        raise UserError(
+            f"{path} needs {abbreviate_names(missing)} of its base {file}, which lacks it"
+        )
     return {name: base_tensors[name] for name in base.tensors} | tensors
 
 
@@ -118,7 +120,7 @@ def read_base(path: Path) -> BaseWeights | None:
         return TypeAdapter(BaseWeights).validate_json(entry)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        raise UserError(f"{path}: what it says of its base is damaged: {reason}") from None
+        raise UserError(f"{path}: the reference to its base is damaged: {reason}") from None
 
 
 def _is_equal(own: Tensor, other: Tensor | None) -> bool:

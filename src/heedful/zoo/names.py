@@ -134,7 +134,7 @@ def from_hf(
     for slot in filled:
         slot.view.copy_(loaded[slot.hf_name])
     if absent:
-        notices.append(f"{where} lacks {few([*absent])}: left as initialized")
+        notices.append(f"{where} lacks {abbreviate_names([*absent])}: left as initialized")
         source_net = initialized() if initialized is not None else net
         for path in absent:
             net.get_parameter(path).copy_(source_net.get_parameter(path))
@@ -290,7 +290,9 @@ def _match_names(
             f"{where} holds a tensor that is not in the model: {min(unknown)}{more}{hint}"
         )
     if unused:
-        return loaded, [f"{where}: ignored tensors that are not in the model: {few(unused)}"]
+        return loaded, [
+            f"{where}: ignored tensors that are not in the model: {abbreviate_names(unused)}"
+        ]
     return loaded, []
 
 
@@ -321,12 +323,12 @@ def _rounding_notices(
         if torch.promote_types(stored, own) != own:
             rounded.setdefault((stored, own), []).append(slot.hf_name)
     return [
-        f"{where}: rounded from {_plain(stored)} to {_plain(own)}: {few(names)}"
+        f"{where}: rounded from {_plain(stored)} to {_plain(own)}: {abbreviate_names(names)}"
         for (stored, own), names in rounded.items()
     ]
 
 
-def few(names: Sequence[str]) -> str:
+def abbreviate_names(names: Sequence[str]) -> str:
     """The first of some tensor names in order, for a message."""
     return format_names(sorted(names), str, most=3)
 

@@ -17,7 +17,7 @@ from heedful.errors import UserError
 from heedful.files import replace_whole, scratch_folder
 from heedful.plugins import nearest
 from heedful.zoo import architecture
-from heedful.zoo.names import FLOATS, few, weights_of
+from heedful.zoo.names import FLOATS, abbreviate_names, weights_of
 from heedful.zoo.sizes import check_memory, meta_net, sizes_of
 
 WEIGHTS = "model.safetensors"
@@ -105,10 +105,10 @@ class _ZeroInitialization(TorchFunctionMode):
 def uninitialized_net(
     name: str, config: Any, tensors: Mapping[str, Tensor], where: Path | str
 ) -> nn.Module:
-    """A net of an architecture for weights that will be copied into it; tables and buffers are set.
+    """A net of an architecture whose weights the caller must copy into it; its buffers are set.
 
     Args:
-        tensors: the weights, by any names; only numbers and values are checked.
+        tensors: the weights by name; only their sizes and values are checked.
         where: their file, for messages.
 
     Raises:
@@ -144,14 +144,17 @@ def _check_sizes(name: str, config: Any, tensors: Mapping[str, Tensor], where: P
     count, numbers = len(tensors), sum(tensor.numel() for tensor in tensors.values())
     keys = asdict(config)
     layers = sum(value for key, value in keys.items() if key.endswith("layers"))
-    held = f"its {count:,} tensors of {numbers:,} numbers; its config.json is damaged or of"
+    weights = (
+        f"its {count:,} tensors of {numbers:,} numbers; its config.json is damaged or of another "
+        "model"
+    )
     if layers * keys.get("num_experts", 1) > count:
-        raise UserError(f"{where}: {layers:,} layers are more than {held} another model")
+        raise UserError(f"{where}: {layers:,} layers are more than {weights}")
     parameters, tables = sizes_of(name, config, str(where))
     if parameters > max(2 * numbers, _SMALL) or tables > max(numbers, _LARGE):
         raise UserError(
             f"{where}: a net of {parameters:,} parameters and tables of {tables:,} numbers is more "
-            f"than {held} another model"
+            f"than {weights}"
         )
 
 
@@ -167,8 +170,8 @@ def check_parameters(name: str, config: Any, weights: Mapping[str, Tensor]) -> N
     extra = sorted(key for key, tensor in weights.items() if shapes.get(key) != tensor.shape)
     missing = sorted(own.keys() - weights.keys())
     if extra or missing:
-        problem = f"has {few(extra)} and not" if extra else "lacks"
-        needed = few(missing) if missing else "the shapes"
+        problem = f"has {abbreviate_names(extra)} and not" if extra else "lacks"
+        needed = abbreviate_names(missing) if missing else "the shapes"
         raise UserError(
             f"cannot save the model: its net {problem} {needed} of a {name} with its "
             "Config; merge or unwrap the modules that were changed"
