@@ -17,7 +17,7 @@ from heedful.pipelines import choose_device, parameter_count
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.run_data import Data
+from heedful.tasks.run_data import RunData
 from heedful.tasks.start import RunParts, checked_task, make_loss, new_parts, prepare_data
 from heedful.tasks.task import Task
 from heedful.training.optimizer import make_optimizer
@@ -62,7 +62,7 @@ class RunEstimate:
     seconds: float | None
 
 
-def prepare_run(recipe: Recipe, print_line: PrintLine) -> Data:
+def prepare_run(recipe: Recipe, print_line: PrintLine) -> RunData:
     """Prepare the data of a run, so that it begins at once; raises UserError as the run does."""
     return prepare_data(checked_task(with_absolute_paths(recipe)), print_line)
 

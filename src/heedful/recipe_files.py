@@ -89,16 +89,16 @@ def _read_with_bases(path: Path) -> tuple[dict[str, Any], dict[str, Collection[s
         if not isinstance(base, str):
             raise UserError(f"{path}: base: give a recipe's name or path, not {base!r}")
         try:
-            following = recipe_path(base, path.parent)
+            base_path = recipe_path(base, path.parent)
         except UserError as error:
             raise UserError(f"{path}: base: {error}") from None
-        if any(following.samefile(other) for other, _ in layers):
+        if any(base_path.samefile(other) for other, _ in layers):
             raise UserError(f"{path}: base {base} is itself based on this recipe; name another")
-        path = following
-    sources: dict[str, Collection[str]] = {str(at): [*flatten(keys)] for at, keys in layers}
+        path = base_path
+    sources: dict[str, Collection[str]] = {str(file): [*flatten(keys)] for file, keys in layers}
     merged: dict[str, Any] = {}
-    for at, content in reversed(layers):
-        drop_stale_bands(merged, sources[str(at)])
+    for file, content in reversed(layers):
+        drop_stale_bands(merged, sources[str(file)])
         _merge(merged, content)
     return merged, sources
 
@@ -185,12 +185,15 @@ def parse_yaml(text: str, where: str) -> Any:
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
     """The number of nodes with all aliases expanded; recursive ones exceed any limit."""
     if id(node) not in known:
-        known[id(node)] = _MOST_NODES + 1  # found again before it is counted: recursive
+        known[id(node)] = _MOST_NODES + 1  # kept if the node contains itself
         inside = node.value if isinstance(node, yaml.CollectionNode) else []
-        parts = (each for part in inside for each in (part if isinstance(part, tuple) else [part]))
+        # The value of a mapping is pairs of nodes, that of a sequence is nodes.
+        children = (
+            child for part in inside for child in (part if isinstance(part, tuple) else [part])
+        )
         if isinstance(node, yaml.ScalarNode):
             node.value.encode()  # refuses half of a surrogate pair
-        known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
+        known[id(node)] = 1 + sum(_count_nodes(child, known) for child in children)
     return known[id(node)]
 
 

@@ -36,7 +36,7 @@ from heedful.recipe_changes import changed_settings, check_changes, check_starte
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.in_memory import InMemoryData, TrainingData
-from heedful.tasks.run_data import Data
+from heedful.tasks.run_data import RunData
 from heedful.tasks.scoring import FinalScores
 from heedful.tasks.start import RunParts, checked_task, make_loss, new_parts, resume_parts
 from heedful.tasks.task import Task
@@ -103,7 +103,7 @@ class _Run:
     """
 
     task: Task
-    data: Data
+    data: RunData
     model: SavedModel
     trainer: Trainer
     best: BestModel

@@ -29,8 +29,8 @@ from heedful.generation.speculative import (
     Draft,
     PromptLookup,
     Speculation,
+    accept_or_resample,
     sample_token,
-    verify,
 )
 from heedful.generation.token_rules import BannedTokens, ForcedTokens, MinLength, NoRepeatNgram
 
@@ -410,11 +410,12 @@ def test_verify_gives_the_targets_distribution_exactly(
         accepted = 0
         for number in grid:
             numbers = iter([number, 0.5])
-            accepted += verify(token, q, p, lambda numbers=numbers: next(numbers))[1]
+            accepted += accept_or_resample(token, q, p, lambda numbers=numbers: next(numbers))[1]
         given_[token] += q[token] * accepted / len(grid)
         if accepted < len(grid):
             drawn = Counter(
-                verify(token, q, p, iter([BELOW_1, number]).__next__)[0] for number in grid
+                accept_or_resample(token, q, p, iter([BELOW_1, number]).__next__)[0]
+                for number in grid
             )
             for other, count in drawn.items():
                 rejected = 1 - accepted / len(grid)
@@ -425,7 +426,7 @@ def test_verify_gives_the_targets_distribution_exactly(
 def test_verify_where_p_and_q_differ_by_rounding_alone() -> None:
     p = torch.tensor([0.5, 0.5], dtype=torch.float64)
     q = torch.tensor([math.nextafter(0.5, 1), 0.5], dtype=torch.float64)
-    assert verify(0, q, p, iter([BELOW_1, 0.9]).__next__) == (1, False)
+    assert accept_or_resample(0, q, p, iter([BELOW_1, 0.9]).__next__) == (1, False)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.3, 0.5, BELOW_1])

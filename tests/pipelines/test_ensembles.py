@@ -165,7 +165,7 @@ COMBINED = {  # what an ensemble does with all of its models
 SHARED = {  # what all models of an ensemble have alike, or the first has for all
     "batches", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer", "ids", "kind",
     "leave_out", "length_limit", "options", "prompt_ids", "rows_of", "src_tokenizer",
-    "tgt_tokenizer", "tokenizer", "usual",
+    "tgt_tokenizer", "tokenizer", "default_options",
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
     "device": lambda joint, path: joint.device,

@@ -10,7 +10,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Evaluation, Trainer, TrainingHooks
+from heedful.training.trainer import EvaluationResult, Trainer, TrainingHooks
 from heedful.zoo import vaswani2017
 from heedful.zoo.names import weights_of
 
@@ -67,7 +67,7 @@ def copied(net):
 
 
 def evaluation(value=0.0, loss=1.0, perplexity=2.0):
-    return Evaluation(loss, perplexity, 0.5, {}, [], value)
+    return EvaluationResult(loss, perplexity, 0.5, {}, [], value)
 
 
 def trainer_of(

@@ -12,12 +12,12 @@ from heedful import plugins
 from heedful.config import parse_recipe
 from heedful.data.prepared import FORMAT, MANIFEST
 from heedful.tasks import preparation
-from heedful.tasks.run_data import Data, InheritedParts
+from heedful.tasks.run_data import InheritedParts, RunData
 
 PAIRS = {side: "".join(f"{side} {n}\n" for n in range(12)) for side in ("src", "tgt")}
 
 
-def prepare(cache: Path, **changes: Any) -> Data:
+def prepare(cache: Path, **changes: Any) -> RunData:
     recipe = parse_recipe(tiny(**changes))
     task = plugins.task.get(recipe.task)(recipe)
     return preparation.prepare(task, cache, InheritedParts(), lambda line: None)

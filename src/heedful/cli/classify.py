@@ -5,7 +5,7 @@ import typer
 from heedful import pipelines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import Filter, RunTime, json_line, line_writer, report_counts
+from heedful.cli.lines import InputOutput, RunTime, json_line, line_writer, report_counts
 from heedful.errors import UserError
 
 
@@ -13,7 +13,7 @@ from heedful.errors import UserError
 def classify(
     *,
     model: ModelFolder,
-    given: Filter,
+    in_out: InputOutput,
     scores: bool = typer.Option(
         False,
         "--scores",
@@ -31,18 +31,18 @@ def classify(
 
     Example: heedful classify runs/reviews 'What a film!' --scores
     """
-    chunks = given.chunks("type one text per line; Ctrl-D ends")
-    many = given.input is not None
+    chunks = in_out.chunks("type one text per line; Ctrl-D ends")
+    many = in_out.input is not None
     classifier = run_time.open(model, pipelines.Classifier, "classify", many=many)
     first, paired = 1, False
-    with line_writer(given.output) as write, given.progress("classifying") as progress:
+    with line_writer(in_out.output) as write, in_out.progress("classifying") as progress:
         for chunk in chunks:
             if first == 1 and chunk:
                 paired = "\t" in chunk[0]
             usable = []
             for number, line in enumerate(chunk, first):
                 if reason := _wrong(line, paired):
-                    if given.strict:
+                    if in_out.strict:
                         raise UserError(f"line {number} {reason}")
                     classifier.leave_out(f"line {number} {reason}")
                 else:

@@ -10,7 +10,7 @@ from heedful import pipelines
 from heedful.cli import lines
 from heedful.cli.flags import ModelFolder, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import Filter, RunTime, report_counts
+from heedful.cli.lines import InputOutput, RunTime, report_counts
 from heedful.errors import UserError
 
 
@@ -18,7 +18,7 @@ from heedful.errors import UserError
 def embed(
     *,
     model: ModelFolder,
-    given: Filter,
+    in_out: InputOutput,
     output: Path | None = typer.Option(
         None,
         "--output",
@@ -42,10 +42,10 @@ def embed(
     as_array = output is not None and output.suffix == ".npy"
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
-    chunks = given.chunks()
-    many = given.input is not None
+    chunks = in_out.chunks()
+    many = in_out.input is not None
     opened: Any = run_time.open(model, pipelines.SavedModel, "embed", many=many)
-    too_long = "truncate" if given.truncate else "error"
+    too_long = "truncate" if in_out.truncate else "error"
     bar = lines.progress_bar("embedding", shown=output is not None)
     parts = []
     with nullcontext(print) if as_array else lines.line_writer(output) as write, bar as progress:

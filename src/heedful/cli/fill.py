@@ -6,7 +6,7 @@ import typer
 
 from heedful import pipelines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
-from heedful.cli.lines import Filter, RunTime, json_line, line_writer, report_counts
+from heedful.cli.lines import InputOutput, RunTime, json_line, line_writer, report_counts
 from heedful.errors import UserError
 
 
@@ -14,7 +14,7 @@ from heedful.errors import UserError
 def fill(
     *,
     model: ModelFolder,
-    given: Filter,
+    in_out: InputOutput,
     top_k: int = typer.Option(5, min=1, metavar="N", help="Candidates per mask."),
     json: JsonLines = False,
     run_time: RunTime,
@@ -27,20 +27,20 @@ def fill(
 
     Example: heedful fill runs/encoder 'A <mask> barks.' --top-k 3
     """
-    chunks = given.chunks()
-    many = given.input is not None
+    chunks = in_out.chunks()
+    many = in_out.input is not None
     filler = run_time.open(model, pipelines.MaskedLanguageModel, "fill", many=many)
     number = 0
-    with line_writer(given.output) as write:
+    with line_writer(in_out.output) as write:
         for chunk in chunks:
             for line in chunk:
                 number += 1
                 try:
                     masks = filler.fill(
-                        line, top_k=top_k, too_long="truncate" if given.truncate else "error"
+                        line, top_k=top_k, too_long="truncate" if in_out.truncate else "error"
                     )
                 except UserError as error:
-                    if given.strict:
+                    if in_out.strict:
                         raise UserError(f"line {number}: {error}") from None
                     filler.leave_out(f"line {number}: {error}")
                     masks = [[]]

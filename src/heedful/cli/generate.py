@@ -12,7 +12,7 @@ from heedful import pipelines
 from heedful.cli import lines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import Filter, RunTime, report_counts
+from heedful.cli.lines import InputOutput, RunTime, report_counts
 from heedful.errors import UserError
 
 
@@ -20,7 +20,7 @@ from heedful.errors import UserError
 def generate(
     *,
     model: ModelFolder,
-    given: Filter,
+    in_out: InputOutput,
     whole_file: bool = typer.Option(
         False, "--whole-file", help="Read all of the input as one prompt.", rich_help_panel=IN_OUT
     ),
@@ -36,21 +36,21 @@ def generate(
 
     Example: heedful generate runs/novel 'It was' --temperature 0.8 --top-p 0.95
     """
-    if given.texts and whole_file:
+    if in_out.texts and whole_file:
         raise UserError(
             "--whole-file reads --input or stdin; leave out the prompt, or --whole-file"
         )
     if whole_file:
-        chunks = iter([[lines.read_whole(given.input)]])
+        chunks = iter([[lines.read_whole(in_out.input)]])
     else:
-        chunks = given.chunks("type one prompt per line; Ctrl-D ends")
-    generator = run_time.open(model, pipelines.Generator, "generate", many=given.input is not None)
+        chunks = in_out.chunks("type one prompt per line; Ctrl-D ends")
+    generator = run_time.open(model, pipelines.Generator, "generate", many=in_out.input is not None)
     draft = options.get("draft")
     if draft not in (None, "lookup"):
         opened = pipelines.load(str(draft), device=run_time.device, backend="eager")
         options["draft"] = pipelines.expect(opened, pipelines.Generator, "--draft")
-    options |= {"too_long": given.too_long, **run_time.batching}
-    _write(generator, chunks, options, json, given)
+    options |= {"too_long": in_out.too_long, **run_time.batching}
+    _write(generator, chunks, options, json, in_out)
     report_counts(generator, "sources")
 
 
@@ -59,15 +59,15 @@ def _write(
     chunks: Iterator[list[str]],
     options: dict[str, Any],
     json: bool,
-    given: Filter,
+    in_out: InputOutput,
 ) -> None:
     """Write the outputs of every prompt; samples of prompt i do not depend on other prompts."""
     options["explicit"] = frozenset(options)
     seed = options.setdefault("seed", secrets.randbelow(2**31))
     settled = model.options(**options)
     number = 0
-    with lines.line_writer(given.output) as write, given.progress("generating") as progress:
-        if given.output is None and not json and settled.beam_size == settled.num_return == 1:
+    with lines.line_writer(in_out.output) as write, in_out.progress("generating") as progress:
+        if in_out.output is None and not json and settled.beam_size == settled.num_return == 1:
             for number, prompt in enumerate(chain.from_iterable(chunks), 1):
                 own = {"seed": [seed + (number - 1 << 32)], "first_number": number}
                 for piece in model.stream(prompt, **options | own):
@@ -76,7 +76,7 @@ def _write(
         else:
             options |= {"scores": json, "progress": progress}
             chunks, again = tee(chunks)
-            answers = model.iterate_generations(chunks, ahead=given.ahead, **options)
+            answers = model.iterate_generations(chunks, ahead=in_out.ahead, **options)
             pairs = zip(answers, chain.from_iterable(again), strict=False)
             for outputs, prompt in pairs:
                 number += 1

@@ -72,7 +72,7 @@ class RunTime:
         return {} if self.batch_tokens is None else {"batch_tokens": self.batch_tokens}
 
     def only_eager(self, command: str) -> Self:
-        """These with the backend eager; raises UserError if another is given by name."""
+        """The same flags with the backend eager; raises UserError if another is given by name."""
         if self.backend not in ("auto", "eager"):
             raise UserError(f"{command} runs eager; leave out --backend {self.backend}")
         return replace(self, backend="eager")
@@ -91,7 +91,7 @@ class RunTime:
 
 
 @dataclass(frozen=True)
-class Filter:
+class InputOutput:
     """Input and output of a command that maps texts to lines."""
 
     texts: list[str] | None = typer.Argument(
@@ -136,7 +136,7 @@ class Filter:
             for text in self.texts:
                 if len(self.texts) == 1 and _is_file(text):
                     note(f"{text} is read as a text; to read the file: --input {text}")
-            return _short_enough(iter([self.texts]))
+            return _check_line_lengths(iter([self.texts]))
         if invitation and self.input is None and sys.stdin is not None and sys.stdin.isatty():
             typer.echo(invitation, err=True)
         return input_chunks(self.input)
@@ -168,13 +168,13 @@ def input_chunks(path: Path | None) -> Iterator[list[str]]:
     number.
     """
     if path is None:
-        return _short_enough(_live_chunks(sys.stdin.fileno()))
-    chunks = _short_enough(_file_chunks(path))
+        return _check_line_lengths(_chunks_so_far(sys.stdin.fileno()))
+    chunks = _check_line_lengths(_file_chunks(path))
     first = next(chunks, [])
     return chain([first], chunks)
 
 
-def _short_enough(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
+def _check_line_lengths(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
     """The chunks; raises UserError for a line that no model reads, before it is tokenized."""
     first = 1
     for chunk in chunks:
@@ -191,7 +191,7 @@ def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
 
     rows = read_rows({"first": [first], "second": [second]}, keep_empty=True)
     for name in ("first", "second"):
-        list(_short_enough(iter([rows[name]])))
+        list(_check_line_lengths(iter([rows[name]])))
     return rows["first"], rows["second"]
 
 
@@ -269,7 +269,7 @@ def _file_chunks(path: Path) -> Iterator[list[str]]:
         yield chunk
 
 
-def _live_chunks(handle: int) -> Iterator[list[str]]:
+def _chunks_so_far(handle: int) -> Iterator[list[str]]:
     """The lines that a pipe or a terminal holds so far, without waiting for more."""
     from heedful.data.rows import LONGEST_LINE, decode_lines
 

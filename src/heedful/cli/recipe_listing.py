@@ -30,18 +30,18 @@ def render_recipe(recipe: Recipe, task: Task) -> str:
             continue
         *parents, last = name.split(".")
         indent, text = "  " * len(parents), field.description or ""
-        inside = [*_inside(name, recipe, task)]
-        if (is_section or inside) and not parents:
+        nested = [*_nested_lines(name, recipe, task)]
+        if (is_section or nested) and not parents:
             lines.append("")
-        if is_section or inside:
-            lines += [_line(f"{indent}{last}:", text), *inside]
+        if is_section or nested:
+            lines += [_line(f"{indent}{last}:", text), *nested]
         else:
             note = _note(text, type_name(field.annotation), defaults[name])
             lines.append(_line(f"{indent}{last}: {inline(values[name])}", note))
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _inside(name: str, recipe: Recipe, task: Task) -> Iterator[str]:
+def _nested_lines(name: str, recipe: Recipe, task: Task) -> Iterator[str]:
     """The lines of a section whose keys depend on task or architecture."""
     if name == "objective":
         keys = task.objective.model_dump(mode="json")
@@ -69,8 +69,8 @@ def _model_lines(recipe: Recipe, task: Task) -> Iterator[str]:
     for key, value in keys.items():
         yield _line(f"  {key}: {inline(value)}", notes.get(key) or DESCRIPTIONS.get(key, ""))
     if kind is not None:
-        follows = task.model_keys(None, str(name))
-        unset = {"architecture": name, "size": size, **_config_values(kind, size), **follows}
+        from_task = task.model_keys(None, str(name))
+        unset = {"architecture": name, "size": size, **_config_values(kind, size), **from_task}
         for key, value in unset.items():
             if key not in keys and key in notes and (key != "size" or kind.sizes):
                 is_known = value is not MISSING and "vocab_size" not in key  # the tokenizer's

@@ -10,7 +10,14 @@ import typer
 from heedful import pipelines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import Filter, RunTime, backend_option, json_line, line_writer, read_parallel
+from heedful.cli.lines import (
+    InputOutput,
+    RunTime,
+    backend_option,
+    json_line,
+    line_writer,
+    read_parallel,
+)
 from heedful.errors import UserError
 from heedful.options import TooLong
 
@@ -28,7 +35,7 @@ class ScoreRunTime(RunTime):
 def score(
     *,
     model: ModelFolder,
-    given: Filter,
+    in_out: InputOutput,
     src: Path | None = typer.Option(
         None, metavar="FILE", help="Source lines, for a translator.", rich_help_panel=IN_OUT
     ),
@@ -52,15 +59,15 @@ def score(
     Example: heedful score runs/novel 'It was a dark and stormy night.'
     """
     run_time = run_time.only_eager("score")
-    if (src is None) != (tgt is None) or (src is not None and (given.input or given.texts)):
+    if (src is None) != (tgt is None) or (src is not None and (in_out.input or in_out.texts)):
         raise UserError("give --src and --tgt for a translator; TEXT or --input for other models")
     if src is None or tgt is None:
-        chunks = given.chunks()
+        chunks = in_out.chunks()
         texts_model: Any = run_time.open(model, pipelines.SavedModel, "score")
         if isinstance(texts_model, pipelines.Translator):
             raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
         pipelines.expect(texts_model, pipelines.LanguageModel, "score")
-        with line_writer(given.output) as write:
+        with line_writer(in_out.output) as write:
             for chunk in chunks:
                 scores = texts_model.score(chunk, **run_time.batching)
                 for line, score in zip(chunk, scores, strict=True):
@@ -69,9 +76,9 @@ def score(
         return
     sources, targets = read_parallel(src, tgt)
     translator = run_time.open(model, pipelines.Translator, "score with --src and --tgt")
-    too_long: TooLong = "truncate" if given.truncate else "error"
+    too_long: TooLong = "truncate" if in_out.truncate else "error"
     pairs = translator.score(sources, targets, too_long=too_long, **run_time.batching)
-    with line_writer(given.output) as write:
+    with line_writer(in_out.output) as write:
         for source, target, pair in zip(sources, targets, pairs, strict=True):
             value = pair.log_prob / (pair.num_tokens if per_token else 1)
             row = {"log_prob": value, "num_tokens": pair.num_tokens}

@@ -8,14 +8,14 @@ import typer
 
 from heedful.cli.flags import Json, spread
 from heedful.cli.help import IN_OUT, new_group
-from heedful.cli.lines import Filter, json_line, line_writer
+from heedful.cli.lines import InputOutput, json_line, line_writer
 from heedful.cli.preflight import add_command
 from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
 app = new_group("Train a tokenizer, or encode and decode texts with one.")
 Kind = Literal["bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte"]
-_USUAL_SIZE = 8_000  # as in a recipe, where a text may give fewer
+_DEFAULT_SIZE = 8_000  # as in a recipe, where a text may give fewer
 TokenizerPath = Annotated[
     Path,
     typer.Argument(
@@ -35,7 +35,7 @@ Side = Annotated[
 
 
 @dataclass(frozen=True)
-class IdLines(Filter):
+class IdLines(InputOutput):
     """Input and output of a command that maps lists of ids to texts."""
 
     texts: list[str] | None = typer.Argument(
@@ -61,7 +61,7 @@ def train(
         min=5,
         metavar="N",
         help="Vocabulary size, special tokens included.",
-        show_default=f"{_USUAL_SIZE:,} or fewer; byte: 256 bytes",
+        show_default=f"{_DEFAULT_SIZE:,} or fewer; byte: 256 bytes",
     ),
     lowercase: bool = typer.Option(False, "--lowercase", help="Lowercase all text."),
     keep_whitespace: bool = typer.Option(
@@ -81,11 +81,11 @@ def train(
     from heedful.data.rows import read_lines
     from heedful.data.tokenizer import train_tokenizer
 
-    usual = None if kind == "byte" else _USUAL_SIZE
+    default_size = None if kind == "byte" else _DEFAULT_SIZE
     tokenizer = train_tokenizer(
         [line for file in files for line in read_lines(file)],
         kind=kind,
-        vocab_size=usual if vocab_size is None else vocab_size,
+        vocab_size=default_size if vocab_size is None else vocab_size,
         or_fewer=vocab_size is None,
         lowercase=lowercase,
         normalization=normalization,
@@ -102,7 +102,7 @@ def train(
 def encode(
     *,
     tokenizer: TokenizerPath,
-    given: Filter,
+    in_out: InputOutput,
     side: Side = "source",
     pieces: bool = typer.Option(False, "--pieces", help="Print pieces in place of ids."),
     specials: bool = typer.Option(
@@ -115,8 +115,8 @@ def encode(
     Example: heedful tokenizer encode runs/translation 'Hello.' --pieces
     """
     opened = _open(tokenizer, side)
-    with line_writer(given.output) as write:
-        for chunk in given.chunks():
+    with line_writer(in_out.output) as write:
+        for chunk in in_out.chunks():
             for text, ids in zip(chunk, opened.encode_batch(chunk), strict=True):
                 row = opened.add_special_tokens(ids) if specials else ids
                 names = opened.tokens(row) if pieces or json else []
@@ -130,7 +130,7 @@ def encode(
 def decode(
     *,
     tokenizer: TokenizerPath,
-    given: IdLines,
+    in_out: IdLines,
     side: Side = "source",
     specials: bool = typer.Option(False, "--specials", help="Print special tokens by name."),
     json: RowJson = False,
@@ -140,8 +140,8 @@ def decode(
     Example: heedful tokenizer decode runs/translation '52 17 6'
     """
     opened, number = _open(tokenizer, side), 0
-    with line_writer(given.output) as write:
-        for chunk in given.chunks():
+    with line_writer(in_out.output) as write:
+        for chunk in in_out.chunks():
             rows = [_ids(line, number + index) for index, line in enumerate(chunk, 1)]
             number += len(chunk)
             for row, text in zip(

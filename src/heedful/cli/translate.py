@@ -10,14 +10,14 @@ import typer
 from heedful import pipelines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import Filter, RunTime, json_line, line_writer, report_counts
+from heedful.cli.lines import InputOutput, RunTime, json_line, line_writer, report_counts
 
 
 @spread("draft", "num_draft_tokens")
 def translate(
     *,
     model: ModelFolder,
-    given: Filter,
+    in_out: InputOutput,
     scores: bool = typer.Option(
         False,
         "--scores",
@@ -53,14 +53,14 @@ def translate(
 
     Example: heedful translate runs/translation -i test.en --beam-size 4
     """
-    chunks = given.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
-    translator = _open([model, *(ensemble or [])], weight, given, run_time)
-    options |= {"too_long": given.too_long, **run_time.batching}
+    chunks = in_out.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
+    translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
+    options |= {"too_long": in_out.too_long, **run_time.batching}
     num_return = options.get("num_return", 1)
     cut = 0
-    with line_writer(given.output) as write, given.progress("translating") as progress:
+    with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
         options |= {"scores": scores or json, "progress": progress}
-        for outputs in translator.iterate_generations(chunks, ahead=given.ahead, **options):
+        for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             cut += not outputs[0].finished
             if json:
                 write(json_line(outputs=[asdict(output) for output in outputs]))
@@ -75,11 +75,11 @@ def translate(
 
 
 def _open(
-    models: list[Path], weights: list[float] | None, given: Filter, run_time: RunTime
+    models: list[Path], weights: list[float] | None, in_out: InputOutput, run_time: RunTime
 ) -> "pipelines.Translator":
     """The model, or the ensemble of several."""
     if len(models) > 1:
         run_time = run_time.only_eager("an ensemble")
-    many = given.input is not None
-    opened = [run_time.open(each, pipelines.Translator, "translate", many=many) for each in models]
+    many = in_out.input is not None
+    opened = [run_time.open(path, pipelines.Translator, "translate", many=many) for path in models]
     return opened[0] if len(opened) == 1 and not weights else pipelines.ensemble(opened, weights)

@@ -68,9 +68,7 @@ def padded_lengths(
     if len(lengths) > 1:
         sides.insert(0, [shape.source_width or 0 for shape in shapes])
     widths = np.array(sides, dtype=np.int64)
-    bucket = np.max(
-        [np.searchsorted(side, own) for side, own in zip(widths, lengths, strict=True)], axis=0
-    )
+    bucket = np.max([np.searchsorted(*side) for side in zip(widths, lengths, strict=True)], axis=0)
     return list(widths[:, bucket])
 
 

@@ -55,7 +55,7 @@ def _entry(path: Path) -> CacheEntry:
 def is_in_use(entry: CacheEntry) -> bool:
     """True if a process has the folder open (`prepared.Hold`)."""
     with user_errors("read", entry.path), (entry.path / MANIFEST).open("rb") as file:
-        return not _locked(file.fileno())
+        return not _try_lock(file.fileno())
 
 
 def remove_entry(entry: CacheEntry) -> bool:
@@ -66,7 +66,7 @@ def remove_entry(entry: CacheEntry) -> bool:
     """
     path = entry.path
     with user_errors("remove", path), (path / MANIFEST).open("r+b") as file:
-        if not _locked(file.fileno()):
+        if not _try_lock(file.fileno()):
             return False
         remove_folder(path)
     return True
@@ -87,7 +87,7 @@ def remove_unfinished_entries(directory: Path) -> None:
         remove_leftovers(directory / name)
 
 
-def _locked(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     """Take the exclusive lock of an open file; False if another process holds a lock on it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -71,10 +71,10 @@ def collate_pairs(
     """
     src_ids, src_real = pad_rows(src, indices, pad_id)
     tgt_ids, tgt_real = pad_rows(tgt, indices, pad_id)
-    first_scored = len(start_ids) - 1
     start = np.tile(np.array(start_ids, dtype=np.int64), (len(indices), 1))
     inputs = np.concatenate([start, tgt_ids[:, :-1]], axis=1)
-    unscored = np.ones((len(indices), first_scored), dtype=bool)
+    # The last start id predicts the first target; the ids before it are context.
+    unscored = np.ones((len(indices), len(start_ids) - 1), dtype=bool)
     real = np.concatenate([unscored, tgt_real], axis=1)
     scored = np.concatenate([~unscored, tgt_real], axis=1)
     return Batch(
@@ -129,22 +129,23 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
             (2019).
     """
     assert windows.offsets[-1] == len(texts.ids), "the plan is for other texts"
+    # All arrays are (B, T + 1): the inputs of each window and the token after them, then padding.
     columns = np.arange(int(windows.sizes.max()) + 1)
-    inside = columns <= windows.sizes[:, None]  # the inputs and the token after them
+    inside = columns <= windows.sizes[:, None]
     stream_indices = windows.starts[:, None] + np.where(inside, columns, 0)
-    text = np.searchsorted(windows.offsets, stream_indices, side="right") - 1
-    stored = texts.offsets[windows.order[text]] + stream_indices - windows.offsets[text]
-    ids = texts.ids[stored].astype(np.int64)
+    text = np.searchsorted(windows.offsets, stream_indices, side="right") - 1  # as in the stream
+    indices_in_text = stream_indices - windows.offsets[text]
+    ids = texts.ids[texts.offsets[windows.order[text]] + indices_in_text].astype(np.int64)
     real = inside[:, 1:]
     scored = real & (columns[1:] >= windows.first_scored[:, None])
     segments, longest = None, None
     if isolate:
         scored &= text[:, 1:] == text[:, :-1]
         if (real & (text[:, :-1] != text[:, :1])).any():
-            numbers = text[:, :-1] - text[:, :1]
+            numbers = text[:, :-1] - text[:, :1]  # of the texts of a window, from 0
             segments = torch.from_numpy(np.where(real, numbers, 0))
             rows = np.arange(len(numbers))[:, None] * (int(numbers.max()) + 1)
-            counts = np.bincount((rows + numbers)[real])
+            counts = np.bincount((rows + numbers)[real])  # tokens of each text in each window
             longest = -(-int(counts.max()) // _TEXT_MULTIPLE) * _TEXT_MULTIPLE
     return Batch(
         tokens=make_tokens(np.where(real, ids[:, :-1], pad_id), real, segments, longest),

@@ -229,7 +229,7 @@ def _describe(
 
 
 def open_columns(directory: Path) -> Columns:
-    """Open a folder of `write_columns`, memory-mapped."""
+    """Open a folder that `write_columns` wrote; its arrays are memory-mapped."""
     content = read_json(directory / _DESCRIPTION)
 
     def mapped(name: str) -> np.ndarray:

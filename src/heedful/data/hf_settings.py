@@ -70,7 +70,7 @@ _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 @dataclass(frozen=True)
-class Settings:
+class TokenizerSettings:
     """Tokenizer settings of a Hugging Face directory.
 
     Args:
@@ -106,7 +106,7 @@ class Settings:
 
     def require_family(
         self, families: Sequence[str], path: Path, *, default: str | None
-    ) -> "Settings":
+    ) -> "TokenizerSettings":
         """The settings, if their family is supported for the vocabulary file `path`.
 
         The vocabulary alone does not determine the tokenization, so unknown classes are refused.
@@ -128,7 +128,7 @@ class Settings:
             " which writes a tokenizer.json that can be read"
         )
 
-    def with_ids(self, backend: Backend, ids: Mapping[str, Any]) -> "Settings":
+    def with_ids(self, backend: Backend, ids: Mapping[str, Any]) -> "TokenizerSettings":
         """The settings, with special tokens for further roles, found by their ids.
 
         Args:
@@ -202,7 +202,7 @@ class Settings:
         )
 
 
-def read_settings(directory: Path) -> Settings:
+def read_settings(directory: Path) -> TokenizerSettings:
     """Read the tokenizer settings of a Hugging Face directory. UserError if a file is damaged."""
 
     def read(name: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def read_settings(directory: Path) -> Settings:
             }
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"the tokenizer's settings in {directory} are damaged: {error}") from None
-    return Settings(directory, config, model, class_name, family, explicit, extra, added)
+    return TokenizerSettings(directory, config, model, class_name, family, explicit, extra, added)
 
 
 def _family(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str | None, str | None]:

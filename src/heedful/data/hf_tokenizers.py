@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.hf_settings import Settings, read_settings
+from heedful.data.hf_settings import TokenizerSettings, read_settings
 from heedful.data.sentencepieces import (
     CONTROL,
     UNKNOWN,
@@ -116,7 +116,7 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, target: Tokenizer | N
         _write_one(target, directory / "tokenizer_target")
 
 
-def _read_json(path: Path, settings: Settings) -> Tokenizer:
+def _read_json(path: Path, settings: TokenizerSettings) -> Tokenizer:
     content = read_json(path)
     if isinstance(content, dict) and "format" in content:
         return Tokenizer.load(path)  # a model directory of heedful
@@ -127,7 +127,7 @@ def _read_json(path: Path, settings: Settings) -> Tokenizer:
     return _make_tokenizer(backend, settings, has_template=True)
 
 
-def _read_wordpiece(path: Path, settings: Settings) -> Tokenizer:
+def _read_wordpiece(path: Path, settings: TokenizerSettings) -> Tokenizer:
     settings = settings.require_family(("bert",), path, default="bert")
     text: str = _call_library(path, lambda: path.read_text(encoding="utf-8"))
     vocab = {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
@@ -147,7 +147,7 @@ def _read_wordpiece(path: Path, settings: Settings) -> Tokenizer:
     return _make_tokenizer(backend, settings)
 
 
-def _read_bpe(path: Path, merges: Path, settings: Settings) -> Tokenizer:
+def _read_bpe(path: Path, merges: Path, settings: TokenizerSettings) -> Tokenizer:
     vocab = _read_vocab(path)
     ends_words = any(piece.endswith(_END_OF_WORD) for piece in vocab)
     family = "gpt1" if ends_words else "roberta" if "<s>" in vocab else "gpt2"
@@ -169,7 +169,7 @@ def _read_bpe(path: Path, merges: Path, settings: Settings) -> Tokenizer:
     return _make_tokenizer(backend, settings)
 
 
-def _read_sentencepiece(path: Path, settings: Settings) -> Tokenizer:
+def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Tokenizer:
     if path.name == _SHIFTED:
         settings = settings.require_family(("xlm-roberta",), path, default=None)
     else:
@@ -194,7 +194,7 @@ def _read_sentencepiece(path: Path, settings: Settings) -> Tokenizer:
     return _make_tokenizer(backend, settings)
 
 
-def _read_marian(settings: Settings, side: Side) -> Tokenizer:
+def _read_marian(settings: TokenizerSettings, side: Side) -> Tokenizer:
     """A Marian tokenizer: the SentencePiece model of a side, with ids from `vocab.json`."""
     directory = settings.directory
     path, vocab_path = directory / f"{side}.spm", directory / "vocab.json"
@@ -217,7 +217,7 @@ def _read_marian(settings: Settings, side: Side) -> Tokenizer:
 
 
 def _make_tokenizer(
-    backend: Backend, settings: Settings, *, has_template: bool = False
+    backend: Backend, settings: TokenizerSettings, *, has_template: bool = False
 ) -> Tokenizer:
     """A `Tokenizer` with the special tokens of the settings added to `backend`.
 

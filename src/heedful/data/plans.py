@@ -178,19 +178,18 @@ def plan_evaluation_windows(
         raise UserError(f"stride {stride} must be from 1 to context {context}; change one of them")
     order, offsets = _stream(lengths, np.arange(len(lengths)))
     sizes = np.diff(offsets)
-    beyond_first = np.maximum(sizes - 1 - context, 0)  # targets that the first window has not
+    beyond_first = np.maximum(sizes - 1 - context, 0)  # targets after the first window
     counts = np.where(sizes > 1, 1 - (-beyond_first // stride), 0)
     texts = np.repeat(np.arange(len(sizes)), counts)
-    number = (
-        np.arange(len(texts)) - offsets_from_lengths(counts)[texts]
-    )  # of the window in its text
-    inside = number * stride
+    # The index of each window in its text, and of its first token.
+    window_indices = np.arange(len(texts)) - offsets_from_lengths(counts)[texts]
+    first_tokens = window_indices * stride
     windows = Windows(
         order,
         offsets,
-        starts=offsets[texts] + inside,
-        sizes=np.minimum(context, sizes[texts] - 1 - inside),
-        first_scored=np.where(number == 0, 1, context + 1 - stride),
+        starts=offsets[texts] + first_tokens,
+        sizes=np.minimum(context, sizes[texts] - 1 - first_tokens),
+        first_scored=np.where(window_indices == 0, 1, context + 1 - stride),
     )
     order = np.argsort(-windows.sizes, kind="stable")
     sorted_sizes = windows.sizes[order]

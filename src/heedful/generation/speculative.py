@@ -144,7 +144,7 @@ class Speculation:
             if proposal is None:
                 token, accepted = sample_token(probs, self._uniform()), False
             else:
-                token, accepted = verify(*proposal, probs, self._uniform)
+                token, accepted = accept_or_resample(*proposal, probs, self._uniform)
             self.num_accepted += accepted
             self.ids.append(token)
             self.token_log_probs.append(row[token].item())
@@ -265,7 +265,7 @@ class CachedScorer:
         return self.log_probs(list(ids), 1)[0]
 
 
-def verify(
+def accept_or_resample(
     token: int,
     proposed: Float[Tensor, "V"],
     probs: Float[Tensor, "V"],

@@ -11,7 +11,7 @@ from torch import Tensor
 from heedful.backends.torch.state import DecodingState
 from heedful.insight.checks import Failed, Outcome, Skipped, check, distance
 from heedful.insight.kind import parameters_of
-from heedful.insight.probe import PADDING_SIDES, Batch, Probe
+from heedful.insight.probe import PADDING_SIDES, NetInputs, Probe
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.tokens import Tokens
@@ -37,7 +37,7 @@ class _Scenario:
     """
 
     steps: Sequence[int]
-    source: Batch = field(default_factory=lambda: Batch({}))
+    source: NetInputs = field(default_factory=lambda: NetInputs({}))
     pads: tuple[int, int, int] = (0, 0, 0)
     reorders: bool = True
     note: str = ""
@@ -78,7 +78,7 @@ def cached_decoding(probe: Probe) -> Outcome:
 
 def _encoder_decoder_scenarios(probe: Probe) -> Iterator[_Scenario]:
     """Sources without padding, and with padding on either side."""
-    source, steps = Batch({"src": probe.batch(3).ids["src"]}), [1] * probe.width("tgt")
+    source, steps = NetInputs({"src": probe.batch(3).ids["src"]}), [1] * probe.width("tgt")
     yield _Scenario(steps, source)
     for where in PADDING_SIDES if "src_lengths" in probe.accepts else ():
         if probe.no_padding_reason("src", where) is None:

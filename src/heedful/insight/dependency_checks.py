@@ -15,7 +15,7 @@ from heedful.insight.checks import (
     require_equal,
 )
 from heedful.insight.kind import Side
-from heedful.insight.probe import Batch, Probe
+from heedful.insight.probe import NetInputs, Probe
 
 POOLED = "the net has one output per text, not per position"
 
@@ -33,14 +33,14 @@ POOLED = "the net has one output per text, not per position"
 def output_shape(probe: Probe) -> Outcome:
     """The shape for three rows, and for one row with one token."""
     sides = probe.sides
-    single = Batch({side: probe.ids(side, 1, 2 if side == "src" else 1) for side in sides})
+    single = NetInputs({side: probe.ids(side, 1, 2 if side == "src" else 1) for side in sides})
     # Logits of tokens have the size of the vocabulary; other outputs that of the first call.
     has_tokens = probe.output_kind == "tokens"
     width: int | None = probe.vocab_sizes[probe.output_side] if has_tokens else None
     letter = "C" if probe.output_kind == "classes" else "D"
     for batch in (probe.batch(3), single):
         with torch.no_grad():
-            outputs = probe.raw(batch)
+            outputs = probe.call_net(batch)
         inputs = ", ".join(f"{side} {tuple(ids.shape)}" for side, ids in batch.ids.items())
         if not isinstance(outputs, Tensor):
             raise Failed(f"{inputs} gave a {type(outputs).__name__}, not a tensor")

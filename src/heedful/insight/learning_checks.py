@@ -18,7 +18,7 @@ from heedful.insight.checks import (
     first_non_finite_gradient,
 )
 from heedful.insight.lookups import EmbeddingLookups
-from heedful.insight.probe import Batch, Probe
+from heedful.insight.probe import NetInputs, Probe
 
 # Maximum of the initial loss above ln V, in nats. Logits with standard deviation s raise the loss
 # by about s² / 2.
@@ -223,7 +223,7 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or torch.equal(a, b.t())
 
 
-def _training_batch(probe: Probe, size: int) -> tuple[Batch, Int[Tensor, "B P"]]:
+def _training_batch(probe: Probe, size: int) -> tuple[NetInputs, Int[Tensor, "B P"]]:
     """Four rows and their labels.
 
     Labels are the next tokens for a causal net; for an encoder random tokens, or a class per text.

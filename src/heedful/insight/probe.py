@@ -22,18 +22,18 @@ _DOUBLE_TOLERANCE = 2e-6  # larger than rounding errors of operations that an fp
 
 
 @dataclass(frozen=True)
-class Batch:
+class NetInputs:
     """Inputs of a call: the ids of each side. Sides without lengths have no padding."""
 
     ids: dict[Side, Int[Tensor, "B _"]]
     lengths: dict[Side, Int[Tensor, "B"]] = field(default_factory=dict)
     padding_side: PaddingSide = "right"
 
-    def replace_ids(self, side: Side, ids: Int[Tensor, "B _"]) -> "Batch":
+    def replace_ids(self, side: Side, ids: Int[Tensor, "B _"]) -> "NetInputs":
         """The batch with other ids on one side."""
         return replace(self, ids={**self.ids, side: ids})
 
-    def select_rows(self, rows: Any) -> "Batch":
+    def select_rows(self, rows: Any) -> "NetInputs":
         """The rows of a slice or of a tensor of indices."""
         ids = {side: ids[rows] for side, ids in self.ids.items()}
         lengths = {side: lengths[rows] for side, lengths in self.lengths.items()}
@@ -52,6 +52,9 @@ class Probe(NetKind):
         vocab_sizes: vocabulary size of each side; 0: determined from the embeddings.
         length: maximum length of a sequence, padding included.
         tolerance: maximum rounding error, in standard deviations of the outputs.
+        fresh: the net is untrained, so that its initial loss is checked.
+        overfit, overfit_seconds: train a copy on one batch, for at most this time.
+        generator: random generator of the inputs.
 
     Raises:
         UserError: the net cannot be copied, or its vocabulary sizes cannot be determined.
@@ -122,18 +125,18 @@ class Probe(NetKind):
         following[tokens] = tokens.roll(-1)
         return following.to(ids.device)[ids]
 
-    def batch(self, rows: int) -> Batch:
+    def batch(self, rows: int) -> NetInputs:
         """Random sequences without padding."""
-        return Batch({side: self.ids(side, rows, self.width(side)) for side in self.sides})
+        return NetInputs({side: self.ids(side, rows, self.width(side)) for side in self.sides})
 
     def pad(
         self,
-        batch: Batch,
+        batch: NetInputs,
         side: Side,
         lengths: Sequence[int],
         where: PaddingSide = "right",
         extra: int = 3,
-    ) -> Batch:
+    ) -> NetInputs:
         """`batch` with the rows of one side cut to `lengths`, and padded to its width + `extra`.
 
         Padding is `pad_id`, or random tokens without a `pad_id`.
@@ -147,16 +150,16 @@ class Probe(NetKind):
             start = 0 if where == "right" else width - length
             columns[row, start : start + length] = ids[row, :length]
         all_lengths = torch.tensor(list(lengths), dtype=torch.int64, device=self.device)
-        return Batch({**batch.ids, side: columns}, {**batch.lengths, side: all_lengths}, where)
+        return NetInputs({**batch.ids, side: columns}, {**batch.lengths, side: all_lengths}, where)
 
-    def padding(self, batch: Batch, side: Side) -> Bool[Tensor, "B _"]:
+    def padding(self, batch: NetInputs, side: Side) -> Bool[Tensor, "B _"]:
         """True at the padding of `side`."""
         ids, lengths = batch.ids[side], batch.lengths.get(side)
         if lengths is None:
             return torch.zeros_like(ids, dtype=torch.bool)
         return ~padding_mask(lengths, ids.size(1), batch.padding_side)
 
-    def real(self, batch: Batch) -> Bool[Tensor, "B P"]:
+    def real(self, batch: NetInputs) -> Bool[Tensor, "B P"]:
         """True for outputs at real tokens, and for all outputs of whole texts."""
         real = ~self.padding(batch, self.output_side)
         return torch.ones_like(real[:, :1]) if self.is_pooled else real
@@ -169,13 +172,13 @@ class Probe(NetKind):
             return "the net takes no padding_side; pass left_padding=True to check left padding"
         return None
 
-    def outputs(self, batch: Batch, *, grad: bool = False) -> Float[Tensor, "B P V"]:
+    def outputs(self, batch: NetInputs, *, grad: bool = False) -> Float[Tensor, "B P V"]:
         """Outputs of the net; P is the number of positions, or 1 for one output per text."""
         with torch.set_grad_enabled(grad):
-            raw = self.raw(batch)
-            return raw.unsqueeze(1) if self.is_pooled else raw
+            outputs = self.call_net(batch)
+            return outputs.unsqueeze(1) if self.is_pooled else outputs
 
-    def raw(self, batch: Batch) -> Any:
+    def call_net(self, batch: NetInputs) -> Any:
         """Call the net with the keywords that it accepts."""
         keywords: dict[str, Any] = {LENGTHS[side]: n for side, n in batch.lengths.items()}
         if batch.padding_side == "left":
@@ -215,7 +218,7 @@ class Probe(NetKind):
         return (products if real is None else products[real]).mean()
 
     def token_gradient(
-        self, batch: Batch, side: Side, score: Callable[[Tensor], Tensor]
+        self, batch: NetInputs, side: Side, score: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "B T D"] | None:
         """Gradient of `score(outputs)` with respect to the embeddings of a side.
 
@@ -244,7 +247,7 @@ class Probe(NetKind):
         outputs, why = None, "no embedding lookup of its ids was recorded"
         with torch.no_grad(), EmbeddingLookups() as lookups:
             try:
-                outputs = self.raw(Batch(ids))
+                outputs = self.call_net(NetInputs(ids))
             except Exception as error:  # of any kind; earlier lookups are possible
                 why = f"calling it raised {first_line(error)}"
         for side in (side for side, size in self.vocab_sizes.items() if not size):

@@ -14,7 +14,7 @@ from heedful.parts.tokens import PaddingSide, Span, Tokens, check_ids, check_len
 
 
 class Memory(NamedTuple):
-    """An encoded batch of sources: states of the encoder, and positions and padding."""
+    """An encoded batch of sources: the encoder's states, and their positions and padding."""
 
     states: Float[Tensor, "B S D"]
     source: Span
@@ -104,7 +104,12 @@ class EncoderDecoder(nn.Module):
         return self.decoder(x, target, causal=True, memory=states, source=source)
 
     def start(self, source: Tokens, *, capacity: int, beams: int = 1) -> Cache:
-        """Encode the sources; the cache of their targets, `capacity` tokens over all beams each."""
+        """Encode the sources, and return an empty cache for their targets.
+
+        Args:
+            capacity: slots for target tokens of each source, which its beams share.
+            beams: rows of each source.
+        """
         states, span = self.encode(source)
         attentions: Any = [block.cross_attention.sublayer for block in self.decoder.blocks]  # type: ignore[union-attr]
         projected = [attention.project_memory(states) for attention in attentions]

@@ -170,7 +170,7 @@ class MultiHead(nn.Module):
             return AttentionMask(
                 spec.real, rotation, (everything,), forms_weights=False, is_causal=True
             )
-        if not forms_weights and self._skips_blocks(spec, x, needs_grad):
+        if not forms_weights and self._use_flex_attention(spec, x, needs_grad):
             block_mask = packed_block_mask(spec, self.window)
             return AttentionMask(
                 spec.real, rotation, (), forms_weights=False, is_causal=False, block_mask=block_mask
@@ -223,10 +223,11 @@ class MultiHead(nn.Module):
             parts.append((queries, range(max(0, start - reach + 1), stop)))
         return parts
 
-    def _skips_blocks(self, spec: MaskSpec, x: Tensor, needs_grad: bool) -> bool:
+    def _use_flex_attention(self, spec: MaskSpec, x: Tensor, needs_grad: bool) -> bool:
         """True in compiled training with packed rows, for attention that FlexAttention can compute.
 
-        It has no dropout. Its kernel is compiled for a shape, of which evaluation has many.
+        FlexAttention has no dropout, and its kernel is compiled for one shape: evaluation, with
+        batches of many shapes, does not use it.
         """
         has_dropout = self.training and self.dropout.p > 0
         is_plain = self.position_scores is None and not has_dropout
@@ -308,7 +309,7 @@ class MultiHead(nn.Module):
         if not return_weights:
             return out
         assert weights is not None
-        return out, _zero_hidden(weights, mask.real)
+        return out, _zero_hidden_queries(weights, mask.real)
 
     def _attend_blocks(
         self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
@@ -324,8 +325,8 @@ class MultiHead(nn.Module):
         heads = []
         for part, block in zip(query.split(len(first), dim=2), mask.blocks, strict=True):
             assert block.keys is not None
-            near = _slice_pieces(keys, block.keys), _slice_pieces(values, block.keys)
-            heads.append(self._attend(part, *near, mask, block.bias)[0])
+            visible = _slice_pieces(keys, block.keys), _slice_pieces(values, block.keys)
+            heads.append(self._attend(part, *visible, mask, block.bias)[0])
         return torch.cat(heads, dim=2), None
 
     def _attend(
@@ -352,7 +353,7 @@ class MultiHead(nn.Module):
         elif has_hooks(self.pattern):
             weights = attention_weights(query, key, bias, self.scale, self.softcap)
             weights = _unfold_heads(weights.to(value.dtype), repeats)
-            weights = self.pattern(_zero_hidden(weights, mask.real))
+            weights = self.pattern(_zero_hidden_queries(weights, mask.real))
             folded = weights if repeats == 1 else weights.unflatten(1, (-1, repeats)).flatten(2, 3)
             heads = self.dropout(folded) @ value
         else:
@@ -379,7 +380,7 @@ def _unfold_heads(x: Float[Tensor, "B G folded *n"], repeats: int) -> Float[Tens
     return x if repeats == 1 else x.unflatten(2, (repeats, -1)).flatten(1, 2)
 
 
-def _zero_hidden(
+def _zero_hidden_queries(
     weights: Float[Tensor, "B H T K"], real: Bool[Tensor, "#B #T"] | None
 ) -> Float[Tensor, "B H T K"]:
     """The weights, with zeros for queries without a visible key."""

@@ -56,7 +56,7 @@ class Generator(SavedModel):
     """
 
     kind = "language model"
-    usual: ClassVar[dict[str, Any]] = {}  # defaults where the metadata has none
+    default_options: ClassVar[dict[str, Any]] = {}  # defaults where the metadata has none
     backend: GenerationBackend | None
     _has_warned = False  # that the backend cannot run everything
     # The last call's keywords, metadata and settings, and the resulting options. Checking them
@@ -202,20 +202,26 @@ class Generator(SavedModel):
                 sent = final
         return text
 
-    def options(self, **given: Any) -> Options:
+    def options(self, **keywords: Any) -> Options:
         """Options with the model's defaults; raises UserError for an unknown one."""
         last, metadata = self._last, self.metadata
         settings = self.backend.settings if self.backend else self.settings
-        is_plain = _PLAIN.issuperset(map(type, given.values()))
-        if is_plain and last and last[0] == given and last[1] is metadata and last[2] is settings:
+        is_plain = _PLAIN.issuperset(map(type, keywords.values()))
+        if (
+            is_plain
+            and last
+            and last[0] == keywords
+            and last[1] is metadata
+            and last[2] is settings
+        ):
             return last[3]
         measured = settings.batch_tokens
         more = {"batch_tokens": measured} if measured else {}
-        resolved = Options.from_keywords(given).with_defaults(
-            {**self.usual, **metadata.options, **more}
+        resolved = Options.from_keywords(keywords).with_defaults(
+            {**self.default_options, **metadata.options, **more}
         )
         if is_plain:
-            self._last = given, metadata, settings, resolved
+            self._last = keywords, metadata, settings, resolved
         return resolved
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
@@ -268,8 +274,8 @@ class Generator(SavedModel):
             waits: the caller calls the returned function at once, so that a single batch need not
                 be submitted.
         """
-        named = replace(options, first_number=options.first_number + first) if first else options
-        rows = self.prompt_ids(prompts, named)
+        numbered = replace(options, first_number=options.first_number + first) if first else options
+        rows = self.prompt_ids(prompts, numbered)
         workers = self.backend.settings.workers if self.backend else 1
         if len(rows) == 1 and rows[0]:
             batches = [[0]]
@@ -299,8 +305,10 @@ class Generator(SavedModel):
         return wait_for_all
 
     def _backend_for(self, rows: list[list[int]], request: GenerationRequest) -> GenerationBackend:
-        """The backend of a call: the net where the model's backend does not support the request,
-        with one note a model."""
+        """The model's backend, or the net itself for a request that the backend does not support.
+
+        The first such request of a model is reported by a warning.
+        """
         backend: GenerationBackend = self.backend or self.eager
         reasons = backend.unsupported_reasons(rows, request)
         if not reasons:

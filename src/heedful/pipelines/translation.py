@@ -18,7 +18,7 @@ class Translator(Generator):
     """
 
     kind = "translator"
-    usual = {"beam_size": 5}  # noqa: RUF012
+    default_options = {"beam_size": 5}  # noqa: RUF012
 
     @property
     def ids(self) -> GenerationIds:

@@ -8,7 +8,7 @@ plugins.task.declare(
         "language_modelling": "heedful.tasks.language_modelling:LanguageModelling",
         "masked_lm": "heedful.tasks.masked_lm:MaskedLm",
         "denoising": "heedful.tasks.denoising:Denoising",
-        "classification": "heedful.tasks.classification:Classification",
+        "classification": "heedful.tasks.classification:TextClassification",
         **dict.fromkeys(("copy", "reverse", "sort"), "heedful.tasks.synthetic:Synthetic"),
     }
 )

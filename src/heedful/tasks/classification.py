@@ -34,16 +34,16 @@ from heedful.tasks.inputs import (
     splits_with_files,
 )
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
-from heedful.tasks.run_data import Data, InheritedParts, RawData
+from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
 from heedful.tasks.task import MASK, Task
 from heedful.training.events import Sample
-from heedful.training.trainer import Evaluation
+from heedful.training.trainer import EvaluationResult
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
-class Classification(Task):
+class TextClassification(Task):
     """Classification of texts, or of pairs of texts, from `data.train.file`.
 
     The label names are those of the training file; other files may have no others. Held-out texts
@@ -91,17 +91,17 @@ class Classification(Task):
             options["truncation"] = "truncate"
         return options | {"numbers": {"labels": labels}, "info": {"labels": names}}
 
-    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+    def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         num_labels = 2 if data is None else len(data.labels)
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
-    def plan_epoch(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
+    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         return plan_training(self.recipe, epoch, *self.row_lengths(data))
 
-    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
         return (data.ids("train").lengths,)
 
-    def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
+    def collate(self, data: RunData, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         columns = data.splits[split]
         return collate_texts(
             columns.sequences("text"),
@@ -111,7 +111,7 @@ class Classification(Task):
             second=columns.numbers("text.second") if "text.second" in columns else None,
         )
 
-    def evaluate(self, model: Classifier, data: Data) -> Evaluation:
+    def evaluate(self, model: Classifier, data: RunData) -> EvaluationResult:
         sums, predictions, table = self._predict(model, data, "valid")
         labels, names = data.splits["valid"].numbers("labels"), data.labels
         rows = data.texts("valid", self.recipe.evaluation.num_samples)
@@ -122,7 +122,7 @@ class Classification(Task):
         ]
         return make_evaluation(self.recipe, sums, samples, label_scores(table))
 
-    def compute_final_scores(self, model: Classifier, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: Classifier, data: RunData, out: Path) -> FinalScores:
         """Classify and score the test texts, or those of valid if there is no test split.
 
         `scores.json` also has precision, recall and F1 of each label, and the confusion matrix:
@@ -141,7 +141,7 @@ class Classification(Task):
 
     @torch.inference_mode()
     def _predict(
-        self, model: Classifier, data: Data, split: str
+        self, model: Classifier, data: RunData, split: str
     ) -> tuple[LossSum, Int64[np.ndarray, " N"], Int64[np.ndarray, "C C"]]:
         """Loss sums over a held-out split, the predicted label of each text, and `confusion`."""
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing

@@ -30,11 +30,11 @@ from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
 from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.run_data import Data, InheritedParts, PlannedRows, RawData
+from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
 from heedful.tasks.task import HELD_OUT_SEED, Task
 from heedful.training.events import Sample
-from heedful.training.trainer import Evaluation
+from heedful.training.trainer import EvaluationResult
 
 _STOPS = (".", "!", "?", "…", "。", "！", "？")
 
@@ -96,10 +96,10 @@ class Denoising(Task):
     def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
         return super().encode_options(split, raw, inherited) | {"drop_unknown": True}
 
-    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+    def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
 
-    def describe_model(self, data: Data, name: str) -> ModelMetadata:
+    def describe_model(self, data: RunData, name: str) -> ModelMetadata:
         tokenizer, pairs = data.tokenizer, self.held_out(data, "valid")
         ids = GenerationIds()
         if isinstance(self.noise, T5Noise):  # outputs contain sentinels
@@ -114,26 +114,26 @@ class Denoising(Task):
         language = self.recipe.data.src_language
         return ModelMetadata(name, self.recipe.task, language, language, limits, generation=ids)
 
-    def plan_epoch(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
+    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
         """The batches by upper bounds of lengths, so that the plan is independent of the noise."""
         batches = plan_training(self.recipe, epoch, *self.row_lengths(data))
         return [PlannedRows(epoch, indices) for indices in batches]
 
-    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
         """Upper bounds of the source and target lengths of each training text."""
         lengths = data.ids("train").lengths
         src, tgt = self.noise.longest_sides(int(lengths.max()))
         return src[lengths], tgt[lengths]
 
-    def collate(self, data: Data, item: PlannedRows) -> Batch:
+    def collate(self, data: RunData, item: PlannedRows) -> Batch:
         pairs = self.corrupt(data, "train", item, self.recipe.training.seed)
         return replace(self._batch(data, pairs, np.arange(len(pairs.src))), indices=item.indices)
 
-    def evaluate(self, model: Translator, data: Data) -> Evaluation:
+    def evaluate(self, model: Translator, data: RunData) -> EvaluationResult:
         sums = self._split_sums(model, data, "valid")
         return make_evaluation(self.recipe, sums, self._samples(model, data))
 
-    def compute_final_scores(self, model: Translator, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: Translator, data: RunData, out: Path) -> FinalScores:
         """Loss without label smoothing, perplexity and token accuracy; samples in a text file."""
         sums = self._split_sums(model, data, data.final)
         counts = {"num_texts": len(data.splits[data.final]), "num_targets": sums.tokens}
@@ -145,12 +145,12 @@ class Denoising(Task):
         write_text(out / "samples.txt", "\n".join(samples))
         return write_scores(data, out, counts, token_metrics(sums))
 
-    def held_out(self, data: Data, split: str) -> Pairs:
+    def held_out(self, data: RunData, split: str) -> Pairs:
         """The texts of a held-out split with the same noise at every evaluation."""
         rows = PlannedRows(0, np.arange(len(data.splits[split])))
         return self.corrupt(data, split, rows, HELD_OUT_SEED)
 
-    def corrupt(self, data: Data, split: str, rows: PlannedRows, seed: int) -> Pairs:
+    def corrupt(self, data: RunData, split: str, rows: PlannedRows, seed: int) -> Pairs:
         """Texts of a split, with noise that depends on (seed, epoch, index of the text)."""
         store, tokens = data.ids(split), noise_tokens(data.tokenizer)
         longest = self.recipe.data.max_length
@@ -161,11 +161,11 @@ class Denoising(Task):
         sides = ([ids.tolist() for ids in side] for side in zip(*pairs, strict=True))
         return Pairs(*(pack_ids(side, data.tokenizer.vocab_size) for side in sides))
 
-    def _batch(self, data: Data, pairs: Pairs, indices: Int64[np.ndarray, " B"]) -> Batch:
+    def _batch(self, data: RunData, pairs: Pairs, indices: Int64[np.ndarray, " B"]) -> Batch:
         pad_id = data.tokenizer.pad_id
         return collate_pairs(*pairs, indices, start_ids=[data.start_id], pad_id=pad_id)
 
-    def _split_sums(self, model: Translator, data: Data, split: str) -> LossSum:
+    def _split_sums(self, model: Translator, data: RunData, split: str) -> LossSum:
         pairs = self.held_out(data, split)
         return held_out_loss(
             model.net,
@@ -175,7 +175,7 @@ class Denoising(Task):
             label_smoothing=self.recipe.training.label_smoothing,
         )
 
-    def _samples(self, model: Translator, data: Data) -> list[Sample]:
+    def _samples(self, model: Translator, data: RunData) -> list[Sample]:
         """The first validation texts: corrupted, their targets, and outputs of greedy search."""
         count = min(self.recipe.evaluation.num_samples, len(data.splits["valid"]))
         if not count:

@@ -32,7 +32,7 @@ from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load
 from heedful.progress import PrintLine
 from heedful.tasks.inputs import resolve_paths
-from heedful.tasks.run_data import Data
+from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
 from heedful.zoo.names import weights_of
@@ -135,7 +135,7 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
             raise UserError(message)
 
 
-def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Data) -> None:
+def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: RunData) -> None:
     """Put the teacher into eval mode, without gradients.
 
     Raises:
@@ -200,13 +200,13 @@ class OtherTeachers:
 
 
 def sequence_distillation(
-    data: Data,
+    data: RunData,
     task: Task,
     teacher: Translator,
     others: OtherTeachers,
     cache: Path,
     print_line: PrintLine,
-) -> Data:
+) -> RunData:
     """The data with the teachers' translations as targets (Kim and Rush 2016, sec. 3.2).
 
     The pairs of the data follow with `include_references`, and pairs of a back-translation and its

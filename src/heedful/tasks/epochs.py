@@ -7,7 +7,7 @@ from typing import Any
 from heedful.data.buckets import pad_batch
 from heedful.data.collate import Batch
 from heedful.data.subwords import SubwordSampler
-from heedful.tasks.run_data import Data
+from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 
 
@@ -21,7 +21,7 @@ class EpochBatches:
         UserError: a tokenizer that does not support subword sampling; a task without fixed shapes.
     """
 
-    def __init__(self, task: Task, data: Data) -> None:
+    def __init__(self, task: Task, data: RunData) -> None:
         training = task.recipe.training
         self._task, self._data = task, data
         self._shapes = task.batch_shapes(data) if training.compile else None

@@ -21,7 +21,7 @@ TrainingData: TypeAlias = Sequence[Any] | Mapping[str, Sequence[Any]]
 
 DATA_FOLDER = "data"  # in the run's folder
 _PAIR = "pair"
-_SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "valid"}  # as `datasets` has it
+_SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "valid"}  # the name in `datasets`
 
 
 @dataclass(frozen=True)
@@ -72,27 +72,27 @@ class InMemoryData:
                     "out one of them"
                 )
             path = (out / DATA_FOLDER / f"{split}.jsonl").absolute()
-            columns, lines = _convert_split(recipe, row_columns, f"data, {split}", rows)
+            columns, content = _convert_split(recipe, row_columns, f"data, {split}", rows)
             keys: dict[str, Any] = {f"{column}_field": None for column in row_columns}
             if _PAIR in columns:
                 keys[f"{_PAIR}_field"] = _PAIR
             keys["text" if len(columns) == 1 else "file"] = str(path)
             sections[split] = section.model_copy(update=keys)
-            files[path] = lines
+            files[path] = content
         data_keys = recipe.data.model_copy(update=sections)
-        # The bands of `expect` hold for the data of the recipe.
+        # `expect` has the score ranges of the recipe's own data.
         return cls(recipe.model_copy(update={"data": data_keys, "expect": []}), files)
 
     def write(self) -> None:
         """Write the files."""
-        for path, lines in self.files.items():
+        for path, content in self.files.items():
             path.parent.mkdir(exist_ok=True)
-            write_text(path, lines)
+            write_text(path, content)
 
     def check_unchanged(self) -> None:
         """Raise UserError where a file of a run to resume has other rows."""
-        for path, lines in self.files.items():
-            if not path.is_file() or path.read_bytes() != lines.encode():
+        for path, content in self.files.items():
+            if not path.is_file() or path.read_bytes() != content.encode():
                 raise UserError(
                     f"data has other rows than {path}, which the run was started with; resume with "
                     "the same rows, or start a new run"

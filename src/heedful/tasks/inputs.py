@@ -91,7 +91,7 @@ def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
         train, valid = split_random(rows["train"], recipe.data.valid_size)
         rows = rows | {"train": train, "valid": valid}
         summaries["valid"] = f"{len(valid):,} of data.train (data.valid_size)"
-    return RawData(remove_held_out(rows), summaries)
+    return RawData(drop_held_out_from_train(rows), summaries)
 
 
 def read_text_data(recipe: Recipe) -> RawData:
@@ -104,10 +104,10 @@ def read_text_data(recipe: Recipe) -> RawData:
         size = 0.1 if data.valid_size is None else data.valid_size
         rows["train"], rows["valid"] = split_tail(rows["train"], size, unit)
     # A file named for both train and valid is kept in both (recipe `rhyme`).
-    return RawData(rows if data.text_unit == "file" else remove_held_out(rows), summaries)
+    return RawData(rows if data.text_unit == "file" else drop_held_out_from_train(rows), summaries)
 
 
-def remove_held_out(rows: dict[str, Rows]) -> dict[str, Rows]:
+def drop_held_out_from_train(rows: dict[str, Rows]) -> dict[str, Rows]:
     """The rows by split, without the rows of train that are also in valid or test."""
     held_out = [rows[name] for name in SPLITS[1:] if name in rows]
     return rows | {"train": drop_held_out(rows["train"], held_out)}

@@ -21,11 +21,11 @@ from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import window_sums
 from heedful.tasks.inputs import joint_tokenizer, read_text_data
-from heedful.tasks.run_data import Data, InheritedParts, RawData
+from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
 from heedful.tasks.task import ObjectiveSettings, Task
 from heedful.training.events import Sample
-from heedful.training.trainer import Evaluation
+from heedful.training.trainer import EvaluationResult
 
 
 class WindowSettings(ObjectiveSettings):
@@ -78,19 +78,19 @@ class LanguageModelling(Task):
     def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
         return {}
 
-    def split_size(self, data: Data, split: str) -> int:
+    def split_size(self, data: RunData, split: str) -> int:
         """The number of tokens."""
         return data.splits[split].report.counts["text"].tokens
 
-    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+    def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         vocab_size = 8 if data is None else data.tokenizer.vocab_size
         return {"vocab_size": vocab_size, "max_length": self.objective.context}
 
-    def describe_model(self, data: Data, name: str) -> ModelMetadata:
+    def describe_model(self, data: RunData, name: str) -> ModelMetadata:
         ids = continuation_ids(data.tokenizer)
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
-    def plan_epoch(self, data: Data, epoch: int) -> Sequence[Windows]:
+    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Windows]:
         return plan_windows(
             data.ids("train").lengths,
             context=self.objective.context,
@@ -99,7 +99,7 @@ class LanguageModelling(Task):
             epoch=epoch,
         )
 
-    def batch_shapes(self, data: Data) -> list[BatchShape]:
+    def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """All windows are of one width."""
         return [BatchShape(self._batch_size, self.objective.context)]
 
@@ -112,20 +112,20 @@ class LanguageModelling(Task):
         assert training.batch_tokens is not None
         return max(1, training.batch_tokens // self.objective.context)
 
-    def collate(self, data: Data, item: Windows) -> Batch:
+    def collate(self, data: RunData, item: Windows) -> Batch:
         pad_id = data.tokenizer.pad_id
         return collate_windows(
             data.ids("train"), item, isolate=self.objective.isolate, pad_id=pad_id
         )
 
-    def evaluate(self, model: LanguageModel, data: Data) -> Evaluation:
+    def evaluate(self, model: LanguageModel, data: RunData) -> EvaluationResult:
         sums, scores = self._sums_and_bits(model, data, "valid")
         # The loss without label smoothing, as bits per character are those of the likelihood.
         return make_evaluation(
             self.recipe, sums._replace(loss=sums.nll), self._samples(model, data), scores
         )
 
-    def compute_final_scores(self, model: LanguageModel, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: LanguageModel, data: RunData, out: Path) -> FinalScores:
         sums, bits = self._sums_and_bits(model, data, data.final)
         mean = token_metrics(sums)
         scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **bits}
@@ -135,7 +135,7 @@ class LanguageModelling(Task):
         return write_scores(data, out, {"num_characters": characters}, scores)
 
     def _sums_and_bits(
-        self, model: LanguageModel, data: Data, name: str
+        self, model: LanguageModel, data: RunData, name: str
     ) -> tuple[LossSum, dict[str, float]]:
         """Loss sums over a split, and the bits per character and per byte."""
         keys, counts = self.objective, data.splits[name].report.counts["text"]
@@ -147,7 +147,7 @@ class LanguageModelling(Task):
             "bits_per_byte": bits / counts.bytes,
         }
 
-    def _samples(self, model: LanguageModel, data: Data) -> list[Sample]:
+    def _samples(self, model: LanguageModel, data: RunData) -> list[Sample]:
         """Sampled continuations of the recipe's prompt."""
         keys, tokenizer = self.objective, data.tokenizer
         count = self.recipe.evaluation.num_samples

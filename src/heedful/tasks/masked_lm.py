@@ -28,11 +28,11 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
 from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
-from heedful.tasks.run_data import Data, InheritedParts, PlannedRows, RawData
+from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
 from heedful.tasks.task import HELD_OUT_SEED, MASK, ObjectiveSettings, Task
 from heedful.training.events import Sample
-from heedful.training.trainer import Evaluation
+from heedful.training.trainer import EvaluationResult
 
 
 class Masking(ObjectiveSettings):
@@ -100,39 +100,39 @@ class MaskedLm(Task):
     def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
         return super().encode_options(split, raw, inherited) | {"drop_unknown": True}
 
-    def split_size(self, data: Data, split: str) -> int:
+    def split_size(self, data: RunData, split: str) -> int:
         """The number of rows."""
         return len(self.rows(data, split))
 
-    def rows(self, data: Data, split: str) -> Sequences:
+    def rows(self, data: RunData, split: str) -> Sequences:
         """The rows of a split: single texts, or with `pack` concatenated texts."""
         texts = data.ids(split)
         return _packed(texts, self.recipe.data.max_length) if self.objective.pack else texts
 
-    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+    def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return encoder_keys(self.recipe, data, name, "mlm")
 
-    def plan_epoch(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
+    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
         batches = plan_training(self.recipe, epoch, *self.row_lengths(data))
         return [PlannedRows(epoch, indices) for indices in batches]
 
-    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
         return (self.rows(data, "train").lengths,)
 
-    def collate(self, data: Data, item: PlannedRows) -> Batch:
+    def collate(self, data: RunData, item: PlannedRows) -> Batch:
         seed = self.recipe.training.seed
         return masked_batch(
             self.rows(data, "train"), item, data.tokenizer, masking=self.objective, seed=seed
         )
 
-    def evaluate(self, model: MaskedLanguageModel, data: Data) -> Evaluation:
+    def evaluate(self, model: MaskedLanguageModel, data: RunData) -> EvaluationResult:
         """Loss and accuracy at masked positions, the same at every evaluation."""
         return make_evaluation(
             self.recipe, self._split_sums(model, data, "valid"), self._samples(model, data)
         )
 
     def compute_final_scores(
-        self, model: MaskedLanguageModel, data: Data, out: Path
+        self, model: MaskedLanguageModel, data: RunData, out: Path
     ) -> FinalScores:
         """Loss without label smoothing, perplexity and accuracy at the masked positions."""
         sums = self._split_sums(model, data, data.final)
@@ -142,13 +142,13 @@ class MaskedLm(Task):
         return write_scores(data, out, counts, scores)
 
     def _held_out(
-        self, data: Data, rows: Sequences, indices: Int64[np.ndarray, " B"], masking: Masking
+        self, data: RunData, rows: Sequences, indices: Int64[np.ndarray, " B"], masking: Masking
     ) -> Batch:
         """A batch of held-out rows, masked in the same way at every evaluation."""
         item = PlannedRows(0, indices)
         return masked_batch(rows, item, data.tokenizer, masking=masking, seed=HELD_OUT_SEED)
 
-    def _split_sums(self, model: MaskedLanguageModel, data: Data, name: str) -> LossSum:
+    def _split_sums(self, model: MaskedLanguageModel, data: RunData, name: str) -> LossSum:
         rows = self.rows(data, name)
         return held_out_loss(
             model.net,
@@ -159,7 +159,7 @@ class MaskedLm(Task):
         )
 
     @torch.inference_mode()
-    def _samples(self, model: MaskedLanguageModel, data: Data) -> list[Sample]:
+    def _samples(self, model: MaskedLanguageModel, data: RunData) -> list[Sample]:
         """The first validation texts with all selected tokens masked, and with predictions."""
         tokenizer, texts, keys = data.tokenizer, data.ids("valid"), self.objective
         first = np.arange(min(self.recipe.evaluation.num_samples, len(texts)))

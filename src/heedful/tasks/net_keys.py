@@ -2,7 +2,7 @@
 
 from heedful.config import Recipe
 from heedful.errors import UserError
-from heedful.tasks.run_data import Data
+from heedful.tasks.run_data import RunData
 from heedful.zoo import architecture
 
 TWO_STACKS = {"architecture": "vaswani2017", "size": "tiny"}  # default of `model`
@@ -16,7 +16,7 @@ def check_derived_keys(recipe: Recipe) -> None:
             raise UserError(f"model.{key} is determined by the task {recipe.task}; leave it out")
 
 
-def encoder_keys(recipe: Recipe, data: Data | None, name: str, head: str) -> dict[str, object]:
+def encoder_keys(recipe: Recipe, data: RunData | None, name: str, head: str) -> dict[str, object]:
     """Config keys of an encoder with a head; raises UserError for another architecture."""
     if not architecture(name).has_key("head"):
         raise UserError(
@@ -27,7 +27,7 @@ def encoder_keys(recipe: Recipe, data: Data | None, name: str, head: str) -> dic
     return {"vocab_size": vocab_size, "head": head, "max_length": recipe.data.max_length}
 
 
-def two_stack_keys(recipe: Recipe, data: Data | None, name: str) -> dict[str, object]:
+def two_stack_keys(recipe: Recipe, data: RunData | None, name: str) -> dict[str, object]:
     """Config keys of an encoder-decoder; raises UserError for another architecture."""
     if not architecture(name).has_key("num_decoder_layers"):
         raise UserError(

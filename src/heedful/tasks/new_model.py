@@ -14,7 +14,7 @@ from heedful.files import read_object
 from heedful.pipelines import ModelMetadata, SavedModel, Translator, open_net
 from heedful.pipelines.base import CONFIG
 from heedful.tasks.init_from import VOCABULARIES
-from heedful.tasks.run_data import Data, InheritedParts
+from heedful.tasks.run_data import InheritedParts, RunData
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
 from heedful.zoo.saved import initialized_net, make_config
@@ -60,13 +60,13 @@ def _is_imported(source: SavedModel | None) -> bool:
 
 def build_model(
     task: Task,
-    data: Data,
+    data: RunData,
     source: SavedModel | None,
     teacher: SavedModel | None,
     device: torch.device,
 ) -> SavedModel:
     """The run's model with initial weights, to be trained on `device`."""
-    name, config = model_config(task, data, source, teacher)
+    name, config = architecture_and_config(task, data, source, teacher)
     net = initialized_net(name, config, device)
     metadata = task.describe_model(data, name)
     if source is not None and _is_imported(source):
@@ -78,7 +78,7 @@ def build_model(
     return open_net(net, config, metadata, *data.tokenizers)
 
 
-def rebuild_model(directory: Path, data: Data, device: torch.device) -> SavedModel:
+def rebuild_model(directory: Path, data: RunData, device: torch.device) -> SavedModel:
     """The model of a run's folder with initial weights, which a checkpoint then replaces."""
     content = read_object(directory / CONFIG)
     metadata = ModelMetadata.from_dict(content)
@@ -87,8 +87,8 @@ def rebuild_model(directory: Path, data: Data, device: torch.device) -> SavedMod
     return open_net(net, config, metadata, *data.tokenizers)
 
 
-def model_config(
-    task: Task, data: Data | None, source: SavedModel | None, teacher: SavedModel | None
+def architecture_and_config(
+    task: Task, data: RunData | None, source: SavedModel | None, teacher: SavedModel | None
 ) -> tuple[str, Any]:
     """The architecture's name and its Config.
 

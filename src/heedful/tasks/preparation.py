@@ -18,11 +18,11 @@ from heedful.files import read_json, write_json, write_text
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine
 from heedful.tasks.inputs import SOURCES, SPLITS, resolve_paths, split_files
-from heedful.tasks.run_data import Data, InheritedParts
+from heedful.tasks.run_data import InheritedParts, RunData
 from heedful.tasks.task import Task
 
 
-def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: PrintLine) -> Data:
+def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: PrintLine) -> RunData:
     """The data of a task, prepared in a folder of `cache` unless an earlier run did so.
 
     Raises:
@@ -38,7 +38,7 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
     return data
 
 
-def open_data(directory: Path, start_id: int | None) -> Data:
+def open_data(directory: Path, start_id: int | None) -> RunData:
     """Open a folder written by `prepare`; `start_id`: as in `InheritedParts`."""
     hold = Hold(directory)
     src = Tokenizer.load(directory / "src.json")
@@ -48,7 +48,7 @@ def open_data(directory: Path, start_id: int | None) -> Data:
         name: open_columns(directory / name) for name in SPLITS if (directory / name).is_dir()
     }
     start_id = tgt.bos_id if start_id is None else start_id
-    return Data(directory, (src, tgt), splits, start_id, holds=(hold,))
+    return RunData(directory, (src, tgt), splits, start_id, holds=(hold,))
 
 
 def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _write_rows(path: Path, rows: Rows) -> None:
     write_text(path, "".join(lines))
 
 
-def _describe(data: Data, print_line: PrintLine) -> None:
+def _describe(data: RunData, print_line: PrintLine) -> None:
     """Print summaries of the files, the tokenizers, the splits and the labels."""
     for name, summary in read_json(data.directory / "read.json").items():
         print_line(f"{'data.' + name:<10} {summary}")

@@ -46,7 +46,7 @@ class RawData:
 
 
 @dataclass(frozen=True)
-class Data:
+class RunData:
     """The examples of a run: columns of ids, opened from a prepared folder.
 
     Attributes:
@@ -63,7 +63,7 @@ class Data:
     outputs: Path | None = None
     holds: tuple[Hold, ...] = field(default=(), repr=False, compare=False)
 
-    def with_teacher_outputs(self, outputs: Path | None) -> "Data":
+    def with_teacher_outputs(self, outputs: Path | None) -> "RunData":
         """The data with the `train` of the prepared folder `outputs`; None: unchanged."""
         if outputs is None:
             return self

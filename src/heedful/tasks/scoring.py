@@ -16,9 +16,9 @@ from heedful.evaluation.likelihood import sum_losses, token_metrics
 from heedful.files import write_json
 from heedful.parts.losses import LossSum
 from heedful.plugins import metric
-from heedful.tasks.run_data import Data
+from heedful.tasks.run_data import RunData
 from heedful.training.events import Sample
-from heedful.training.trainer import Evaluation
+from heedful.training.trainer import EvaluationResult
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def held_out_loss(
 
 def make_evaluation(
     recipe: Recipe, sums: LossSum, samples: list[Sample], scores: dict[str, float] | None = None
-) -> Evaluation:
+) -> EvaluationResult:
     """The evaluation of held-out sums and scores; its value is by the recipe's metric."""
     scores = scores or {}
     values = token_metrics(sums)
@@ -77,7 +77,7 @@ def make_evaluation(
     higher_is_better = (
         OWN_METRICS[name] if name in OWN_METRICS else metric.get(name).higher_is_better
     )
-    return Evaluation(
+    return EvaluationResult(
         loss=float(sums.loss) / sums.tokens,
         perplexity=values["perplexity"],
         token_accuracy=accuracy,
@@ -88,7 +88,7 @@ def make_evaluation(
 
 
 def write_scores(
-    data: Data, out: Path, counts: dict[str, Any], scores: dict[str, float], **more: Any
+    data: RunData, out: Path, counts: dict[str, Any], scores: dict[str, float], **more: Any
 ) -> FinalScores:
     """Write `scores.json` for the final model, and return its scores."""
     content = {"set": data.final, **counts, "scores": scores, **more}

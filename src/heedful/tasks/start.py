@@ -1,4 +1,4 @@
-"""Data, model and loss at the start of a session: of a new run, or from the run's folder."""
+"""RunData, model and loss at the start of a session: of a new run, or from the run's folder."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +23,15 @@ from heedful.tasks.distillation import (
     sequence_distillation,
 )
 from heedful.tasks.init_from import load_matching_weights
-from heedful.tasks.new_model import build_model, inherited_parts, model_config, rebuild_model
+from heedful.tasks.new_model import (
+    architecture_and_config,
+    build_model,
+    inherited_parts,
+    rebuild_model,
+)
 from heedful.tasks.preparation import open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
-from heedful.tasks.run_data import Data
+from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.folder import MARKER, facts_of_run
@@ -42,7 +47,7 @@ class RunParts:
         teacher: the model whose probabilities are targets, in word-level distillation.
     """
 
-    data: Data
+    data: RunData
     model: SavedModel
     teacher: SavedModel | None
 
@@ -66,7 +71,7 @@ def checked_task(recipe: Recipe) -> Task:
     return task
 
 
-def prepare_data(task: Task, print_line: PrintLine) -> Data:
+def prepare_data(task: Task, print_line: PrintLine) -> RunData:
     """The data of a new run, read, tokenized and stored in the cache, where the run finds them.
 
     Outputs of a teacher (distillation of level sequence) are not computed.
@@ -79,8 +84,10 @@ def prepare_data(task: Task, print_line: PrintLine) -> Data:
 
 def _prepare_data(
     task: Task, source: SavedModel | None, teacher: SavedModel | None, print_line: PrintLine
-) -> Data:
-    model_config(task, None, source, teacher)  # refuses a wrong model before data are read
+) -> RunData:
+    architecture_and_config(
+        task, None, source, teacher
+    )  # refuses a wrong model before data are read
     inherited = inherited_parts(task.recipe.tokenizer.path, source, teacher)
     return prepare(task, cache_folder(), inherited, print_line)
 

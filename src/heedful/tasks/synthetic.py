@@ -29,7 +29,7 @@ class Synthetic(GeneratedPairs):
         Symbols are the numbers 0 to `num_symbols - 1`, written as words separated by a space;
         lengths count symbols. A length is sampled uniformly from `min_length` to `max_length`, then
         each symbol uniformly; duplicates, and sources in `unseen`, are sampled again. The sources
-        are therefore distinct, and those of a split are in no split before it.
+        are therefore distinct, and no source is in two splits.
 
         Raises:
             UserError: `min_length` above `max_length`; fewer than `count` distinct sequences.
@@ -56,8 +56,8 @@ class Synthetic(GeneratedPairs):
             candidates = itertools.chain(
                 *(itertools.product(symbols, repeat=size) for size in lengths)
             )
-            left = [source for source in candidates if " ".join(source) not in unseen]
-            sources = {source: " ".join(source) for source in rng.sample(left, count)}
+            unused = [source for source in candidates if " ".join(source) not in unseen]
+            sources = {source: " ".join(source) for source in rng.sample(unused, count)}
         while len(sources) < count:
             source = tuple(rng.choices(symbols, k=rng.choice(lengths)))
             if (text := " ".join(source)) not in unseen:

@@ -21,9 +21,9 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import ModelMetadata
 from heedful.task_keys import ALL, TaskKeys
 from heedful.tasks.inputs import check_sources, joint_tokenizer, training_shapes
-from heedful.tasks.run_data import Data, InheritedParts, RawData
+from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores
-from heedful.training.trainer import Evaluation
+from heedful.training.trainer import EvaluationResult
 
 MASK = "<mask>"
 HELD_OUT_SEED = 0  # seed of the noise in held-out texts, the same in all runs
@@ -105,7 +105,7 @@ class Task(ABC):
         return {"max_length": data.max_length, "truncation": data.truncation}
 
     @abstractmethod
-    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+    def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         """Keys of the Config of architecture `name` that follow from the data.
 
         Keys that the Config lacks are ignored. `data` is None in the call before the data are
@@ -115,20 +115,20 @@ class Task(ABC):
             UserError: the architecture does not fit the task.
         """
 
-    def describe_model(self, data: Data, name: str) -> ModelMetadata:
+    def describe_model(self, data: RunData, name: str) -> ModelMetadata:
         """The metadata of the model in its `config.json`."""
         return ModelMetadata(
             name, self.recipe.task, self.recipe.data.src_language, labels=data.labels
         )
 
     @abstractmethod
-    def plan_epoch(self, data: Data, epoch: int) -> Sequence[Any]:
+    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, as items for `collate`; a pure function.
 
         In data-parallel training a process takes `plan_epoch(data, epoch)[rank::world_size]`.
         """
 
-    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
         """Lengths in tokens of the training rows, or upper bounds; of source and target for pairs.
 
         Raises:
@@ -139,15 +139,15 @@ class Task(ABC):
             "it out"
         )
 
-    def batch_shapes(self, data: Data) -> list[BatchShape]:
+    def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """The shapes that batches are padded to with `training.compile`."""
         return training_shapes(self.recipe, *self.row_lengths(data))
 
     @abstractmethod
-    def collate(self, data: Data, item: Any) -> Batch:
+    def collate(self, data: RunData, item: Any) -> Batch:
         """A planned batch as tensors on the CPU; a pure function."""
 
-    def split_size(self, data: Data, split: str) -> int:
+    def split_size(self, data: RunData, split: str) -> int:
         """The size of a split in `unit`s, for the log."""
         return len(data.splits[split])
 
@@ -156,11 +156,11 @@ class Task(ABC):
         return batch_loss(net, batch, **options)
 
     @abstractmethod
-    def evaluate(self, model: Any, data: Data) -> Evaluation:
+    def evaluate(self, model: Any, data: RunData) -> EvaluationResult:
         """Loss, scores and samples on the validation set; uses no random numbers."""
 
     @abstractmethod
-    def compute_final_scores(self, model: Any, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: Any, data: RunData, out: Path) -> FinalScores:
         """Scores of the final model, which are written with its outputs into the run's folder."""
 
 

@@ -14,7 +14,7 @@ from heedful.pipelines import Translator
 from heedful.pipelines.base import Texts
 from heedful.pipelines.text_generation import Generation
 from heedful.progress import PrintLine, track
-from heedful.tasks.run_data import Data
+from heedful.tasks.run_data import RunData
 
 PAIRS = "pairs"  # the folder of columns in a shard
 SHARD_ROWS = 4_096  # training pairs per shard
@@ -48,7 +48,7 @@ class ShardWriter:
         cache: the folder of prepared data.
     """
 
-    data: Data
+    data: RunData
     settings: Distillation
     longest: int
     key: Mapping[str, Any]

@@ -21,21 +21,21 @@ from heedful.plugins import metric
 from heedful.progress import track
 from heedful.tasks.inputs import (
     SPLITS,
+    drop_held_out_from_train,
     hold_out_rows,
     joint_tokenizer,
     make_tokenizer,
     plan_training,
     read_splits,
-    remove_held_out,
     resolve_paths,
     splits_with_files,
 )
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
-from heedful.tasks.run_data import Data, InheritedParts, RawData
+from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
 from heedful.training.events import Sample
-from heedful.training.trainer import Evaluation
+from heedful.training.trainer import EvaluationResult
 
 
 class Translation(Task):
@@ -85,28 +85,28 @@ class Translation(Task):
         # Test pairs are never dropped: long sources are truncated when they are decoded.
         return {} if split == "test" else super().encode_options(split, raw, inherited)
 
-    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+    def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
 
-    def describe_model(self, data: Data, name: str) -> ModelMetadata:
+    def describe_model(self, data: RunData, name: str) -> ModelMetadata:
         languages = self.recipe.data.src_language, self.recipe.data.tgt_language
         limits = Limits.from_lengths(
             data.ids("train", "src").lengths, data.ids("train", "tgt").lengths
         )
         return ModelMetadata(name, self.recipe.task, *languages, limits)
 
-    def plan_epoch(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
+    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         return plan_training(self.recipe, epoch, *self.row_lengths(data))
 
-    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
         return tuple(data.ids("train", side).lengths for side in ("src", "tgt"))
 
-    def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
+    def collate(self, data: RunData, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         src, tgt = data.ids(split, "src"), data.ids(split, "tgt")
         pad_id = data.tokenizers[1].pad_id
         return collate_pairs(src, tgt, item, start_ids=[data.start_id], pad_id=pad_id)
 
-    def evaluate(self, model: Translator, data: Data) -> Evaluation:
+    def evaluate(self, model: Translator, data: RunData) -> EvaluationResult:
         """Teacher-forced loss on all validation pairs, and scores of the first ones, decoded."""
         settings = self.recipe.evaluation
         sums = held_out_loss(
@@ -127,7 +127,7 @@ class Translation(Task):
             samples = [Sample(row["src"], row["tgt"], output) for row, output in sample_rows]
         return make_evaluation(self.recipe, sums, samples, scores)
 
-    def compute_final_scores(self, model: Translator, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: Translator, data: RunData, out: Path) -> FinalScores:
         """Decode and score the test sources, or those of valid if there is no test split."""
         settings, rows = self.recipe.evaluation, data.texts(data.final)
         outputs, scores = self.decode(model, rows, settings.final_beam_size, self.final_metrics)
@@ -187,7 +187,7 @@ class GeneratedPairs(Translation):
             sources |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
-        return RawData(remove_held_out(rows))
+        return RawData(drop_held_out_from_train(rows))
 
 
 def read_pairs(files: Files) -> Rows:

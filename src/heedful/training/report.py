@@ -75,7 +75,7 @@ def write_report(
     Raises:
         UserError: the file cannot be written.
     """
-    run = _Run(events)
+    run = _RunEvents(events)
     samples = run.sampled.samples[:MAX_SAMPLES] if run.sampled else []
     recipe = run.start.recipe if run.start else {}
     table = np.array(confusion, dtype=np.int64)
@@ -139,7 +139,7 @@ def pages() -> "Environment":
     return environment
 
 
-class _Run:
+class _RunEvents:
     """The events of a run by kind."""
 
     def __init__(self, events: list[Event]) -> None:
@@ -168,7 +168,7 @@ class _Run:
         return self.best.scores | of_tokens | {"loss": self.best.nll}
 
 
-def _charts(run: _Run) -> list[Chart]:
+def _charts(run: _RunEvents) -> list[Chart]:
     best_step = run.best.step if run.best is not None and run.best.is_best else None
 
     def train(label: str, field: str) -> Series:

@@ -43,7 +43,7 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """The results of an evaluation on the validation set.
 
     Attributes:
@@ -76,13 +76,13 @@ class TrainingHooks:
 
     plan_epoch: Callable[[int], Sequence[Any]]
     load_batch: Callable[[Any], Batch]
-    evaluate: Callable[[], Evaluation]
+    evaluate: Callable[[], EvaluationResult]
     save_best: Callable[[], None]
 
 
 @with_config(ConfigDict(extra="forbid"))
 @dataclass
-class State:
+class TrainerState:
     """The progress of a run: with weights, optimizer state and random number generators, all that
     later steps depend on."""
 
@@ -91,7 +91,7 @@ class State:
     batch: Count = 0
     seconds: float = 0.0
     evaluated_step: int = -1
-    value: float = -sys.float_info.max  # `Evaluation.value` at `evaluated_step`
+    value: float = -sys.float_info.max  # `EvaluationResult.value` at `evaluated_step`
     best_step: int = -1
     best: dict[str, float] = field(default_factory=dict)
     best_value: float = -sys.float_info.max  # not -inf, which JSON lacks
@@ -124,7 +124,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.net = self.step.net
-        self.state = State()
+        self.state = TrainerState()
         self.optimizer = make_optimizer(self.net, self.settings.optimizer)
         decay = self.settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.net, decay)
@@ -149,7 +149,7 @@ class Trainer:
         set_weights(self.net, weights, path)
         states = {name: tensors.pop(name) for name in [*tensors] if name.startswith("generator.")}
         try:
-            self.state = TypeAdapter(State).validate_python(state)
+            self.state = TypeAdapter(TrainerState).validate_python(state)
             restore_generators(states, self.device)
             load_optimizer_tensors(self.net, self.optimizer, tensors)
             load_scaler_tensors(self.scaler, tensors)
@@ -327,7 +327,7 @@ class Trainer:
         self._steps: list[tuple[Tensor, int, int]] = []
         self._began = self._since = time.perf_counter()
 
-    def _evaluate_now(self) -> Evaluation:
+    def _evaluate_now(self) -> EvaluationResult:
         """Evaluate the net in eval mode; raises UserError for a loss that is not finite."""
         self._report_steps()
         self._count_time()
@@ -370,7 +370,7 @@ class Trainer:
         self._save()
         self._begin_window()
 
-    def _emit_evaluated(self, evaluation: Evaluation, is_best: bool) -> None:
+    def _emit_evaluated(self, evaluation: EvaluationResult, is_best: bool) -> None:
         self._count_time()
         state, values = self.state, {**vars(evaluation)}
         del values["value"]

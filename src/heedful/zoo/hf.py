@@ -37,7 +37,7 @@ class Hf:
         keys: keys in `config.json`: all are written; in a file that is read they must be equal,
             where a missing key has the default.
         values: Hugging Face value -> our value, if they differ; other values are refused.
-        like: the field whose value is meant by None, and is then written.
+        like: the field whose value None stands for; that value is written.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ def config_keys_from_hf(
         raise UserError(f"{where}: class {names[0]} is not supported; supported: {known}")
     ours = {**format.defaults, **format.classes[names[0]]}
     defaults = {field.name: field.default for field in fields(config)}
-    if "num_labels" in defaults:  # the labels of two classes are not written
+    if "num_labels" in defaults:  # a file without labels has two
         ours["num_labels"] = len(content.get("id2label") or ()) or content.get("num_labels") or 2
     for name, hf in _annotated(config).items():
         if not content.keys().isdisjoint(hf.keys):

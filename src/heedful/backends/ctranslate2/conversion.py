@@ -303,12 +303,12 @@ def _fill_embedding(spec: Any, embedding: TokenEmbedding, has_positions: bool) -
 
 
 def _fill_layer(layer: Any, block: Block) -> None:
-    own: Any = block.self_attention.sublayer
+    attention: Any = block.self_attention.sublayer
     network: Any = block.feedforward.sublayer
-    _fill_attention(layer.self_attention, own, [own.qkv, own.out])
+    _fill_attention(layer.self_attention, attention, [attention.qkv, attention.out])
     if block.cross_attention is not None:
-        across: Any = block.cross_attention.sublayer
-        _fill_attention(layer.attention, across, [across.q, across.kv, across.out])
+        cross: Any = block.cross_attention.sublayer
+        _fill_attention(layer.attention, cross, [cross.q, cross.kv, cross.out])
     if network.is_gated:
         layer.ffn.linear_0 = _linear(network.up, 0, 2)
         layer.ffn.linear_0_noact = _linear(network.up, 1, 2)
