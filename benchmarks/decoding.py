@@ -203,19 +203,19 @@ def sections(
         setting = Setting(record["beam"], record["batch"], record["mixed"])
         by_setting.setdefault(f"{record['size']}, {setting}", {})[record["system"]] = record
     columns = [system for system in SYSTEMS if any(system in of for of in by_setting.values())]
-    others = [system for system in columns if system != "optimised"]
+    others = [system for system in columns if system != "optimized"]
     rows, ratios, settings, reached = [], [], [], []
     for name, of in by_setting.items():
         rates = {system: of.get(system, {}).get("tokens/s by round") for system in columns}
         rows.append([name, *(whole(of.get(record, {}).get("tokens/s")) for record in columns)])
-        ratios.append([name, *(ratio(rates["optimised"], rates[record]) for record in others)])
+        ratios.append([name, *(ratio(rates["optimized"], rates[record]) for record in others)])
         settings.append(
             [name, *(of[record]["setting"] if record in of else "–" for record in columns)]
         )
-        both = (of["optimised"], of["ctranslate2"])
+        both = (of["optimized"], of["ctranslate2"])
         kinds = ("share of reading", "share of products")
         reached.append([name, *(f"{100 * e[kind]:.0f}%" for e in both for kind in kinds)])
-    compared = ("optimised", "ctranslate2")
+    compared = ("optimized", "ctranslate2")
     heads = [f"{system}: {kind}" for system in compared for kind in ("reading", "products")]
     limits = ", ".join(f"{value / 1e9:,.1f} G {name}" for name, value in data["limits"].items())
     took = ", ".join(f"{name}: {value:,.0f} s" for name, value in seconds.items())
@@ -224,7 +224,7 @@ def sections(
         "![Rates of every system](decoding.svg)",
         "## Tokens per second",
         table(["", *columns], rows),
-        "## Rate of heedful optimised, divided by that of",
+        "## Rate of heedful optimized, divided by that of",
         table(["", *others], ratios),
         "## Settings: precision, workers × threads",
         table(["", *columns], settings),

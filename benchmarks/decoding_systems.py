@@ -27,7 +27,7 @@ START, END = 0, 2
 # For each system the package whose version is on the page.
 SYSTEMS = {
     "eager": "heedful",
-    "optimised": "heedful",
+    "optimized": "heedful",
     "transformers": "transformers",
     "ctranslate2": "ctranslate2",
     "llama.cpp": "llama-cpp-python",
@@ -230,7 +230,7 @@ def systems(
             for net in [transformers_net(folder, shape, precision)]
             for count in counts
         ],
-        "optimised": [Variant(*layout, partial(ours, model, options), backend.name)],
+        "optimized": [Variant(*layout, partial(ours, model, options), backend.name)],
         "ctranslate2": by_hand(folder, shape, setting, counts, backend),
     }
     if has_llama(shape):

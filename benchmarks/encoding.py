@@ -164,7 +164,7 @@ def sections(records: list[dict[str, Any]], rounds: int) -> list[str]:
         "cosine is the lowest one between a text's vector and that of heedful eager in float32."
     )
     header = ["", "precision", "workers × threads", "batches", "tokens/s"]
-    return [how, table([*header, "optimised rate / this rate", "lowest cosine"], lines)]
+    return [how, table([*header, "optimized rate / this rate", "lowest cosine"], lines)]
 
 
 if __name__ == "__main__":

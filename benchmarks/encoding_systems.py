@@ -59,7 +59,7 @@ def systems(folder: Path, counts: Sequence[int], *, compiles: bool) -> dict[str,
     run = partial(ours, best, None, {})
     settings = runs.settings
     best_run = Variant(runs.precision, settings.threads, settings.workers, detail, run)
-    variants = {"heedful optimised": [best_run]}
+    variants = {"heedful optimized": [best_run]}
     for precision in ("float32", "bfloat16"):
         model = heedful.load(folder / "ours", device="cpu", backend="eager", precision=precision)
         variants[f"heedful eager, {precision}"] = [

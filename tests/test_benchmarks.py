@@ -111,7 +111,7 @@ def test_peers_of_training_form_the_logits_of_real_targets(
 
 def test_decoding(bench: Bench, tmp_path: Path) -> None:
     page, data = bench("decoding")
-    systems = {"eager", "transformers", "optimised", "ctranslate2"}
+    systems = {"eager", "transformers", "optimized", "ctranslate2"}
     found = {each["system"] for each in data["records"]}
     assert systems <= found <= systems | {"llama.cpp"}
     keys = {"version", "size", "batch", "beam", "mixed", "precision", "threads", "workers"}
@@ -142,7 +142,7 @@ def test_command(bench: Bench) -> None:
 def test_encoding(bench: Bench) -> None:
     page, data = bench("encoding")
     names = [each["system"] for each in data["records"]]
-    assert names[0] == "heedful optimised"
+    assert names[0] == "heedful optimized"
     assert {"heedful eager, float32", "transformers", "ctranslate2"} <= set(names)
     assert all(each["least_cosine"] > 0.99 for each in data["records"])
     assert all(each["tokens/s"] > 0 for each in data["records"])

@@ -45,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("".join(f"{line}\n" for line in pairs), encoding="utf-8")
     for name in ("my.de", "test.de"):
         (folder / name).write_text("".join(f"{line[::-1]}\n" for line in pairs), encoding="utf-8")
-    labelled = "".join(f"{line}\t{'far' if 'dog' in line else 'near'}\n" for line in pairs)
-    (folder / "my.tsv").write_text(labelled, encoding="utf-8")
+    labeled = "".join(f"{line}\t{'far' if 'dog' in line else 'near'}\n" for line in pairs)
+    (folder / "my.tsv").write_text(labeled, encoding="utf-8")
     return folder
 
 

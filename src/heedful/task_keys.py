@@ -180,7 +180,7 @@ DENOISING = TEXTS.plus(
 )
 BUILT_IN = {
     "translation": PAIRS,
-    "language_modelling": LANGUAGE_MODELLING,
+    "language_modeling": LANGUAGE_MODELLING,
     "masked_lm": MASKED_LM,
     "denoising": DENOISING,
     "classification": CLASSIFICATION,

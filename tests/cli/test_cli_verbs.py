@@ -63,8 +63,8 @@ def make(directory: Path, name: str, keys: dict[str, Any], task: str, seed: int 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    make(root / "lm", "gpt2", STACK, "language_modelling")
-    make(root / "draft", "gpt2", STACK, "language_modelling", seed=1)
+    make(root / "lm", "gpt2", STACK, "language_modeling")
+    make(root / "draft", "gpt2", STACK, "language_modeling", seed=1)
     make(root / "mlm", "bert", STACK, "masked_lm")
     classes = {"head": "classify", "num_labels": 3}
     make(root / "classes", "bert", STACK | classes, "classification")
@@ -180,7 +180,7 @@ def test_a_banned_word_is_not_written_behind_a_space_either(tmp_path):
     config: Any = make_config("gpt2", {**STACK, "vocab_size": tokenizer.vocab_size})
     torch.manual_seed(0)
     net = architecture("gpt2").build(config).eval()
-    metadata = ModelMetadata("gpt2", "language_modelling", generation=GenerationIds(eos_ids=(2,)))
+    metadata = ModelMetadata("gpt2", "language_modeling", generation=GenerationIds(eos_ids=(2,)))
     model = open_net(net, config, metadata, tokenizer)
     drawn = ((seed, token) for seed in range(50) for token in _drawn(model, seed))
     seed, word = next((seed, word) for seed, word in drawn if re.fullmatch(" [a-z]+", word))

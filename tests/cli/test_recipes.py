@@ -22,7 +22,7 @@ from heedful.nested_keys import flatten, keys_of
 from heedful.plugins import nearest
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import RECIPES, load_recipe, shipped_recipes
-from heedful.tasks.language_modelling import WindowSettings
+from heedful.tasks.language_modeling import WindowSettings
 from heedful.tasks.masked_lm import Masking
 from heedful.tasks.noise import BartNoise, T5Noise
 from heedful.tasks.translation import GeneratedPairs
@@ -132,9 +132,9 @@ def small(name, folder):
         return changes | DECODED | {f"data.generated.{key}": n for key, n in counts.items()}
     if recipe.tokenizer.vocab_size is not None and name not in TEACHERS:
         changes["tokenizer.vocab_size"] = {"byte_bpe": 300}.get(recipe.tokenizer.kind, 60)
-    colours = ["red", "old", "shy", "yellow", "brown"]
+    colors = ["red", "old", "shy", "yellow", "brown"]
     animals = ["dog", "cat", "cow", "mouse", "horse", "owl"]
-    lines = [f"the {c} {a} sees a {b} ." for c in colours for a in animals for b in animals]
+    lines = [f"the {c} {a} sees a {b} ." for c in colors for a in animals for b in animals]
     texts = {"src": lines, "tgt": [line[::-1] for line in lines], "text": lines}
     texts["file"] = [f"{line}\t{'far' if 'dog' in line else 'near'}" for line in lines]
     held_out = {

@@ -21,7 +21,7 @@ from heedful.errors import UserError
 from heedful.tasks.classification import label_ids, label_names
 
 PAIR: dict[str, Any] = {"src": None, "tgt": None}
-LABELLED: dict[str, Any] = {"text": None, "label": None}
+LABELED: dict[str, Any] = {"text": None, "label": None}
 
 
 def file_of(directory: Path, name: str, content: str | bytes) -> Path:
@@ -126,10 +126,10 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ("t.tsv", b"a\tb\na", PAIR, "line 2: 1 columns where there must be 2; keep tabs"),
         ("t.tsv", b"a\tb\na\tb\tc", PAIR, "line 2: 3 columns where there must be 2"),
         ("t.tsv", b"\t\n \t1\n", PAIR, "is empty: it holds no pair with text on both sides in 2"),
-        ("t.tsv", b"a\tb\t1\n", LABELLED, r"line 1: 3 columns where there must be 2"),
+        ("t.tsv", b"a\tb\t1\n", LABELED, r"line 1: 3 columns where there must be 2"),
         ("t.tsv", b"a\tb\t1\nb\t1", {"text": 1, "label": 3}, "line 2: 2 columns .* must be 3"),
         ("t.tsv", b"a\t1\n", {"text": None, "label": 3}, "line 1: 2 columns .* must be 3"),
-        ("t.tsv", b"a\t1\nb\t \n", LABELLED, r"t\.tsv, line 2: no label; add it"),
+        ("t.tsv", b"a\t1\nb\t \n", LABELED, r"t\.tsv, line 2: no label; add it"),
         ("t.tsv", b"a\t1\n", {"text": 0, "label": 2}, "counted from 1, so there is no column 0"),
         ("t.tsv", b"a\t1\n", {"text": "a", "label": None}, "all columns by name or all by number"),
         (
@@ -148,10 +148,10 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
             PAIR,
             r"t\.csv must be a \.tsv, \.jsonl or \.parquet file to hold 2 columns",
         ),
-        ("t.jsonl", b'{"text": "a"}', LABELLED, "line 1: no key 'label' .found: 'text'"),
-        ("t.jsonl", b'{"text": "a", "label": 0.5}', LABELLED, "line 1: 'label' is not a text"),
-        ("t.jsonl", b'{"text": "a", "label": null}', LABELLED, "line 1: 'label' is not a text"),
-        ("t.jsonl", b'{"text": "a", "label": ""}', LABELLED, "line 1: no label"),
+        ("t.jsonl", b'{"text": "a"}', LABELED, "line 1: no key 'label' .found: 'text'"),
+        ("t.jsonl", b'{"text": "a", "label": 0.5}', LABELED, "line 1: 'label' is not a text"),
+        ("t.jsonl", b'{"text": "a", "label": null}', LABELED, "line 1: 'label' is not a text"),
+        ("t.jsonl", b'{"text": "a", "label": ""}', LABELED, "line 1: no label"),
         ("t.jsonl", b'{"text": "a"}', {"text": 0}, "name them instead of numbers"),
     ],
 )
@@ -252,10 +252,10 @@ def test_an_object_of_jsonl_is_a_text_whatever_the_unit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "fields"),
     [
-        ("t.tsv", "a b\t1\n\n \t0\n今 天\t 0 \n", LABELLED),
+        ("t.tsv", "a b\t1\n\n \t0\n今 天\t 0 \n", LABELED),
         ("t.tsv", "x\ta b\t1\n\nx\t\t0\nx\t今 天\t0", {"text": 2, "label": 3}),
         ("t.tsv", "no\tlabel\ttext\n1\t1\ta b\n\n2\t0\t今 天", {"text": "text", "label": "label"}),
-        ("t.jsonl", '{"text": "a b", "label": 1}\n\n{"text": "今 天", "label": "0 "}', LABELLED),
+        ("t.jsonl", '{"text": "a b", "label": 1}\n\n{"text": "今 天", "label": "0 "}', LABELED),
     ],
 )
 def test_labels(tmp_path: Path, name: str, content: str, fields: dict[str, Any]) -> None:
@@ -312,7 +312,7 @@ def test_label_ids_are_places_among_the_names_in_any_order_of_texts(labels: list
 
 
 def test_a_label_that_is_not_in_training(tmp_path: Path) -> None:
-    rows = read_rows([file_of(tmp_path, "valid.tsv", "a\tgood\n\nb\tfair\n")], LABELLED)
+    rows = read_rows([file_of(tmp_path, "valid.tsv", "a\tgood\n\nb\tfair\n")], LABELED)
     with pytest.raises(
         UserError, match=r"valid\.tsv, line 3: label 'fair' is not among .*'bad', 'good'.; correct"
     ):

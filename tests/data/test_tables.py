@@ -17,7 +17,7 @@ from heedful.errors import UserError
 from heedful.run import train
 
 PAIR: dict[str, Any] = {"src": None, "tgt": None}
-LABELLED: dict[str, Any] = {"text": None, "label": None}
+LABELED: dict[str, Any] = {"text": None, "label": None}
 FORMATS = ["parquet", "saved", "two shards"]
 ENTRIES: list[dict[str, Any]] = [
     {"src": "a b", "tgt": "c\nd", "text": "one", "label": 0, "more": {"en": "x", "de": "y"}},
@@ -61,7 +61,7 @@ def test_a_table_has_the_rows_of_jsonl(format: str, tmp_path: Path) -> None:
     jsonl.write_text("".join(json.dumps(entry) + "\n" for entry in ENTRIES))
     path = written(tmp_path / "t", pa.Table.from_pylist(ENTRIES), format)
     wanted: list[dict[str, Any]] = [
-        PAIR, LABELLED, {"src": "tgt", "tgt": "tgt"}, {"text": None}, {"text": "src"},
+        PAIR, LABELED, {"src": "tgt", "tgt": "tgt"}, {"text": None}, {"text": "src"},
         {"text": "text", "label": "label", "pair": "src"},
     ]  # fmt: skip
     for fields in wanted:
@@ -84,7 +84,7 @@ def test_values_of_other_types_and_missing_ones(format: str, tmp_path: Path) -> 
     }
     table = with_classes(pa.table(columns), "class", ["no", "yes", "maybe"])
     path = written(tmp_path / "t", table, format)
-    rows = read_rows([path], LABELLED)
+    rows = read_rows([path], LABELED)
     assert rows.columns == {"text": ["a", "c", "d"], "label": ["true", "true", "false"]}
     assert rows.report.num_empty == 1
     rows = read_rows([path], {"text": "coded", "label": "class", "pair": "a.b"})
@@ -157,7 +157,7 @@ def test_text_that_is_not_utf_8_and_labels_that_are_missing(tmp_path: Path) -> N
         read_rows([path], {"text": None})
     table = with_classes(pa.table({"text": ["a"], "label": [-1]}), "label", ["no", "yes"])
     with pytest.raises(UserError, match="line 1: no label"):
-        read_rows([written(tmp_path / "t", table)], LABELLED)
+        read_rows([written(tmp_path / "t", table)], LABELED)
 
 
 def test_other_folders_are_errors(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def single_spaced(text: str) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=st.text(ALPHABET, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_any_text_of_known_characters_comes_back_normalised(kind: str, text: str) -> None:
+def test_any_text_of_known_characters_comes_back_normalized(kind: str, text: str) -> None:
     tokenizer = TRAINED[kind]
     if kind == "word":  # only its own words are known
         words = " ".join(TEXT).split()

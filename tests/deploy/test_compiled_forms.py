@@ -28,7 +28,7 @@ def run(*arguments: object, program: Path = PROGRAM, **environment: str) -> None
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a writer and a reader that were optimised; the one compilation of all tests."""
+    """A folder of a writer and a reader that were optimized; the one compilation of all tests."""
     if shutil.which("g++") is None:
         pytest.skip("there is no C++ compiler")
     place = tmp_path_factory.mktemp("compiled")

@@ -169,7 +169,7 @@ def test_a_model_without_forms_runs_eager_unless_one_is_named(tmp_path: Path) ->
             heedful.load(tmp_path, **options)  # type: ignore[arg-type]
 
 
-def test_an_optimised_model_is_saved_exported_and_joined_as_any_other(
+def test_an_optimized_model_is_saved_exported_and_joined_as_any_other(
     tmp_path: Path,
 ) -> None:
     """Its net and Config are opened when something needs them."""

@@ -91,7 +91,7 @@ def test_capitals_are_forgiven_as_sacrebleu_forgives_them() -> None:
     }.items():
         assert scores[name].value == metric.corpus_score(small, [REFERENCES]).score
         assert scores[name].signature == str(metric.get_signature())
-    assert scores["exact_match"].signature == "case:lc|space:normalised"
+    assert scores["exact_match"].signature == "case:lc|space:normalized"
     assert corpus_scores(small, HYPOTHESES, metrics=names, lowercase=True)["exact_match"].value == 1
 
 
@@ -103,7 +103,7 @@ def test_details_by_hand() -> None:
 
 
 @pytest.mark.parametrize("code", ["zh", "zh-CN", "zh_Hans", "cmn", "zho", "ZH"])
-def test_chinese_is_tokenised_by_character(code: str) -> None:
+def test_chinese_is_tokenized_by_character(code: str) -> None:
     hypotheses, references = ["我今天去学校了。"], ["我昨天去学校了。"]
     scores = corpus_scores(hypotheses, references, trg_lang=code)
     assert "tok:zh" in scores["bleu"].signature
@@ -124,7 +124,7 @@ def test_ter_counts_characters_in_japanese_and_words_elsewhere(code: str) -> Non
 
 
 @pytest.mark.parametrize(("code", "short"), [("zho", "zh"), ("jpn", "ja"), ("kor", "ko")])
-def test_codes_of_three_letters_are_tokenised_as_those_of_two(code: str, short: str) -> None:
+def test_codes_of_three_letters_are_tokenized_as_those_of_two(code: str, short: str) -> None:
     def outcome(language: str) -> object:
         try:
             return corpus_scores(["我 a"], ["我 b"], trg_lang=language, metrics=["bleu"])
@@ -142,7 +142,7 @@ def test_exact_match_forgives_white_space_alone() -> None:
     assert score.details == {"num_equal": 3, "num_segments": 6}
 
 
-def test_tokenised_lowercased_bleu_against_an_independent_count() -> None:
+def test_tokenized_lowercased_bleu_against_an_independent_count() -> None:
     tokenizer = MosesTokenizer("de")
 
     def tokens(lines: list[str], escape: bool) -> list[list[str]]:
@@ -154,7 +154,7 @@ def test_tokenised_lowercased_bleu_against_an_independent_count() -> None:
         assert score.value == pytest.approx(expected)
         assert score.details["precisions"] == pytest.approx([100 * p for p in precisions])
     assert score.details["brevity_penalty"] < 1
-    assert score.name == "tokenised lowercased BLEU"
+    assert score.name == "tokenized lowercased BLEU"
     assert "case:lc|tok:moses-de|smooth:none" in score.signature
     assert score.value != corpus_scores(HYPOTHESES, REFERENCES, metrics=["bleu"])["bleu"].value
 
@@ -165,7 +165,7 @@ def test_tokenised_lowercased_bleu_against_an_independent_count() -> None:
         st.tuples(*[st.lists(st.sampled_from("abAB"), max_size=9)] * 2), min_size=1, max_size=4
     )
 )
-def test_tokenised_lowercased_bleu_is_multi_bleu(pairs: list[tuple[list[str], list[str]]]) -> None:
+def test_tokenized_lowercased_bleu_is_multi_bleu(pairs: list[tuple[list[str], list[str]]]) -> None:
     hypotheses = [" ".join(hypothesis) for hypothesis, _ in pairs]
     references = [" ".join(reference) for _, reference in pairs]
     expected, _ = multi_bleu(

@@ -64,19 +64,19 @@ def test_norms_match_their_formulas_with_eps_inside_the_root(
 
 
 @pytest.mark.parametrize(
-    ("theirs", "centred"),
+    ("theirs", "centered"),
     [
         ("llama.modeling_llama.LlamaRMSNorm", False),
         ("t5.modeling_t5.T5LayerNorm", False),
         ("gemma3.modeling_gemma3.Gemma3RMSNorm", True),
     ],
 )
-def test_rms_norm_equals_transformers(theirs: str, centred: bool) -> None:
+def test_rms_norm_equals_transformers(theirs: str, centered: bool) -> None:
     import transformers
 
     package, module, name = theirs.split(".")
     found = getattr(getattr(getattr(transformers.models, package), module), name)(D, eps=1e-3)
-    norm = random((ZeroCenteredRMSNorm if centred else nn.RMSNorm)(D, 1e-3)).float()
+    norm = random((ZeroCenteredRMSNorm if centered else nn.RMSNorm)(D, 1e-3)).float()
     found.weight.data.copy_(norm.weight.data)
     x = x_of(2, 3, D).float()
     torch.testing.assert_close(norm(x), found(x), rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ TABLES: list[Positions] = [SinusoidalTable, HALVES, LearnedTable, OFFSET]
 
 
 def filled(scheme: Positions, max_length: int, width: int) -> nn.Module:
-    """Learned tables are filled by the initialisation of the whole net: here, with anything."""
+    """Learned tables are filled by the initialization of the whole net: here, with anything."""
     module = scheme(max_length, width)
     with torch.no_grad():
         for parameter in module.parameters():

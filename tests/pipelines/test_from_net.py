@@ -21,7 +21,7 @@ LABELS = ("cat", "dog")
 SIZES = {"d_model": 16, "num_heads": 2, "max_length": 16}
 USES: dict[str, Callable[[Any], Any]] = {
     "translation": lambda model: model.translate(TEXTS, max_new_tokens=5),
-    "language_modelling": lambda model: [
+    "language_modeling": lambda model: [
         [found.text for found in texts]
         for texts in model.generate(
             ["the", "a cat"], max_new_tokens=5, beam_size=2, return_details=True
@@ -42,7 +42,7 @@ def tokenizer_of(**options: Any) -> Tokenizer:
 def trained(family: str) -> tuple[nn.Module, Any, Tokenizer]:
     """A net after some steps of a plain loop of torch, its Config and its tokenizer."""
     torch.manual_seed(0)
-    tokenizer = tokenizer_of(template="bos" if family == "language_modelling" else "both")
+    tokenizer = tokenizer_of(template="bos" if family == "language_modeling" else "both")
     size = tokenizer.vocab_size
     rows = [
         torch.tensor([tokenizer.add_special_tokens(ids)]) for ids in tokenizer.encode_batch(TEXTS)
@@ -52,7 +52,7 @@ def trained(family: str) -> tuple[nn.Module, Any, Tokenizer]:
         layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
         config = vaswani2017.Config(size, size, d_ff=32, **SIZES, **layers)
         net = vaswani2017.build(config)
-    elif family == "language_modelling":
+    elif family == "language_modeling":
         config = gpt2.Config(vocab_size=size, num_layers=1, **SIZES)
         net = gpt2.build(config)
     else:
@@ -78,7 +78,7 @@ def test_a_net_of_ones_own_loop_is_used_saved_and_loaded(tmp_path: Path, family:
     net, config, tokenizer = trained(family)
     labels = LABELS if family == "classification" else ()
     model = heedful.from_net(net, config, tokenizer, labels=labels)
-    kinds = {"translation": Translator, "language_modelling": LanguageModel}
+    kinds = {"translation": Translator, "language_modeling": LanguageModel}
     assert isinstance(model, kinds.get(family, Classifier))
     assert model.net is net
     assert not net.training
@@ -92,7 +92,7 @@ def test_a_net_of_ones_own_loop_is_used_saved_and_loaded(tmp_path: Path, family:
 def test_the_net_of_a_run_behaves_as_the_model_of_the_run(family: str) -> None:
     changes: dict[str, Any] = {"training__max_steps": 4}
     rows: Any = [text for text in TEXTS for _ in range(5)]
-    if family == "language_modelling":
+    if family == "language_modeling":
         changes["model"] = {"architecture": "gpt2", "num_layers": 1, "d_model": 16, "num_heads": 2}
         changes["objective"] = {"context": 8, "sample_tokens": 3}
     elif family == "translation":
@@ -121,7 +121,7 @@ def test_the_net_of_a_run_behaves_as_the_model_of_the_run(family: str) -> None:
 
 
 def test_without_a_tokenizer_ids_go_in_and_out() -> None:
-    net, config, _ = trained("language_modelling")
+    net, config, _ = trained("language_modeling")
     model = heedful.from_net(net, config, generation=GenerationIds(eos_ids=(2,)))
     assert model.generate([[5, 6]], max_new_tokens=1, return_details=True)[0][0].ids
     assert not model.has_tokenizer

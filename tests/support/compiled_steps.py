@@ -31,12 +31,12 @@ from heedful.training.loggers import read_log
 from heedful.training.step import TrainStep
 from option_space import VOCAB
 
-TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
+TASKS = ("translation", "language_modeling", "masked_lm", "denoising", "classification")
 compiler = partial(BlockCompiler, backend="aot_eager")
 
 
 def main(folder: Path) -> None:
-    for name in (*TASKS, "rdrop-classification", "joined-language_modelling"):
+    for name in (*TASKS, "rdrop-classification", "joined-language_modeling"):
         has_eager_gradients(name, new_folder(folder, name))
     mixtral_has_eager_gradients()
     packs_rows_by_flex_attention()
@@ -102,7 +102,7 @@ def has_eager_gradients(name: str, folder: Path) -> None:
             found = gradients(step, padded)
         assert_same(found, gradients(eager, batch))
         seen.add(shape)
-    assert len(seen) <= len(shapes) * (1 + (name == "language_modelling"))
+    assert len(seen) <= len(shapes) * (1 + (name == "language_modeling"))
 
 
 def mixtral_has_eager_gradients() -> None:
@@ -177,7 +177,7 @@ def trains_as_eager(folder: Path) -> None:
     losses = []
     for is_compiled in (False, True):
         recipe = recipe_of(
-            "language_modelling",
+            "language_modeling",
             folder,
             training__compile=is_compiled,
             training__gradient_accumulation=2,

@@ -126,6 +126,6 @@ class RotaryLaws(DecoderLaws):
 
 
 def random_net(name: str, seed: int = 0, **keys: Any) -> tuple[DecoderOnly, Any]:
-    """A net of ours in eval mode, no weight as its initialisation left it, and its Config."""
+    """A net of ours in eval mode, no weight as its initialization left it, and its Config."""
     config = make_config(name, keys)
     return randomised(architecture(name).build(config), seed), config

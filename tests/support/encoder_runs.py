@@ -208,11 +208,11 @@ def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
             "tgt": write(folder / "tgt", [" ".join(line.split()[::-1]) for line in lines]),
         }
     elif task == "classification":
-        labelled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in lines]
-        keys["data__train__file"] = write(folder / "train.tsv", labelled)
+        labeled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in lines]
+        keys["data__train__file"] = write(folder / "train.tsv", labeled)
     else:
         keys["data__train__text"] = write(folder / "text", lines)
-    if task == "language_modelling":
+    if task == "language_modeling":
         keys["model__architecture"] = "gpt2"
         changes = {"model__d_ff": None} | changes
         keys["objective"] = {"context": 8, "sample_tokens": 3}

@@ -270,14 +270,14 @@ class Laws:
 
 
 def random_hf(model_class: Any, config: Any, seed: int = 0) -> Any:
-    """A model of transformers in eval mode in which no weight is as its initialisation left it."""
+    """A model of transformers in eval mode in which no weight is as its initialization left it."""
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
     return option_space.randomised(model_class(config), 0.15)
 
 
 def randomised(net: nn.Module, seed: int = 0) -> Any:
-    """The net in eval mode, no weight as its initialisation left it."""
+    """The net in eval mode, no weight as its initialization left it."""
     torch.manual_seed(seed)
     return option_space.randomised(net, 0.2)
 
@@ -310,14 +310,14 @@ def assert_drawn(net: nn.Module, std: float, ends: float | None = None) -> None:
         ends: the size of matrices that end a residual branch; None: the same.
     """
     last = re.compile(r".*sublayer(\..+)?\.(out|down)\.weight")
-    centred = {id(part.weight) for part in net.modules() if isinstance(part, ZeroCenteredRMSNorm)}
+    centered = {id(part.weight) for part in net.modules() if isinstance(part, ZeroCenteredRMSNorm)}
     for name, parameter in net.named_parameters():
         if parameter.dim() > 1:
             size = ends if ends is not None and last.fullmatch(name) else std
             error = (2 * parameter.numel()) ** -0.5  # of a measured standard deviation
             assert parameter.std().item() == pytest.approx(size, rel=4 * error), name
         else:
-            value = name.endswith("norm.weight") and id(parameter) not in centred
+            value = name.endswith("norm.weight") and id(parameter) not in centered
             assert torch.equal(parameter, torch.full_like(parameter, value)), name
 
 

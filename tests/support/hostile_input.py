@@ -156,7 +156,7 @@ def right_use(draw: Draw, world: Path, here: Path, lines: list[str] = LINES) -> 
     for kind, names in OF_KIND.items():
         line = line.replace(f"{{{kind}}}", f"{world}/{draw(some(names))}")
     words = shlex.split(line.replace("{w}", str(world)))
-    if "model" in words:  # what is optimised is written to
+    if "model" in words:  # what is optimized is written to
         copy_of(world / draw(some(("fast", "run", "lm"))), here / "model")
     if words[0] in ("translate", "generate"):
         words += ["--max-new-tokens", "4"]

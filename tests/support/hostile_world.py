@@ -22,14 +22,14 @@ STACK = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
 TWO = {"d_model": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 32}
 CLASSES = {"head": "classify", "num_labels": 3}
 NETS: dict[str, tuple[str, str, dict[str, Any]]] = {  # a name: architecture, task, sizes
-    "lm": ("gpt2", "language_modelling", STACK),
-    "llama": ("llama", "language_modelling", STACK),
+    "lm": ("gpt2", "language_modeling", STACK),
+    "llama": ("llama", "language_modeling", STACK),
     "mlm": ("bert", "masked_lm", STACK),
     "classes": ("bert", "classification", {**STACK, **CLASSES}),
     "two": ("marian", "translation", TWO),
     "own": ("vaswani2017", "translation", TWO),
     "t5": ("t5", "text_to_text", TWO),
-    "bare": ("gpt2", "language_modelling", STACK),  # without a tokenizer
+    "bare": ("gpt2", "language_modeling", STACK),  # without a tokenizer
 }
 MODELS = (*NETS, "run", "fast")
 EXPORTS = ("hf-lm", "hf-llama", "hf-mlm", "hf-classes", "hf-two", "hf-t5")
@@ -102,7 +102,7 @@ def _make_recipes(world: Path) -> None:
     classes = {"train": {"file": labels}, "valid_size": 4}
     score: dict[str, Any] = {"metric": "accuracy"}
     for name, task, net, data, evaluation in (
-        ("lm", "language_modelling", {"architecture": "gpt2", **STACK}, texts, {}),
+        ("lm", "language_modeling", {"architecture": "gpt2", **STACK}, texts, {}),
         ("mlm", "masked_lm", {"architecture": "bert", **STACK}, texts, {}),
         ("noise", "denoising", {"architecture": "bart", **TWO}, texts, {"decode_sentences": 2}),
         ("classes", "classification", {"architecture": "bert", **STACK}, classes, score),

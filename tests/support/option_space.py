@@ -54,14 +54,14 @@ def configs(draw: st.DrawFn, *, dropout: float = 0.0) -> Config:
 
 
 def random_net(config: Config, seed: int = 0) -> EncoderDecoder:
-    """A net in fp64 and eval mode in which no weight is zero or one by its initialisation."""
+    """A net in fp64 and eval mode in which no weight is zero or one by its initialization."""
     torch.manual_seed(seed)
     return randomised(build(config).double())
 
 
 @torch.no_grad()
 def randomised(net: Any, by: float = 0.3) -> Any:
-    """The net in eval mode, no weight as its initialisation left it."""
+    """The net in eval mode, no weight as its initialization left it."""
     for parameter in net.parameters():
         if parameter.requires_grad:  # transformers' Marian has a table of sines among them
             parameter.add_(torch.randn_like(parameter) * by)

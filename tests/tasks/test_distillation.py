@@ -85,7 +85,7 @@ def test_the_cosine_loss_is_torchs_and_independent_of_norms():
 # --- a student, a teacher and a batch of each task ------------------------------------------
 
 
-TASKS = ["translation", "language_modelling", "masked_lm", "classification"]
+TASKS = ["translation", "language_modeling", "masked_lm", "classification"]
 
 
 def layers_of(task: str, count: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ from encoder_runs import PreparedTask, assert_resumes, recipe_of
 from heedful.errors import UserError
 from heedful.tasks.epochs import EpochBatches
 
-TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
+TASKS = ("translation", "language_modeling", "masked_lm", "denoising", "classification")
 SAMPLED = {
     "tokenizer": {"kind": "bpe", "vocab_size": 35},
     "training__subword_sampling": 0.3,
@@ -18,7 +18,7 @@ SAMPLED = {
 
 def sampled(task: str, folder: Path, **changes: Any) -> Any:
     """A recipe whose words are split anew each epoch."""
-    limit = {} if task == "language_modelling" else {"data__max_length": 40}
+    limit = {} if task == "language_modeling" else {"data__max_length": 40}
     return recipe_of(task, folder, **SAMPLED | limit | changes)
 
 
@@ -50,7 +50,7 @@ def test_resampled_subwords_decode_to_the_same_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "task", ["translation", "language_modelling", "masked_lm", "classification"]
+    "task", ["translation", "language_modeling", "masked_lm", "classification"]
 )
 def test_a_resumed_run_has_the_same_subwords(tmp_path, task):
     packed = {"objective": {"pack": True}} if task == "masked_lm" else {}

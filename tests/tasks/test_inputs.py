@@ -21,7 +21,7 @@ def in_folder(recipe: Recipe, folder: str | None) -> Recipe:
     return parse_recipe(content)
 
 
-@pytest.mark.parametrize("task", ["translation", "language_modelling", "classification"])
+@pytest.mark.parametrize("task", ["translation", "language_modeling", "classification"])
 def test_relative_paths_are_in_the_data_folder(task, tmp_path, monkeypatch):
     recipe = recipe_of(task, tmp_path)
     whole = PreparedTask(recipe, tmp_path / "whole").data
@@ -38,7 +38,7 @@ def test_absolute_paths_and_shipped_files_ignore_the_data_folder():
     train = {"text": ["/a/b", "shipped:rhyme.txt", "c"]}
     recipe = parse_recipe(
         {
-            "task": "language_modelling",
+            "task": "language_modeling",
             "data": {"folder": "there", "train": train},
             "training": {"max_steps": 1},
         }
@@ -50,7 +50,7 @@ TWICE = ["red dog sees", "old cat sees the cow", "big cow sees"]  # held out, an
 
 
 @pytest.mark.parametrize(
-    "task", ["translation", "language_modelling", "masked_lm", "denoising", "classification"]
+    "task", ["translation", "language_modeling", "masked_lm", "denoising", "classification"]
 )
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_held_out_rows_are_removed_from_training(task, split, tmp_path):

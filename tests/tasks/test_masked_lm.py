@@ -1,4 +1,4 @@
-"""Masked language modelling: batches, their loss, and runs from files of text to a saved model."""
+"""Masked language modeling: batches, their loss, and runs from files of text to a saved model."""
 
 import json
 from pathlib import Path

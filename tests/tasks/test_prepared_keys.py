@@ -50,7 +50,7 @@ def test_a_corpus_that_was_moved_or_renamed_is_not_prepared_again(
 
 def test_other_reading_settings_are_prepared_separately(tmp_path: Path) -> None:
     """The same bytes: as plain lines, as a table, and as one document."""
-    keys = {"task": "language_modelling", "model": {"architecture": "gpt"}}
+    keys = {"task": "language_modeling", "model": {"architecture": "gpt"}}
     names = set()
     for number, (name, unit) in enumerate([("a.txt", "line"), ("a.tsv", "line"), ("a", "file")]):
         path = tmp_path / f"{number}" / name
@@ -59,7 +59,7 @@ def test_other_reading_settings_are_prepared_separately(tmp_path: Path) -> None:
         recipe = json.loads(json.dumps(tiny() | keys))
         recipe["data"] = {"train": {"text": str(path), "text_field": 1}, "text_unit": unit}
         del recipe["evaluation"]
-        task = plugins.task.get("language_modelling")(parse_recipe(recipe))
+        task = plugins.task.get("language_modeling")(parse_recipe(recipe))
         data = preparation.prepare(task, tmp_path / "cache", InheritedParts(), lambda line: None)
         names.add(data.directory.name)
     assert len(names) == 3

@@ -84,9 +84,9 @@ def test_declared_names_and_the_keys_of_defaults_are_keys_of_a_recipe(task: str)
 @pytest.mark.parametrize(
     ("task", "setting", "advice"),
     [
-        ("language_modelling", "data.max_length=7", "use objective.context"),
-        ("language_modelling", "data.truncation=error", "leave it out"),
-        ("language_modelling", "evaluation.final_beam_size=2", "leave it out"),
+        ("language_modeling", "data.max_length=7", "use objective.context"),
+        ("language_modeling", "data.truncation=error", "leave it out"),
+        ("language_modeling", "evaluation.final_beam_size=2", "leave it out"),
         ("translation", "data.text_unit=file", "leave it out"),
         (
             "translation",
@@ -126,7 +126,7 @@ def test_a_recipe_file_is_named_where_it_sets_the_key(tmp_path: Path) -> None:
     [
         ("translation", {"src": "a", "tgt": "b"}),
         ("classification", {"file": "a.tsv"}),
-        ("language_modelling", {"text": "a"}),
+        ("language_modeling", {"text": "a"}),
     ],
 )
 @pytest.mark.parametrize("size", [5, 0.2])
@@ -159,7 +159,7 @@ def test_a_key_by_its_earlier_name_is_answered_with_its_name(
     owner = {
         "objective.noise_density": {"task": "denoising", "objective": {"kind": "t5"}},
         "objective.mlm_probability": {"task": "masked_lm"},
-        "objective.add_bos_eos": {"task": "language_modelling"},
+        "objective.add_bos_eos": {"task": "language_modeling"},
     }
     content = {"training": {"max_steps": 1}, **owner.get(new, {})}
     set_key(content, old, 0)
@@ -189,7 +189,7 @@ def test_a_teacher_s_settings_without_a_teacher_are_refused(tmp_path: Path) -> N
     ("task", "smoothing", "betas", "eps"),
     [
         ("translation", 0.1, (0.9, 0.98), 1e-9),
-        ("language_modelling", 0.0, (0.9, 0.95), 1e-8),
+        ("language_modeling", 0.0, (0.9, 0.95), 1e-8),
         ("masked_lm", 0.0, (0.9, 0.999), 1e-6),
         ("classification", 0.0, (0.9, 0.999), 1e-8),
         ("denoising", 0.0, (0.9, 0.98), 1e-6),
@@ -215,9 +215,9 @@ def test_a_key_that_is_set_is_not_replaced_by_the_tasks_default(task: str) -> No
 
 
 def test_sections_given_as_objects_get_the_tasks_defaults_too() -> None:
-    plain = Recipe(**content_of("language_modelling"))
+    plain = Recipe(**content_of("language_modeling"))
     made = type(plain.training)(max_steps=1)
-    assert Recipe(task="language_modelling", training=made) == plain
+    assert Recipe(task="language_modeling", training=made) == plain
 
 
 @pytest.mark.parametrize("task", SHIPPED)
@@ -294,7 +294,7 @@ def runs_of(task: str, folder: Path) -> Iterator[Recipe]:
     "task",
     [
         "translation",
-        "language_modelling",
+        "language_modeling",
         "masked_lm",
         "denoising",
         "classification",
@@ -313,7 +313,7 @@ def test_every_declared_key_is_read_by_a_run(task: str, tmp_path: Path) -> None:
         if task_keys(task).includes(name)
         and (of[name.rpartition(".")[0]], name.rpartition(".")[2]) not in actual
     }
-    if task in ("language_modelling", "masked_lm"):  # their teachers are read as a classifier's
+    if task in ("language_modeling", "masked_lm"):  # their teachers are read as a classifier's
         unread = {name for name in unread if not name.startswith("distillation.")}
     assert unread == set()
 

@@ -11,7 +11,7 @@ from encoder_runs import PreparedTask, recipe_of
 from heedful.errors import UserError
 from heedful.progress import use_display
 from heedful.run import train
-from heedful.tasks.language_modelling import LanguageModelling
+from heedful.tasks.language_modeling import LanguageModeling
 from heedful.tasks.task import Task
 from heedful.training.block_compiler import BlockCompiler
 from trainers import batch_for, small_net
@@ -40,9 +40,9 @@ def test_settings_without_fixed_shapes_are_refused(tmp_path, task, changes, mess
 
 
 def test_a_task_without_row_lengths_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(LanguageModelling, "batch_shapes", Task.batch_shapes)
-    recipe = recipe_of("language_modelling", tmp_path, training__compile=True)
-    with pytest.raises(UserError, match="the task language_modelling has no batches of fixed"):
+    monkeypatch.setattr(LanguageModeling, "batch_shapes", Task.batch_shapes)
+    recipe = recipe_of("language_modeling", tmp_path, training__compile=True)
+    with pytest.raises(UserError, match="the task language_modeling has no batches of fixed"):
         train(recipe, tmp_path / "out")
 
 
@@ -88,7 +88,7 @@ def test_without_a_compiler_one_line_says_what_to_install(monkeypatch):
 
 def test_windows_of_a_language_model_have_one_shape(tmp_path):
     run = PreparedTask(
-        recipe_of("language_modelling", tmp_path, training__compile=True), tmp_path / "d"
+        recipe_of("language_modeling", tmp_path, training__compile=True), tmp_path / "d"
     )
     widths = {run.load_batch(item).tokens.ids.size(1) for item in run.plan_epoch(0)}
     ((rows, width, source),) = run.task.batch_shapes(run.data)

@@ -50,7 +50,7 @@ def recipe_of(task: str, **changes: Any) -> Recipe:
         keys |= {"evaluation__decode_sentences": 2, "evaluation__final_beam_size": 1}
     if task == "denoising":
         keys["model"] = {"architecture": "vaswani2017", **TWO_STACKS}
-    if task == "language_modelling":
+    if task == "language_modeling":
         keys["model"] = {"architecture": "gpt2", "d_model": 16, "num_heads": 2, "num_layers": 1}
         keys["objective"] = {"context": 8, "sample_tokens": 3}
     return tiny(task, **(keys | changes))
@@ -60,7 +60,7 @@ def recipe_of(task: str, **changes: Any) -> Recipe:
     ("task", "rows", "kind", "source"),
     [
         ("translation", PAIRS, Translator, "file"),
-        ("language_modelling", TEXTS, LanguageModel, "text"),
+        ("language_modeling", TEXTS, LanguageModel, "text"),
         ("masked_lm", TEXTS, MaskedLanguageModel, "text"),
         ("denoising", TEXTS, Translator, "text"),
         ("classification", LABELED, Classifier, "file"),

@@ -210,7 +210,7 @@ def tiles_of(page: Page) -> list[tuple[str, str, str]]:
 
 
 def test_samples_without_a_reference_are_not_marked(tmp_path: Path) -> None:
-    start = RunStarted({"task": "language_modelling"}, 1, 1, 1, "cpu", 1, unit="tokens")
+    start = RunStarted({"task": "language_modeling"}, 1, 1, 1, "cpu", 1, unit="tokens")
     samples = [Sample("Tick", "", "-tock"), Sample("", "", NASTY)]
     event = Evaluated(1, 1, 1.0, 1.0, math.e, 0.5, {}, samples, True)
     text, page = report(tmp_path, [start, event])

@@ -25,7 +25,7 @@ from trainers import batch_for
 from waits import Waits
 
 SUPPORT = Path(__file__).parents[1] / "support"
-TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
+TASKS = ("translation", "language_modeling", "masked_lm", "denoising", "classification")
 
 
 def recipe_named(name: str, folder: Path, **changes: Any) -> Any:
@@ -141,7 +141,7 @@ def test_a_plan_is_independent_of_the_number_of_processes(tmp_path, name):
         assert [
             again.load_batch(item).indices.tolist() for item in again.plan_epoch(epoch)
         ] == whole
-        if name != "language_modelling":  # which counts windows, not rows
+        if name != "language_modeling":  # which counts windows, not rows
             assert sorted(chain(*whole)) == list(range(run.num_train))
         for world in (2, 3):
             shares = [run.task.plan_epoch(run.data, epoch)[rank::world] for rank in range(world)]

@@ -18,7 +18,7 @@ from heedful.cli.shared import print_json
 app = new_group("List models, tasks, metrics, schedules and recipes, plugins included.")
 TASKS = {
     "translation": "pairs of texts: the target given the source, scored by decoding",
-    "language_modelling": "running text: the next token, scored by perplexity",
+    "language_modeling": "running text: the next token, scored by perplexity",
     "masked_lm": "texts with masked tokens (BERT), scored by the accuracy of the masked ones",
     "denoising": "corrupted texts (BART, T5): the original, scored by decoding",
     "classification": "texts or pairs of texts with labels, scored by accuracy and F1",

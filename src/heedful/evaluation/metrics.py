@@ -110,7 +110,7 @@ def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Sc
     pairs = zip(hypotheses, references, strict=True)
     num_equal = sum(output.split() == reference.split() for output, reference in pairs)
     details = {"num_equal": num_equal, "num_segments": len(references)}
-    signature = "case:mixed|space:normalised"
+    signature = "case:mixed|space:normalized"
     return Score("exact match", num_equal / len(references), signature, details)
 
 
@@ -154,7 +154,7 @@ def tokenized_lowercase_bleu(hypotheses: list[str], references: list[str], langu
     counter = BLEU(tokenize="none", force=True, smooth_method="none")
     result = counter.corpus_score(prepare(hypotheses), [prepare(references)])
     signature = f"nrefs:1|case:lc|tok:moses-{language}|smooth:none|count:sacrebleu-{__version__}"
-    return Score("tokenised lowercased BLEU", result.score, signature, _bleu_details(result))
+    return Score("tokenized lowercased BLEU", result.score, signature, _bleu_details(result))
 
 
 def perplexity(nll_sum: float | int, count: int) -> float:

@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 _TASKS: dict[type[SavedModel], str] = {
     Translator: "text_to_text",
-    LanguageModel: "language_modelling",
+    LanguageModel: "language_modeling",
     MaskedLanguageModel: "masked_lm",
     Classifier: "classification",
     Embedder: "embedding",

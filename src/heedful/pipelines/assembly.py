@@ -17,7 +17,7 @@ from heedful.pipelines.nets import kind_of, open_net
 
 _TASKS = {
     "Translator": "translation",
-    "LanguageModel": "language_modelling",
+    "LanguageModel": "language_modeling",
     "MaskedLanguageModel": "masked_lm",
     "Classifier": "classification",
     "Embedder": "embedding",

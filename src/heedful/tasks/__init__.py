@@ -5,7 +5,7 @@ from heedful import plugins
 plugins.task.declare(
     {
         "translation": "heedful.tasks.translation:Translation",
-        "language_modelling": "heedful.tasks.language_modelling:LanguageModelling",
+        "language_modeling": "heedful.tasks.language_modeling:LanguageModeling",
         "masked_lm": "heedful.tasks.masked_lm:MaskedLm",
         "denoising": "heedful.tasks.denoising:Denoising",
         "classification": "heedful.tasks.classification:TextClassification",

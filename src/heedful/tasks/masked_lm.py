@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019)."""
+"""Masked language modeling (Devlin et al. 2019)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,7 +72,7 @@ class Masking(ObjectiveSettings):
 
 
 class MaskedLm(Task):
-    """Masked language modelling, with other masks in every epoch.
+    """Masked language modeling, with other masks in every epoch.
 
     Texts are read from `data.train.text`, split by `data.text_unit`; or from `data.train.file`,
     a file of labeled texts whose labels are ignored, so that a model can be pre-trained on the data

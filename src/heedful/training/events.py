@@ -217,7 +217,7 @@ def score_label(name: str) -> str:
         "chrf": "chrF2",
         "chrf++": "chrF2++",
         "ter": "TER",
-        "tokenized_lowercase_bleu": "tokenised lowercased BLEU",
+        "tokenized_lowercase_bleu": "tokenized lowercased BLEU",
         "macro_f1": "macro F1",
     }
     return labels.get(name, name.replace("_", " "))

@@ -40,7 +40,7 @@ MAX_SAMPLES = 20
 MAX_LABELS = 12  # of a confusion matrix that is shown
 # The headings of the three texts of a sample, by task.
 SAMPLES = {
-    "language_modelling": ("prompt", "", "continuation"),
+    "language_modeling": ("prompt", "", "continuation"),
     "masked_lm": ("masked", "original", "filled in"),
     "denoising": ("corrupted", "target", "output"),
     "classification": ("text", "label", "prediction"),

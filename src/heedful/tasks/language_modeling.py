@@ -1,4 +1,4 @@
-"""Language modelling: training on packed windows, evaluated on overlapping windows."""
+"""Language modeling: training on packed windows, evaluated on overlapping windows."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from heedful.training.trainer import EvaluationResult
 
 
 class WindowSettings(ObjectiveSettings):
-    """The windows of language modelling, and the samples of an evaluation."""
+    """The windows of language modeling, and the samples of an evaluation."""
 
     context: int = Field(
         256, ge=1, description="Length of a window, the model's maximum context, in tokens."
@@ -54,8 +54,8 @@ class WindowSettings(ObjectiveSettings):
     )
 
 
-class LanguageModelling(Task):
-    """Language modelling on texts that are concatenated and cut into windows."""
+class LanguageModeling(Task):
+    """Language modeling on texts that are concatenated and cut into windows."""
 
     objective_class = WindowSettings
     recipe_keys = task_keys.LANGUAGE_MODELLING
