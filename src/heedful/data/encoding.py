@@ -1,6 +1,5 @@
 """Encode rows of text as columns of token ids: truncate or drop long rows, and count."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -154,22 +153,20 @@ class _ColumnBuilder:
         self.column = column
         self.sequences = SequencesBuilder(column.tokenizer.vocab_size)
         self.seconds: list[int] = []
-        self.counts = Counter[str]()
+        self.counts = {"characters": 0, "bytes": 0, "tokens": 0, "unknown": 0}
 
     def add(self, texts: Sequence[str], ids: list[list[int]]) -> None:
         """Append a row: its texts before normalization, and their ids without special tokens."""
-        tokenizer = self.column.tokenizer
+        tokenizer, counts = self.column.tokenizer, self.counts
         sequence = self.column.with_special_tokens(*ids)
         self.sequences.add(sequence)
         if len(ids) > 1:
             self.seconds.append(len(sequence) - len(ids[1]) - len(tokenizer.suffix_ids))
         for text, text_ids in zip(texts, ids, strict=True):
-            self.counts.update(
-                characters=len(text),
-                bytes=len(text.encode()),
-                tokens=len(text_ids),
-                unknown=text_ids.count(tokenizer.unk_id),
-            )
+            counts["characters"] += len(text)
+            counts["bytes"] += len(text.encode())
+            counts["tokens"] += len(text_ids)
+            counts["unknown"] += text_ids.count(tokenizer.unk_id)
 
 
 def _tokenize(
