@@ -119,6 +119,14 @@ def test_no_source_has_two_readings(readings: list[tuple[date, list[str]]]) -> N
     assert len(found) > 200 * len(DAYS)
 
 
+def test_a_style_matches_a_text_that_it_renders_and_no_other() -> None:
+    for day in DAYS[:3]:
+        sources = [style.render(day) for style in STYLES]
+        for style, source in zip(STYLES, sources, strict=True):
+            for text in (*sources[::20], source, source + "0", source[:-1]):
+                assert style.matches(text, day) == (text == source), f"{style.name}: {text}"
+
+
 def test_every_source_contains_the_full_year() -> None:
     chinese = str.maketrans("〇零一二三四五六七八九", "00123456789")
     for style in STYLES:

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -40,9 +41,25 @@ class Style:
 
     def render(self, day: date) -> str:
         """The date `day`, of a year in `YEARS`, in this style."""
-        assert day.year in YEARS, day
-        indices = (day.year - YEARS.start, day.month - 1, day.day - 1, day.weekday())
+        indices = _indices(day)
         return "".join([p if isinstance(p, str) else p.texts[indices[p.part]] for p in self.pieces])
+
+    def matches(self, text: str, day: date) -> bool:
+        """`text == self.render(day)`, which ends at the first piece that differs."""
+        indices, end = _indices(day), 0
+        for p in self.pieces:
+            piece = p if isinstance(p, str) else p.texts[indices[p.part]]
+            if not text.startswith(piece, end):
+                return False
+            end += len(piece)
+        return end == len(text)
+
+
+@lru_cache(maxsize=1)  # one date is compared with all styles
+def _indices(day: date) -> tuple[int, int, int, int]:
+    """The index of the date in the tables of each part."""
+    assert day.year in YEARS, day
+    return day.year - YEARS.start, day.month - 1, day.day - 1, day.weekday()
 
 
 def build_styles() -> tuple[Style, ...]:
