@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from heedful.cli import demo as verb
 from heedful.cli.app import make_app
 from heedful.errors import UserError
-from heedful.examples.dates import EXAMPLES_FOR_PEOPLE
+from heedful.examples.dates import EXAMPLES_FOR_PEOPLE, generate
 from heedful.recipe_files import load_recipe
 from heedful.run import train
 
@@ -55,11 +55,16 @@ def test_a_finished_run_is_only_shown(finished: Path) -> None:
     assert "Exact match on 15 held-out dates" in shown
     for language in ("English", "German", "French", "Spanish", "Chinese"):
         assert f"{language} " in shown
-    assert shown.count(" of 1") == 15  # five languages, three groups, one of each
+    groups, _, rest = shown.partition("Phrases that it never saw:")
+    assert groups.count(" of 1") == 15  # five languages, three groups, one of each
     for example in EXAMPLES_FOR_PEOPLE:
         assert example.src in shown
         assert example.tgt in shown
-    assert shown.count("ok") + shown.count("wrong") == len(EXAMPLES_FOR_PEOPLE)
+    phrases, _, errors = rest.partition("Wrong in the test: 15 of 15; the first 5:")
+    assert phrases.count("ok") + phrases.count("wrong") == len(EXAMPLES_FOR_PEOPLE)
+    assert errors.count("wrong") == 5
+    for example in generate(15, seed=1, split="test")[:5]:
+        assert f"{example.tgt}  wrong" in errors
     last = shown.strip().splitlines()[-1]
     assert last.strip().startswith("echo '")
     assert last.endswith(f"| heedful translate {finished}")

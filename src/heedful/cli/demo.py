@@ -16,6 +16,12 @@ from heedful.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from heedful.examples.dates import DateExample
+
+    Result = tuple[DateExample, str]  # and the output of the model
+
+_MAX_ERRORS = 5  # of the test that are shown
+
 
 def demo(
     out: Path = typer.Option(Path("runs/demo"), metavar="DIR", help="Folder of the run."),
@@ -36,8 +42,9 @@ def demo(
             f"{out} holds a model of the task {model.metadata.task}; give another --out"
         )
     _show_score(out, console)
-    _show_groups(out, console)
-    _show_examples(model, console)
+    results = _read_results(out)
+    _show_groups(results, console)
+    _show_examples(model, results, console)
     line = f"echo '3rd of May, 2031' | {_command()} translate {shlex.quote(str(out))}"
     console.print("\nTranslate your own:", line, sep="\n  ")
     if sys.stdin.isatty():
@@ -76,21 +83,27 @@ def _show_score(out: Path, console: "Console") -> None:
     console.print(f"Report: {out / 'report.html'}")
 
 
-def _show_groups(out: Path, console: "Console") -> None:
-    """The same score by language and by the part of a date that training did not have."""
-    from babel import Locale
-    from rich.table import Table
-
+def _read_results(out: Path) -> "list[Result]":
+    """The test examples of the run, with its outputs."""
     from heedful.data.rows import read_lines
-    from heedful.examples.date_styles import LANGUAGES
-    from heedful.examples.dates import HELD_OUT_GROUPS, generate
+    from heedful.examples.dates import generate
     from heedful.recipe_files import load_recipe
 
     sizes = load_recipe(out).data.generated
     examples = generate(sizes.num_test, seed=sizes.seed, split="test")
-    outputs = read_lines(out / "test.output.txt")
+    return list(zip(examples, read_lines(out / "test.output.txt"), strict=True))
+
+
+def _show_groups(results: "list[Result]", console: "Console") -> None:
+    """The same score by language and by the part of a date that training did not have."""
+    from babel import Locale
+    from rich.table import Table
+
+    from heedful.examples.date_styles import LANGUAGES
+    from heedful.examples.dates import HELD_OUT_GROUPS
+
     right: dict[tuple[str, str], list[bool]] = {}
-    for example, output in zip(examples, outputs, strict=True):
+    for example, output in results:
         key = (example.language, example.group)
         right.setdefault(key, []).append(output == example.tgt)
     table = Table("", *HELD_OUT_GROUPS, box=None, pad_edge=False)
@@ -102,19 +115,31 @@ def _show_groups(out: Path, console: "Console") -> None:
     console.print(table)
 
 
-def _show_examples(model: "pipelines.Translator", console: "Console") -> None:
-    """Phrases that are in no training example, with their translations."""
-    from rich.table import Table
-    from rich.text import Text
-
+def _show_examples(
+    model: "pipelines.Translator", results: "list[Result]", console: "Console"
+) -> None:
+    """Phrases that are in no training example, and some errors of the test, with translations."""
     from heedful.examples.dates import EXAMPLES_FOR_PEOPLE
 
     outputs = model.translate([example.src for example in EXAMPLES_FOR_PEOPLE], beam_size=1)
+    console.print("\nPhrases that it never saw:")
+    _print_results(list(zip(EXAMPLES_FOR_PEOPLE, outputs, strict=True)), console)
+    errors = [result for result in results if result[1] != result[0].tgt]
+    if errors:
+        shown = errors[:_MAX_ERRORS]
+        of_them = f"; the first {len(shown)}" if len(errors) > len(shown) else ""
+        console.print(f"\nWrong in the test: {len(errors):,} of {len(results):,}{of_them}:")
+        _print_results(shown, console)
+
+
+def _print_results(results: "list[Result]", console: "Console") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("phrase", "translation", "expected", "", box=None, pad_edge=False)
-    for example, output in zip(EXAMPLES_FOR_PEOPLE, outputs, strict=True):
+    for example, output in results:
         mark = Text("ok", "green") if output == example.tgt else Text("wrong", "red")
         table.add_row(example.src, output, example.tgt, mark)
-    console.print("\nPhrases that it never saw:")
     console.print(table)
 
 
