@@ -23,7 +23,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers.py parts/test_losses.py \
-	parts/test_masks.py models/test_laws.py models/test_packed.py generation/test_search.py \
+	parts/test_masks.py models/test_properties.py models/test_packed.py generation/test_search.py \
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
 .PHONY: help setup demo quick test test-benchmarks fuzz bench bench-decoding experiments docs \

@@ -31,7 +31,7 @@ ANNOTATED = (
 # Directories and files of tests that run with the annotated shapes of these packages checked, which
 # nearly doubles the time of a small net: at least one file for each package.
 SHAPES_CHECKED = (
-    *("parts", "data", "evaluation", "models/test_laws.py", "models/test_packed.py"),
+    *("parts", "data", "evaluation", "models/test_properties.py", "models/test_packed.py"),
     *("generation/test_search.py", "generation/test_sampling.py", "generation/test_logits.py"),
     *("generation/test_constrained.py", "generation/test_diverse_beam.py"),
     *("insight/test_verify.py", "deploy/test_convert.py", "zoo/test_gemma3.py"),

@@ -63,26 +63,28 @@ def paper_parameters(width: int, hidden: int, vocabulary: int) -> int:
 def test_parameters_are_those_of_the_paper(bench: Bench) -> None:
     page, data = bench("parameters")
     for size, width, hidden in (("base", 512, 2048), ("big", 1024, 4096)):
-        found = data["sizes"][size]
+        actual = data["sizes"][size]
         total = paper_parameters(width, hidden, 37_000)
-        assert found["total"] == total
+        assert actual["total"] == total
         assert f"{total:,}" in page
-        assert abs(found["difference_percent"]) < 4
-        low, high = found["vocabulary_needed"]
+        assert abs(actual["difference_percent"]) < 4
+        low, high = actual["vocabulary_needed"]
         for rows, edge in ((low, -500_000), (high, 500_000)):
-            assert total + (rows - 37_000) * width == pytest.approx(found["paper"] + edge)
+            assert total + (rows - 37_000) * width == pytest.approx(actual["paper"] + edge)
 
 
 def test_training_speed(bench: Bench) -> None:
     page, data = bench("training_speed")
-    found = data["sizes"]["quick"]
+    actual = data["sizes"]["quick"]
     names = ("heedful", "torch", "transformers")
     cases = {f"{who} {precision}" for who in names for precision in ("fp32", "bf16")}
-    assert found["tokens_per_second"].keys() == found["tokens_per_second_by_round"].keys() == cases
+    assert (
+        actual["tokens_per_second"].keys() == actual["tokens_per_second_by_round"].keys() == cases
+    )
     # torch.nn.Transformer has a norm after each stack, of 2 x 16 numbers.
-    assert found["parameters"]["torch"] == found["parameters"]["heedful"] + 2 * 2 * 16
-    assert found["marian_attention"].keys() == {"fp32", "bf16"}
-    assert f"fp32 {found['marian_attention']['fp32']}" in page
+    assert actual["parameters"]["torch"] == actual["parameters"]["heedful"] + 2 * 2 * 16
+    assert actual["marian_attention"].keys() == {"fp32", "bf16"}
+    assert f"fp32 {actual['marian_attention']['fp32']}" in page
     assert "torch.nn.Transformer, bf16" in page
 
 
@@ -112,12 +114,12 @@ def test_peers_of_training_form_the_logits_of_real_targets(
 def test_decoding(bench: Bench, tmp_path: Path) -> None:
     page, data = bench("decoding")
     systems = {"eager", "transformers", "optimized", "ctranslate2"}
-    found = {each["system"] for each in data["records"]}
-    assert systems <= found <= systems | {"llama.cpp"}
+    actual = {item["system"] for item in data["records"]}
+    assert systems <= actual <= systems | {"llama.cpp"}
     keys = {"version", "size", "batch", "beam", "mixed", "precision", "threads", "workers"}
     more = {"backend", "detail", "setting", "tokens/s", "tokens/s by round"}
     shares = {"share of reading", "share of products"}
-    assert all(each.keys() == {"system"} | keys | more | shares for each in data["records"])
+    assert all(item.keys() == {"system"} | keys | more | shares for item in data["records"])
     assert len(data["same_greedy_outputs"]) == 5
     for of in data["same_greedy_outputs"].values():
         assert set(of.values()) == {1.0}
@@ -134,18 +136,18 @@ def test_command(bench: Bench) -> None:
     for of in (data["starts"], *data["files"].values()):
         assert [*of] == names
         for rounds in of.values():
-            assert all(each["processor seconds"] > 0 for each in rounds)
-            assert all(10 < each["MiB"] < 10_000 for each in rounds)
+            assert all(item["processor seconds"] > 0 for item in rounds)
+            assert all(10 < item["MiB"] < 10_000 for item in rounds)
     assert "| 100 sentences, CTranslate2 by hand |" in page
 
 
 def test_encoding(bench: Bench) -> None:
     page, data = bench("encoding")
-    names = [each["system"] for each in data["records"]]
+    names = [item["system"] for item in data["records"]]
     assert names[0] == "heedful optimized"
     assert {"heedful eager, float32", "transformers", "ctranslate2"} <= set(names)
-    assert all(each["least_cosine"] > 0.99 for each in data["records"])
-    assert all(each["tokens/s"] > 0 for each in data["records"])
+    assert all(item["least_cosine"] > 0.99 for item in data["records"])
+    assert all(item["tokens/s"] > 0 for item in data["records"])
     assert "| transformers | bfloat16 |" in page
 
 
@@ -166,13 +168,13 @@ def test_interleaved_takes_the_cases_in_turn(bench: Bench, monkeypatch: pytest.M
         return run
 
     cases = {"a": case("a", [99, 1, 2, 3]), "b": case("b", [99, 6, 1, 2])}
-    found = common.interleaved(cases, rounds=2, lasting=209)
-    assert found == {"a": [6.0, 3.0, 2.0], "b": [1.0, 6.0, 3.0]}
+    actual = common.interleaved(cases, rounds=2, lasting=209)
+    assert actual == {"a": [6.0, 3.0, 2.0], "b": [1.0, 6.0, 3.0]}
     assert order == ["a", "b", "b", "a"] * 2
-    assert common.ratio(found["a"], found["b"]) == "0.67"
+    assert common.ratio(actual["a"], actual["b"]) == "0.67"
     cases = {"a": case("a", [99, 1, 2, 3]), "b": case("b", [99, 6, 1, 2])}
-    found = common.interleaved(cases, rounds=3)
-    assert common.medians(found) == {"a": 3.0, "b": 3.0}
+    actual = common.interleaved(cases, rounds=3)
+    assert common.medians(actual) == {"a": 3.0, "b": 3.0}
 
 
 def test_settings_are_chosen_by_warm_rounds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +301,8 @@ def test_significance_tells_systems_apart(monkeypatch: pytest.MonkeyPatch) -> No
     red = [line.replace("green", "red") for line in references]
     odd = [red[i] if i % 2 else line for i, line in enumerate(references)]
     even = [line if i % 2 else red[i] for i, line in enumerate(references)]
-    found = significance({"worse": odd, "alike": even, "right": references}, references, "en")
-    for by_system in found.values():
+    actual = significance({"worse": odd, "alike": even, "right": references}, references, "en")
+    for by_system in actual.values():
         assert by_system["worse"]["p_value"] is None
         assert by_system["right"]["score"] == pytest.approx(100)
         assert by_system["right"]["p_value"] < 0.01 < 0.1 < by_system["alike"]["p_value"]
@@ -339,7 +341,7 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
         for side, language in (("src", "en"), ("tgt", "de"))
     ]
     teacher = finished_run("translation", tmp_path / "teacher", [*settings, *QUICK]).directory
-    settings += [each for each in QUICK if not each.startswith("tokenizer.")]
+    settings += [item for item in QUICK if not item.startswith("tokenizer.")]
     # What has barely learnt ends no output, of which another could learn.
     learning = [*settings, f"distillation.teacher={teacher}", "distillation.level=word"]
     learning += ["distillation.include_references=false"]
@@ -352,7 +354,7 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
     assert data["sentences"] == 4
     names = ["teacher, beam 5", "teacher, greedy", "student, greedy", "student, greedy, shortlist"]
     assert [*data["systems"]] == [*names, "student, beam 2, shortlist"]
-    assert all(each["sentences/s"] > 0 for each in data["systems"].values())
+    assert all(item["sentences/s"] > 0 for item in data["systems"].values())
     assert [*data["files"]] == names[:3:2]
     assert 0 < data["systems"][names[3]]["shortlist"]["recall"] <= 1
     assert [*data["precisions"]] == ["int8", "float32, the net itself", "float32"]
@@ -388,10 +390,10 @@ def test_bands(bench: Bench, tmp_path: Path, short_rhyme: Path) -> None:
     expecting(short_rhyme, (2, 0.0, 50.0))
     runs = str(tmp_path / "runs")
     page, data = bench("bands", "--runs", runs)
-    (found,) = data["bands"]
-    assert found["recipe"] == "rhyme"
-    assert found["verdict"] == "within"
-    assert f"| rhyme | 2 | 0 to 50 | {found['loss']:.3f} | within |" in page
+    (actual,) = data["bands"]
+    assert actual["recipe"] == "rhyme"
+    assert actual["verdict"] == "within"
+    assert f"| rhyme | 2 | 0 to 50 | {actual['loss']:.3f} | within |" in page
     log = (tmp_path / "runs/rhyme/log.jsonl").read_text(encoding="utf-8")
     assert '"step": 3' not in log, "a run ends at its last band"
     # A later band lets the same run go on; a loss outside is an error, after the page is written.
@@ -400,7 +402,7 @@ def test_bands(bench: Bench, tmp_path: Path, short_rhyme: Path) -> None:
         bench("bands", "--runs", runs)
     again = json.loads((tmp_path / "results/bands.json").read_text(encoding="utf-8"))["bands"]
     assert [band["verdict"] for band in again] == ["within", "OUTSIDE"]
-    assert again[0]["loss"] == found["loss"]
+    assert again[0]["loss"] == actual["loss"]
     page, data = bench("bands", "--runs", runs, "--only", "dates")
     assert data["bands"] == again, "what is not run again stays"
     assert "| rhyme | 4 |" in page
@@ -423,20 +425,20 @@ def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     folders = ("--data", str(text), "--runs", str(runs))
     page, data = bench("shakespeare", *folders, "--seeds", "2")
-    found = data["runs"]
-    assert set(found) == {"shakespeare", "shakespeare-llama", "peer"}
+    actual = data["runs"]
+    assert set(actual) == {"shakespeare", "shakespeare-llama", "peer"}
     size = len((text / "input.txt").read_text(encoding="utf-8"))
     for name, windows in (("shakespeare", 12), ("shakespeare-llama", 6)):
         # The runs' own scores, which they have of the same windows.
         paths = [runs / folder / "scores.json" for folder in (name, f"{name}-2")]
         scores = [json.loads(path.read_text(encoding="utf-8"))["scores"]["loss"] for path in paths]
-        assert found[name]["losses"] == pytest.approx(scores, rel=1e-5)
+        assert actual[name]["losses"] == pytest.approx(scores, rel=1e-5)
         assert scores[0] != scores[1]
-        assert found[name]["overlapping"] != found[name]["losses"]
-        assert found[name]["test_characters"] == size // 10
-        assert found[name]["training_tokens"] == 4 * windows * 64
+        assert actual[name]["overlapping"] != actual[name]["losses"]
+        assert actual[name]["test_characters"] == size // 10
+        assert actual[name]["training_tokens"] == 4 * windows * 64
         assert f"## {name}: a sample" in page
-    for one in found.values():
+    for one in actual.values():
         # Estimates are of the same text, by windows at random places.
         assert np.mean(one["estimates"]) == pytest.approx(np.mean(one["losses"]), rel=0.05)
         assert len(one["losses"]) == 2
@@ -450,7 +452,7 @@ def test_long_texts(bench: Bench, tmp_path: Path) -> None:
     assert data["layers"].keys() == {"window", "full", "fused"}
     for of in data["layers"].values():
         assert of.keys() == {"64", "128"}
-        assert all(found["seconds"] > 0 for found in of.values())
+        assert all(actual["seconds"] > 0 for actual in of.values())
     assert set(data["decoding"]) == {"32", "64"}
     assert "(long_texts.svg)" in page
     picture = ElementTree.parse(tmp_path / "results/long_texts.svg").getroot()
@@ -495,10 +497,10 @@ def test_sst2(bench: Bench, tmp_path: Path) -> None:
     folder, runs = tmp_path / "text", tmp_path / "runs"
     folder.mkdir()
     films = ["film", "story", "plot", "cast", "scene"]
-    said = {"good": ["fine", "warm", "funny"], "bad": ["dull", "cold", "silly"]}
+    words_of = {"good": ["fine", "warm", "funny"], "bad": ["dull", "cold", "silly"]}
     lines = [
         f"the {film} {number} is {word}\t{label}\n"
-        for label, words in said.items()
+        for label, words in words_of.items()
         for word in words
         for film in films
         for number in range(3)
@@ -507,7 +509,7 @@ def test_sst2(bench: Bench, tmp_path: Path) -> None:
     (folder / "dev.tsv").write_text("".join(lines[::4]), encoding="utf-8")
     arguments = ["--data", str(folder), "--runs", str(runs), "--seeds", "1"]
     page, data = bench("sst2", *arguments)
-    assert {kind: len(found) for kind, found in data["models"]["accuracy"].items()} == {
+    assert {kind: len(actual) for kind, actual in data["models"]["accuracy"].items()} == {
         "scratch": 1,
         "pretrained": 1,
         "student": 1,
@@ -531,10 +533,10 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
 ) -> None:
     """As it is without --quick: dev chooses nothing, and a model fits the one it starts from."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    asked: list[tuple[str, list[str]]] = []
+    request: list[tuple[str, list[str]]] = []
 
     def stop(name: str, directory: Path, settings: list[str]) -> SimpleNamespace:
-        asked.append((name, settings))
+        request.append((name, settings))
         if name == "classification-student":
             raise InterruptedError
         return SimpleNamespace(directory=directory)
@@ -545,7 +547,7 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
     monkeypatch.setattr("sys.argv", ["sst2.py", "--data", "DATA"])
     with pytest.raises(InterruptedError):
         runpy.run_path(str(BENCHMARKS / "sst2.py"), run_name="__main__")
-    recipes = [load_recipe(name, settings) for name, settings in asked]
+    recipes = [load_recipe(name, settings) for name, settings in request]
     assert [recipe.task for recipe in recipes] == [*["masked_lm"] * 2, *["classification"] * 3]
     for recipe in recipes[2:]:
         assert recipe.training.evaluate_every == recipe.training.max_steps

@@ -1,4 +1,4 @@
-"""The suite's own rules: skips are listed, shapes are checked where conftest.py says so."""
+"""The suite's rules: skips are listed, and shapes are checked in the files named in conftest.py."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_shapes_are_checked_by_the_file_of_a_test(monkeypatch: pytest.MonkeyPatc
         cross_entropy(logits, targets)
 
 
-def test_every_place_where_shapes_are_checked_exists() -> None:
+def test_every_file_with_checked_shapes_exists() -> None:
     tests = Path(__file__).parent
     assert [path for path in conftest.SHAPES_CHECKED if not (tests / path).exists()] == []
     checked = {path.split("/")[0] for path in conftest.SHAPES_CHECKED}

@@ -1,4 +1,4 @@
-"""The pages that scripts write are what the scripts write now."""
+"""The pages that scripts write are up to date."""
 
 import re
 import runpy
@@ -18,14 +18,14 @@ def test_cli_page_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "SECURITY.md"])
-def test_links_between_pages_lead_somewhere(page: str) -> None:
+def test_links_between_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     missing = [link for link in LINK.findall(text) if not ((ROOT / page).parent / link).exists()]
     assert not missing
 
 
 def test_pages_name_files_that_exist() -> None:
-    """Code moves; a page that names `src/...` or a package's file must follow, in pictures too."""
+    """Paths such as `src/...` on pages and in pictures exist."""
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         pictures = "".join(re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
@@ -41,8 +41,8 @@ def test_make_quick_names_files_that_exist() -> None:
     assert all((ROOT / "tests" / name).is_file() for name in names.split())
 
 
-def test_constraints_pin_what_the_package_needs() -> None:
-    """Every dependency is pinned, at a version that its own bounds allow."""
+def test_constraints_pin_every_dependency() -> None:
+    """At a version that its bounds allow."""
     import tomllib
 
     from packaging.requirements import Requirement
@@ -50,8 +50,8 @@ def test_constraints_pin_what_the_package_needs() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    for text in wanted:
+    expected = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    for text in expected:
         requirement = Requirement(text)
         if requirement.name != "heedful":
             pin = pins[requirement.name.lower()]

@@ -1,4 +1,4 @@
-"""Writing whole files: what a path already is stays what it is."""
+"""Atomic writes: a path keeps its kind, and is replaced completely or not at all."""
 
 import os
 import stat
@@ -51,7 +51,7 @@ def test_folders_made_for_a_file_that_is_not_written_are_removed(tmp_path: Path)
     assert (tmp_path / "new/inner/file").is_file()
 
 
-def test_a_link_still_leads_to_what_was_written(tmp_path: Path) -> None:
+def test_a_link_still_points_to_the_written_file(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
     write_text(tmp_path / "link", "new")
@@ -115,7 +115,7 @@ def test_a_directory_is_replaced_whole_or_not_at_all(
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_killed_writers_left_is_removed_and_what_living_ones_write_is_not(
+def test_files_of_killed_writers_are_removed_and_those_of_running_ones_kept(
     tmp_path: Path,
 ) -> None:
     dead, living = tmp_path / ".model.999999999.tmp", tmp_path / f".model.{os.getppid()}.tmp"
@@ -126,7 +126,7 @@ def test_what_killed_writers_left_is_removed_and_what_living_ones_write_is_not(
     assert [dead.exists(), living.exists(), other.exists()] == [False, True, True]
 
 
-def test_where_something_is_nothing_new_goes(tmp_path: Path) -> None:
+def test_existing_paths_are_refused(tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     check_new(full)
@@ -164,7 +164,7 @@ def test_a_folder_without_weights_is_no_model_to_replace(tmp_path: Path) -> None
     check_new(path, overwrite=True, owns=MODEL_FILES)
 
 
-def test_a_file_that_cannot_be_written_is_told_before(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_refused_at_the_start(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "")
     (tmp_path / "loop").symlink_to("loop")
     for path in ("file", "new/folder/file", "/dev/null"):
@@ -186,15 +186,15 @@ def test_a_file_that_cannot_be_written_is_told_before(tmp_path: Path) -> None:
         ("{", "not JSON"),
     ],
 )
-def test_what_json_may_not_be(text: str, problem: str) -> None:
+def test_invalid_json_is_refused(text: str, problem: str) -> None:
     with pytest.raises(UserError, match=f"^where.*{problem}"):
         parse_json(text, "where")
 
 
-def test_json_that_is_fine() -> None:
+def test_valid_json_is_read() -> None:
     assert parse_json('["\\ud83e\\udd9c", 1e3]', "where") == ["\U0001f99c", 1000.0]
 
 
-def test_a_file_without_end_is_no_settings() -> None:
+def test_an_endless_file_is_refused() -> None:
     with pytest.raises(UserError, match="larger than"):
         read_text(Path("/dev/zero"), most=1_000)

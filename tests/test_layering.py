@@ -69,15 +69,15 @@ def imports(path: Path, nodes: Iterator[ast.AST]) -> Iterator[tuple[str, int]]:
 def imported_modules(path: Path) -> set[str]:
     """Modules that a file imports when it runs, inside functions too.
 
-    A name that a package hands out (`from heedful.pipelines import load`) counts as the package.
+    A name re-exported by a package (`from heedful.pipelines import load`) counts as the package.
     """
-    found = {name for name, _ in imports(path, run_time_nodes(ast.parse(path.read_text("utf-8"))))}
-    modules = {name if name in MODULES else name.rpartition(".")[0] for name in found}
+    actual = {name for name, _ in imports(path, run_time_nodes(ast.parse(path.read_text("utf-8"))))}
+    modules = {name if name in MODULES else name.rpartition(".")[0] for name in actual}
     return (modules & set(MODULES)) - {module_name(path)}
 
 
 def cycle_of(graph: Mapping[str, set[str]]) -> list[str]:
-    """The modules of one cycle of imports; none where there is no cycle."""
+    """The modules of one cycle of imports; empty without a cycle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -164,7 +164,7 @@ def sizes() -> Iterator[tuple[str, int, int]]:
 
 
 def test_files_and_functions_are_small() -> None:
-    found = list(sizes())
-    assert len(found) > 500
-    large = [f"{name}: {lines} lines of {most}" for name, lines, most in found if lines > most]
+    actual = list(sizes())
+    assert len(actual) > 500
+    large = [f"{name}: {lines} lines of {most}" for name, lines, most in actual if lines > most]
     assert large == []

@@ -46,7 +46,7 @@ RECIPE = {
 
 @contextmanager
 def registered_here():
-    """What is registered in the block is gone after it."""
+    """Entries registered in the block are removed after it."""
     with ExitStack() as stack:
         for registry in plugins._REGISTRIES:
             registry.names()
@@ -57,8 +57,8 @@ def registered_here():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_stays_registered():
-    """Nothing of these tests reaches the tests of other files in this process."""
+def _unregister_after_each_test():
+    """Entries of these tests do not reach the tests of other files in this process."""
     with registered_here():
         yield
 
@@ -72,7 +72,7 @@ def plugin(tmp_path_factory):
     return path
 
 
-def test_a_task_and_an_architecture_from_outside_train_save_load_and_generate(plugin, tmp_path):
+def test_a_plugin_task_and_architecture_train_save_load_and_generate(plugin, tmp_path):
     recipe = parse_recipe(RECIPE | {"plugins": [str(plugin)]})
     result = train(recipe, tmp_path / "run")
     assert result.scores is not None
@@ -86,14 +86,14 @@ def test_a_task_and_an_architecture_from_outside_train_save_load_and_generate(pl
     assert model.score([source], ["1 1 2 2 3 3"])[0].num_tokens == 7
 
 
-def test_a_metric_from_outside_says_which_values_are_better(plugin):
+def test_a_plugin_metric_declares_its_direction(plugin):
     plugins.metric("words_wrong", higher_is_better=False)(lambda outputs, references, **_: None)
     recipe = parse_recipe(
         RECIPE | {"plugins": [str(plugin)], "evaluation": {"metric": "words_wrong"}}
     )
     sums = LossSum(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1), 1)
-    found = [make_evaluation(recipe, sums, [], {"words_wrong": count}) for count in (0.1, 0.9)]
-    few, many = (each.value for each in found)
+    actual = [make_evaluation(recipe, sums, [], {"words_wrong": count}) for count in (0.1, 0.9)]
+    few, many = (item.value for item in actual)
     assert few > many
 
 
@@ -106,9 +106,9 @@ def test_by_command_and_a_model_in_another_process(commands, plugin, tmp_path, m
     code = "from heedful.cli import main; main()"
     words = [sys.executable, "-c", code, "translate", str(tmp_path / "run")]
     monkeypatch.setenv("HEEDFUL_PLUGINS", str(plugin))
-    found = subprocess.run(words, input=b"1 2\n", capture_output=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert len(found.stdout.splitlines()) == 1
+    actual = subprocess.run(words, input=b"1 2\n", capture_output=True, check=False)
+    assert actual.returncode == 0, actual.stderr
+    assert len(actual.stdout.splitlines()) == 1
 
 
 WRONG = {
@@ -141,7 +141,7 @@ def test_a_plugin_that_does_not_load_is_refused_in_one_line(code, reason, tmp_pa
         plugins.task.get("new_one")
 
 
-def test_plugins_that_are_not_there(tmp_path, commands):
+def test_missing_plugins_are_refused(tmp_path, commands):
     with pytest.raises(UserError, match=r"plugin nowhere\.py: no such file"):
         plugins.load_plugin("nowhere.py")
     recipe = RECIPE | {"plugins": ["nowhere.py"]}
@@ -154,15 +154,15 @@ def test_plugins_that_are_not_there(tmp_path, commands):
     ("entry", "described"),
     [("old_name", "a str"), (type("Toy", (), {"Config": 1}), "the class Toy"), (gpt2, "a module")],
 )
-def test_what_is_no_architecture_is_refused_when_it_is_registered(entry, described):
+def test_an_object_that_is_no_architecture_is_refused(entry, described):
     with pytest.raises(
         UserError, match=rf"takes a heedful\.zoo\.architectures\.Architecture, not {described}$"
     ):
         plugins.architecture(entry)
 
 
-def test_an_architecture_from_outside_is_imported_and_exported(tmp_path):
-    """By the model type that its format names; the model remembers the plugin."""
+def test_a_plugin_architecture_is_imported_and_exported(tmp_path):
+    """By the model type of its format; the model stores the plugin's name."""
     (tmp_path / "toy.py").write_text(
         textwrap.dedent("""
         from dataclasses import replace
@@ -197,8 +197,8 @@ plugins.architecture(replace(gpt2.ARCHITECTURE, name="{name}", formats={{"hf": h
 """
 
 
-def test_a_plugin_of_a_format_that_is_read_already_is_imported_only_when_asked_for(tmp_path):
-    """heedful's own goes before a plugin's; of two plugins neither does."""
+def test_a_plugin_for_a_known_format_is_used_only_by_name(tmp_path):
+    """heedful's own architecture precedes a plugin's; of two plugins neither is preferred."""
     with registered_here():
         for name, model_type in (("mine", "gpt2"), ("one", "shared"), ("two", "shared")):
             path = tmp_path / f"reuses_{name}.py"
@@ -208,12 +208,14 @@ def test_a_plugin_of_a_format_that_is_read_already_is_imported_only_when_asked_f
         net = gpt2.build(config)
         write_hf_directory(tmp_path / "gpt2", *net_to_hf("mine", config, net))
         write_hf_directory(tmp_path / "shared", *net_to_hf("one", config, net))
-        chosen = [("gpt2", None, "gpt2"), ("gpt2", "mine", "mine"), ("shared", "two", "two")]
-        for number, (folder, wanted, expected) in enumerate(chosen):
+        selected = [("gpt2", None, "gpt2"), ("gpt2", "mine", "mine"), ("shared", "two", "two")]
+        for number, (folder, architecture, expected) in enumerate(selected):
             out = tmp_path / f"out{number}"
-            model = import_hf(tmp_path / folder, out, architecture=wanted)
+            model = import_hf(tmp_path / folder, out, architecture=architecture)
             assert model.metadata.architecture == expected
-            assert model.metadata.plugins == (() if wanted is None else (f"reuses_{wanted}.py",))
+            assert model.metadata.plugins == (
+                () if architecture is None else (f"reuses_{architecture}.py",)
+            )
         with pytest.raises(UserError, match="one and two read the model type shared; choose one"):
             import_hf(tmp_path / "shared", tmp_path / "out")
         with pytest.raises(
@@ -222,8 +224,8 @@ def test_a_plugin_of_a_format_that_is_read_already_is_imported_only_when_asked_f
             import_hf(tmp_path / "gpt2", tmp_path / "out", architecture="llama")
 
 
-def test_two_plugins_of_one_name_are_told_apart_by_none(tmp_path):
-    """A model remembers a plugin by its file's name."""
+def test_two_plugins_with_one_file_name_are_refused(tmp_path):
+    """A model stores a plugin by its file's name."""
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "same_name.py").write_text("")
@@ -246,7 +248,7 @@ plugins.schedule("{name}_after")("{name}")
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_plugins_that_load_each_other_run_once_and_own_what_they_register(data):
+def test_plugins_that_load_each_other_run_once_and_own_their_entries(data):
     """For any graph of plugins, with loops and cycles, reached by path and by the variable."""
     count = data.draw(st.integers(1, 4))
     numbers = st.integers(0, count - 1)
@@ -276,8 +278,8 @@ def test_plugins_that_load_each_other_run_once_and_own_what_they_register(data):
 
 
 @pytest.mark.parametrize("first", ["own", "shipped"])
-def test_a_file_of_the_same_name_hides_no_shipped_plugin(first, tmp_path, monkeypatch):
-    """In either order; each is loaded, and remembered apart."""
+def test_a_file_with_the_name_of_a_shipped_plugin_does_not_hide_it(first, tmp_path, monkeypatch):
+    """In either order; both are loaded, under separate names."""
     own = tmp_path / "dates.py"
     own.write_text("from heedful import plugins\nplugins.schedule('of_days')(len)\n")
     monkeypatch.delitem(sys.modules, "heedful.examples.dates", raising=False)
@@ -292,8 +294,8 @@ def test_a_file_of_the_same_name_hides_no_shipped_plugin(first, tmp_path, monkey
         assert plugins.schedule.plugin_of("of_days") == "dates.py"
 
 
-def test_an_installed_package_adds_its_own(tmp_path):
-    """By an entry point of the group heedful, when a name is asked for that is not known."""
+def test_an_installed_package_adds_its_plugins(tmp_path):
+    """By an entry point of the group heedful, when an unknown name is looked up."""
     (tmp_path / "outside.py").write_text(
         textwrap.dedent("""
         from heedful import plugins
@@ -309,11 +311,11 @@ def test_an_installed_package_adds_its_own(tmp_path):
     (info / "entry_points.txt").write_text("[heedful]\noutside = outside\n")
     code = "from heedful import plugins; halved = plugins.schedule.get('halved'); "
     code += "print(halved(0, d_model=1, max_steps=1)(2))"
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": ":".join([str(tmp_path), *sys.path]), "PATH": ""},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.stdout == "0.25\n", found.stderr
+    assert actual.stdout == "0.25\n", actual.stderr

@@ -1,4 +1,4 @@
-"""The public names of the library, as a user's type checker and interpreter see them."""
+"""The public names of the library, as seen by a user's type checker and interpreter."""
 
 import subprocess
 import sys

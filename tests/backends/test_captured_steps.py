@@ -1,4 +1,4 @@
-"""Steps that are recorded once and replayed give what steps give that run as they are."""
+"""Recorded decoding steps, replayed, have the results of steps that are not recorded."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def start(net: Any, texts: int, beams: int) -> Any:
     return net.start(texts, capacity=16, beams=beams)
 
 
-def begun(
+def start_twice(
     net: Any, beams: int, *, padded: bool = False
 ) -> tuple[DecodingState, DecodingState, Tensor]:
     """Two decodings of the same texts, the second recorded; and the tokens of each beam."""
@@ -50,21 +50,21 @@ def begun(
 
 @pytest.mark.parametrize("name", RECORDED)
 @torch.no_grad()
-def test_replayed_steps_of_every_architecture_give_what_its_steps_give(name: str) -> None:
-    """While beams change places, a text leaves, and caches grow and forget."""
+def test_replayed_steps_equal_plain_steps_for_every_architecture(name: str) -> None:
+    """While beams are reordered, a text leaves, and caches grow and drop tokens."""
     net = tiny(name, max_length=LONGEST)
-    plain, replayed, rows = begun(net, beams=2, padded=not isinstance(net, EncoderDecoder))
+    plain, replayed, rows = start_twice(net, beams=2, padded=not isinstance(net, EncoderDecoder))
     steps = set()
     for number in range(40):
         rows = torch.cat([rows, torch.randint(VOCAB, (len(rows), 1))], 1)
-        expected, found = (each.next_log_probs(rows, each) for each in (plain, replayed))
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        expected, actual = (item.next_log_probs(rows, item) for item in (plain, replayed))
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
         steps.add(replayed._step)
         parents = torch.randint(2, (len(rows) // 2, 2))
-        for each in (plain, replayed):
-            each.reorder(parents)
+        for item in (plain, replayed):
+            item.reorder(parents)
             if number == 10:
-                each.select(torch.tensor([2, 0]))
+                item.select(torch.tensor([2, 0]))
         if number == 10:
             rows = rows.view(3, 2, -1)[[2, 0]].flatten(0, 1)
     assert len(steps) <= 6  # of 40: a new one for each capacity and number of texts
@@ -73,32 +73,32 @@ def test_replayed_steps_of_every_architecture_give_what_its_steps_give(name: str
 @SEARCH
 @given(st.sampled_from(["gpt2", "gemma3", "vaswani2017"]), st.integers(1, 3), st.data())
 @torch.no_grad()
-def test_whatever_happens_between_them_replayed_steps_are_the_same(
+def test_replayed_steps_equal_plain_steps_after_any_cache_operations(
     name: str, beams: int, data: st.DataObject
 ) -> None:
     net = tiny(name, max_length=LONGEST)
-    plain, replayed, rows = begun(net, beams)
+    plain, replayed, rows = start_twice(net, beams)
     for _ in range(data.draw(st.integers(3, 24), "steps")):
         rows = torch.cat([rows, torch.randint(VOCAB, (len(rows), 1))], 1)
-        expected, found = (each.next_log_probs(rows, each) for each in (plain, replayed))
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        expected, actual = (item.next_log_probs(rows, item) for item in (plain, replayed))
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
         texts = len(rows) // beams
         match data.draw(st.sampled_from(["nothing", "reorder", "select"])):
             case "reorder":
                 parents = torch.randint(beams, (texts, beams))
-                for each in (plain, replayed):
-                    each.reorder(parents)
+                for item in (plain, replayed):
+                    item.reorder(parents)
             case "select":
                 kept = torch.randint(texts, (data.draw(st.integers(1, texts)),))
-                for each in (plain, replayed):
-                    each.select(kept)
+                for item in (plain, replayed):
+                    item.select(kept)
                 rows = rows.view(texts, beams, -1)[kept].flatten(0, 1)
 
 
 @pytest.mark.parametrize("name", RECORDED)
 @torch.no_grad()
-def test_a_step_has_the_same_shapes_and_numbers_each_time_and_waits_for_nothing(name: str) -> None:
-    """On no device could it be recorded otherwise; nor may it copy numbers from the host."""
+def test_a_step_has_constant_shapes_and_never_synchronizes(name: str) -> None:
+    """Needed for recording: a step copies no numbers from the host."""
     net = tiny(name)
     cache = start(net, 2, beams=2)
     step = FixedStep(net, cache, recorded.record)
@@ -125,7 +125,7 @@ def test_a_step_has_the_same_shapes_and_numbers_each_time_and_waits_for_nothing(
     ],
     ids=["greedy", "beams", "samples"],
 )
-def test_searches_with_replayed_steps_write_the_same(
+def test_searches_with_replayed_steps_have_equal_outputs(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # which shows its operations whole
@@ -136,9 +136,9 @@ def test_searches_with_replayed_steps_write_the_same(
     model.settings = Settings(records_steps=True)
     monkeypatch.setattr(cached_net, "recorder_for", lambda net, device: recorded.record)
     monkeypatch.setattr(recorded.Recording, "replay", _counting(recorded.Recording.replay, counted))
-    found = model.generate(rows, **options, return_details=True)
+    actual = model.generate(rows, **options, return_details=True)
     assert counted
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert [o.ids for o in one] == [o.ids for o in other]
 
 
@@ -150,7 +150,7 @@ def _counting(function: Any, counted: list[int]) -> Any:
     return replay
 
 
-def test_steps_are_recorded_on_cuda_alone_without_hooks_and_without_experts() -> None:
+def test_steps_are_recorded_only_on_cuda_without_hooks_or_experts() -> None:
     net = tiny("gpt2")
     assert recorder_for(net, torch.device("cpu")) is None
     assert recorder_for(net, torch.device("cuda")) is captured.record_on_cuda

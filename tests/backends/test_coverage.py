@@ -1,4 +1,4 @@
-"""The coverage penalty finds what an exhaustive search by equation 14 of Wu et al. 2016 finds."""
+"""The coverage penalty equals an exhaustive search by equation 14 of Wu et al. 2016."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -16,8 +16,8 @@ LONGEST, PENALTY = 3, 0.7
 
 
 def scores_of(model: Any, row: list[int], beta: float) -> dict[tuple[int, ...], float]:
-    """The score of every output, by the last layer's attention to the source, from what its
-    projections gave in a pass over whole outputs."""
+    """The score of every output, from the last layer's attention to the source in a pass over whole
+    outputs."""
     layer, seen = model.net.decoder.blocks[-1].cross_attention.sublayer, {}
 
     def log_probs_of(source: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,29 +37,29 @@ def scores_of(model: Any, row: list[int], beta: float) -> dict[tuple[int, ...], 
 
 
 @pytest.mark.parametrize("name", ["vaswani2017", "t5"])
-def test_the_search_finds_the_best_of_all(name: str) -> None:
-    """In batches of unlike sources; the best of the greatest weight is not that of none."""
+def test_the_search_finds_the_best_output(name: str) -> None:
+    """In batches of different sources; the best output depends on the weight of the penalty."""
     model = model_of(name)
     rows = model.prompt_ids(TEXTS[:2])
     best = []
     for beta in (0.0, 0.3, 5.0):
-        found = model.generate(
+        actual = model.generate(
             rows, beam_size=1500, num_return=3, max_new_tokens=LONGEST, length_penalty=PENALTY,
             coverage_penalty=beta, return_details=True)  # fmt: skip
-        for row, outputs in zip(rows, found, strict=True):
+        for row, outputs in zip(rows, actual, strict=True):
             scores = scores_of(model, row, beta)
-            wanted = sorted(scores, key=lambda ids: -scores[ids])[:3]
-            assert [tuple(each.ids) for each in outputs] == wanted
+            expected = sorted(scores, key=lambda ids: -scores[ids])[:3]
+            assert [tuple(item.ids) for item in outputs] == expected
             for output in outputs:
                 assert output.score == pytest.approx(scores[tuple(output.ids)], abs=1e-5)
-        best.append([outputs[0].ids for outputs in found])
+        best.append([outputs[0].ids for outputs in actual])
     assert best[0] != best[-1]
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("stop_rule", ["optimal", "beam_full", "heuristic"])
-def test_scores_of_every_search_are_of_the_equation(stop_rule: str, groups: int) -> None:
-    """Whatever was found, alone or in a batch; a weight of zero changes nothing."""
+def test_scores_of_every_search_equal_the_equation(stop_rule: str, groups: int) -> None:
+    """For any output, alone or in a batch; a weight of zero changes nothing."""
     model = model_of("marian")
     options: dict[str, Any] = {
         "beam_size": 4, "num_return": 4, "num_groups": groups, "max_new_tokens": LONGEST,
@@ -68,10 +68,10 @@ def test_scores_of_every_search_are_of_the_equation(stop_rule: str, groups: int)
     assert model.generate(
         TEXTS, coverage_penalty=0.0, **options, return_details=True
     ) == model.generate(TEXTS, **options, return_details=True)
-    found = model.generate(TEXTS, coverage_penalty=2.0, **options, return_details=True)
-    for text, row, outputs in zip(TEXTS, model.prompt_ids(TEXTS), found, strict=True):
+    actual = model.generate(TEXTS, coverage_penalty=2.0, **options, return_details=True)
+    for text, row, outputs in zip(TEXTS, model.prompt_ids(TEXTS), actual, strict=True):
         [alone] = model.generate([text], coverage_penalty=2.0, **options, return_details=True)
-        assert [each.ids for each in alone] == [each.ids for each in outputs]
+        assert [item.ids for item in alone] == [item.ids for item in outputs]
         scores = scores_of(model, row, 2.0)
         for output in outputs:
             assert output.score == pytest.approx(scores[tuple(output.ids)], abs=1e-5)
@@ -83,25 +83,25 @@ def test_weights_out_of_range_are_refused(weight: float) -> None:
         Options(coverage_penalty=weight)
 
 
-def test_what_has_no_coverage_refuses_it() -> None:
+def test_searches_without_coverage_refuse_it() -> None:
     model = model_of("marian")
-    asked = {"coverage_penalty": 0.2, "max_new_tokens": 3}
+    shared = {"coverage_penalty": 0.2, "max_new_tokens": 3}
     for options in ({"beam_size": 1}, {"beam_size": 4, "require": ["cat"]}):
         with pytest.raises(UserError, match="needs a beam search without required"):
-            model.generate(TEXTS, **options, **asked)
+            model.generate(TEXTS, **options, **shared)
     with pytest.raises(UserError, match="an ensemble takes no coverage_penalty"):
-        ensemble([model, model]).generate(TEXTS, beam_size=2, **asked)
+        ensemble([model, model]).generate(TEXTS, beam_size=2, **shared)
     with pytest.raises(UserError, match="needs a source"):
-        model_of("gpt2").generate(TEXTS, beam_size=2, **asked)
+        model_of("gpt2").generate(TEXTS, beam_size=2, **shared)
 
 
-def test_backends_without_it_run_eager(tmp_path, caplog) -> None:
+def test_backends_without_coverage_run_eager(tmp_path, caplog) -> None:
     import heedful
 
     model = saved("marian", tmp_path / "model")
     opened = heedful.load(tmp_path / "model", backend="ctranslate2")
-    asked = {"beam_size": 4, "max_new_tokens": 5, "coverage_penalty": 0.5}
-    assert opened.generate(TEXTS, **asked, return_details=True) == model.generate(
-        TEXTS, **asked, return_details=True
+    options = {"beam_size": 4, "max_new_tokens": 5, "coverage_penalty": 0.5}
+    assert opened.generate(TEXTS, **options, return_details=True) == model.generate(
+        TEXTS, **options, return_details=True
     )
     assert "it has no coverage_penalty" in caplog.text

@@ -1,4 +1,4 @@
-"""CTranslate2 answers as the net itself does, or says what it lacks."""
+"""CTranslate2 has the net's own outputs, or lists the options that it does not support."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ WRITERS = ["vaswani2017", "vaswani2017 rotary", "bart", "t5", "gpt2", "llama", "
 
 
 def backend_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
-    """The model's float32 form, opened."""
+    """The model's float32 conversion, opened."""
     settings = {"threads": 1} | settings
     return open_ctranslate2(
         folder, convert_model(model, folder, "float32"), "float32", Settings(**settings)
@@ -40,38 +40,40 @@ def pair(request: Any, tmp_path_factory: Any) -> tuple[Any, CTranslate2]:
 
 
 def rows_of(lengths: tuple[int, ...] = (3, 1, 2, 3)) -> list[list[int]]:
-    """Prompts that no window is shorter than."""
+    """Prompts that are not longer than any window."""
     generator = np.random.default_rng(0)
     return [generator.integers(6, 40, n).tolist() for n in lengths]
 
 
-def asked(model: Generator, rows: list[list[int]], **options: Any) -> Any:
-    """A call that both can answer."""
+def supported_request(model: Generator, rows: list[list[int]], **options: Any) -> Any:
+    """A request that both backends support."""
     return model.request(rows, **{"beam_size": 1, "max_new_tokens": 12} | options)
 
 
 def ids_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
     """The tokens of each output of each prompt."""
-    return [[each.ids for each in of_row] for of_row in outputs]
+    return [[item.ids for item in of_row] for of_row in outputs]
 
 
-def same(pair: tuple[Any, CTranslate2], rows: Any, call: Any) -> list[tuple[Any, Any]]:
-    """Each output of both, which must have the same tokens and ends."""
+def compare_outputs(pair: tuple[Any, CTranslate2], rows: Any, call: Any) -> list[tuple[Any, Any]]:
+    """The outputs of both backends, which must have equal tokens and `finished` flags."""
     model, backend = pair
     assert backend.unsupported_reasons(rows, call) == []
-    ours, theirs = model.eager.outputs(rows, call), backend.outputs(rows, call)
-    assert ids_of(ours) == ids_of(theirs)
-    pairs = [each for found in zip(ours, theirs, strict=True) for each in zip(*found, strict=True)]
+    ours, reference = model.eager.outputs(rows, call), backend.outputs(rows, call)
+    assert ids_of(ours) == ids_of(reference)
+    pairs = []
+    for row_outputs in zip(ours, reference, strict=True):
+        pairs += zip(*row_outputs, strict=True)
     assert all(one.finished == other.finished for one, other in pairs)
     return pairs
 
 
 @pytest.mark.parametrize("options", [{}, {"normalization": "gnmt", "length_penalty": 0.6}])
-def test_greedy_is_the_same(pair: Any, options: dict[str, Any]) -> None:
+def test_greedy_outputs_equal_those_of_the_net(pair: Any, options: dict[str, Any]) -> None:
     rows = rows_of()
-    for one, other in same(pair, rows, asked(pair[0], rows, **options)):
-        for ours, theirs in ((one.log_prob, other.log_prob), (one.score, other.score)):
-            assert ours == pytest.approx(theirs, abs=CLOSE * max(1, len(one.ids)))
+    for one, other in compare_outputs(pair, rows, supported_request(pair[0], rows, **options)):
+        for ours, reference in ((one.log_prob, other.log_prob), (one.score, other.score)):
+            assert ours == pytest.approx(reference, abs=CLOSE * max(1, len(one.ids)))
 
 
 @pytest.mark.parametrize(
@@ -85,21 +87,23 @@ def test_greedy_is_the_same(pair: Any, options: dict[str, Any]) -> None:
         ({}, {"suppressed_ids": tuple(range(8, 24))}),
     ],
 )
-def test_tokens_under_rules_are_the_same(pair: Any, options: Any, changes: Any) -> None:
-    """The tokens alone: what is forbidden has its share of probability taken by the others."""
+def test_tokens_under_rules_equal_those_of_the_net(pair: Any, options: Any, changes: Any) -> None:
+    """Scores differ, because other tokens share the probability of suppressed ones."""
     model, backend = pair
     if "forced_bos_id" in changes and backend.facts.family == "decoder_only":
         return
     rows = rows_of((3, 3) if "banned" in options else (3, 1, 2, 3))
-    same(pair, rows, asked(model, rows, **options).select([*range(len(rows))], **changes))
+    compare_outputs(
+        pair, rows, supported_request(model, rows, **options).select([*range(len(rows))], **changes)
+    )
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])
-def test_scores_are_left_out_where_no_one_asks_for_them(pair: Any, beam_size: int) -> None:
+def test_scores_are_nan_unless_requested(pair: Any, beam_size: int) -> None:
     model, backend = pair
     rows = rows_of()
     with_scores, without = (
-        backend.outputs(rows, asked(model, rows, scores=scores, beam_size=beam_size))
+        backend.outputs(rows, supported_request(model, rows, scores=scores, beam_size=beam_size))
         for scores in (True, False)
     )
     for one, other in zip(with_scores, without, strict=True):
@@ -108,51 +112,57 @@ def test_scores_are_left_out_where_no_one_asks_for_them(pair: Any, beam_size: in
         assert all(map(math.isnan, (other[0].log_prob, other[0].score)))
 
 
-def test_a_batch_is_as_many_batches_of_one(pair: Any) -> None:
+def test_a_batch_of_n_equals_n_batches_of_one(pair: Any) -> None:
     model, backend = pair
     rows = rows_of()
     for options in ({"beam_size": 1}, {"beam_size": 3}, {"no_repeat_ngram_size": 2}):
-        together = backend.outputs(rows, asked(model, rows, **options))
-        apart = [backend.outputs([row], asked(model, [row], **options))[0] for row in rows]
+        together = backend.outputs(rows, supported_request(model, rows, **options))
+        apart = [
+            backend.outputs([row], supported_request(model, [row], **options))[0] for row in rows
+        ]
         assert ids_of(together) == ids_of(apart)
 
 
-def test_a_full_beam_finds_the_same_where_all_of_it_ends(pair: Any) -> None:
-    """Under `beam_full`, which is its rule but for what is cut off by the length limit."""
+def test_beam_full_outputs_equal_those_of_the_net_if_all_hypotheses_end(pair: Any) -> None:
+    """CTranslate2 has the stop rule `beam_full`, except for outputs at the length limit."""
     model, backend = pair
     rows, compared = rows_of((3, 2, 3, 1, 2, 3, 3)), 0
     # What is written most is taken as the end, so that random nets come to one.
-    written = [outputs[0].ids for outputs in model.eager.outputs(rows, asked(model, rows))]
+    written = [
+        outputs[0].ids for outputs in model.eager.outputs(rows, supported_request(model, rows))
+    ]
     [(end, _)] = Counter(token for ids in written for token in ids).most_common(1)
     options = {"beam_size": 3, "num_return": 3, "stop_rule": "beam_full", "max_new_tokens": 30}
-    call = asked(model, rows, **options, length_penalty=0.7)
+    call = supported_request(model, rows, **options, length_penalty=0.7)
     call = call.select([*range(len(rows))], eos_ids=(end,))
     assert backend.unsupported_reasons(rows, call) == []
     pairs = zip(model.eager.outputs(rows, call), backend.outputs(rows, call), strict=True)
-    for ours, theirs in pairs:
-        if all(each.finished for each in (*ours, *theirs)):
+    for ours, reference in pairs:
+        if all(item.finished for item in (*ours, *reference)):
             compared += 1
-            assert [each.ids for each in ours] == [each.ids for each in theirs]
-            for a, b in zip(ours, theirs, strict=True):
+            assert [item.ids for item in ours] == [item.ids for item in reference]
+            for a, b in zip(ours, reference, strict=True):
                 assert a.score == pytest.approx(b.score, abs=CLOSE * 10)
     assert compared > 2
 
 
-def test_each_row_keeps_its_own_limit_and_what_must_stand_at_it(pair: Any) -> None:
+def test_each_row_has_its_own_length_limit_and_forced_eos(pair: Any) -> None:
     model, rows = pair[0], rows_of()
     ends = {"max_new_tokens": [2, 7, 4, 1], "forced_eos_id": model.end_ids()[0]}
     for scores in (True, False):
-        call = asked(model, rows, scores=scores).select([0, 1, 2, 3], **ends)
-        for (_, other), limit in zip(same(pair, rows, call), call.max_new_tokens, strict=True):
+        call = supported_request(model, rows, scores=scores).select([0, 1, 2, 3], **ends)
+        for (_, other), limit in zip(
+            compare_outputs(pair, rows, call), call.max_new_tokens, strict=True
+        ):
             assert len(other.ids) <= limit
             assert scores == math.isfinite(other.log_prob)
 
 
-def test_tokens_stream_as_they_are_written(pair: Any) -> None:
+def test_streamed_tokens_equal_the_output(pair: Any) -> None:
     model, backend = pair
     for row in rows_of():
         for options in ({}, {"min_new_tokens": 4}):
-            call = asked(model, [row], **options)
+            call = supported_request(model, [row], **options)
             ours = list(model.eager.stream_tokens(row, call))
             runs = list(backend.stream_tokens(row, call))
             assert [t for run, _ in runs for t in run] == [t for run, _ in ours for t in run]
@@ -160,10 +170,10 @@ def test_tokens_stream_as_they_are_written(pair: Any) -> None:
             assert not any(ended for _, ended in runs[:-1])
 
 
-def test_what_is_drawn_differs(pair: Any) -> None:
+def test_samples_differ(pair: Any) -> None:
     model, backend = pair
     rows = rows_of()
-    call = asked(model, rows, temperature=3.0, num_return=4)
+    call = supported_request(model, rows, temperature=3.0, num_return=4)
     assert backend.unsupported_reasons(rows, call) == []
     several = backend.outputs(rows, call)
     assert all(len(outputs) == 4 for outputs in several)
@@ -172,12 +182,12 @@ def test_what_is_drawn_differs(pair: Any) -> None:
 
 @pytest.mark.parametrize("scores", [True, False])
 @pytest.mark.parametrize("name", ["vaswani2017", "gpt2"])
-def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
+def test_samples_are_not_repeated_for_the_limits_of_other_rows(
     name: str, scores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An end has probability 1/2 at each step: a uniform net, half of whose tokens are ends.
+    """EOS has probability 1/2 at each step.
 
-    Drawing again what is longer than its own limit would leave too many samples that end early.
+    Sampling again what exceeds its own limit would favor outputs that end early.
     """
     import ctranslate2
 
@@ -196,7 +206,7 @@ def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
     ctranslate2.set_random_seed(0)
     count, limits = 300, (1, 8)
     rows = rows_of((2,)) * (count * len(limits))
-    call = asked(model, rows, temperature=1.0, num_return=2, scores=scores)
+    call = supported_request(model, rows, temperature=1.0, num_return=2, scores=scores)
     ends = tuple(range(0, model.eager.vocab_size, 2))
     places = [*range(len(rows))]
     call = call.select(
@@ -208,35 +218,35 @@ def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
         forced_eos_id=None,
     )
     assert backend.unsupported_reasons(rows, call) == []
-    found = backend.outputs(rows, call)
+    actual = backend.outputs(rows, call)
     assert len(seen) == len(rows)
     for place, limit in enumerate(limits):
-        samples = [each for of_row in found[place :: len(limits)] for each in of_row]
-        lengths = Counter((len(each.ids), each.finished) for each in samples)
-        wanted = {(length, True): 0.5**length for length in range(1, limit + 1)}
-        assert fits_outcomes(lengths, wanted | {(limit, False): 0.5**limit})
+        samples = [item for of_row in actual[place :: len(limits)] for item in of_row]
+        lengths = Counter((len(item.ids), item.finished) for item in samples)
+        expected = {(length, True): 0.5**length for length in range(1, limit + 1)}
+        assert fits_outcomes(lengths, expected | {(limit, False): 0.5**limit})
         if scores:
             size = -math.log(model.eager.vocab_size)
-            assert [each.log_prob for each in samples] == pytest.approx(
-                [size * len(each.ids) for each in samples], abs=CLOSE * limit
+            assert [item.log_prob for item in samples] == pytest.approx(
+                [size * len(item.ids) for item in samples], abs=CLOSE * limit
             )
 
 
-def test_submitted_work_is_done_by_workers(tmp_path: Path) -> None:
+def test_submitted_batches_run_on_workers(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
     backend = backend_of(model, tmp_path, workers=2)
     rows = rows_of()
-    waiting = [backend.submit([row], asked(model, [row])) for row in rows]
-    found = [wait()[0][0].ids for wait in waiting]
-    assert found == [o[0].ids for o in model.eager.outputs(rows, asked(model, rows))]
+    waiting = [backend.submit([row], supported_request(model, [row])) for row in rows]
+    actual = [wait()[0][0].ids for wait in waiting]
+    assert actual == [o[0].ids for o in model.eager.outputs(rows, supported_request(model, rows))]
 
 
 @pytest.mark.parametrize(("budget", "calls"), [(None, 2), (6, 4)])
-def test_workers_read_texts_side_by_side(
+def test_workers_run_batches_in_parallel(
     budget: int | None, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of("bert", head="classify")
-    wanted = model.class_logits(TEXTS)
+    expected = model.class_logits(TEXTS)
     model.backend = backend = backend_of(model, tmp_path, workers=2)
     read, given, done = backend.logits, [], []
 
@@ -245,8 +255,8 @@ def test_workers_read_texts_side_by_side(
         return read(rows, types)
 
     monkeypatch.setattr(backend, "logits", logits)
-    found = model.class_logits(TEXTS, batch_tokens=budget, progress=done.append)
-    assert np.allclose(found, wanted, atol=CLOSE)
+    actual = model.class_logits(TEXTS, batch_tokens=budget, progress=done.append)
+    assert np.allclose(actual, expected, atol=CLOSE)
     assert (len(given), sum(given), sum(done)) == (calls, len(TEXTS), len(TEXTS))
 
 
@@ -267,7 +277,7 @@ def test_workers_read_texts_side_by_side(
         ({"max_new_tokens": 100}, "may exceed"),
     ],
 )
-def test_what_it_lacks_is_said_and_runs_eager(
+def test_unsupported_options_are_reported_and_run_eager(
     options: dict[str, Any], word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of("gpt2")
@@ -277,52 +287,52 @@ def test_what_it_lacks_is_said_and_runs_eager(
     reasons = model.backend.unsupported_reasons(rows, model.request(rows, **options))
     assert any(word in reason for reason in reasons), reasons
     given = {"max_new_tokens": 6} | options
-    found = [model.generate(texts, **given) for _ in range(2)]
+    actual = [model.generate(texts, **given) for _ in range(2)]
     assert len([r for r in caplog.records if word in r.getMessage()]) == 1
     model.backend = None
-    assert found[0] == model.generate(texts, **given)
+    assert actual[0] == model.generate(texts, **given)
 
 
 def test_a_prompt_beyond_the_window_runs_eager(tmp_path: Path) -> None:
     model = model_of("mistral")
     backend = backend_of(model, tmp_path)
     rows = rows_of((4,))
-    [reason] = backend.unsupported_reasons(rows, asked(model, rows))
+    [reason] = backend.unsupported_reasons(rows, supported_request(model, rows))
     assert "window of 3" in reason
 
 
 @pytest.mark.parametrize("head", ["classify", "none"])
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-def test_encoders_read_the_same(name: str, head: str, tmp_path: Path) -> None:
-    """States and logits, with types of both texts of a pair."""
+def test_encoder_outputs_equal_those_of_the_net(name: str, head: str, tmp_path: Path) -> None:
+    """States and logits, with token types of both texts of a pair."""
     model = model_of(name, head=head)
     backend = backend_of(model, tmp_path)
     assert ("logits" in backend.capabilities) is (head == "classify")
     rows = rows_of((5, 2, 7))
     types = [[0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2) for row in rows]
     for kinds in (None, types):
-        for ours, theirs in zip(
+        for ours, reference in zip(
             model.eager.states(rows, kinds), backend.states(rows, kinds), strict=True
         ):
-            assert np.allclose(ours, theirs, atol=CLOSE)
+            assert np.allclose(ours, reference, atol=CLOSE)
         if head == "classify":
-            found = np.array(backend.logits(rows, kinds))
-            assert np.allclose(np.array(model.eager.logits(rows, kinds)), found, atol=CLOSE)
+            actual = np.array(backend.logits(rows, kinds))
+            assert np.allclose(np.array(model.eager.logits(rows, kinds)), actual, atol=CLOSE)
 
 
-def test_given_tokens_have_the_same_log_probabilities(pair: Any) -> None:
+def test_target_log_probs_equal_those_of_the_net(pair: Any) -> None:
     model, backend = pair
     rows = rows_of()
     targets = rows_of((4, 2, 3, 1)) if backend.facts.family == "encoder_decoder" else None
-    call = asked(model, rows)
-    ours, theirs = (e.log_probs(rows, targets, call) for e in (model.eager, backend))
-    for one, other in zip(ours, theirs, strict=True):
+    call = supported_request(model, rows)
+    ours, reference = (e.log_probs(rows, targets, call) for e in (model.eager, backend))
+    for one, other in zip(ours, reference, strict=True):
         assert len(one) == len(other)
         assert np.allclose(one, other, atol=CLOSE * 10)
 
 
-def test_no_call_sees_what_another_asked_for(pair: Any) -> None:
-    """Options, marks and words of the last call are looked up; what changed since is not."""
+def test_cached_arguments_are_not_used_for_other_requests(pair: Any) -> None:
+    """They are cached for the last options and ids only."""
     model, backend = copy.copy(pair[0]), pair[1]
     model.backend, rows, metadata = backend, rows_of(), model.metadata
     plain = {"beam_size": 1, "max_new_tokens": 6}
@@ -338,12 +348,12 @@ def test_no_call_sees_what_another_asked_for(pair: Any) -> None:
         (metadata, plain | {"no_repeat_ngram_size": 1, "beam_size": 2}),
         (metadata, plain),
     ]
-    found = []
+    actual = []
     for model.metadata, options in calls:
         written = model.generate(rows, **options)
         fresh = copy.copy(model)
         fresh._last = fresh._last_asked = backend._last = None
         assert fresh.generate(rows, **options) == written
-        found.append(written)
-    assert found[0] == found[3] == found[-1]
-    assert all(one != found[0] for one in (found[1], found[2], found[4], found[5]))
+        actual.append(written)
+    assert actual[0] == actual[3] == actual[-1]
+    assert all(one != actual[0] for one in (actual[1], actual[2], actual[4], actual[5]))

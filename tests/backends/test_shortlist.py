@@ -1,4 +1,4 @@
-"""Shortlists: IBM Model 1 against its definition, lists that hold what they must, files."""
+"""Shortlists: IBM Model 1 against its definition, required ids, files."""
 
 import json
 import math
@@ -28,7 +28,8 @@ PAIRS = [([0, 1], [0, 1, 1]), ([0, 2], [0, 2]), ([1], [1]), ([2, 2, 0], [3, 2, 0
 
 
 def model_1(pairs: list[tuple[list[int], list[int]]], rounds: int) -> dict[tuple[int, int], float]:
-    """By the definition: loops over links, in probabilities of each source word; 9 is empty."""
+    """By the definition: loops over alignments, probabilities of each source word; 9 is the empty
+    word."""
     with_empty = [([*source, 9], target) for source, target in pairs]
     together = {link for source, target in with_empty for link in product(source, target)}
     chance = {link: 1 / sum(other[0] == link[0] for other in together) for link in together}
@@ -45,14 +46,14 @@ def model_1(pairs: list[tuple[list[int], list[int]]], rounds: int) -> dict[tuple
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_em_is_ibm_model_1(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_em_equals_ibm_model_1(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortlist, "_CHUNK", chunk)
     codes, chance = shortlist._translations(PAIRS, source_size=9, target_size=4)
-    found = {divmod(int(code), 4): value for code, value in zip(codes, chance, strict=True)}
-    assert found == pytest.approx(model_1(PAIRS, shortlist.ITERATIONS))
+    actual = {divmod(int(code), 4): value for code, value in zip(codes, chance, strict=True)}
+    assert actual == pytest.approx(model_1(PAIRS, shortlist.ITERATIONS))
 
 
-def test_lists_hold_the_likeliest_the_frequent_and_what_they_must() -> None:
+def test_lists_have_probable_frequent_and_required_ids() -> None:
     made = make_shortlist(PAIRS, 9, 6, always=[5], num_frequent=1, num_translations=1)
     assert made.always.tolist() == [0, 5]  # token 0 and 1 are equally frequent: the first
     assert [made.translations(source).tolist() for source in range(4)] == [[0], [1], [2], []]
@@ -66,7 +67,7 @@ def test_lists_hold_the_likeliest_the_frequent_and_what_they_must() -> None:
         make_shortlist([([], [1])], 9, 6)
 
 
-def test_a_file_holds_the_same_and_a_damaged_or_foreign_one_is_refused(tmp_path: Path) -> None:
+def test_saved_shortlists_are_equal_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     made, path = make_shortlist(PAIRS, 9, 6), tmp_path / "list.safetensors"
     made.save(path, "ours")
     again = Shortlist.load(path, "ours")
@@ -84,26 +85,26 @@ def test_a_file_holds_the_same_and_a_damaged_or_foreign_one_is_refused(tmp_path:
         Shortlist.load(path, "ours")
 
 
-def test_the_map_of_ctranslate2_names_tokens() -> None:
+def test_the_vocabulary_map_of_ctranslate2_has_token_names() -> None:
     made = Shortlist(np.array([0]), np.array([0, 2, 2]), np.array([1, 2]), 3)
     assert list(made.vocabulary_map(["a", "b"], ["x", "y", "z"])) == ["\tx\n", "a\ty z\n"]
 
 
 @pytest.mark.parametrize("options", [{"beam_size": 1}, {"beam_size": 3, "num_return": 2}])
-def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -> None:
-    """As a search by whole passes, of each source alone, over a soft-max of its list."""
+def test_eager_search_uses_only_the_listed_tokens(options: dict[str, int]) -> None:
+    """As a search by whole passes, for each source alone, with a softmax over its list."""
     model = model_of("vaswani2017")
     [start], [end] = model.ids.decoder_start_ids, model.ids.eos_ids
     starts = np.arange(0, 4 * VOCAB + 1, 4)
-    drawn = np.random.default_rng(1).integers(4, VOCAB, 4 * VOCAB)
-    model.shortlist = made = Shortlist(np.array([end, 3]), starts, drawn, VOCAB)
+    samples = np.random.default_rng(1).integers(4, VOCAB, 4 * VOCAB)
+    model.shortlist = made = Shortlist(np.array([end, 3]), starts, samples, VOCAB)
     rows = [[5, 6, 7, 8, 2], [9, 2], [5, 12, 2]]
-    asked = model.request(rows, max_new_tokens=7, **options)
-    found = model.eager.outputs(rows, asked)
-    for row, outputs in zip(rows, found, strict=True):
+    request = model.request(rows, max_new_tokens=7, **options)
+    actual = model.eager.outputs(rows, request)
+    for row, outputs in zip(rows, actual, strict=True):
         words = torch.tensor(made.allowed_ids(row))
 
-        def listed(
+        def listed_log_probs(
             prefixes: torch.Tensor, row: list[int] = row, words: torch.Tensor = words
         ) -> torch.Tensor:
             logits = model.net(torch.tensor([row] * len(prefixes)), prefixes)[:, -1]
@@ -112,21 +113,21 @@ def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -
             return every.log_softmax(-1)
 
         with torch.no_grad():
-            wanted = beam_search(
-                listed, [[start]], eos_id=end, max_new_tokens=7,
+            expected = beam_search(
+                listed_log_probs, [[start]], eos_id=end, max_new_tokens=7,
                 stop="beam_full" if options["beam_size"] == 1 else "optimal",
                 force_eos=False, **options,
             )[0]  # fmt: skip
-        assert [one.ids for one in outputs] == [one.ids for one in wanted]
-        assert [one.score for one in outputs] == pytest.approx([one.score for one in wanted])
+        assert [one.ids for one in outputs] == [one.ids for one in expected]
+        assert [one.score for one in outputs] == pytest.approx([one.score for one in expected])
         assert {token for one in outputs for token in one.ids} <= set(words.tolist())
-    asked = model.request(rows, max_new_tokens=7, shortlist=False, **options)
-    free = model.eager.outputs(rows, asked)
-    assert [one[0].ids for one in free] != [one[0].ids for one in found]
+    request = model.request(rows, max_new_tokens=7, shortlist=False, **options)
+    free = model.eager.outputs(rows, request)
+    assert [one[0].ids for one in free] != [one[0].ids for one in actual]
 
 
-def test_ctranslate2_writes_what_eager_writes_of_the_same_list(tmp_path: Path) -> None:
-    """Of single rows: of a batch it may write what any of its sources can become."""
+def test_ctranslate2_outputs_equal_eager_with_the_same_list(tmp_path: Path) -> None:
+    """For single rows: in a batch CTranslate2 allows the lists of all sources."""
     model = model_of("vaswani2017")
     facts = convert_model(model, tmp_path, "float32")
     marks = {model.tokenizer.unk_id, model.tokenizer.bos_id, model.tokenizer.eos_id}
@@ -137,21 +138,26 @@ def test_ctranslate2_writes_what_eager_writes_of_the_same_list(tmp_path: Path) -
     backend = open_ctranslate2(tmp_path, facts, "float32", Settings(1))
     differ = 0
     for row in np.random.default_rng(0).integers(6, 40, (6, 4)).tolist():
-        asked, free = (
-            model.request([row], beam_size=1, max_new_tokens=9, shortlist=listed)
-            for listed in (True, False)
+        request, free = (
+            model.request([row], beam_size=1, max_new_tokens=9, shortlist=use_list)
+            for use_list in (True, False)
         )
-        [[ours]], [[theirs]] = model.eager.outputs([row], asked), backend.outputs([row], asked)
-        assert ours.ids == theirs.ids
-        assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-3)
-        assert [token for run, _ in backend.stream_tokens(row, asked) for token in run] == ours.ids
+        [[ours]], [[reference]] = (
+            model.eager.outputs([row], request),
+            backend.outputs([row], request),
+        )
+        assert ours.ids == reference.ids
+        assert ours.log_prob == pytest.approx(reference.log_prob, abs=1e-3)
+        assert [
+            token for run, _ in backend.stream_tokens(row, request) for token in run
+        ] == ours.ids
         [[without]] = backend.outputs([row], free)
         assert without.ids == model.eager.outputs([row], free)[0][0].ids
         differ += without.ids != ours.ids
     assert differ
 
 
-def test_a_model_is_opened_with_its_shortlist_and_not_with_another_models(tmp_path: Path) -> None:
+def test_a_model_is_opened_only_with_its_own_shortlist(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
     model.save(tmp_path)
     assert load(tmp_path).shortlist is None
@@ -169,18 +175,18 @@ def test_a_model_is_opened_with_its_shortlist_and_not_with_another_models(tmp_pa
         load(tmp_path)
 
 
-def test_required_phrases_are_listed_whatever_the_source() -> None:
+def test_required_phrases_are_in_every_list() -> None:
     model = model_of("vaswani2017")
     marks = np.array([model.tokenizer.eos_id])
     nothing = np.zeros(41, np.int64)
     model.shortlist = Shortlist(marks, nothing, np.array([], np.int64), 40)
-    asked = model.request([[6, 7, 8]], require=[[30, 31]], beam_size=2, max_new_tokens=6)
-    [[best, *_]] = model.eager.outputs([[6, 7, 8]], asked)
+    request = model.request([[6, 7, 8]], require=[[30, 31]], beam_size=2, max_new_tokens=6)
+    [[best, *_]] = model.eager.outputs([[6, 7, 8]], request)
     assert (30, 31) in pairwise(best.ids)
     assert math.isfinite(best.log_prob)
 
 
-def test_a_list_that_a_backend_cannot_have_is_told_and_eager_has_it(tmp_path: Path) -> None:
+def test_a_shortlist_that_a_backend_does_not_support_runs_eager(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
     model.save(tmp_path)
     facts = convert_model(model, tmp_path, "float32")

@@ -1,4 +1,4 @@
-"""Eager takes as many threads as its work is worth: by the size of a step, never by the clock."""
+"""Threads of the eager backend: by the size of a step, not by measured time."""
 
 import pytest
 import torch
@@ -22,12 +22,12 @@ TINY, SMALL, BASE = 1_800_000, 6_300_000, 29_000_000  # weights of a step, V 800
         (BASE, 1, 16),
     ],
 )
-def test_small_steps_have_one_thread(weights: int, rows: int, threads: int) -> None:
+def test_small_steps_use_one_thread(weights: int, rows: int, threads: int) -> None:
     assert threads_for(weights, rows, 16) == threads
     assert threads_for(weights, rows, 1) == 1
 
 
-def test_weights_of_a_step_are_those_that_write() -> None:
+def test_weights_of_a_step_are_those_of_decoder_and_head() -> None:
     sizes = {"src_vocab_size": 50, "tgt_vocab_size": 50, "d_model": 8, "num_heads": 2, "d_ff": 16}
     layers = {"num_encoder_layers": 3, "num_decoder_layers": 2}
     net = vaswani2017.build(vaswani2017.Config(**sizes, **layers))
@@ -35,7 +35,7 @@ def test_weights_of_a_step_are_those_that_write() -> None:
     assert weights_of_step(net) == 50 * 8 + 2 * a_layer
 
 
-def test_the_weights_of_a_step_are_counted_once_for_all_tokens_of_a_stream(
+def test_weights_are_counted_once_per_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = []
@@ -48,8 +48,8 @@ def test_the_weights_of_a_step_are_counted_once_for_all_tokens_of_a_stream(
 
 
 @pytest.mark.parametrize(("asked", "seen"), [(None, 1), (3, 3)])
-def test_a_pass_has_its_threads_and_gives_them_back(asked: int | None, seen: int) -> None:
-    found = []
+def test_the_number_of_threads_is_restored_after_a_pass(asked: int | None, seen: int) -> None:
+    actual = []
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -57,10 +57,10 @@ def test_a_pass_has_its_threads_and_gives_them_back(asked: int | None, seen: int
             self.encoder = torch.nn.Linear(2, 2)
 
         def forward(self, ids, lengths, types=None):
-            found.append(torch.get_num_threads())
+            actual.append(torch.get_num_threads())
             return self.encoder.weight[None].expand(len(ids), 2, 2)
 
     with run_with(4):
         Eager(Net(), 8, settings=Settings(asked)).logits([[1, 2]])
         assert torch.get_num_threads() == 4
-    assert found == [seen]
+    assert actual == [seen]

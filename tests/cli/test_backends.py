@@ -1,4 +1,4 @@
-"""Backends on the command line: taken by themselves, asked for by name, refused in one line."""
+"""Backends on the command line: chosen automatically, by name, or refused in one line."""
 
 import json
 import re
@@ -17,7 +17,7 @@ LINES = ("\n".join(TEXTS) + "\n").encode()
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: Any) -> Path:
-    """Directories of three kinds, with their forms."""
+    """Directories of three kinds of models, with their conversions."""
     root: Path = tmp_path_factory.mktemp("models")
     saved("vaswani2017", root / "translator", ("float32", "int8"))
     saved("gpt2", root / "novel")
@@ -34,21 +34,21 @@ def models(tmp_path_factory: Any) -> Path:
         ("classify", "classes", ("--scores",)),
     ],
 )
-def test_a_verb_says_the_same_by_the_backend(
+def test_a_command_prints_the_same_with_every_backend(
     commands: Commands, models: Path, verb: str, name: str, more: tuple[Any, ...]
 ) -> None:
-    said = []
+    messages = []
     for backend in ("auto", "ctranslate2", "eager"):
         done = commands.run(verb, models / name, *more, "--backend", backend, stdin=LINES)
         assert done.code == 0, done.err
         assert "eager" not in done.err
         # The last digits of scores may differ.
-        said.append(re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.2f}", done.out))
-    assert said[0] == said[1] == said[2]
-    assert len(set(said[0].splitlines())) > 1
+        messages.append(re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.2f}", done.out))
+    assert messages[0] == messages[1] == messages[2]
+    assert len(set(messages[0].splitlines())) > 1
 
 
-def test_embeddings_are_near(commands: Commands, models: Path, tmp_path: Path) -> None:
+def test_embeddings_are_close(commands: Commands, models: Path, tmp_path: Path) -> None:
     import numpy as np
 
     for backend in ("auto", "eager"):
@@ -57,20 +57,20 @@ def test_embeddings_are_near(commands: Commands, models: Path, tmp_path: Path) -
             "embed", models / "classes", "-o", out, "--backend", backend, stdin=LINES
         )
         assert done.code == 0, done.err
-    found = [np.load(tmp_path / f"{backend}.npy") for backend in ("auto", "eager")]
-    assert np.allclose(*found, atol=1e-4)
+    actual = [np.load(tmp_path / f"{backend}.npy") for backend in ("auto", "eager")]
+    assert np.allclose(*actual, atol=1e-4)
 
 
-def test_what_a_backend_lacks_runs_eager_and_is_said_once(commands: Commands, models: Path) -> None:
+def test_unsupported_requests_run_eager_with_one_note(commands: Commands, models: Path) -> None:
     options = ("--min-p", 0.1, "--seed", 1, "--max-new-tokens", 8)
     done = commands.run("generate", models / "novel", *options, stdin=LINES)
     eager = commands.run("generate", models / "novel", *options, "--backend", "eager", stdin=LINES)
     assert done.out == eager.out
     assert done.err.count("min_p") == 1
-    drawn = commands.run(
+    outcome = commands.run(
         "generate", models / "novel", "--temperature", 1, "--max-new-tokens", 8, stdin=LINES
     )
-    assert (drawn.code, drawn.err) == (0, "")  # no seed was asked for: the backend draws
+    assert (outcome.code, outcome.err) == (0, "")  # no seed was asked for: the backend draws
 
 
 @pytest.mark.parametrize(
@@ -82,28 +82,28 @@ def test_what_a_backend_lacks_runs_eager_and_is_said_once(commands: Commands, mo
         (("--threads", 9_999), "threads must be from 1 to"),
     ],
 )
-def test_what_is_not_there_is_one_line(
+def test_a_missing_backend_is_one_line(
     commands: Commands, models: Path, options: tuple[Any, ...], words: str
 ) -> None:
     done = commands.run("translate", models / "translator", *options, stdin=LINES)
     assert_refused(done, words)
 
 
-def test_a_damaged_form_is_told_and_auto_runs_the_net(commands, models, tmp_path) -> None:
+def test_a_damaged_conversion_is_reported_and_auto_runs_the_net(commands, models, tmp_path) -> None:
     model = tmp_path / "model"
     shutil.copytree(models / "translator", model)
     vocabulary = model / "backends" / "ctranslate2" / "int8" / "shared_vocabulary.json"
-    asked = ("translate", model, "--max-new-tokens", 3, "--precision", "int8")
+    arguments = ("translate", model, "--max-new-tokens", 3, "--precision", "int8")
     for text in ("[", "[]", '["a"]'):
         vocabulary.write_text(text)
-        assert_refused(commands.run(*asked, stdin=LINES), "int8")
+        assert_refused(commands.run(*arguments, stdin=LINES), "int8")
     manifest = Manifest.read(models / "translator")
     manifest.with_files(models / "translator" / "backends").write(model)
-    assert_refused(commands.run(*asked, stdin=LINES), vocabulary, "is missing or has changed")
+    assert_refused(commands.run(*arguments, stdin=LINES), vocabulary, "is missing or has changed")
     weights = model / "backends" / "ctranslate2" / "float32" / "model.bin"
-    assert "eager" not in commands.run(*asked[:4], stdin=LINES).err
+    assert "eager" not in commands.run(*arguments[:4], stdin=LINES).err
     weights.write_bytes(weights.read_bytes()[:-1])
-    done = commands.run(*asked[:4], stdin=LINES)
+    done = commands.run(*arguments[:4], stdin=LINES)
     assert done.code == 0
     assert "runs eager" in done.err
 
@@ -114,9 +114,7 @@ def test_info_shows_the_backends(commands: Commands, models: Path) -> None:
     assert "(float32, int8)" in done.out
 
 
-def test_a_description_without_what_a_backend_needs_is_told(
-    commands: Commands, tmp_path: Path
-) -> None:
+def test_a_manifest_without_required_facts_is_refused(commands: Commands, tmp_path: Path) -> None:
     saved("vaswani2017", tmp_path)
     path = tmp_path / "config.json"
     description = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Bad input, by running the command: one clear line, exit code 2, nothing half-written."""
+"""Bad input, by running the command: one clear line, exit code 2, no partial files."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ def model(trained, tmp_path):
 
 @pytest.fixture
 def here(tmp_path):
-    """A folder with what the commands below name."""
+    """A folder with the files that the commands below name."""
     english = "".join(f"{line}\n" for line in SENTENCES * 4)
     files = {
         "a.en": english,
@@ -188,7 +188,7 @@ REFUSED = [  # a command, and what its one line must say
 
 
 @pytest.mark.parametrize(("line", "parts"), [(line, parts) for line, *parts in REFUSED])
-def test_bad_input_is_one_line_and_leaves_nothing(commands, trained, here, line, parts):
+def test_bad_input_is_one_line_and_leaves_no_files(commands, trained, here, line, parts):
     line, _, stdin = line.partition(" < ")
     words = [str(trained) if word == "M" else word for word in shlex.split(line)]
     given = (here / stdin).read_bytes() if stdin else b""
@@ -208,7 +208,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(commands, trained, here, line,
 
 
 def test_a_corrected_command_runs_in_the_same_folder(commands, here):
-    """Nothing of the failed start is used: the corpus is another."""
+    """No file of the failed start is used: the corpus is another one."""
     more = ("--set", "model.d_model=18", "--set", "model.num_heads=4")
     assert_refused(commands.train(here / "copy.json", here / "mine", *more), "divisible")
     more = ("--set", "model.d_model=16", "--set", "data.generated.num_symbols=4")
@@ -224,8 +224,8 @@ def test_an_empty_input_has_an_empty_translation(commands, trained, here):
 
 
 @pytest.mark.parametrize("name", ["a.en", "a.de"])
-def test_what_was_dropped_is_told_also_where_pairs_are_held_out(commands, here, name):
-    """The account of the text was once lost when the recipe named no validation files."""
+def test_dropped_pairs_are_reported_also_with_held_out_pairs(commands, here, name):
+    """The summary was once missing if the recipe named no validation files."""
     for side in ("a.en", "a.de"):
         lines = (here / side).read_text().splitlines(keepends=True)
         blank = "\n" if side == name else "one more\n"
@@ -237,18 +237,18 @@ def test_what_was_dropped_is_told_also_where_pairs_are_held_out(commands, here, 
     assert "4 lines read, 4 pairs kept" in ended.out
 
 
-def test_lines_that_are_too_long_are_left_out_and_told(commands, trained, here):
-    told = commands.run("translate", trained, "--input", here / "long")
-    assert told.code == 0
-    lines = told.out.split("\n")
+def test_lines_that_are_too_long_are_left_out_and_counted(commands, trained, here):
+    outcome = commands.run("translate", trained, "--input", here / "long")
+    assert outcome.code == 0
+    lines = outcome.out.split("\n")
     assert lines[1:3] == ["", ""]
-    assert told.err.splitlines()[0].startswith(TOO_LONG)
-    assert "lines left out, whose outputs are blank: 2" in told.err.splitlines()
+    assert outcome.err.splitlines()[0].startswith(TOO_LONG)
+    assert "lines left out, whose outputs are blank: 2" in outcome.err.splitlines()
     alone = commands.run("translate", trained, stdin=b"1 2\n3\n")
     assert lines[:1] + lines[3:] == alone.out.split("\n")
 
 
-def test_what_was_written_before_an_interruption_is_kept(tmp_path):
+def test_lines_before_an_interruption_are_kept(tmp_path):
     from heedful.cli.lines import line_writer
     from heedful.errors import UserError
 
@@ -271,7 +271,7 @@ def test_what_was_written_before_an_interruption_is_kept(tmp_path):
             (tmp_path / "out.partial").unlink()
 
 
-def test_cut_lines_are_counted(commands, trained, here):
+def test_truncated_lines_are_counted(commands, trained, here):
     cut = commands.run("translate", trained, "--input", here / "long", "--truncate")
     assert cut.code == 0, cut.err
     assert len(cut.out.splitlines()) == 4
@@ -294,8 +294,8 @@ def test_long_training_pairs(commands, here, way, counted):
     assert counted in line
 
 
-def test_labels_in_brackets_are_shown_as_they_are(commands, tmp_path):
-    """What is found in data is no markup."""
+def test_labels_in_brackets_are_printed_unchanged(commands, tmp_path):
+    """Text of a data set is not markup."""
     rows = [f"{'[/INST]' if n % 2 else '[red]'}\ttext {n}" for n in range(40)]
     (tmp_path / "a.tsv").write_text("\n".join(rows) + "\n")
     recipe = {
@@ -329,7 +329,7 @@ class Bomb:
 
 
 def refuse_uses(commands, model, *parts):
-    """Every verb refuses a damaged model, and changes nothing."""
+    """Every command refuses a damaged model, and changes nothing."""
     (model.parent / "lines").write_text("1 2\n")
     before = tree(model.parent)
     for use in USES:
@@ -347,7 +347,7 @@ def test_truncated_weights(commands, model):
     refuse_uses(commands, model, "model.safetensors")
 
 
-def test_foreign_weights_are_never_unpickled(commands, model, tmp_path):
+def test_weights_are_never_unpickled(commands, model, tmp_path):
     file, trace = model / "model.safetensors", tmp_path / "unpickled"
     file.write_bytes(pickle.dumps(Bomb(trace)))
     refuse_uses(commands, model, "model.safetensors", "another format")
@@ -379,7 +379,7 @@ def test_weights_of_another_model(commands, model):
     refuse_uses(commands, model, "model.safetensors", "2 layers are more than its 1 tensors")
 
 
-def test_foreign_descriptions_and_tokenizers(commands, model):
+def test_damaged_configs_and_tokenizers(commands, model):
     config, tokenizer = model / "config.json", model / "tokenizer.json"
     content, whole = json.loads(config.read_text()), tokenizer.read_text()
     for text, part in (
@@ -434,7 +434,7 @@ def test_a_full_disk_behind_stdout(commands, trained, here, line):
 
 @pytest.mark.parametrize("limit", [400, 4_000, 20_000])
 def test_a_full_disk_while_training(commands, tmp_path, limit):
-    """However early it comes: what is there is whole, and the run can be gone on with."""
+    """At any time: existing files are complete, and the run can be resumed."""
     recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=6)
     out = tmp_path / "run"
     refused = commands.train(recipe, out, file_limit=limit)

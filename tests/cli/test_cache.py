@@ -1,4 +1,4 @@
-"""`heedful cache` lists prepared data and removes them, but never those that a run is using."""
+"""`heedful cache` lists prepared data and removes them, except those that a run is using."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def assert_refused(result: Result, *parts: str) -> None:
     assert all(part in str(result.exception) for part in parts), result.exception
 
 
-def listed() -> dict[str, dict[str, object]]:
+def list_names() -> dict[str, dict[str, object]]:
     shown = json.loads(run("ls", "--json").stdout)
     return {entry.pop("name"): entry for entry in shown}
 
@@ -56,7 +56,7 @@ def listed() -> dict[str, dict[str, object]]:
 def test_entries_are_listed_with_size_use_and_origin(cache: Path) -> None:
     old, new = add(cache, 1, days=40, size=5_000_000), add(cache, 2)
     (cache / "theirs").mkdir()
-    shown = listed()
+    shown = list_names()
     assert list(shown) == [new.name, old.name], "the last used first, and nothing else"
     entry = shown[old.name]
     assert entry["bytes"] == sum(path.stat().st_size for path in old.iterdir())
@@ -70,14 +70,14 @@ def test_entries_are_listed_with_size_use_and_origin(cache: Path) -> None:
     assert lines[2].startswith(f"2 in {cache}, 5.0 MB")
 
 
-def test_what_is_removed_is_what_was_asked_for(cache: Path) -> None:
+def test_only_the_named_entries_are_removed(cache: Path) -> None:
     paths = [add(cache, number, days=10 * number) for number in range(6)]
     (cache / "theirs").mkdir()
     (cache / f".{paths[0].name}.999999999.tmp").mkdir()  # of a killed process
     assert run("rm", "--older-than", 35).exit_code == 0
-    assert listed().keys() == {path.name for path in paths[:4]}
+    assert list_names().keys() == {path.name for path in paths[:4]}
     assert run("rm", paths[0].name, paths[1].name[:15]).exit_code == 0
-    assert listed().keys() == {path.name for path in paths[2:4]}
+    assert list_names().keys() == {path.name for path in paths[2:4]}
     assert run("rm", "--all").exit_code == 0
     assert list(tree(cache)) == ["theirs"]
     assert run("ls").stdout == f"0 in {cache}, 0 bytes\n"
@@ -89,7 +89,7 @@ def test_data_in_use_are_kept(cache: Path, how: str) -> None:
     hold = Hold(used)
     before = tree(used)
     words = {"name": [used.name, free.name], "--all": [how], "--older-than": [how, 0]}[how]
-    assert listed()[used.name]["in_use"] is True
+    assert list_names()[used.name]["in_use"] is True
     ended = run("rm", *words)
     if how == "name":
         assert_refused(ended, used.name, "in use by a run")
@@ -106,22 +106,22 @@ def test_wrong_names_and_no_choice_are_refused(cache: Path) -> None:
     add(cache, 1)
     (cache.parent / "theirs").mkdir()
     before = tree(cache.parent)
-    for words, said in (
+    for words, messages in (
         ([], "give names"),
         (["--all", "--older-than", "3"], "give names"),
         (["../theirs"], "no prepared data have a name"),
         (["x"], "no prepared data have a name"),
     ):
-        assert_refused(run("rm", *words), said)
+        assert_refused(run("rm", *words), messages)
     add(cache, 2)
     assert_refused(run("rm", ""), "several prepared data")
     assert before.items() <= tree(cache.parent).items()
 
 
-def test_a_run_holds_its_data_while_it_works(cache: Path) -> None:
+def test_a_run_locks_its_data(cache: Path) -> None:
     recipe = parse_recipe(tiny())
     task = plugins.task.get(recipe.task)(recipe)
     data = prepare(task, cache, InheritedParts(), lambda line: None)
-    assert [entry["in_use"] for entry in listed().values()] == [True]
+    assert [entry["in_use"] for entry in list_names().values()] == [True]
     del data
-    assert [entry["in_use"] for entry in listed().values()] == [False]
+    assert [entry["in_use"] for entry in list_names().values()] == [False]

@@ -1,4 +1,4 @@
-"""The command line: verbs over files, pipes and streams."""
+"""The command line: commands over files, pipes and streams."""
 
 import json
 
@@ -47,19 +47,19 @@ def lines(tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["recipes"], ["import"]])
-def test_a_group_without_a_verb_shows_its_help_once(commands, words):
+def test_a_group_without_a_command_shows_its_help_once(commands, words):
     ended = commands.run(*words)
     assert (ended.code, ended.err, ended.out.count("Usage:")) == (0, "", 1)
 
 
-def test_public_names_are_handed_out():
+def test_public_names_can_be_imported():
     for name in heedful.__all__:
         assert getattr(heedful, name) is not None
     with pytest.raises(AttributeError, match="no attribute nothing"):
         heedful.nothing  # noqa: B018
 
 
-def test_help_names_every_verb(commands):
+def test_help_names_every_command(commands):
     shown = commands.run("--help")
     assert shown.code == 0
     assert all(f" {verb} " in shown.out for verb in [*VERBS, *(group for group, _ in INNER)])
@@ -68,7 +68,7 @@ def test_help_names_every_verb(commands):
 
 
 @pytest.mark.parametrize("verb", [*((verb,) for verb in VERBS), *INNER])
-def test_help_of_every_verb_has_an_example(commands, verb):
+def test_help_of_every_command_has_an_example(commands, verb):
     shown = commands.run(*verb, "--help")
     assert shown.code == 0
     assert "Example: " in shown.out
@@ -93,20 +93,20 @@ def test_translate_a_file_and_a_pipe_alike(commands, folder, model, lines, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lines", "out"]
 
 
-def test_a_last_line_without_its_end_and_windows_ends(commands, folder, model):
+def test_a_last_line_without_a_line_break_and_windows_line_breaks(commands, folder, model):
     ended = commands.run("translate", folder, stdin=b"1 2 3\r\n\r\n5 4")
     assert ended.out.splitlines() == model.translate(["1 2 3", "", "5 4"])
 
 
-def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
+def test_num_return_writes_n_lines_per_source(commands, folder, model, lines):
     ended = commands.run(
         "translate", folder, "-i", lines, "--beam-size", 2, "--num-return", 3, "--scores"
     )
     rows = [line.split("\t") for line in ended.out.splitlines()]
     assert len(rows) == 3 * len(LINES)
     # More translations than the beam was asked for widen it.
-    found = model.generate(LINES, beam_size=3, num_return=3, return_details=True)
-    for index, entries in enumerate(found):
+    actual = model.generate(LINES, beam_size=3, num_return=3, return_details=True)
+    for index, entries in enumerate(actual):
         written = rows[3 * index : 3 * index + 3]
         assert [text for _, text in written[: len(entries)]] == [e.text for e in entries]
         for (score, _), entry in zip(written, entries, strict=False):
@@ -137,13 +137,13 @@ def test_options_reach_the_search(commands, folder, model, lines):
     )
 
 
-def test_cut_translations_are_counted(commands, folder, lines):
+def test_truncated_translations_are_counted(commands, folder, lines):
     ended = commands.run("translate", folder, "-i", lines, "--beam-size", 1, "--max-new-tokens", 1)
     assert ended.code == 0
     assert ended.err.splitlines() == ["translations cut off by the length limit: 4"]
 
 
-def test_a_reader_that_goes_away_is_no_error(commands, folder):
+def test_a_closed_pipe_is_no_error(commands, folder):
     ended = commands.run("translate", folder, stdin=b"1 2 3\n" * 20, stdout=GONE)
     assert (ended.code, ended.err) == (0, "")
 
@@ -157,29 +157,29 @@ def test_evaluate_json(commands, folder, model, tmp_path):
     given = ("--src", tmp_path / "src", "--ref", tmp_path / "src")
     ended = commands.run("evaluate", folder, *given, "--json", "-o", out)
     assert ended.code == 0, ended.err
-    found = json.loads(ended.out)
+    actual = json.loads(ended.out)
     named = {"model", "beam_size", "length_penalty", "num_segments", "scores"}
-    assert found.keys() == {*named, "perplexity", "token_accuracy", "examples"}
-    assert found["scores"].keys() == {"bleu", "chrf", "ter", "exact_match"}
-    assert found["num_segments"] == 3
+    assert actual.keys() == {*named, "perplexity", "token_accuracy", "examples"}
+    assert actual["scores"].keys() == {"bleu", "chrf", "ter", "exact_match"}
+    assert actual["num_segments"] == 3
     sources = ["1 2 3", "5 4", "0 1 0"]
     outputs = model.translate(sources)
     assert out.read_text().splitlines() == outputs
     equal = sum(a == b for a, b in zip(outputs, sources, strict=True))
-    assert found["scores"]["exact_match"]["score"] == pytest.approx(equal / 3)
-    assert "version:" in found["scores"]["bleu"]["signature"]
+    assert actual["scores"]["exact_match"]["score"] == pytest.approx(equal / 3)
+    assert "version:" in actual["scores"]["bleu"]["signature"]
     forced = model.teacher_forced(sources, sources)
-    assert found["perplexity"] == pytest.approx(forced["perplexity"], rel=1e-4)
-    assert found["token_accuracy"] == pytest.approx(forced["token_accuracy"])
-    worst = found["examples"]["worst"]
+    assert actual["perplexity"] == pytest.approx(forced["perplexity"], rel=1e-4)
+    assert actual["token_accuracy"] == pytest.approx(forced["token_accuracy"])
+    worst = actual["examples"]["worst"]
     assert [one["chrf"] for one in worst] == sorted(sentence_chrf(outputs, sources))
     for one in worst:
         line = one["line"] - 1
         assert (one["source"], one["output"]) == (sources[line], outputs[line])
-    assert {one["line"] for one in found["examples"]["random"]} == {1, 2, 3}
+    assert {one["line"] for one in actual["examples"]["random"]} == {1, 2, 3}
 
 
-def test_what_writes_no_capitals_is_judged_without_them(commands, tmp_path):
+def test_lowercasing_models_are_scored_case_insensitively(commands, tmp_path):
     run, files = tmp_path / "run", [tmp_path / name for name in ("src", "tgt")]
     train(recipe_of("translation", tmp_path, tokenizer__lowercase=True), run)
     scores = json.loads((run / "scores.json").read_text())["scores"]
@@ -193,7 +193,7 @@ def test_what_writes_no_capitals_is_judged_without_them(commands, tmp_path):
     assert json.loads(ended.out)["scores"]["exact_match"]["score"] == 1
 
 
-def test_evaluate_prints_the_metrics_that_are_asked_for(commands, folder, tmp_path):
+def test_evaluate_prints_the_requested_metrics(commands, folder, tmp_path):
     (tmp_path / "src").write_text("1 2 3\n5 4\n")
     arguments = ("--src", tmp_path / "src", "--ref", tmp_path / "src", "--metrics", "chrf,bleu")
     arguments += ("--examples", "0")
@@ -244,7 +244,7 @@ def test_verify_passes_on_a_trained_model(commands, folder):
 # --- train ----------------------------------------------------------------------------------
 
 
-def test_train_says_what_it_made_and_how_to_use_it(commands, tmp_path):
+def test_train_prints_its_files_and_a_command_for_the_model(commands, tmp_path):
     recipe = write_recipe(tmp_path / "mine.yaml", training__max_minutes=1e-6)
     ended = commands.run("train", recipe, cwd=tmp_path)
     assert ended.code == 0, ended.err

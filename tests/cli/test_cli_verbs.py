@@ -1,4 +1,4 @@
-"""The verbs for language models, encoders, and other formats, as commands."""
+"""The commands for language models, encoders, and other formats."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
 
 
 def make(directory: Path, name: str, keys: dict[str, Any], task: str, seed: int = 0) -> None:
-    """A model with random weights that are far from each other, saved."""
+    """A saved model with large random weights, so that outputs differ clearly."""
     encoder = name == "bert"
     tokenizer = train_tokenizer(
         LINES,
@@ -100,7 +100,7 @@ def test_generate_streams_what_the_model_generates(commands, models, opened, pro
     assert (tmp_path / "out").read_text() == expected
 
 
-def test_a_seed_draws_the_same_streamed_and_in_batches(commands, models, opened, prompts):
+def test_a_seed_gives_the_same_samples_streamed_and_in_batches(commands, models, opened, prompts):
     options = ("--temperature", 1.3, "--top-k", 20, "--top-p", 0.9)
     options += ("--max-new-tokens", 8, "--seed", 3)
     streamed = commands.run("generate", models["lm"], "-i", prompts, *options)
@@ -114,7 +114,7 @@ def test_a_seed_draws_the_same_streamed_and_in_batches(commands, models, opened,
     assert other.out != streamed.out
 
 
-def test_without_a_seed_drawing_differs(commands, models):
+def test_samples_without_a_seed_differ(commands, models):
     options = ("generate", models["lm"], "a", "--temperature", 2, "--max-new-tokens", 15)
     assert commands.run(*options).out != commands.run(*options).out
 
@@ -124,7 +124,7 @@ def test_generate_json_of_a_beam(commands, models, opened):
         *("generate", models["lm"], "the cat", "--num-return", 3, "--length-penalty", 0.5),
         *("--max-new-tokens", 6, "--no-repeat-ngram-size", 2, "--json"),
     )
-    found = json.loads(ended.out)
+    actual = json.loads(ended.out)
     expected = opened["lm"].generate(
         ["the cat"],
         beam_size=3,
@@ -134,10 +134,10 @@ def test_generate_json_of_a_beam(commands, models, opened):
         no_repeat_ngram_size=2,
         return_details=True,
     )[0]
-    assert found["prompt"] == "the cat"
-    assert [each["ids"] for each in found["outputs"]] == [each.ids for each in expected]
-    assert [each["score"] for each in found["outputs"]] == pytest.approx(
-        [each.score for each in expected], abs=1e-4
+    assert actual["prompt"] == "the cat"
+    assert [item["ids"] for item in actual["outputs"]] == [item.ids for item in expected]
+    assert [item["score"] for item in actual["outputs"]] == pytest.approx(
+        [item.score for item in expected], abs=1e-4
     )
 
 
@@ -158,7 +158,7 @@ def test_rules_reach_the_model(commands, models, opened):
         assert expected != plain, arguments
 
 
-def test_a_banned_text_is_not_written(commands, models, opened):
+def test_a_banned_text_is_not_in_the_output(commands, models, opened):
     options = {"temperature": 2.0, "seed": 1, "max_new_tokens": 12}
     plain = opened["lm"].generate(["the cat"], **options)[0]
     # Some word of one piece was drawn, and cannot be once it is banned.
@@ -174,7 +174,7 @@ def test_a_banned_text_is_not_written(commands, models, opened):
     assert ended.out == f"{others[text]}\n"
 
 
-def test_a_banned_word_is_not_written_behind_a_space_either(tmp_path):
+def test_a_banned_word_is_also_banned_after_a_space(tmp_path):
     """Byte-level BPE has another token for it there."""
     tokenizer = train_tokenizer(LINES, kind="byte_bpe", vocab_size=290)
     config: Any = make_config("gpt2", {**STACK, "vocab_size": tokenizer.vocab_size})
@@ -182,26 +182,26 @@ def test_a_banned_word_is_not_written_behind_a_space_either(tmp_path):
     net = architecture("gpt2").build(config).eval()
     metadata = ModelMetadata("gpt2", "language_modeling", generation=GenerationIds(eos_ids=(2,)))
     model = open_net(net, config, metadata, tokenizer)
-    drawn = ((seed, token) for seed in range(50) for token in _drawn(model, seed))
-    seed, word = next((seed, word) for seed, word in drawn if re.fullmatch(" [a-z]+", word))
-    assert word not in _drawn(model, seed, banned=[word.strip()])
+    pairs = ((seed, token) for seed in range(50) for token in _sample(model, seed))
+    seed, word = next((seed, word) for seed, word in pairs if re.fullmatch(" [a-z]+", word))
+    assert word not in _sample(model, seed, banned=[word.strip()])
 
 
-def _drawn(model: Any, seed: int, **options: Any) -> list[str]:
-    """The tokens of a text that is drawn."""
+def _sample(model: Any, seed: int, **options: Any) -> list[str]:
+    """The tokens of a sampled text."""
     settings = {"temperature": 3.0, "seed": seed, "max_new_tokens": 20, **options}
-    return [model.tokenizer.decode([each]) for each in model.generate([[5]], **settings)[0]]
+    return [model.tokenizer.decode([item]) for item in model.generate([[5]], **settings)[0]]
 
 
 @pytest.mark.parametrize("draft", ["lookup", "draft"])
-def test_a_draft_changes_nothing(commands, models, draft):
+def test_a_draft_does_not_change_the_output(commands, models, draft):
     options = ("generate", models["lm"], "the cat", "--max-new-tokens", 12)
     plain = commands.run(*options)
     assert commands.run(*options, "--draft", models.get(draft, draft)).out == plain.out != "\n"
 
 
 @pytest.mark.parametrize("draft", ["lookup", "draft"])
-def test_with_a_draft_the_usual_length_is_what_the_net_has_left(opened, draft):
+def test_with_a_draft_the_default_length_is_limited_by_the_net(opened, draft):
     lm = opened["lm"]
     assert lm.config.max_length < 64
     given = opened.get(draft, draft)
@@ -217,18 +217,18 @@ def test_with_a_draft_the_usual_length_is_what_the_net_has_left(opened, draft):
 
 @pytest.mark.parametrize("draft", [None, "lookup", "draft"])
 @pytest.mark.parametrize("drawn", [{}, {"temperature": 1.3, "seed": 3}])
-def test_a_stream_comes_while_it_is_written(opened, draft, drawn, monkeypatch):
-    """Between its pieces the model is at work, not before the first of them."""
+def test_a_stream_is_printed_while_it_is_generated(opened, draft, drawn, monkeypatch):
+    """The model runs between the pieces, not before the first of them."""
     lm, calls = opened["lm"], []
     options = {"max_new_tokens": 18, "draft": opened.get(draft, draft), **drawn}
     expected = lm.generate(["the cat"], **options)[0]
     step = type(lm.net).decode
 
-    def counted(net, tokens, cache):
+    def counting_stream(net, tokens, cache):
         calls.append(net is lm.net)
         return step(net, tokens, cache)
 
-    monkeypatch.setattr(type(lm.net), "decode", counted)
+    monkeypatch.setattr(type(lm.net), "decode", counting_stream)
     seen = [(piece, sum(calls)) for piece in lm.stream("the cat", **options)]
     assert "".join(piece for piece, _ in seen) == expected
     assert seen[0][1] < seen[-1][1] <= sum(calls)
@@ -244,8 +244,8 @@ def test_a_whole_file_is_one_prompt(commands, models, opened, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"beam_size": 4, "length_penalty": 0.3}, {"beam_size": 1}])
-def test_translate_and_generate_are_one_call(commands, models, opened, options):
-    """With an imported Marian 19 of 20 lines were another text by the one than by the other."""
+def test_translate_and_generate_have_equal_outputs(commands, models, opened, options):
+    """With an imported Marian 19 of 20 lines once differed."""
     for name in ("two", "own"):
         expected = opened[name].generate([*PROMPTS, ""], **options)
         assert opened[name].translate([*PROMPTS, ""], **options) == expected
@@ -299,39 +299,39 @@ def test_fill(commands, models, opened):
             probability, token, filled = line.split("\t")
             assert float(probability) == pytest.approx(candidate.probability, abs=1e-5)
             assert (token, filled) == (candidate.token, candidate.text)
-    found = json.loads(commands.run("fill", models["mlm"], "--json", stdin=text.encode()).out)
-    assert found["text"] == text
-    assert [len(mask) for mask in found["masks"]] == [5, 5]
-    assert found["masks"][0][0]["token"] == expected[0][0].token
+    actual = json.loads(commands.run("fill", models["mlm"], "--json", stdin=text.encode()).out)
+    assert actual["text"] == text
+    assert [len(mask) for mask in actual["masks"]] == [5, 5]
+    assert actual["masks"][0][0]["token"] == expected[0][0].token
 
 
 def test_classify(commands, models, opened, prompts):
     expected = opened["classes"].classify(PROMPTS)
     plain = commands.run("classify", models["classes"], "-i", prompts)
-    assert plain.out.splitlines() == [each.label for each in expected]
+    assert plain.out.splitlines() == [item.label for item in expected]
     scored = commands.run("classify", models["classes"], "-i", prompts, "--scores")
-    for line, each in zip(scored.out.splitlines(), expected, strict=True):
+    for line, item in zip(scored.out.splitlines(), expected, strict=True):
         probability, label = line.split("\t")
-        assert label == each.label
-        assert float(probability) == pytest.approx(each.probability, abs=1e-5)
+        assert label == item.label
+        assert float(probability) == pytest.approx(item.probability, abs=1e-5)
     lines = commands.run("classify", models["classes"], "-i", prompts, "--json").out.splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [each["label"] for each in found] == [each.label for each in expected]
-    assert found[0]["scores"] == pytest.approx(expected[0].probabilities, abs=1e-5)
+    actual = [json.loads(line) for line in lines]
+    assert [item["label"] for item in actual] == [item.label for item in expected]
+    assert actual[0]["scores"] == pytest.approx(expected[0].probabilities, abs=1e-5)
 
 
 def test_classify_pairs(commands, models, opened):
     pairs = "the cat\ta dog\nhello\tworld\n"
     ended = commands.run("classify", models["classes"], "--json", stdin=pairs.encode())
-    found = [json.loads(line)["scores"] for line in ended.out.splitlines()]
+    actual = [json.loads(line)["scores"] for line in ended.out.splitlines()]
     expected = opened["classes"].classify(["the cat", "hello"], pairs=["a dog", "world"])
-    for scores, each in zip(found, expected, strict=True):
-        assert scores == pytest.approx(each.probabilities, abs=1e-5)
+    for scores, item in zip(actual, expected, strict=True):
+        assert scores == pytest.approx(item.probabilities, abs=1e-5)
     alone = opened["classes"].classify(["the cat"])[0].probabilities
-    assert found[0] != pytest.approx(alone, abs=1e-5)
+    assert actual[0] != pytest.approx(alone, abs=1e-5)
 
 
-def test_classify_counts_what_it_cuts(commands, models):
+def test_classify_counts_truncated_texts(commands, models):
     ended = commands.run("classify", models["classes"], stdin=b"the cat " * 30)
     assert (ended.code, ended.err) == (0, "truncated texts: 1\n")
 
@@ -359,29 +359,29 @@ def test_score_texts(commands, models, opened):
     ended = commands.run("score", models["lm"], stdin="\n".join(["", *PROMPTS, ""]).encode())
     blank, *rows = [[float(value) for value in line.split("\t")] for line in ended.out.splitlines()]
     assert all(math.isnan(value) for value in blank)
-    for line, row, found in zip(PROMPTS, rows, opened["lm"].score(PROMPTS), strict=True):
-        nll = -found.log_prob
-        expected = [-nll, math.exp(nll / found.num_tokens), nll / math.log(2) / len(line)]
+    for line, row, actual in zip(PROMPTS, rows, opened["lm"].score(PROMPTS), strict=True):
+        nll = -actual.log_prob
+        expected = [-nll, math.exp(nll / actual.num_tokens), nll / math.log(2) / len(line)]
         assert row == pytest.approx(expected, rel=1e-4)
-    each = commands.run("score", models["lm"], "--per-token", stdin=b"the cat\n").out.split("\t")
-    assert float(each[1]) == pytest.approx(math.exp(-float(each[0])), rel=1e-4)
+    item = commands.run("score", models["lm"], "--per-token", stdin=b"the cat\n").out.split("\t")
+    assert float(item[1]) == pytest.approx(math.exp(-float(item[0])), rel=1e-4)
 
 
 def test_evaluate_running_text(commands, models, opened, tmp_path):
     text = "the cät sat on the mat\na dog runs in the park\n" * 3
     (tmp_path / "text").write_text(text)
     ended = commands.run("evaluate", models["lm"], "-i", tmp_path / "text", "--json")
-    found = json.loads(ended.out)
+    actual = json.loads(ended.out)
     score = opened["lm"].score([text])[0]
     bits = -score.log_prob / math.log(2)
-    assert found["num_tokens"] == score.num_tokens
-    assert found["perplexity"] == pytest.approx(2 ** (bits / score.num_tokens), rel=1e-4)
-    assert found["bits_per_character"] == pytest.approx(bits / len(text), rel=1e-4)
-    assert found["bits_per_byte"] == pytest.approx(bits / (len(text) + 3), rel=1e-4)
+    assert actual["num_tokens"] == score.num_tokens
+    assert actual["perplexity"] == pytest.approx(2 ** (bits / score.num_tokens), rel=1e-4)
+    assert actual["bits_per_character"] == pytest.approx(bits / len(text), rel=1e-4)
+    assert actual["bits_per_byte"] == pytest.approx(bits / (len(text) + 3), rel=1e-4)
 
 
 def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
-    """A byte order mark, Windows line ends and gzip change nothing, in running text and pairs."""
+    """A byte order mark, Windows line breaks and gzip change nothing, in running text and pairs."""
     text = "the cat sat\na dog runs\n"
     odd = gzip.compress(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     (tmp_path / "plain").write_text(text)
@@ -409,7 +409,7 @@ def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
         ("classes", ("--truncate", "--beam-size", 2), "--beam-size, --truncate: without effect"),
     ],
 )
-def test_evaluate_refuses_what_has_no_effect(
+def test_evaluate_refuses_options_without_effect(
     commands, models, tmp_path, name: str, given: tuple[Any, ...], refused: str
 ) -> None:
     file = tmp_path / "text.tsv"
@@ -421,33 +421,33 @@ def test_evaluate_refuses_what_has_no_effect(
 
 def test_evaluate_labeled_texts(commands, models, opened, tmp_path):
     texts = [*PROMPTS, "the park", "a mat and a dog"]
-    named = [each.label for each in opened["classes"].classify(texts)]
+    named = [item.label for item in opened["classes"].classify(texts)]
     given = [named[0], "maybe", named[2], "yes", "no"]
     file = tmp_path / "test.tsv"
     rows = zip(texts, given, strict=True)
     file.write_text("".join(f"{text}\t{label}\n" for text, label in rows))
     arguments = ("evaluate", models["classes"], "--input", file)
-    found = json.loads(commands.run(*arguments, "--json", "-o", tmp_path / "out").out)
+    actual = json.loads(commands.run(*arguments, "--json", "-o", tmp_path / "out").out)
     right = [a == b for a, b in zip(named, given, strict=True)]
-    assert found["accuracy"] == pytest.approx(sum(right) / 5)
-    assert found["num_texts"] == 5
+    assert actual["accuracy"] == pytest.approx(sum(right) / 5)
+    assert actual["num_texts"] == 5
     table = np.zeros((3, 3), dtype=int)
-    for wanted, chosen in zip(given, named, strict=True):
-        table[found["labels"].index(wanted), found["labels"].index(chosen)] += 1
-    assert found["confusion"] == table.tolist()
+    for expected, selected in zip(given, named, strict=True):
+        table[actual["labels"].index(expected), actual["labels"].index(selected)] += 1
+    assert actual["confusion"] == table.tolist()
     assert (tmp_path / "out").read_text().splitlines() == named
-    assert sum(of["num_texts"] for of in found["per_label"].values()) == 5
-    chances = [each.probability for each in opened["classes"].classify(texts)]
+    assert sum(of["num_texts"] for of in actual["per_label"].values()) == 5
+    chances = [item.probability for item in opened["classes"].classify(texts)]
     wrong = sorted((row for row in range(5) if not right[row]), key=lambda row: -chances[row])
-    assert [one["text"] for one in found["examples"]["worst"]] == [texts[row] for row in wrong[:3]]
-    assert len(found["examples"]["random"]) == 3
+    assert [one["text"] for one in actual["examples"]["worst"]] == [texts[row] for row in wrong[:3]]
+    assert len(actual["examples"]["random"]) == 3
     shown = commands.run(*arguments, "--examples", 1).out
     first = [line.split()[0] for line in shown.splitlines() if line]
-    labels = found["labels"]
-    told = ["location", "text", "label", "predicted", "probability"]
+    labels = actual["labels"]
+    values = ["location", "text", "label", "predicted", "probability"]
     assert first == [
         *("accuracy", "macro_f1", "label", *labels, "label", *labels),
-        *("worst:", *told, "random:", *told),
+        *("worst:", *values, "random:", *values),
     ]
     assert texts[wrong[0]] in shown
 
@@ -490,7 +490,7 @@ def test_export_and_import(commands, models, opened, tmp_path):
     assert_refused(commands.run("generate", tmp_path / "bare", "a"), "no tokenizer")
 
 
-def test_export_writes_the_precision_that_is_asked_for(commands, models, tmp_path):
+def test_export_writes_the_requested_precision(commands, models, tmp_path):
     ended = commands.run("export", "hf", models["lm"], tmp_path / "hf", "--precision", "bfloat16")
     assert ended.code == 0, ended.err
     tensors = load_file(tmp_path / "hf" / "model.safetensors")
@@ -506,7 +506,7 @@ def test_distill_is_training_with_a_teacher(commands, tmp_path):
     assert f"teacher: {tmp_path / '2024'}\n" in (tmp_path / "small" / "recipe.yaml").read_text()
 
 
-def test_a_student_has_the_data_and_the_sizes_of_its_teachers_run(commands, tmp_path):
+def test_a_student_inherits_data_and_sizes_of_the_teachers_run(commands, tmp_path):
     pairs = tmp_path / "pairs"
     texts = {"src": ("en", "one two three"), "tgt": ("de", "eins zwei drei")}
     files = [f"data.{part}.{side}={pairs}{more}.{end}" for side, (end, _) in texts.items()
@@ -529,18 +529,18 @@ def test_a_student_has_the_data_and_the_sizes_of_its_teachers_run(commands, tmp_
     student = tmp_path / "runs" / "t-student"
     recipe = yaml.safe_load((student / "recipe.yaml").read_text())
     assert recipe["data"]["train"]["src"] == f"{pairs}.en"
-    theirs, own = (
+    reference, own = (
         json.loads((path / "config.json").read_text())["model"]
         for path in (tmp_path / "t", student)
     )
-    assert own == theirs | {"num_decoder_layers": 2, "dropout": 0.2}
+    assert own == reference | {"num_decoder_layers": 2, "dropout": 0.2}
     both = commands.run("distill", tmp_path / "t", "translation", "--student")
     assert_refused(both, "and not both")
     assert_refused(commands.run("distill", tmp_path / "t"), "give a recipe")
     assert_refused(commands.run("distill", tmp_path / "no", "--student"), "does not exist")
 
 
-def test_every_task_says_how_its_model_is_used():
+def test_every_task_prints_a_command_for_its_model():
 
     assert {command for command, _ in USE.values()} <= COMMANDS.keys()
     assert USE.keys() <= set(plugins.task.names())

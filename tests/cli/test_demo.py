@@ -85,15 +85,15 @@ def test_a_stopped_run_goes_on_with_its_own_recipe(tmp_path: Path) -> None:
 def test_a_new_folder_trains_the_shipped_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    prompts = []
 
     def stop(recipe: object, out: Path, **options: object) -> None:
-        asked.append((recipe, out, options["resume"]))
+        prompts.append((recipe, out, options["resume"]))
         raise UserError("enough")
 
     monkeypatch.setattr("heedful.run.train", stop)
     assert run_demo(tmp_path / "run", ok=False) == "enough"
-    assert asked == [(load_recipe("dates"), tmp_path / "run", False)]
+    assert prompts == [(load_recipe("dates"), tmp_path / "run", False)]
 
 
 def test_another_task_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`heedful prepare` and `heedful train --dry-run`: what they say is what the run then does."""
+"""`heedful prepare` and `heedful train --dry-run`: their estimates hold for the run."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ import pytest
 from commands import Commands, assert_refused, tree, write_recipe
 from heedful.data.cache import list_entries
 from heedful.data.prepared import cache_folder
-from heedful.dry_run import MEASURED, estimate_run
+from heedful.dry_run import MEASURED_STEPS, estimate_run
 from heedful.recipe_files import load_recipe
 from heedful.training.events import RunStarted
 from heedful.training.loggers import read_log
 
 
 def prepared() -> set[str]:
-    """The folders of prepared data, in the cache of these tests."""
+    """The folders of prepared data in the cache of these tests."""
     return {str(entry.path) for entry in list_entries(cache_folder())}
 
 
@@ -25,27 +25,25 @@ def recipe(tmp_path: Path) -> Path:
     return write_recipe(tmp_path / "recipe.json", **keys)
 
 
-def test_a_dry_run_says_what_the_run_then_is(
-    commands: Commands, recipe: Path, tmp_path: Path
-) -> None:
+def test_a_dry_run_estimates_the_run(commands: Commands, recipe: Path, tmp_path: Path) -> None:
     files = tree(tmp_path).keys()
     shown = commands.run("train", recipe, "--dry-run", "--json", cwd=tmp_path)
     assert shown.code == 0, shown.err
-    found = json.loads(shown.out)
+    actual = json.loads(shown.out)
     assert tree(tmp_path).keys() == files, "nothing is written but the cache"
     entries = prepared()
     assert commands.run("train", recipe, "--out", tmp_path / "run", "--quiet").code == 0
     assert prepared() == entries, "the run takes what is prepared"
     start = next(e for e in read_log(tmp_path / "run" / "log.jsonl") if isinstance(e, RunStarted))
-    assert found["total_steps"] == start.total_steps == 2
-    assert found["num_parameters"]["total"] == start.num_parameters
-    examples = (found["examples"]["train"], found["examples"]["valid"])
+    assert actual["total_steps"] == start.total_steps == 2
+    assert actual["num_parameters"]["total"] == start.num_parameters
+    examples = (actual["examples"]["train"], actual["examples"]["valid"])
     assert examples == (start.num_train, start.num_valid)
-    assert (found["device"], found["precision"]) == (start.device, "fp32")
+    assert (actual["device"], actual["precision"]) == (start.device, "fp32")
     weights = 4 * start.num_parameters  # bytes; as many of gradients, and of two averages of Adam
-    assert 4 * weights <= found["state_bytes"] < 4.1 * weights + 10_000
-    assert found["peak_bytes"] > found["state_bytes"]
-    assert found["seconds"] == pytest.approx(2 * found["seconds_per_step"])
+    assert 4 * weights <= actual["state_bytes"] < 4.1 * weights + 10_000
+    assert actual["peak_bytes"] > actual["state_bytes"]
+    assert actual["seconds"] == pytest.approx(2 * actual["seconds_per_step"])
 
 
 def test_a_dry_run_prints_a_line_for_each_fact(commands: Commands, recipe: Path) -> None:
@@ -67,7 +65,7 @@ def test_a_compiled_runs_steps_are_measured_uncompiled_and_that_is_noted(
 def test_the_time_of_a_run_is_at_most_its_minutes(recipe: Path) -> None:
     loaded = load_recipe(recipe, {"training.max_minutes": 1e-9, "training.max_steps": None})
     assert estimate_run(loaded, lambda line: None).seconds == pytest.approx(6e-8)
-    assert MEASURED > 0
+    assert MEASURED_STEPS > 0
 
 
 def test_prepared_data_are_found_by_the_run(
@@ -84,7 +82,7 @@ def test_prepared_data_are_found_by_the_run(
 
 
 @pytest.mark.parametrize("words", [("prepare",), ("train", "--dry-run")])
-def test_what_is_wrong_with_the_data_is_one_line(
+def test_wrong_data_are_one_line(
     commands: Commands, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     data = {"train": {"src": "nowhere.en", "tgt": "nowhere.de"}}

@@ -1,4 +1,4 @@
-"""Streams, signals and errors between a verb and the system, in real processes."""
+"""Streams, signals and errors around a command, in real processes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def test_a_closed_stream_is_never_a_traceback(redirect: str) -> None:
     assert done.returncode == (2 if ">&-" in redirect.replace("2>&-", "") else 0)
 
 
-def test_text_is_utf_8_whatever_the_locale_says() -> None:
+def test_text_is_utf_8_in_any_locale() -> None:
     code = "from heedful.cli.guard import run_checked as run\nrun(lambda **o: print('14 März 狗'))"
     ascii_alone = {**os.environ, "PYTHONIOENCODING": "ascii"}
     words = [sys.executable, "-c", code]
@@ -41,7 +41,7 @@ def test_a_full_stdout_is_one_line() -> None:
     assert done.stderr == b"error: cannot write to stdout: No space left on device\n"
 
 
-def test_a_run_whose_reader_goes_away_runs_to_its_end(commands, tmp_path: Path) -> None:
+def test_a_run_with_a_closed_stdout_completes(commands, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=3)
     done = commands.run("train", recipe, "--out", tmp_path / "run", stdout=GONE)
     assert (done.code, done.err) == (0, "")
@@ -49,7 +49,7 @@ def test_a_run_whose_reader_goes_away_runs_to_its_end(commands, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_is_told_to_end_saves(commands, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_terminated_run_saves(commands, tmp_path: Path, number: signal.Signals) -> None:
     recipe = write_recipe(tmp_path / "recipe.json")
     done = commands.train(recipe, tmp_path / "run", kill={"interrupt_at": 2, "signal": number})
     assert "stopped and saved" in done.err
@@ -87,7 +87,7 @@ def command(**options):
 
 
 @pytest.mark.parametrize("command", INTERRUPTED.values(), ids=list(INTERRUPTED))
-def test_an_interrupt_is_one_wherever_it_comes(command: str) -> None:
+def test_an_interrupt_ends_the_command_anywhere(command: str) -> None:
     code = f"import os, signal, time{command}"
     code += "from heedful.cli.guard import run_checked\nrun_checked(command)"
     words = [sys.executable, "-c", code]
@@ -111,11 +111,11 @@ def test_the_package_runs_as_a_module() -> None:
         ("nonsense", "no such command"),
     ],
 )
-def test_wrong_words_are_one_line(commands, line: str, part: str) -> None:
+def test_wrong_arguments_are_one_line(commands, line: str, part: str) -> None:
     assert_refused(commands.run(*line.split()), part, "--help")
 
 
-def test_an_error_is_one_line_whatever_it_names(commands) -> None:
+def test_an_error_is_one_line_for_any_name(commands) -> None:
     assert_refused(commands.run("info", "x\ny\x1b[31m"), r"x\ny\x1b[31m")
     assert len(commands.run("info", "x" * 100_000).err) < 2_000
 
@@ -130,20 +130,20 @@ def test_an_error_is_one_line_whatever_it_names(commands) -> None:
         ("translate M -o lines/out", "Not a directory"),
     ],
 )
-def test_what_could_only_fail_at_the_end_fails_first(commands, tmp_path, line, part) -> None:
-    """No model is there: whatever is looked at later than this would miss it first."""
+def test_an_unwritable_output_is_refused_first(commands, tmp_path, line, part) -> None:
+    """The model is missing: a later check would report that instead."""
     (tmp_path / "lines").write_text("a\n")
     (tmp_path / "M").mkdir()
     assert_refused(commands.run(*line.format("lines").split(), cwd=tmp_path), part)
 
 
-def test_what_is_listed_may_be_json(commands) -> None:
+def test_lists_can_be_json(commands) -> None:
     assert "dates" in json.loads(commands.run("recipes", "ls", "--json").out)
     assert json.loads(commands.run("info", "--json").out)["torch"] == torch.__version__
 
 
-def test_memory_that_is_not_there_is_one_line() -> None:
-    """Where a tensor is allocated; the size of a model is checked before."""
+def test_too_little_memory_is_one_line() -> None:
+    """When a tensor is allocated; the size of a model is checked before."""
     code = "import torch; from heedful.cli.guard import run_checked; "
     code += "run_checked(lambda **options: torch.empty(2**60))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)

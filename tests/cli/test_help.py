@@ -45,14 +45,14 @@ def test_help_fits_a_terminal_of_80_columns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_option_has_a_help_and_what_takes_a_value_a_metavar(name: str) -> None:
+def test_every_option_has_a_help_and_with_a_value_a_metavar(name: str) -> None:
     for param in ALL[name].params:
         assert param.help, param.name
         is_flag = getattr(param, "is_flag", False)
         assert is_flag or param.metavar, f"{name} {param.name}: no metavar"
 
 
-def test_commands_stand_in_groups() -> None:
+def test_commands_are_in_groups() -> None:
     assert {name.split()[0] for name in ALL} == COMMANDS.keys()
     for name, command in ROOT.commands.items():
         assert command.rich_help_panel == COMMANDS[name]
@@ -84,7 +84,7 @@ def test_every_help_has_an_example_of_its_command(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRINTS)
-def test_what_prints_prints_json(name: str) -> None:
+def test_commands_with_output_have_json(name: str) -> None:
     assert name == "embed" or "--json" in options_of(ALL[name])  # embed prints nothing else
 
 
@@ -110,12 +110,14 @@ def test_defaults_are_shown() -> None:
         ),
     ],
 )
-def test_a_default_is_that_of_its_command(name: str, title: str, flag: str, default: str) -> None:
+def test_the_shown_default_is_that_of_the_command(
+    name: str, title: str, flag: str, default: str
+) -> None:
     rows = dict(panels(ALL[name], Context(ALL[name]))[title])
     assert rows[flag].endswith(f"[default: {default}]")
 
 
-def test_the_other_names_lead_to_options_that_are_there() -> None:
+def test_names_of_other_toolkits_lead_to_existing_options() -> None:
     flags = {flag for command in ALL.values() for flag in options_of(command)}
     assert {f"--{name}" for name in OTHER_NAMES.values()} <= flags
     assert not {f"--{name}" for name in OTHER_NAMES.keys() - {"ref", "tgt"}} & flags
@@ -147,7 +149,7 @@ def test_the_other_names_lead_to_options_that_are_there() -> None:
         ("translate m --lr 1", "it is an option of heedful train, distill"),
     ],
 )
-def test_an_old_or_mistyped_word_names_the_right_one(
+def test_an_old_or_mistyped_name_suggests_the_right_one(
     commands: Commands, line: str, words: str
 ) -> None:
     import shlex
@@ -155,7 +157,7 @@ def test_an_old_or_mistyped_word_names_the_right_one(
     assert_refused(commands.run(*shlex.split(line)), words)
 
 
-def test_a_file_in_the_place_of_a_text_is_noted(commands: Commands, tmp_path: Any) -> None:
+def test_a_file_name_given_as_text_is_noted(commands: Commands, tmp_path: Any) -> None:
     (tmp_path / "a.txt").write_text("a\n")
     done = commands.run("translate", "m", "a.txt", cwd=tmp_path)
     assert done.code == 2

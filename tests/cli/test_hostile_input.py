@@ -61,7 +61,7 @@ def test_hostile_input_ends_in_one_line_and_nothing_partial(
             first=use.first(),
         )
         note(f"{done}")
-        assert_told(use, done)
+        assert_reported(use, done)
         assert stamps(world) == others, "something outside was changed"
         assert_nothing_partial(use, done, before, stamps(box))
         shutil.rmtree(box)
@@ -69,8 +69,8 @@ def test_hostile_input_ends_in_one_line_and_nothing_partial(
     check()
 
 
-def assert_told(use: Use, done: Outcome) -> None:
-    """No traceback, an exit code that the use may have, and with 2 an error in one line."""
+def assert_reported(use: Use, done: Outcome) -> None:
+    """No traceback, an exit code that the use allows, and with code 2 an error in one line."""
     assert "Traceback (most recent" not in done.out + done.err
     codes = {0, 1, 2} if use.words[:1] == ["verify"] else {0, 2}
     if use.ending is not None:  # a run that is told to end saves, and ends as with Ctrl-C
@@ -88,11 +88,11 @@ def assert_told(use: Use, done: Outcome) -> None:
 def assert_nothing_partial(
     use: Use, done: Outcome, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    """Only what was asked for is written, and nothing of it by a command that was refused."""
+    """Only the named outputs are written, and none of them by a refused command."""
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    asked = outputs(use)
-    written = {path for path in changed if any(is_below(path, output) for output in asked)}
-    parents = {str(parent) for output in asked for parent in Path(output).parents}
+    named = outputs(use)
+    written = {path for path in changed if any(is_below(path, output) for output in named)}
+    parents = {str(parent) for output in named for parent in Path(output).parents}
     assert {path for path in changed - written if path not in parents} == set()
     assert not [path for path in changed if ".tmp" in path and path in after]
     # A run that goes on may fail later; what was written whole may be told to a closed stream.
@@ -102,7 +102,7 @@ def assert_nothing_partial(
 
 
 def outputs(use: Use) -> set[str]:
-    """The paths, from the folder above, that a command line names as its output."""
+    """The paths, relative to the folder above, that a command line names as its output."""
     words = use.words
     named = [after for flag, after in pairwise(words) if flag in OUTPUT_FLAGS]
     named += [word.partition("=")[2] for word in words if word.startswith(OUTPUT_FLAGS)]
@@ -116,12 +116,12 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Every entry below a folder with what changes when it is written."""
-    found = {}
+    """Every entry below a folder with its size and times."""
+    actual = {}
     for path in sorted(folder.rglob("*")):
         state = path.lstat()
         stamp = (
             (state.st_mode,) if path.is_dir() else (state.st_mtime_ns, state.st_size, state.st_ino)
         )
-        found[str(path.relative_to(folder))] = stamp
-    return found
+        actual[str(path.relative_to(folder))] = stamp
+    return actual

@@ -87,7 +87,7 @@ def test_killed_at_random_moments_of_every_verb(commands, here, tmp_path, verb: 
 
 
 def _content(path: Path) -> Any:
-    """What is there, but for times, and for what a killed writer left for the next to remove."""
+    """The files of a folder, without times and temporary files of killed processes."""
     if not path.is_dir():
         return path.read_bytes()
     return {

@@ -55,8 +55,8 @@ PAIR = ("src", "tgt")
 DECODED = {"evaluation.decode_sentences": 3, "evaluation.final_beam_size": 2}
 
 
-def leaves():
-    """Dotted names of all keys of the schema, `model` aside, which is the architecture's."""
+def leaf_keys():
+    """Dotted names of all keys of the schema, except `model`, which depends on the architecture."""
     return [key.name for key in keys_of(Recipe) if not key.is_section and key.name != "model"]
 
 
@@ -76,7 +76,7 @@ def test_a_recipe_survives_a_round_trip(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_holds_what_differs_and_no_more(name):
+def test_a_recipe_has_only_keys_that_differ_from_the_defaults(name):
     text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# ")
     content = yaml.safe_load(text)
@@ -84,7 +84,7 @@ def test_a_recipe_holds_what_differs_and_no_more(name):
     inherited = load_recipe(content["base"]).values() if "base" in content else {}
     defaults = default_values(TASKS[name]) | inherited
     for key, value in flatten(content).items():
-        if key in leaves() and key not in ("task", "expect"):
+        if key in leaf_keys() and key not in ("task", "expect"):
             assert value != defaults[key], f"{name}.yaml repeats the default of {key}"
     for key, value in inherited.get("model", {}).items():
         assert key not in content.get("model", {}) or content["model"][key] != value, key
@@ -96,7 +96,7 @@ def test_a_recipe_holds_what_differs_and_no_more(name):
     assert steps == sorted(set(steps))
 
 
-def test_every_key_is_described_by_a_whole_sentence():
+def test_every_key_has_a_description():
     described = {key.name: key.field for key in keys_of(Recipe)}
     for objective in (WindowSettings, Masking, T5Noise, BartNoise):
         described |= objective.model_fields
@@ -114,8 +114,8 @@ def settings(changes):
     return [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
 
 
-def small(name, folder):
-    """What lets a recipe run for a few steps on texts made here."""
+def small_overrides(name, folder):
+    """Overrides with which a recipe runs for a few steps on generated texts."""
     recipe, task = load_recipe(name), TASKS[name]
     changes = dict(SMALL)
     if name == "multi30k-distilled":  # its sizes are its teacher's
@@ -160,10 +160,10 @@ def small(name, folder):
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"rhyme", "translation-student"}))
 def test_a_shipped_recipe_runs(commands, tmp_path, name):
-    """The two left out have tests of their own."""
-    changes, verb, out = small(name, tmp_path), ["train"], tmp_path / "run"
+    """The two recipes that are missing here have tests of their own."""
+    changes, verb, out = small_overrides(name, tmp_path), ["train"], tmp_path / "run"
     for key, first in TEACHERS.get(name, {}).items():
-        given = small(first, tmp_path)
+        given = small_overrides(first, tmp_path)
         if name == "classification-student":
             given |= {"model.num_layers": 2}
             verb = ["distill", tmp_path / key]
@@ -184,7 +184,7 @@ def test_a_shipped_recipe_runs(commands, tmp_path, name):
 
 
 def test_the_rhyme_runs_on_its_own_text(commands, tmp_path):
-    """It needs nothing but what comes with heedful."""
+    """It needs only files that are shipped with heedful."""
     changes = {"training.max_steps": 3, "training.evaluate_every": 3, "objective.sample_tokens": 5}
     ended = commands.run("train", "rhyme", "--out", tmp_path / "run", *settings(changes))
     assert ended.code == 0, ended.err
@@ -219,7 +219,7 @@ def test_overrides_are_read_as_yaml():
     assert (recipe.data.src_language, recipe.model["positions"]) == ("en", "none")
 
 
-def test_an_override_is_text_after_the_first_equals_sign_and_the_last_of_a_key_holds():
+def test_an_override_is_split_at_the_first_equals_sign_and_the_last_one_wins():
     recipe = load_recipe("translation", ["data.train.src=a=b.en", "data.train.tgt=c.de"])
     assert recipe.data.train.src == "a=b.en"
     recipe = load_recipe("copy", ["training.max_steps=7", "training.max_steps=8"])
@@ -241,9 +241,9 @@ def test_an_override_without_key_or_value_is_refused(override, message):
         load_recipe("copy", [override])
 
 
-def test_a_mistyped_key_is_answered_with_the_right_one():
-    """At every level: one letter too many finds the key itself."""
-    keys = leaves()
+def test_a_mistyped_key_suggests_the_right_one():
+    """In every section: one letter too many suggests the key itself."""
+    keys = leaf_keys()
     assert len(keys) > 50
     for key in keys:
         last = key.rpartition(".")[2]
@@ -256,12 +256,12 @@ def test_a_mistyped_key_is_answered_with_the_right_one():
         assert hint[1] == last
 
 
-def test_the_first_of_several_mistakes_is_named_and_the_others_counted():
+def test_the_first_error_is_named_and_the_others_are_counted():
     with pytest.raises(UserError, match=r"\(and 1 more\)"):
         load_recipe("copy", ["training.gradient_accumulation=0", "training.log_every=0"])
 
 
-def test_a_value_of_no_type_of_its_key_is_answered_with_the_types():
+def test_a_value_of_a_wrong_type_names_the_types():
     for setting, message in {
         "tokenizer.vocab_size=[]": r".*\.vocab_size: expected int \| auto \| null, not \[\]$",
         "tokenizer.vocab_size=1": r"tokenizer\.vocab_size: .* greater than or equal to 5, not 1$",
@@ -272,8 +272,8 @@ def test_a_value_of_no_type_of_its_key_is_answered_with_the_types():
 
 
 @pytest.mark.parametrize("code", ["no", "on", "off", "y", "n", "yes", "No"])
-def test_a_language_is_text_whatever_its_code(code, tmp_path):
-    """`no` is Norwegian, and in YAML 1.1 it was false."""
+def test_a_language_code_is_text(code, tmp_path):
+    """`no` is Norwegian, and was false in YAML 1.1."""
     assert load_recipe("copy", [f"data.src_language={code}"]).data.src_language == code
     file = tmp_path / "r.yaml"
     file.write_text(f"data: {{src_language: {code}}}\ntraining: {{max_steps: 1}}\n")
@@ -303,8 +303,8 @@ RULES = {
 
 
 @pytest.mark.parametrize(("message", "content"), RULES.items())
-def test_keys_that_do_not_go_together(message, content):
-    """As a recipe is made, so that a program that makes one is told as the command is."""
+def test_contradictory_keys_are_refused(message, content):
+    """Also for a recipe that a program makes."""
     for make in (parse_recipe, lambda keys: Recipe(**keys)):
         with pytest.raises(ValueError, match=message):
             make(content)
@@ -324,7 +324,7 @@ def test_changed_keys_sees_a_key_that_is_new():
     assert changed_keys(before, now) == ["model.bias (null -> false)"]
 
 
-def test_nearest_lists_all_where_none_is_near():
+def test_nearest_lists_all_names_if_none_is_similar():
     assert nearest("qqqq", ["b", "a"]) == "known: a, b"
 
 
@@ -361,7 +361,7 @@ def test_show_prints_each_key_of_the_task_with_its_value_and_description(command
     "name", [name for name in NAMES if "architecture" in load_recipe(name).model]
 )
 def test_show_prints_each_key_of_the_model(commands, name):
-    """Those that the recipe leaves to the architecture as comments, with their value."""
+    """Keys that the recipe leaves to the architecture are comments, with their value."""
     shown = commands.run("recipes", "show", name).out
     shown = shown[shown.index("\nmodel:") : shown.index("\ntraining:")]
     keys = load_recipe(name).model
@@ -381,7 +381,7 @@ def test_every_key_of_every_architecture_has_a_description():
     assert {*DESCRIPTIONS} == names
 
 
-def test_types_are_written_in_a_recipe_s_words():
+def test_types_are_named_as_in_recipes():
     types = {key.name: type_name(key.field.annotation) for key in keys_of(Recipe)}
     assert types["training.max_steps"] == "int | null"
     assert types["data.truncation"] == "drop | truncate | error"
@@ -413,7 +413,7 @@ def write_recipes(folder, **texts):
     return folder
 
 
-def test_a_recipe_with_a_base_holds_what_differs(tmp_path):
+def test_a_recipe_with_a_base_overrides_it(tmp_path):
     write_recipes(
         tmp_path,
         first="task: copy\nmodel: {d_model: 64, bias: false}\n"
@@ -437,7 +437,7 @@ def test_a_recipe_with_a_base_holds_what_differs(tmp_path):
     assert load_recipe(tmp_path / "first.yaml").expect
 
 
-def test_a_base_s_loss_bands_stay_where_no_loss_depends_on_what_differs(tmp_path):
+def test_bands_of_a_base_stay_unless_the_loss_depends_on_a_changed_key(tmp_path):
     write_recipes(
         tmp_path,
         mine="base: copy\ntraining: {log_every: 7}\n",
@@ -447,7 +447,7 @@ def test_a_base_s_loss_bands_stay_where_no_loss_depends_on_what_differs(tmp_path
     assert load_recipe(tmp_path / "other.yaml").expect == []
 
 
-def test_a_base_is_a_path_from_the_recipe_s_own_folder_or_a_shipped_name(tmp_path, monkeypatch):
+def test_a_base_is_a_relative_path_or_a_shipped_name(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     write_recipes(tmp_path, copy="task: sort\ntraining: {max_steps: 1}\n")
     write_recipes(tmp_path / "a", one="base: ../copy.yaml\n", two="base: copy\n")
@@ -501,7 +501,7 @@ def test_a_recipe_is_replaced_by_dotted_key():
             recipe.replace({key: "x"})
 
 
-def test_overrides_may_be_values_by_dotted_key():
+def test_overrides_can_be_values_by_dotted_key():
     keys = {"training.max_steps": 5, "training.optimizer.betas": (0.8, 0.9), "data.max_length": 9}
     recipe = load_recipe("copy", keys)
     assert recipe == load_recipe("copy", [f"{k}={json.dumps(v)}" for k, v in keys.items()])

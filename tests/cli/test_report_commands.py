@@ -25,9 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_report_is_written_again_as_it_was(
-    commands: Commands, runs: Path, tmp_path: Path
-) -> None:
+def test_a_report_written_again_is_equal(commands: Commands, runs: Path, tmp_path: Path) -> None:
     page = runs / "slow" / "report.html"
     first = page.read_text()
     done = commands.run("report", runs / "slow", "-o", tmp_path / "page.html")
@@ -54,10 +52,10 @@ def test_runs_are_compared(commands: Commands, runs: Path, tmp_path: Path) -> No
     assert rows["training.schedule.learning_rate"][1:] == ["0.001", "0.01"]
     assert rows["steps"][1:] == ["4", "4"]
     assert "training.max_steps" not in rows, "only what differs is printed"
-    found = json.loads(commands.run("compare", *names, "--json").out)
-    assert found["runs"] == ["slow", "fast"]
+    actual = json.loads(commands.run("compare", *names, "--json").out)
+    assert actual["runs"] == ["slow", "fast"]
     scores = [json.loads((path / "scores.json").read_text())["scores"] for path in names]
-    for metric, values in found["scores"].items():
+    for metric, values in actual["scores"].items():
         assert values == [one[metric]["score"] for one in scores]
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
 

@@ -49,7 +49,7 @@ def test_list_names_each_entry_with_a_description(commands: Commands, kind: str,
     assert table.keys() <= built_in
 
 
-def test_list_recipes_names_those_that_are_shipped(commands: Commands) -> None:
+def test_list_recipes_names_the_shipped_recipes(commands: Commands) -> None:
     shown = commands.run("list", "recipes")
     assert [line.split()[0] for line in shown.out.splitlines()] == shipped_recipes()
     assert shown.out == commands.run("recipes", "ls").out

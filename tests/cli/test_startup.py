@@ -1,4 +1,4 @@
-"""What a command does not need it does not import; told by the modules that there are after it."""
+"""A command imports only the modules that it needs."""
 
 import json
 import subprocess
@@ -37,39 +37,41 @@ print(json.dumps([name for name in {heavy!r} if name in sys.modules]))
 """
 
 
-def imported(*arguments: str, then: str = "") -> list[str]:
-    """Which of the heavy packages a command has imported when it ends."""
+def heavy_imports(*arguments: str, then: str = "") -> list[str]:
+    """The heavy packages that a command has imported when it ends."""
     code = RUN.format(arguments=list(arguments), heavy=HEAVY, then=then)
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    actual: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return actual
 
 
 @pytest.mark.parametrize("line", ["--help", "translate --help", "info", "--version"])
-def test_nothing_heavy_is_imported(line: str) -> None:
-    assert imported(*line.split()) == []
+def test_no_heavy_package_is_imported(line: str) -> None:
+    assert heavy_imports(*line.split()) == []
 
 
 def test_recipes_are_read_without_torch() -> None:
-    assert imported("recipes", "ls") == ["yaml", "heedful.config"]
+    assert heavy_imports("recipes", "ls") == ["yaml", "heedful.config"]
     then = "import heedful; heedful.load_recipe('copy'); heedful.UserError; heedful.__version__"
-    assert imported("--version", then=then) == ["yaml", "heedful.config"]
+    assert heavy_imports("--version", then=then) == ["yaml", "heedful.config"]
 
 
-def test_every_kind_of_model_and_the_tokenizers_come_without_torch() -> None:
+def test_public_model_classes_are_imported_without_torch() -> None:
     names = "Translator, LanguageModel, MaskedLanguageModel, Classifier, Embedder, load"
     then = f"from heedful import {names}; import heedful.data.hf_tokenizers, heedful.data.encoding"
-    assert imported("--version", then=then) == ["numpy", "tokenizers"]
+    assert heavy_imports("--version", then=then) == ["numpy", "tokenizers"]
 
 
-def test_a_line_through_the_net_imports_torch_and_little_more(tmp_path) -> None:
-    """What takes long to import, and what only training, other tasks or other backends need. Nor
-    does a net that is built, and not only opened, need symbolic mathematics."""
+def test_translation_imports_torch_and_few_other_packages(tmp_path) -> None:
+    """No packages with a long import, nor those of training, other tasks or other backends; opening
+    a net needs no symbolic mathematics."""
     recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=1)
     train(recipe, tmp_path / "run")
     (tmp_path / "lines").write_text("1 2\n")
     files = ("-i", str(tmp_path / "lines"), "-o", str(tmp_path / "out"))
     sizes = "src_vocab_size=9, tgt_vocab_size=9, d_model=8, num_heads=2, d_ff=8"
     then = f"from heedful.zoo import vaswani2017 as v; v.build(v.Config({sizes}))"
-    found = imported("translate", str(tmp_path / "run"), *files, "--backend", "eager", then=then)
-    assert found == ["numpy", "tokenizers", "torch"]
+    actual = heavy_imports(
+        "translate", str(tmp_path / "run"), *files, "--backend", "eager", then=then
+    )
+    assert actual == ["numpy", "tokenizers", "torch"]

@@ -43,22 +43,22 @@ def test_every_batch_of_every_epoch_has_one_of_eight_shapes(pairs, max_tokens, s
     rows = []
     for indices in plan_batches(*padded, **limits, seed=1, epoch=epoch):
         batch = collate_pairs(src, tgt, indices, start_ids=[1], pad_id=PAD)
-        found = pad_batch(batch, shapes)
-        shape = (*found.tokens.ids.shape, found.source.ids.size(1))
+        actual = pad_batch(batch, shapes)
+        shape = (*actual.tokens.ids.shape, actual.source.ids.size(1))
         assert shape in shapes
-        for ours, own in ((found.tokens, batch.tokens), (found.source, batch.source)):
+        for ours, own in ((actual.tokens, batch.tokens), (actual.source, batch.source)):
             height, width = own.ids.shape
             inside = torch.zeros_like(ours.real)
             inside[:height, :width] = True if own.real is None else own.real
             assert torch.equal(ours.real, inside)
             assert torch.equal(ours.ids[:height, :width], own.ids)
         flat, at = batch.tokens.positions.expand_as(batch.tokens.ids), batch.target_positions
-        wide = found.tokens.positions.expand_as(found.tokens.ids)
-        assert torch.equal(wide.flatten()[found.target_positions], flat.flatten()[at])
-        row = found.target_positions // shape[1]
+        wide = actual.tokens.positions.expand_as(actual.tokens.ids)
+        assert torch.equal(wide.flatten()[actual.target_positions], flat.flatten()[at])
+        row = actual.target_positions // shape[1]
         assert torch.equal(row, at // batch.tokens.ids.size(1))
-        assert torch.equal(found.targets, batch.targets)
-        assert (found.num_targets, found.num_tokens) == (batch.num_targets, batch.num_tokens)
+        assert torch.equal(actual.targets, batch.targets)
+        assert (actual.num_targets, actual.num_tokens) == (batch.num_targets, batch.num_tokens)
         rows += indices.tolist()
     assert sorted(rows) == list(range(len(pairs)))
 
@@ -74,9 +74,9 @@ def test_widths_are_those_with_the_least_padding(lengths, most):
         for count in range(most)
         for some in combinations(sizes[:-1], min(count, len(sizes) - 1))
     )
-    found = _least_padded_widths(np.array(lengths), most)
-    assert len(found) <= most
-    assert padded(found) == best
+    actual = _least_padded_widths(np.array(lengths), most)
+    assert len(actual) <= most
+    assert padded(actual) == best
 
 
 def test_long_texts_have_few_widths_too():

@@ -25,7 +25,7 @@ WINDOWS = {
 
 
 def rows_of(tokens: Tokens, pad_id: int) -> list[list[int]]:
-    """The rows without padding, which is on the right, of `pad_id` and told."""
+    """The rows without padding; checks that padding is on the right, has `pad_id` and is marked."""
     ids = tokens.ids.tolist()
     if tokens.real is None:
         return ids
@@ -35,7 +35,7 @@ def rows_of(tokens: Tokens, pad_id: int) -> list[list[int]]:
     return [row[:n] for row, n in zip(ids, lengths, strict=True)]
 
 
-def at_places(batch: Batch, values: torch.Tensor) -> list[int]:
+def at_target_positions(batch: Batch, values: torch.Tensor) -> list[int]:
     return values.flatten()[batch.target_positions].tolist()
 
 
@@ -45,27 +45,27 @@ def at_places(batch: Batch, values: torch.Tensor) -> list[int]:
     data=st.data(),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_batch_holds_its_pairs(
+def test_a_batch_has_the_ids_of_its_pairs(
     pairs: list[tuple[list[int], list[int]]], pad_id: int, data: st.DataObject
 ) -> None:
     eos, start = 2, data.draw(st.lists(st.integers(3, 9), min_size=1, max_size=3))
     src, tgt = [[*s, eos] for s, _ in pairs], [[*t, eos] for _, t in pairs]
-    chosen = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=9))
+    selected = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=9))
     packed = pack_ids(src, 100), pack_ids(tgt, 100)
-    batch = collate_pairs(*packed, np.array(chosen), start_ids=start, pad_id=pad_id)
+    batch = collate_pairs(*packed, np.array(selected), start_ids=start, pad_id=pad_id)
     assert batch.source is not None
-    assert batch.indices.tolist() == chosen
-    assert rows_of(batch.source, pad_id) == [src[i] for i in chosen]
-    assert rows_of(batch.tokens, pad_id) == [[*start, *tgt[i][:-1]] for i in chosen]
-    assert batch.targets.tolist() == [token for i in chosen for token in tgt[i]]
+    assert batch.indices.tolist() == selected
+    assert rows_of(batch.source, pad_id) == [src[i] for i in selected]
+    assert rows_of(batch.tokens, pad_id) == [[*start, *tgt[i][:-1]] for i in selected]
+    assert batch.targets.tolist() == [token for i in selected for token in tgt[i]]
     width = batch.tokens.ids.size(1)
     before = len(start) - 1
     expected = [
-        row * width + before + n for row, i in enumerate(chosen) for n in range(len(tgt[i]))
+        row * width + before + n for row, i in enumerate(selected) for n in range(len(tgt[i]))
     ]
     assert batch.target_positions.tolist() == expected
-    assert batch.num_targets == sum(len(tgt[i]) for i in chosen)
-    assert batch.num_tokens == sum(len(src[i]) + before + len(tgt[i]) for i in chosen)
+    assert batch.num_targets == sum(len(tgt[i]) for i in selected)
+    assert batch.num_tokens == sum(len(src[i]) + before + len(tgt[i]) for i in selected)
     there = batch.to("meta")
     assert there.source is not None
     tensors = (there.source.ids, there.tokens.ids, there.targets, there.target_positions)
@@ -78,41 +78,41 @@ def test_a_batch_holds_its_pairs(
     data=st.data(),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_batch_holds_its_texts_labels_and_types(
+def test_a_batch_has_its_texts_labels_and_types(
     texts: list[list[int]], pad_id: int, data: st.DataObject
 ) -> None:
-    chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1, max_size=9))
+    selected = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1, max_size=9))
     seconds = [data.draw(st.integers(0, len(ids))) for ids in texts]
     labels, packed = np.arange(len(texts)) % 3, pack_ids(texts, 100)
-    plain = collate_texts(packed, np.array(chosen), pad_id=pad_id)
+    plain = collate_texts(packed, np.array(selected), pad_id=pad_id)
     more: dict[str, Any] = {"labels": labels, "second": np.array(seconds)}
-    batch = collate_texts(packed, np.array(chosen), pad_id=pad_id, **more)
+    batch = collate_texts(packed, np.array(selected), pad_id=pad_id, **more)
     for one in (plain, batch):
-        assert rows_of(one.tokens, pad_id) == [texts[i] for i in chosen]
-        assert one.indices.tolist() == chosen
-        assert one.num_tokens == sum(len(texts[i]) for i in chosen)
+        assert rows_of(one.tokens, pad_id) == [texts[i] for i in selected]
+        assert one.indices.tolist() == selected
+        assert one.num_tokens == sum(len(texts[i]) for i in selected)
     assert (plain.types, plain.num_targets) == (None, 0)
-    assert batch.targets.tolist() == [i % 3 for i in chosen]
-    assert at_places(batch, batch.tokens.ids) == [texts[i][0] for i in chosen]
+    assert batch.targets.tolist() == [i % 3 for i in selected]
+    assert at_target_positions(batch, batch.tokens.ids) == [texts[i][0] for i in selected]
     assert batch.types is not None
-    for row, i in enumerate(chosen):
+    for row, i in enumerate(selected):
         length, width = len(texts[i]), batch.tokens.ids.size(1)
         expected = [0] * seconds[i] + [1] * (length - seconds[i]) + [0] * (width - length)
         assert batch.types[row].tolist() == expected
 
 
 def texts_of(lengths: list[int]) -> Sequences:
-    """Texts whose tokens are all different: token i of the whole has the id i."""
+    """Texts with distinct tokens: token i of their concatenation has the id i."""
     ends = np.cumsum([0, *lengths])
     return pack_ids([range(a, b) for a, b in pairwise(ends)], 2**16)
 
 
 @given(lengths=LENGTHS, plan=st.fixed_dictionaries(WINDOWS), isolate=st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_windows_cut_the_stream_from_a_phase_and_their_targets_are_the_next_tokens(
+def test_windows_start_at_a_phase_and_their_targets_are_the_next_tokens(
     lengths: list[int], plan: dict[str, Any], isolate: bool
 ) -> None:
-    """But never those of another text where these are isolated."""
+    """With `isolate`, targets are never tokens of another text."""
     context, total = plan["context"], sum(lengths)
     assume(total > context)
     texts = texts_of(lengths)
@@ -137,7 +137,7 @@ def test_windows_cut_the_stream_from_a_phase_and_their_targets_are_the_next_toke
         assert batch.num_tokens == ids.numel()
         expected = ids.flatten().tolist()
         pairs = [(i, after[i]) for i in expected if not isolate or text_of[i] == text_of[after[i]]]
-        assert at_places(batch, ids) == [i for i, _ in pairs]
+        assert at_target_positions(batch, ids) == [i for i, _ in pairs]
         assert batch.targets.tolist() == [i for _, i in pairs]
         of_input = text_of[ids.numpy()]
         assert batch.indices.tolist() == of_input[:, 0].tolist()
@@ -153,7 +153,7 @@ def test_windows_cut_the_stream_from_a_phase_and_their_targets_are_the_next_toke
         assert (steps == (np.diff(of_input, axis=1) != 0)).all()  # 0, 1, 2, ... without a gap
 
 
-def test_a_plan_of_other_texts_is_refused() -> None:
+def test_a_plan_for_other_texts_is_refused() -> None:
     plan: dict[str, Any] = {"context": 4, "batch_size": 2, "seed": 0, "epoch": 0}
     (windows,) = plan_windows(np.array([4, 3]), **plan)
     with pytest.raises(AssertionError, match="other texts"):
@@ -186,7 +186,9 @@ def test_evaluation_scores_every_token_but_the_first_of_its_text_once(
             text = texts[index].tolist()
             at = text.index(row[0])
             assert row == text[at : at + len(row)]
-        assert batch.targets.tolist() == [i + 1 for i in at_places(batch, batch.tokens.ids)]
+        assert batch.targets.tolist() == [
+            i + 1 for i in at_target_positions(batch, batch.tokens.ids)
+        ]
         scored += batch.targets.tolist()
     firsts = set(texts.offsets[:-1][texts.lengths > 0].tolist())
     assert sorted(scored) == [i for i in range(sum(lengths)) if i not in firsts]

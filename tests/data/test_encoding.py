@@ -72,7 +72,7 @@ def test_special_tokens_and_counts_of_documents() -> None:
     kind=st.sampled_from(["none", "document"]),
 )
 @settings(max_examples=80, deadline=None)
-def test_bytes_come_back_and_are_counted(texts: list[str], kind: Any) -> None:
+def test_bytes_are_decoded_and_counted(texts: list[str], kind: Any) -> None:
     if not any(texts):
         return
     columns = encode_rows(Rows({"text": texts}), {"text": TextColumn(BYTE, ("text",), kind)})
@@ -117,7 +117,7 @@ def test_texts_with_labels(tmp_path: Path) -> None:
     assert (cut.report.num_truncated, cut.report.counts["text"].tokens) == (2, 6)
 
 
-def test_pairs_of_texts_are_cut_inside_their_special_tokens() -> None:
+def test_pairs_of_texts_are_truncated_before_special_tokens_are_added() -> None:
     rows = Rows({"text": ["a b c d", "a", "a b c"], "pair": ["e", "b c d e", "d e f"]})
     columns = encode_rows(rows, TWO, max_length=6, truncation="truncate")
     assert ids_of(columns) == [[1, 4, 5, 2, 8, 2], [1, 4, 2, 5, 6, 2], [1, 4, 5, 2, 7, 2]]
@@ -129,7 +129,9 @@ def test_pairs_of_texts_are_cut_inside_their_special_tokens() -> None:
 
 @given(first=st.integers(0, 20), second=st.integers(0, 20), room=st.integers(2, 39))
 @settings(max_examples=300, deadline=None)
-def test_the_longer_of_a_pair_gives_way_token_by_token(first: int, second: int, room: int) -> None:
+def test_the_longer_text_of_a_pair_is_truncated_token_by_token(
+    first: int, second: int, room: int
+) -> None:
     a, b = list(range(first)), list(range(second))
     if first + second <= room:
         return
@@ -139,7 +141,7 @@ def test_the_longer_of_a_pair_gives_way_token_by_token(first: int, second: int, 
     assert cut == (a, b)
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunk_size_does_not_change_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows(
         {
             "text": ["a " * (i % 7 + 1) for i in range(50)],
@@ -162,7 +164,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     wide=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_columns_come_back_in_the_dtype_of_the_vocabulary(
+def test_stored_columns_have_the_dtype_of_the_vocabulary(
     sequences: list[list[int]], wide: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     vocab_size = 70_000 if wide else 2**16
@@ -173,13 +175,13 @@ def test_columns_come_back_in_the_dtype_of_the_vocabulary(
     )
     columns = {"x": pack_ids(sequences, vocab_size), "n": np.arange(count)}
     write_columns(path, Columns(columns, report, {"labels": ["今"]}))
-    found = open_columns(path)
-    assert found.sequences("x").ids.dtype == (np.uint32 if wide else np.uint16)
-    assert ids_of(found, "x") == sequences
-    assert found.sequences("x").lengths.tolist() == [len(ids) for ids in sequences]
-    assert found.sequences("x").lengths.dtype == np.int64
-    assert found.numbers("n").tolist() == list(range(count))
-    assert (found.report, found.info, len(found)) == (report, {"labels": ["今"]}, count)
+    actual = open_columns(path)
+    assert actual.sequences("x").ids.dtype == (np.uint32 if wide else np.uint16)
+    assert ids_of(actual, "x") == sequences
+    assert actual.sequences("x").lengths.tolist() == [len(ids) for ids in sequences]
+    assert actual.sequences("x").lengths.dtype == np.int64
+    assert actual.numbers("n").tolist() == list(range(count))
+    assert (actual.report, actual.info, len(actual)) == (report, {"labels": ["今"]}, count)
 
 
 def test_the_largest_id_of_each_dtype() -> None:
@@ -193,15 +195,15 @@ def test_the_largest_id_of_each_dtype() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
-def test_pairs_of_two_scripts_come_back_from_a_joint_tokenizer(kind: Any) -> None:
+def test_a_joint_tokenizer_restores_pairs_of_two_scripts(kind: Any) -> None:
     words = {
         "src": ["the", "dog", "isn't", "naïve", "runs", "3.5"],
         "tgt": ["狗", "跑向", "房子"],
     }
     draw = random.Random(0)
     texts = {
-        side: [" ".join(draw.choices(found, k=draw.randint(1, 9))) for _ in range(60)]
-        for side, found in words.items()
+        side: [" ".join(draw.choices(actual, k=draw.randint(1, 9))) for _ in range(60)]
+        for side, actual in words.items()
     }
     joint = train_tokenizer(texts["src"] + texts["tgt"], kind=kind, vocab_size=60, or_fewer=True)
     columns = encode_rows(
@@ -221,7 +223,7 @@ def test_pairs_of_two_scripts_come_back_from_a_joint_tokenizer(kind: Any) -> Non
     parts=st.lists(st.lists(st.lists(st.integers(0, 9), min_size=1)), min_size=1, max_size=4),
     vocab_size=st.sampled_from([10, 1 << 17]),
 )
-def test_parts_laid_end_to_end_are_the_files_of_the_whole(
+def test_joined_parts_equal_columns_written_at_once(
     parts: list[list[list[int]]], vocab_size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rows = [row for part in parts for row in part]

@@ -1,6 +1,6 @@
 """Import and export of Hugging Face tokenizers, against `transformers` and `sentencepiece`.
 
-The directories are built here, small, from a few lines; nothing is fetched.
+The directories are made here, small, from a few lines; nothing is downloaded.
 """
 
 import io
@@ -149,8 +149,9 @@ MAKERS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """A directory by the name of its maker, and `transformers`' tokenizer of it; made once."""
+def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """A directory by the name of the function that makes it, and its tokenizer in `transformers`;
+    made once."""
     root, known = tmp_path_factory.mktemp("directories"), {}
 
     def make(name: str) -> tuple[Path, Any]:
@@ -167,9 +168,9 @@ def reference(directory: Path) -> Any:
 
 
 def read(directory: Path, **settings: Any) -> Tokenizer:
-    found = read_tokenizer(directory, **settings)
-    assert found is not None
-    return found
+    actual = read_tokenizer(directory, **settings)
+    assert actual is not None
+    return actual
 
 
 def assert_same(ours: Tokenizer, theirs: Any, texts: list[str] = TEXTS) -> None:
@@ -188,16 +189,16 @@ def assert_same(ours: Tokenizer, theirs: Any, texts: list[str] = TEXTS) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_vocabulary_files_tokenizer_json_saved_and_exported_tokenizers_are_equal(
-    name: str, made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+def test_tokenizers_from_all_kinds_of_files_are_equal(
+    name: str, directory_of: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
-    directory, theirs = made(name)
+    directory, hf = directory_of(name)
     assert not (directory / "tokenizer.json").exists()
     ours = read(directory)
-    assert (ours.kind, ours.vocab_size) == ("imported", len(theirs))
-    assert_same(ours, theirs)
+    assert (ours.kind, ours.vocab_size) == ("imported", len(hf))
+    assert_same(ours, hf)
 
-    theirs.save_pretrained(tmp_path / "whole")
+    hf.save_pretrained(tmp_path / "whole")
     shutil.copy(directory / "config.json", tmp_path / "whole")
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "whole/tokenizer.json"))
     backend.enable_truncation(3)  # what a batch was once cut and filled to is ignored
@@ -214,15 +215,15 @@ def test_vocabulary_files_tokenizer_json_saved_and_exported_tokenizers_are_equal
     shutil.copy(directory / "config.json", tmp_path / "written")
     written = reference(tmp_path / "written")
     assert_same(ours, written)
-    assert written("a fox", "a dog") == theirs("a fox", "a dog")  # types of tokens, too
+    assert written("a fox", "a dog") == hf("a fox", "a dog")  # types of tokens, too
     files = [tmp_path / "whole/tokenizer.json", *directory.glob("*.model")]
     for again in (whole, loaded, read(tmp_path / "written"), *map(open_tokenizer, files)):
         assert (again.specials, again.special_ids) == (ours.specials, ours.special_ids)
-        assert_same(again, theirs)
+        assert_same(again, hf)
 
 
-def test_missing_special_tokens(made: Callable[[str], tuple[Path, Any]]) -> None:
-    bert, gpt2, t5 = (read(made(name)[0]) for name in ("bert", "gpt2", "t5"))
+def test_missing_special_tokens(directory_of: Callable[[str], tuple[Path, Any]]) -> None:
+    bert, gpt2, t5 = (read(directory_of(name)[0]) for name in ("bert", "gpt2", "t5"))
     assert bert.tokens([bert.unk_id]) == ["[UNK]"]
     assert t5.tokens([t5.unk_id, t5.pad_id]) == ["<unk>", "<pad>"]
     assert gpt2.specials == Specials(bos_id=gpt2.eos_id, eos_id=gpt2.eos_id)
@@ -232,9 +233,9 @@ def test_missing_special_tokens(made: Callable[[str], tuple[Path, Any]]) -> None
 
 
 def test_sentinels_of_t5_count_down_from_the_last_id(
-    made: Callable[[str], tuple[Path, Any]],
+    directory_of: Callable[[str], tuple[Path, Any]],
 ) -> None:
-    tokenizer = read(made("t5")[0])
+    tokenizer = read(directory_of("t5")[0])
     last = tokenizer.vocab_size - 1
     assert tokenizer.specials.sentinel_ids == tuple(range(last, last - 100, -1))
     assert tokenizer.tokens([last, last - 99]) == ["<extra_id_0>", "<extra_id_99>"]
@@ -266,9 +267,9 @@ FOXES = "Walking foxes, they"
     ],
 )
 def test_which_tokens_begin_a_word(
-    name: str, text: str, expected: list[str], made: Callable[[str], tuple[Path, Any]]
+    name: str, text: str, expected: list[str], directory_of: Callable[[str], tuple[Path, Any]]
 ) -> None:
-    tokenizer = read(made(name)[0])
+    tokenizer = read(directory_of(name)[0])
     ids = tokenizer.add_special_tokens(tokenizer.encode(text))
     words: list[str] = []
     for piece, starts in zip(tokenizer.tokens(ids), tokenizer.word_starts(ids), strict=True):
@@ -298,14 +299,14 @@ PLAIN_TEXTS = [text for text in TEXTS if "</s>" not in text and "<0x41>" not in 
     ],
     ids=str,
 )
-def test_sentencepiece_models_cut_text_as_sentencepiece_does(
+def test_sentencepiece_models_segment_text_as_sentencepiece(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "tokenizer.model"
     spm(path, **settings)
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    hf = sentencepiece.SentencePieceProcessor(model_file=str(path))
     ours = read(tmp_path)
-    assert ours.vocab_size == theirs.get_piece_size()
+    assert ours.vocab_size == hf.get_piece_size()
     assert ours.specials == Specials(bos_id=1, eos_id=2, unk_id=0)
     keeps_spaces = not settings.get("remove_extra_whitespaces", True)
     for text in [*PLAIN_TEXTS, "a<sep>b", "a <sep>  b ", "the quick fox jumps", *LINES[:8]]:
@@ -313,9 +314,12 @@ def test_sentencepiece_models_cut_text_as_sentencepiece_does(
             continue  # transformers puts no space before one, SentencePiece does
         if keeps_spaces:
             text = text.replace("\r\n", "\n")  # one character to the library that normalises
-        assert ours.encode(text) == theirs.encode(text), (text, theirs.encode(text, out_type=str))
-        ids = [i for i in theirs.encode(text) if i != 0]
-        assert ours.decode(ids) == theirs.decode(ids)
+        assert ours.encode(text) == hf.encode(text), (
+            text,
+            hf.encode(text, out_type=str),
+        )
+        ids = [i for i in hf.encode(text) if i != 0]
+        assert ours.decode(ids) == hf.decode(ids)
 
 
 def marian(directory: Path, *, separate: bool = False) -> None:
@@ -346,12 +350,12 @@ def marian(directory: Path, *, separate: bool = False) -> None:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_marian_reads_text_with_one_model_and_numbers_it_with_another_file(
+def test_marian_segments_with_one_file_and_takes_ids_from_another(
     separate: bool, tmp_path: Path
 ) -> None:
     marian(tmp_path / "m", separate=separate)
-    theirs = reference(tmp_path / "m")
-    assert type(theirs).__name__ == "MarianTokenizer"
+    hf = reference(tmp_path / "m")
+    assert type(hf).__name__ == "MarianTokenizer"
     src, tgt = read(tmp_path / "m", side="source"), read(tmp_path / "m", side="target")
     assert src.specials.bos_id is None
     assert read(tmp_path / "m").content() == src.content()
@@ -367,13 +371,13 @@ def test_marian_reads_text_with_one_model_and_numbers_it_with_another_file(
     texts = [*TEXTS, ">>de<< The quick fox", "Büsche und ü ß 今 今天", *LINES[:8]]
     for key, side in zip(("text", "text_target"), sides, strict=True):
         for text in texts:
-            expected = theirs(**{key: text}).input_ids
+            expected = hf(**{key: text}).input_ids
             assert written(**{key: text}).input_ids == expected
             for ours in side:
                 assert ours.add_special_tokens(ours.encode(text)) == expected, text
                 assert ours.encode_batch([text, text]) == [ours.encode(text)] * 2
-        one = theirs(**{key: LINES[0] + " ☃"}).input_ids
-        decoded = theirs.decode(one, skip_special_tokens=True, use_source_tokenizer=key == "text")
+        one = hf(**{key: LINES[0] + " ☃"}).input_ids
+        decoded = hf.decode(one, skip_special_tokens=True, use_source_tokenizer=key == "text")
         if key == "text_target" or not separate:  # it decodes by the target's vocabulary alone
             assert side[0].decode(one).strip() == decoded
     assert src.encode("The quick fox").count(src.unk_id) == 1
@@ -382,8 +386,8 @@ def test_marian_reads_text_with_one_model_and_numbers_it_with_another_file(
 @pytest.mark.parametrize(
     "name", ["/{there}", "../there", "..", "a/there", "..\\there", "C:there", "", "config.json"]
 )
-def test_a_tokenizers_files_are_names_and_never_paths(name: str, tmp_path: Path) -> None:
-    """A hostile model's tokenizer could have files written anywhere when it was exported."""
+def test_a_tokenizers_files_are_never_paths(name: str, tmp_path: Path) -> None:
+    """Otherwise an export of a hostile model could write files anywhere."""
     marian(tmp_path / "m")
     read(tmp_path / "m").save(tmp_path / "tokenizer.json")
     content = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -401,7 +405,7 @@ def test_a_tokenizers_files_are_names_and_never_paths(name: str, tmp_path: Path)
 def test_tokenizers_trained_here_are_loaded_by_transformers(
     kind: str, template: Any, tmp_path: Path
 ) -> None:
-    """Names of specials are text over there too, unless masks are to be written by their name."""
+    """Names of special tokens in a text are text in transformers too, except for a mask."""
     sizes = {"bpe": 280, "unigram": 134, "wordpiece": 310, "byte_bpe": 420}
     masks = template == "both"
     ours = train_tokenizer(
@@ -414,31 +418,31 @@ def test_tokenizers_trained_here_are_loaded_by_transformers(
         keep_whitespace=kind in ("char", "bpe"),
     )
     write_tokenizer(ours, tmp_path)
-    theirs = reference(tmp_path)
-    assert len(theirs) == ours.vocab_size
-    assert theirs.mask_token_id == ours.specials.mask_id == (4 if masks else None)
-    assert theirs.pad_token_id == 0
-    assert theirs.unk_token_id == 3
-    assert theirs.cls_token_id == (1 if template == "both" else None)
+    hf = reference(tmp_path)
+    assert len(hf) == ours.vocab_size
+    assert hf.mask_token_id == ours.specials.mask_id == (4 if masks else None)
+    assert hf.pad_token_id == 0
+    assert hf.unk_token_id == 3
+    assert hf.cls_token_id == (1 if template == "both" else None)
     texts = [text for text in TEXTS if not masks or "<mask>" not in text]
-    assert_same(ours, theirs, [*texts, *LINES[:8]])
-    assert "token_type_ids" not in theirs("a fox")
+    assert_same(ours, hf, [*texts, *LINES[:8]])
+    assert "token_type_ids" not in hf("a fox")
     back = read(tmp_path)
     assert (back.specials, back.special_ids) == (ours.specials, ours.special_ids)
     assert back.add_special_tokens([7], [8]) == ours.add_special_tokens([7], [8])
-    assert_same(back, theirs, [*TEXTS, *LINES[:8]])
+    assert_same(back, hf, [*TEXTS, *LINES[:8]])
     write_tokenizer(back, tmp_path / "again")
     assert_same(ours, reference(tmp_path / "again"), texts)
 
 
-def test_a_pair_of_tokenizers_is_written_to_directories_of_their_own(tmp_path: Path) -> None:
+def test_a_pair_of_tokenizers_is_written_to_separate_directories(tmp_path: Path) -> None:
     src = train_tokenizer(LINES, kind="char", template="eos")
     tgt = train_tokenizer(LINES[:2], kind="word", template="both")
     write_tokenizer(src, tmp_path / "two", tgt)
     for text in ("The quick fox", "dog"):
         for name, side, ours in (("source", "source", src), ("target", "target", tgt)):
-            theirs = reference(tmp_path / "two" / f"tokenizer_{name}")
-            assert theirs(text).input_ids == ours.add_special_tokens(ours.encode(text))
+            hf = reference(tmp_path / "two" / f"tokenizer_{name}")
+            assert hf(text).input_ids == ours.add_special_tokens(ours.encode(text))
             assert read(tmp_path / "two", side=side).encode(text) == ours.encode(text)
         assert reference(tmp_path / "two")(text).input_ids == src.add_special_tokens(
             src.encode(text)
@@ -449,7 +453,7 @@ def test_a_pair_of_tokenizers_is_written_to_directories_of_their_own(tmp_path: P
     assert not (tmp_path / "one" / "tokenizer_source").exists()
 
 
-def test_a_directory_without_names_is_read_by_the_ids_of_its_config(tmp_path: Path) -> None:
+def test_a_directory_without_special_token_names_uses_the_ids_of_its_config(tmp_path: Path) -> None:
     own = train_tokenizer(LINES, kind="unigram", vocab_size=130)
     write_tokenizer(own, tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
@@ -457,16 +461,16 @@ def test_a_directory_without_names_is_read_by_the_ids_of_its_config(tmp_path: Pa
     assert read(tmp_path).specials == own.specials
 
 
-def test_tokens_beside_the_vocabulary_keep_their_ids(
-    made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+def test_added_tokens_keep_their_ids(
+    directory_of: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
-    shutil.copytree(made("gpt2")[0], tmp_path / "a")
-    size = made("gpt2")[1].vocab_size
+    shutil.copytree(directory_of("gpt2")[0], tmp_path / "a")
+    size = directory_of("gpt2")[1].vocab_size
     write(tmp_path / "a", "added_tokens.json", {"[PAD]": size, "<user>": size + 1})
     write(tmp_path / "a", "special_tokens_map.json", {"pad_token": "[PAD]"})
-    ours, theirs = read(tmp_path / "a"), reference(tmp_path / "a")
+    ours, hf = read(tmp_path / "a"), reference(tmp_path / "a")
     assert (ours.specials.pad_id, ours.vocab_size) == (size, size + 2)
-    assert_same(ours, theirs, [*TEXTS, "a<user>b [PAD]"])
+    assert_same(ours, hf, [*TEXTS, "a<user>b [PAD]"])
     assert size + 1 not in ours.special_ids
     write(tmp_path / "a", "tokenizer_config.json", {"split_special_tokens": True})
     assert_same(read(tmp_path / "a"), reference(tmp_path / "a"), [*TEXTS, "a<user>b [PAD]"])
@@ -475,7 +479,7 @@ def test_tokens_beside_the_vocabulary_keep_their_ids(
         read_tokenizer(tmp_path / "a")
 
 
-def test_no_tokenizer_files_are_none(tmp_path: Path) -> None:
+def test_a_directory_without_tokenizer_files_has_no_tokenizer(tmp_path: Path) -> None:
     assert read_tokenizer(tmp_path) is None
     write(tmp_path, "config.json", {"model_type": "bert"})
     assert read_tokenizer(tmp_path) is None
@@ -511,7 +515,7 @@ def test_no_tokenizer_files_are_none(tmp_path: Path) -> None:
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
-def test_broken_and_unknown_files_are_the_users_errors(
+def test_damaged_and_unknown_files_are_refused(
     files: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     for name, content in files.items():
@@ -549,17 +553,17 @@ print(tokenizer.encode("The fox"))
 
 @pytest.mark.parametrize("lacking", ["sentencepiece", "google.protobuf", "google.protobuf.message"])
 def test_packages_of_the_extra_are_required_only_for_sentencepiece(
-    lacking: str, made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+    lacking: str, directory_of: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
-    directory, theirs = made("t5")
-    theirs.save_pretrained(tmp_path / "whole")
+    directory, hf = directory_of("t5")
+    hf.save_pretrained(tmp_path / "whole")
 
     def imported(source: Path) -> subprocess.CompletedProcess[str]:
         arguments = [str(source), str(tmp_path / "written"), "transformers", lacking]
         command = [sys.executable, "-c", IMPORT, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    ids = str(theirs("The fox", add_special_tokens=False).input_ids)
+    ids = str(hf("The fox", add_special_tokens=False).input_ids)
     assert imported(tmp_path / "whole").stdout.strip() == ids
     refused = imported(directory).stderr.splitlines()[-1]
     assert refused.endswith("sentencepiece and protobuf: pip install 'heedful[import]'")
@@ -572,8 +576,8 @@ def test_open_tokenizer_accepts_files_and_directories(tmp_path: Path) -> None:
         assert open_tokenizer(path).content() == own.content()
     spm(tmp_path / "alone" / "mine.model")
     alone = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "alone" / "mine.model"))
-    found = open_tokenizer(tmp_path / "alone" / "mine.model")
-    assert found.encode(LINES[0]) == alone.encode(LINES[0])
+    actual = open_tokenizer(tmp_path / "alone" / "mine.model")
+    assert actual.encode(LINES[0]) == alone.encode(LINES[0])
     with pytest.raises(UserError, match="holds no tokenizer files"):
         open_tokenizer(tmp_path)
     with pytest.raises(UserError, match=r"cannot read .*none\.json"):

@@ -1,4 +1,5 @@
-"""Plans: every row is in one batch, every token is a target once; all are pure functions."""
+"""Plans of batches: every row is in one batch, every token is a target once; plans are pure
+functions."""
 
 from itertools import pairwise
 from typing import Any
@@ -45,7 +46,7 @@ def test_a_plan_is_a_partition_within_its_limits(
 
 
 def random_lengths(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths as of a translation corpus: about normal, the two sides alike."""
+    """Lengths as in a translation corpus: about normal, similar on both sides."""
     rng = np.random.default_rng(seed)
     src = np.clip(rng.normal(15, 5, number), 3, 50).astype(np.int64)
     tgt = np.clip(src + rng.normal(0, 3, number), 3, 50).astype(np.int64)
@@ -65,7 +66,7 @@ def test_epochs_and_seeds_differ_in_batches_and_in_their_order(seed: int, epoch:
         assert len(set(first) & set(changed)) < len(first) / 2
 
 
-def test_the_order_of_batches_is_not_that_of_lengths() -> None:
+def test_batches_are_not_ordered_by_length() -> None:
     src, tgt = random_lengths(2000)
     batches = plan_batches(src, tgt, max_tokens=400, max_sentences=None, seed=1, epoch=0)
     means = [src[batch].mean() for batch in batches]
@@ -74,7 +75,7 @@ def test_the_order_of_batches_is_not_that_of_lengths() -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("num_sides", [1, 2])
-def test_similar_lengths_go_together(num_sides: int, shuffle: bool) -> None:
+def test_batches_have_similar_lengths(num_sides: int, shuffle: bool) -> None:
     sides = random_lengths(20_000)[:num_sides]
     limits: dict[str, Any] = {"max_tokens": 4000, "max_sentences": None, "shuffle": shuffle}
     batches = plan_batches(*sides, **limits, seed=1, epoch=0)
@@ -83,7 +84,7 @@ def test_similar_lengths_go_together(num_sides: int, shuffle: bool) -> None:
     assert padded / len(batches) > 0.9 * 4000  # and the budget is used
 
 
-def test_without_shuffling_seed_and_epoch_do_nothing_and_the_longest_come_first() -> None:
+def test_plans_without_shuffling_ignore_the_seed_and_start_with_the_longest() -> None:
     src, tgt = random_lengths(300)
     limits: dict[str, Any] = {"max_tokens": None, "max_sentences": 16, "shuffle": False}
     plans = [plan_batches(src, tgt, **limits, seed=s, epoch=e) for s, e in ((0, 0), (5, 9))]
@@ -109,7 +110,7 @@ def test_a_row_that_is_longer_than_a_batch(num_sides: int, longest: int, message
 
 @given(lengths=st.lists(st.integers(0, 9), max_size=40), max_length=st.integers(9, 25))
 @settings(max_examples=200, deadline=None)
-def test_packed_texts_are_whole_in_order_and_leave_no_room_for_the_next(
+def test_packed_rows_are_filled_with_whole_texts_in_order(
     lengths: list[int], max_length: int
 ) -> None:
     borders = pack_rows(np.array(lengths, dtype=np.int64), max_length).tolist()
@@ -121,21 +122,21 @@ def test_packed_texts_are_whole_in_order_and_leave_no_room_for_the_next(
         assert end == len(lengths) or sum(lengths[start : end + 1]) > max_length
 
 
-def test_groups_are_sequences_on_the_same_ids() -> None:
+def test_packed_rows_are_views_of_the_same_ids() -> None:
     texts = pack_ids([[1, 2], [3], [4, 5, 6], [7]], 10)
     groups = Sequences(texts.ids, texts.offsets[pack_rows(texts.lengths, 4)])
     assert [groups[i].tolist() for i in range(len(groups))] == [[1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_windows_and_texts_are_shuffled_and_every_phase_comes() -> None:
+def test_windows_and_texts_are_shuffled_and_every_phase_occurs() -> None:
     def starts(seed: int, epoch: int) -> list[int]:
         batches = plan_windows(np.array([1000]), context=8, batch_size=4, seed=seed, epoch=epoch)
         return [int(start) for batch in batches for start in batch.starts]
 
     assert {min(starts(3, epoch)) for epoch in range(200)} == set(range(8))
     assert starts(3, 0) != starts(4, 0)
-    drawn = starts(0, 0)
-    assert abs(np.corrcoef(drawn, np.arange(len(drawn)))[0, 1]) < 0.3
+    first = starts(0, 0)
+    assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.3
     orders = {
         tuple(plan_windows(np.full(100, 5), context=8, batch_size=4, seed=s, epoch=e)[0].order)
         for s, e in ((0, 0), (0, 1), (1, 0))
@@ -143,7 +144,7 @@ def test_windows_and_texts_are_shuffled_and_every_phase_comes() -> None:
     assert len(orders) == 3
 
 
-def test_windows_that_cannot_be() -> None:
+def test_impossible_windows_are_refused() -> None:
     plan: dict[str, Any] = {"seed": 0, "epoch": 0}
     assert len(plan_windows(np.array([3, 4]), context=6, batch_size=1, **plan)) == 1
     with pytest.raises(UserError, match=r"has 7 tokens, but a window of context 7 needs 8; lower"):

@@ -24,7 +24,9 @@ def never(directory: Path) -> None:
     raise AssertionError("prepared a second time")
 
 
-def test_another_format_has_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_format_version_has_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = prepare_once(tmp_path, {}, fill)
     monkeypatch.setattr("heedful.data.prepared.FORMAT", FORMAT + 1)
     assert prepare_once(tmp_path, {}, fill) != path
@@ -77,9 +79,7 @@ def test_a_folder_does_not_appear_if_preparing_fails(error: BaseException, tmp_p
         lambda path: (path / "prepared.json").write_text("[]"),
     ],
 )
-def test_files_that_have_changed_since_are_refused(
-    change: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_changed_files_are_refused(change: Callable[[Path], object], tmp_path: Path) -> None:
     path = prepare_once(tmp_path, {}, fill)
     change(path)
     with pytest.raises(

@@ -31,7 +31,7 @@ def file_of(directory: Path, name: str, content: str | bytes) -> Path:
     return path
 
 
-def places(rows: Rows) -> list[str]:
+def locations(rows: Rows) -> list[str]:
     return [rows.location(index) for index in range(len(rows))]
 
 
@@ -39,7 +39,7 @@ def places(rows: Rows) -> list[str]:
 @settings(max_examples=100, deadline=None)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_lines_come_back_as_written(
+def test_lines_are_read_unchanged(
     packed: bool, end: str, lines: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     name = "lines.gz" if packed else "lines.txt"
@@ -50,7 +50,7 @@ def test_lines_come_back_as_written(
     assert list(read_lines(path, keep_ends=True)) == [line + "\n" for line in lines]
 
 
-def test_a_byte_order_mark_is_dropped_at_the_start_alone_and_gzip_needs_no_name(
+def test_a_byte_order_mark_is_dropped_only_at_the_start_and_gzip_is_detected(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "t"
@@ -62,7 +62,7 @@ def test_a_byte_order_mark_is_dropped_at_the_start_alone_and_gzip_needs_no_name(
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_every_format_reads_the_same_rows(mark: str, end: str, packed: str, tmp_path: Path) -> None:
-    """A mark or CR that is kept in one place and not in another spoils every comparison."""
+    """A byte order mark or CR that only some formats keep would spoil comparisons."""
     pairs = [("a b", "c"), ("", "d"), ("今天", " e ")]
 
     def written(name: str, lines: list[str]) -> Path:
@@ -80,7 +80,7 @@ def test_every_format_reads_the_same_rows(mark: str, end: str, packed: str, tmp_
         (read_rows({"src": [src], "tgt": [tgt]}), 1),
     ):
         assert (rows["src"], rows["tgt"]) == (["a b", "今天"], ["c", " e "])
-        assert [place.split(", ")[-1] for place in places(rows)] == [
+        assert [place.split(", ")[-1] for place in locations(rows)] == [
             f"line {first}", f"line {first + 2}"
         ]  # fmt: skip
         assert rows.report.summary() == (
@@ -215,12 +215,12 @@ def test_units(
     assert rows["text"] == [*expected, "last\n" if unit == "file" else "last"]
     report = rows.report
     assert (report.num_lines, report.num_kept, report.num_empty) == (10, len(rows), num_empty)
-    assert places(rows) == [*(f"{path}, line {line}" for line in lines), f"{other}, line 1"]
+    assert locations(rows) == [*(f"{path}, line {line}" for line in lines), f"{other}, line 1"]
 
 
 @given(text=st.text(alphabet=st.sampled_from("ab \t\r\n\x0b\u2028é今"), min_size=1))
 @settings(max_examples=200, deadline=None)
-def test_a_file_is_its_text_and_units_lose_only_blank_lines(
+def test_units_drop_only_blank_lines_of_a_file(
     text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = file_of(tmp_path_factory.getbasetemp(), "whole.txt", text)
@@ -237,7 +237,7 @@ def test_a_file_is_its_text_and_units_lose_only_blank_lines(
     assert lines.report.num_kept + lines.report.num_empty == num_lines
 
 
-def test_an_object_of_jsonl_is_a_text_whatever_the_unit(tmp_path: Path) -> None:
+def test_a_line_of_jsonl_is_one_text_for_every_unit(tmp_path: Path) -> None:
     texts = ["a\n\nb\r\n", "", "今 天"]
     content = "\n".join(json.dumps({"body": text, "n": 1}) for text in texts) + "\n\n"
     for name in ("t.jsonl", "t.jsonl.gz"):
@@ -274,10 +274,10 @@ def test_columns_in_any_order_several_files_and_some_of_the_rows(tmp_path: Path)
     assert named.columns == {"text": ["f"], "pair": ["a"], "label": ["true"]}
     some = rows.select(np.array([3, 0]))
     assert (some["text"], some["label"]) == (["c", "a"], ["no", "yes"])
-    assert places(some) == [f"{tsv}, line 4", f"{tsv}, line 1"]
+    assert locations(some) == [f"{tsv}, line 4", f"{tsv}, line 1"]
     train, valid = split_random(rows, 2)
-    assert sorted(places(train) + places(valid)) == sorted(places(rows))
-    assert places(split_random(rows, 2)[1]) == places(valid)
+    assert sorted(locations(train) + locations(valid)) == sorted(locations(rows))
+    assert locations(split_random(rows, 2)[1]) == locations(valid)
     with pytest.raises(UserError, match=r"data\.valid_size 3 of 4 texts would leave too few"):
         split_random(rows, 3)
     assert [len(side) for side in split_random(rows, 0.5)] == [2, 2]
@@ -302,7 +302,7 @@ def test_label_names_are_in_the_order_of_numbers() -> None:
 
 @given(labels=st.lists(st.one_of(st.integers().map(str), st.text(min_size=1)), min_size=2))
 @settings(max_examples=100, deadline=None)
-def test_label_ids_are_places_among_the_names_in_any_order_of_texts(labels: list[str]) -> None:
+def test_label_ids_are_indices_of_the_sorted_names(labels: list[str]) -> None:
     if len(set(labels)) < 2:
         return
     names = names_of(labels)
@@ -311,7 +311,7 @@ def test_label_ids_are_places_among_the_names_in_any_order_of_texts(labels: list
     assert [names[i] for i in label_ids(Rows({"label": labels}), names)] == labels
 
 
-def test_a_label_that_is_not_in_training(tmp_path: Path) -> None:
+def test_a_label_that_training_lacks_is_refused(tmp_path: Path) -> None:
     rows = read_rows([file_of(tmp_path, "valid.tsv", "a\tgood\n\nb\tfair\n")], LABELED)
     with pytest.raises(
         UserError, match=r"valid\.tsv, line 3: label 'fair' is not among .*'bad', 'good'.; correct"
@@ -332,7 +332,7 @@ def test_a_tail_is_the_last_part_of_the_characters(
 ) -> None:
     total = sum(map(len, texts))
     border = int(total * (1 - fraction) + 1e-9)
-    # The places where a text ends, the nearest first, of equally near ones the later.
+    # Indices where a text ends, the nearest first, of equally near ones the later.
     ends = sorted(accumulate(map(len, texts), initial=0), key=lambda e: (abs(e - border), -e))
     expected = border if unit == "file" else ends[0]
     rows = Rows({"text": texts})
@@ -368,18 +368,18 @@ TEXTS = st.lists(st.tuples(st.sampled_from("abc\0"), st.sampled_from(["", "a", "
 
 
 @given(train=TEXTS, valid=TEXTS, test=TEXTS)
-def test_training_rows_that_are_also_held_out_are_dropped_and_counted(
+def test_held_out_rows_are_dropped_from_training_and_counted(
     train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]]
 ) -> None:
     def rows(pairs: list[tuple[str, str]]) -> Rows:
         return Rows({"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]})
 
-    wanted = [pair for pair in train if pair not in {*valid, *test}]
-    if train and not wanted:
+    expected = [pair for pair in train if pair not in {*valid, *test}]
+    if train and not expected:
         with pytest.raises(UserError, match="none is left to train on"):
             drop_held_out(rows(train), [rows(valid), rows(test)])
         return
     kept = drop_held_out(rows(train), [rows(valid), rows(test)])
-    assert [*zip(kept["src"], kept["tgt"], strict=True)] == wanted
-    assert (kept.report.num_lines, kept.report.num_kept) == (len(train), len(wanted))
-    assert kept.report.num_held_out == len(train) - len(wanted)
+    assert [*zip(kept["src"], kept["tgt"], strict=True)] == expected
+    assert (kept.report.num_lines, kept.report.num_kept) == (len(train), len(expected))
+    assert kept.report.num_held_out == len(train) - len(expected)

@@ -1,4 +1,4 @@
-"""Subword regularization: the papers' distributions, unchanged text, determined by the epoch."""
+"""Subword regularization: the papers' distributions, unchanged text, seeds and epochs."""
 
 import math
 import random
@@ -53,8 +53,8 @@ def frequencies(found: list[list[int]]) -> dict[tuple[int, ...], float]:
     return {ids: count / len(found) for ids, count in Counter(map(tuple, found)).items()}
 
 
-def assert_drawn_as(found: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:
-    """Frequencies within five standard deviations, and nothing besides."""
+def assert_frequencies(found: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:
+    """Frequencies within five standard deviations, and no other outcomes."""
     seen = frequencies(found)
     assert seen.keys() <= expected.keys()
     for ids, p in expected.items():
@@ -63,28 +63,28 @@ def assert_drawn_as(found: list[list[int]], expected: dict[tuple[int, ...], floa
 
 
 def by_algorithm_1(symbols: tuple[int, ...], p: float) -> dict[tuple[int, ...], float]:
-    """The probability of each split: of the possible merges the k-th is made with p^k (1 - p)."""
+    """The probability of each split: the k-th of the possible merges is made with p^k (1 - p)."""
     ranks = list(MERGES)
     possible = [i for i, pair in enumerate(pairwise(symbols)) if pair in MERGES]
     possible.sort(key=lambda i: ranks.index((symbols[i], symbols[i + 1])))
-    found = Counter({symbols: p ** len(possible)})
+    actual = Counter({symbols: p ** len(possible)})
     for number, i in enumerate(possible):
         after = (*symbols[:i], MERGES[symbols[i], symbols[i + 1]], *symbols[i + 2 :])
         for split, chance in by_algorithm_1(after, p).items():
-            found[split] += p**number * (1 - p) * chance
-    return found
+            actual[split] += p**number * (1 - p) * chance
+    return actual
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
-def test_merges_are_left_out_as_in_the_paper(p: float) -> None:
+def test_bpe_dropout_has_the_distribution_of_the_paper(p: float) -> None:
     expected = by_algorithm_1((1, 2, 3, 4, 5), p)
     assert sum(expected.values()) == pytest.approx(1)
-    found = BpeDropout(MERGES, p)((7, 8), DRAWS, random.Random(0))
-    assert_drawn_as(found, expected)
+    actual = BpeDropout(MERGES, p)((7, 8), DRAWS, random.Random(0))
+    assert_frequencies(actual, expected)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
-def test_pieces_are_drawn_as_in_the_paper(alpha: float) -> None:
+def test_unigram_sampling_has_the_distribution_of_the_paper(alpha: float) -> None:
     pieces = {"a": -2.0, "b": -3.0, "ab": -1.5, "ba": -4.0, "aba": -6.0, "x": -1.0}
     numbered = {text: (score, i) for i, (text, score) in enumerate(pieces.items(), 4)}
     splits = [["a", "b", "a"], ["ab", "a"], ["a", "ba"], ["aba"]]
@@ -93,89 +93,89 @@ def test_pieces_are_drawn_as_in_the_paper(alpha: float) -> None:
         tuple(numbered[text][1] for text in split): weight / sum(weights)
         for split, weight in zip(splits, weights, strict=True)
     }
-    found = UnigramSampling(numbered, alpha)(tuple(expected)[1], DRAWS, random.Random(0))
-    assert_drawn_as(found, expected)
+    actual = UnigramSampling(numbered, alpha)(tuple(expected)[1], DRAWS, random.Random(0))
+    assert_frequencies(actual, expected)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "unigram"])
-def test_the_text_stays_and_the_split_is_a_function_of_seed_and_epoch(kind: str) -> None:
+def test_splits_keep_the_text_and_depend_on_seed_and_epoch(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     stored = columns_of(tokenizer).sequences("text")
     one, other = sampler_of(tokenizer, 0.3), sampler_of(tokenizer, 0.3)
     other.epoch(7)  # what was drawn before does not matter
     samplers = ((one, 0), (one, 1), (sampler_of(tokenizer, 0.3, seed=2), 1))
-    drawn = [sampler.epoch(number).sequences("text") for sampler, number in samplers]
-    assert other.epoch(1).sequences("text").ids.tolist() == drawn[1].ids.tolist()
-    for found in drawn:
-        assert found.ids.dtype == stored.ids.dtype
-        assert len(found) == len(stored)
-        for before, after in zip(stored, found, strict=True):
+    samples = [sampler.epoch(number).sequences("text") for sampler, number in samplers]
+    assert other.epoch(1).sequences("text").ids.tolist() == samples[1].ids.tolist()
+    for actual in samples:
+        assert actual.ids.dtype == stored.ids.dtype
+        assert len(actual) == len(stored)
+        for before, after in zip(stored, actual, strict=True):
             assert after[0] == tokenizer.bos_id
             assert after[-1] == tokenizer.eos_id
             assert tokenizer.decode(after.tolist()) == tokenizer.decode(before.tolist())
-    assert len({each.ids.tobytes() for each in (stored, *drawn)}) == 4
+    assert len({item.ids.tobytes() for item in (stored, *samples)}) == 4
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte_bpe"])
-def test_without_dropout_words_are_split_as_the_library_does(kind: str) -> None:
+def test_without_dropout_splits_equal_those_of_the_library(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
-    found = sampler_of(tokenizer, 1e-12).epoch(0).sequences("text")
+    actual = sampler_of(tokenizer, 1e-12).epoch(0).sequences("text")
     stored = columns_of(tokenizer).sequences("text")
-    assert np.array_equal(found.ids, stored.ids)
-    assert np.array_equal(found.offsets, stored.offsets)
+    assert np.array_equal(actual.ids, stored.ids)
+    assert np.array_equal(actual.offsets, stored.offsets)
 
 
-def test_with_all_merges_left_out_only_characters_are_left() -> None:
+def test_full_dropout_leaves_single_characters() -> None:
     tokenizer = tokenizer_of("bpe")
-    found = sampler_of(tokenizer, 1.0).epoch(0).sequences("text")
-    assert {len(piece) for piece in tokenizer.tokens(found[3][1:-1].tolist())} == {1}
+    actual = sampler_of(tokenizer, 1.0).epoch(0).sequences("text")
+    assert {len(piece) for piece in tokenizer.tokens(actual[3][1:-1].tolist())} == {1}
 
 
 def test_occurrences_of_a_word_are_split_in_different_ways() -> None:
     tokenizer = tokenizer_of("bpe")
     column = TextColumn(tokenizer, ("text",), "none")
     columns = encode_rows(Rows({"text": ["cats " * 12]}), {"text": column})
-    found = sampler_of(tokenizer, 0.5, columns).epoch(0).sequences("text")[0]
-    words = tokenizer.tokens(found.tolist())
+    actual = sampler_of(tokenizer, 0.5, columns).epoch(0).sequences("text")[0]
+    words = tokenizer.tokens(actual.tolist())
     assert len({tuple(word.split()) for word in " ".join(words).split("\u2581")}) > 3
 
 
-def test_rows_that_would_become_too_long_stay_as_they_are() -> None:
+def test_rows_that_would_become_too_long_are_unchanged() -> None:
     tokenizer = tokenizer_of("bpe")
     columns = columns_of(tokenizer)
     stored = columns.sequences("text")
     for limit in ({"max_length": 40}, {"max_tokens": 40}):
-        found = sampler_of(tokenizer, 0.9, **limit).epoch(0).sequences("text")
-        kept = [np.array_equal(a, b) for a, b in zip(stored, found, strict=True)]
+        actual = sampler_of(tokenizer, 0.9, **limit).epoch(0).sequences("text")
+        kept = [np.array_equal(a, b) for a, b in zip(stored, actual, strict=True)]
         assert kept == [True, True, True, False]
-        assert found.lengths.max() <= 40
+        assert actual.lengths.max() <= 40
         # A limit that is not that of the stored rows is none.
         free = sampler_of(tokenizer, 0.9, **dict.fromkeys(limit, 5)).epoch(0).sequences("text")
         assert (free.lengths > stored.lengths).all()
 
 
-def test_the_second_text_of_a_pair_is_found_again() -> None:
+def test_the_start_of_the_second_text_is_updated() -> None:
     tokenizer = train_tokenizer(TEXTS, kind="bpe", vocab_size=60, template="both")
     rows = Rows({"a": TEXTS, "b": TEXTS[::-1]})
     columns = encode_rows(rows, {"text": TextColumn(tokenizer, ("a", "b"))})
-    found = sampler_of(tokenizer, 0.5, columns).epoch(0)
-    starts = found.numbers("text.second").tolist()
+    actual = sampler_of(tokenizer, 0.5, columns).epoch(0)
+    starts = actual.numbers("text.second").tolist()
     assert starts != columns.numbers("text.second").tolist()
-    for ids, start, text in zip(found.sequences("text"), starts, TEXTS[::-1], strict=True):
+    for ids, start, text in zip(actual.sequences("text"), starts, TEXTS[::-1], strict=True):
         assert tokenizer.decode(ids[start:].tolist()) == text
 
 
-def test_an_unknown_character_stays_where_it_is() -> None:
+def test_unknown_characters_keep_their_position() -> None:
     tokenizer = tokenizer_of("unigram")
     ids = tokenizer.encode("the cЖts")
     assert tokenizer.unk_id in ids
     columns = Columns({"text": pack_ids([ids], tokenizer.vocab_size)}, columns_of(tokenizer).report)
-    found = sampler_of(tokenizer, 0.1, columns).epoch(0).sequences("text")[0]
-    assert tokenizer.decode(found.tolist()) == tokenizer.decode(ids)
+    actual = sampler_of(tokenizer, 0.1, columns).epoch(0).sequences("text")[0]
+    assert tokenizer.decode(actual.tolist()) == tokenizer.decode(ids)
 
 
 def imported(model: models.Model) -> Tokenizer:
-    """A tokenizer as SentencePiece's are, with a space before each text."""
+    """A tokenizer as those of SentencePiece, with a space before each text."""
     backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     parts = [decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()]
@@ -183,7 +183,7 @@ def imported(model: models.Model) -> Tokenizer:
     return Tokenizer(backend, "imported", {"unk": "<unk>"})
 
 
-def test_bytes_of_an_imported_unigram_model_stay_where_they_are() -> None:
+def test_byte_pieces_of_an_imported_unigram_model_are_unchanged() -> None:
     singles = [("\u2581", -3.0), *((c, -4.0) for c in "<0xC39>cats")]
     whole = [("<unk>", 0.0), ("\u2581cats", -1.0), ("<0xC3>", -2.0), ("<0x9F>", -2.0)]
     tokenizer = imported(models.Unigram([*whole, *singles], 0, byte_fallback=True))
@@ -191,12 +191,12 @@ def test_bytes_of_an_imported_unigram_model_stay_where_they_are() -> None:
     ids = tokenizer.encode(text)
     assert {2, 3} <= {*ids}
     columns = Columns({"text": pack_ids([ids], tokenizer.vocab_size)}, columns_of_bpe().report)
-    found = sampler_of(tokenizer, 0.1, columns).epoch(0).sequences("text")[0].tolist()
-    assert found != ids
-    assert tokenizer.decode(found) == tokenizer.decode(ids) == text
+    actual = sampler_of(tokenizer, 0.1, columns).epoch(0).sequences("text")[0].tolist()
+    assert actual != ids
+    assert tokenizer.decode(actual) == tokenizer.decode(ids) == text
 
 
-def test_an_imported_bpe_with_marks_of_words_keeps_its_text() -> None:
+def test_an_imported_bpe_with_word_prefixes_keeps_its_text() -> None:
     letters = ["c", "a", "t", "s", "s</w>", "t</w>"]
     merges = [("c", "a"), ("ca", "t"), ("cat", "s</w>")]
     vocab = {piece: i for i, piece in enumerate(["<unk>", *letters, "ca", "cat", "cats</w>"])}
@@ -207,13 +207,13 @@ def test_an_imported_bpe_with_marks_of_words_keeps_its_text() -> None:
     ids = tokenizer.encode("cats " * 20)
     assert {*ids} == {vocab["cats</w>"]}
     columns = Columns({"text": pack_ids([ids], tokenizer.vocab_size)}, columns_of_bpe().report)
-    found = sampler_of(tokenizer, 0.3, columns).epoch(0).sequences("text")[0].tolist()
-    assert tokenizer.decode(found) == tokenizer.decode(ids)
-    assert {vocab["cat"], vocab["s</w>"], vocab["ca"]} <= {*found}
+    actual = sampler_of(tokenizer, 0.3, columns).epoch(0).sequences("text")[0].tolist()
+    assert tokenizer.decode(actual) == tokenizer.decode(ids)
+    assert {vocab["cat"], vocab["s</w>"], vocab["ca"]} <= {*actual}
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "byte", "wordpiece"])
-def test_a_tokenizer_that_splits_in_one_way_is_refused(kind: str) -> None:
+def test_a_tokenizer_with_a_single_segmentation_is_refused(kind: str) -> None:
     size = 60 if kind == "wordpiece" else None
     tokenizer = train_tokenizer(TEXTS, kind=kind, vocab_size=size)
     with pytest.raises(UserError, match=f"kind {kind} has only one split for each word"):

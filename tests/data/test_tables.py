@@ -45,7 +45,7 @@ def written(path: Path, table: Any, format: str = "parquet") -> Path:
 
 
 def with_classes(table: Any, column: str, names: list[str]) -> Any:
-    """What `datasets` keeps beside a schema of the names of classes."""
+    """The class names as `datasets` stores them in a schema."""
     features = {column: {"names": names, "_type": "ClassLabel"}}
     content = json.dumps({"info": {"features": features}})
     return table.replace_schema_metadata({"huggingface": content})
@@ -60,11 +60,11 @@ def test_a_table_has_the_rows_of_jsonl(format: str, tmp_path: Path) -> None:
     jsonl = tmp_path / "t.jsonl"
     jsonl.write_text("".join(json.dumps(entry) + "\n" for entry in ENTRIES))
     path = written(tmp_path / "t", pa.Table.from_pylist(ENTRIES), format)
-    wanted: list[dict[str, Any]] = [
+    expected: list[dict[str, Any]] = [
         PAIR, LABELED, {"src": "tgt", "tgt": "tgt"}, {"text": None}, {"text": "src"},
         {"text": "text", "label": "label", "pair": "src"},
     ]  # fmt: skip
-    for fields in wanted:
+    for fields in expected:
         assert texts(read_rows([path], fields)) == texts(read_rows([jsonl], fields)), fields
         assert read_rows([path], fields).report == read_rows([jsonl], fields).report
     inside = read_rows([path], {"src": "more.en", "tgt": "more.de"})

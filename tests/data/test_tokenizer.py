@@ -53,7 +53,7 @@ def single_spaced(text: str) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=st.text(ALPHABET, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_any_text_of_known_characters_comes_back_normalized(kind: str, text: str) -> None:
+def test_decoding_restores_normalized_text_of_known_characters(kind: str, text: str) -> None:
     tokenizer = TRAINED[kind]
     if kind == "word":  # only its own words are known
         words = " ".join(TEXT).split()
@@ -67,7 +67,7 @@ def test_any_text_of_known_characters_comes_back_normalized(kind: str, text: str
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=st.text(max_size=60))
 @settings(max_examples=80, deadline=None)
-def test_no_text_is_encoded_to_a_special_and_bytes_give_any_string_back(
+def test_text_is_never_encoded_to_special_tokens_and_bytes_restore_any_string(
     kind: str, text: str
 ) -> None:
     tokenizer = TRAINED[kind]
@@ -106,7 +106,7 @@ def test_pieces_of_kinds_word_and_byte_are_words_and_bytes() -> None:
     assert byte.decode([4 + 0xE4, 4 + ord("a")]) == "\ufffda"
 
 
-def test_punctuation_is_cut_from_words() -> None:
+def test_punctuation_is_separate_from_words() -> None:
     for kind in ("bpe", "unigram", "wordpiece"):
         tokenizer = train_tokenizer(
             ["Hund, Katze. (Maus)"] * 9 + TEXT, kind=kind, vocab_size=SIZES[kind]
@@ -155,7 +155,7 @@ for kind in ("bpe", "unigram", "wordpiece", "byte_bpe", "word", "char"):
 
 
 def test_a_huge_vocabulary_is_refused_where_memory_is_limited() -> None:
-    """The library's trainers abort the process where they cannot allocate what was asked for."""
+    """The library's trainers abort the process if they cannot allocate memory."""
     ended = subprocess.run(
         [sys.executable, "-c", HUGE_SIZES], capture_output=True, text=True, check=False
     )
@@ -191,7 +191,7 @@ def test_vocab_size_is_exact_or_refused(kind: str, extra: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("kind", ["word", "char"])
-def test_a_cap_keeps_the_most_frequent(kind: str) -> None:
+def test_a_limited_vocabulary_has_the_most_frequent_entries(kind: str) -> None:
     tokenizer = train_tokenizer(["b a a", "c b a"], kind=kind, vocab_size=6)
     assert tokenizer.vocab_size == 6
     assert tokenizer.encode("a").count(tokenizer.unk_id) == 0
@@ -207,7 +207,7 @@ print({k: hashlib.sha256(t._backend.to_str().encode()).hexdigest() for k, t in T
 """
 
 
-def test_training_is_the_same_in_every_process_and_on_any_number_of_threads() -> None:
+def test_training_is_deterministic_across_processes_and_threads() -> None:
     here = {k: hashlib.sha256(t._backend.to_str().encode()).hexdigest() for k, t in TRAINED.items()}
     for threads in ("1", "3"):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads}
@@ -218,7 +218,7 @@ def test_training_is_the_same_in_every_process_and_on_any_number_of_threads() ->
         assert printed.strip() == str(here)
 
 
-def test_broken_files_are_the_users_errors(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     with pytest.raises(UserError, match="cannot read"):
         Tokenizer.load(path)
@@ -260,7 +260,7 @@ SPACES = " \n\t\r"
 @pytest.mark.parametrize("kind", KEEPING)
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_whitespace_comes_back_where_it_is_kept(kind: str, data: st.DataObject) -> None:
+def test_kept_whitespace_is_restored(kind: str, data: st.DataObject) -> None:
     tokenizer = KEPT[kind]
     marks = "\u0308▁" * (kind == "char")
     text = data.draw(st.text(ALPHABET + marks + SPACES * 20, max_size=60))
@@ -271,14 +271,14 @@ def test_whitespace_comes_back_where_it_is_kept(kind: str, data: st.DataObject) 
     assert kind != "char" or len(ids) == len(text)
 
 
-def test_a_mark_for_the_space_counts_as_one_where_spaces_are_kept() -> None:
+def test_u2581_is_a_space_if_whitespace_is_kept() -> None:
     tokenizer = KEPT["bpe"]
     assert tokenizer.decode(tokenizer.encode(" x▁ x")) == tokenizer.normalize(" x▁ x") == " x  x"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("trained_on_them", [False, True])
-def test_specials_have_the_first_ids_and_written_in_text_are_only_text(
+def test_special_tokens_have_the_first_ids_and_their_names_in_text_are_text(
     kind: str, trained_on_them: bool, tmp_path: Path
 ) -> None:
     names = [*SPECIALS, *EXTRA]
@@ -308,7 +308,7 @@ def test_specials_have_the_first_ids_and_written_in_text_are_only_text(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_extra_specials_a_tokenizer_is_the_one_that_it_would_have_been(kind: str) -> None:
+def test_extra_special_tokens_do_not_change_the_pieces(kind: str) -> None:
     size = SIZES[kind] + len(EXTRA) if kind in SIZES else None
     own = TRAINED[kind]
     extra = train_tokenizer(TEXT, kind=kind, vocab_size=size, extra_specials=EXTRA)
@@ -337,7 +337,7 @@ def test_templates(template: Any, one: list[int], two: list[int], tmp_path: Path
     assert set(tokenizer.encode("a b")) & {1, 2} == set()
 
 
-def test_a_template_without_a_form_for_pairs() -> None:
+def test_a_template_without_pairs_refuses_them() -> None:
     backend = Backend.from_str(TRAINED["char"]._backend.to_str())
     backend.post_processor = processors.TemplateProcessing("<s> $A", "$A $B", [("<s>", 1)])
     tokenizer = Tokenizer(backend, "imported", {})
@@ -387,12 +387,12 @@ def test_which_tokens_begin_a_word(kind: str, text: str, expected: str) -> None:
         ({"extra_specials": ["<a>"], "vocab_size": 5}, "than the 5 special tokens"),
     ],
 )
-def test_settings_that_cannot_be(setting: dict[str, Any], message: str) -> None:
+def test_contradictory_settings_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         train_tokenizer(**{"texts": TEXT, "kind": "char", **setting})
 
 
-def test_where_no_space_is_put_before_a_text_none_is_counted() -> None:
+def test_no_leading_space_is_counted_if_none_is_added() -> None:
     lines = ["abcabcab\n", "bcaabcca\n"] * 4
     with pytest.raises(UserError, match=r"need 9; set"):  # 4 specials, a, b, c, newline, one more
         train_tokenizer(lines, kind="unigram", vocab_size=8, keep_whitespace=True)

@@ -1,4 +1,4 @@
-"""Metrics: hand-computed values, sacreBLEU's own numbers, an independent count of multi-bleu."""
+"""Metrics: hand-computed values, sacreBLEU's own values, an independent count of multi-bleu."""
 
 import json
 import math
@@ -38,14 +38,19 @@ REFERENCES = [
 def multi_bleu(
     hypotheses: list[list[str]], references: list[list[str]]
 ) -> tuple[float, list[float]]:
-    """BLEU-4 of Papineni et al. 2002 on tokens, one reference, no smoothing; and its precisions."""
+    """BLEU-4 of Papineni et al.
+
+    2002 on tokens, one reference, no smoothing, with its precisions.
+    """
     precisions = []
     for n in range(1, 5):
         matched = total = 0
         for hypothesis, reference in zip(hypotheses, references, strict=True):
             ours = Counter(tuple(hypothesis[i : i + n]) for i in range(len(hypothesis) - n + 1))
-            theirs = Counter(tuple(reference[i : i + n]) for i in range(len(reference) - n + 1))
-            matched += (ours & theirs).total()
+            reference_counts = Counter(
+                tuple(reference[i : i + n]) for i in range(len(reference) - n + 1)
+            )
+            matched += (ours & reference_counts).total()
             total += ours.total()
         precisions.append(matched / total if total else 0.0)
     if min(precisions) == 0:
@@ -55,7 +60,7 @@ def multi_bleu(
     return 100 * brevity * math.prod(precisions) ** 0.25, precisions
 
 
-def test_scores_and_signatures_are_those_of_sacrebleu() -> None:
+def test_scores_and_signatures_equal_sacrebleu() -> None:
     scores = corpus_scores(
         HYPOTHESES, REFERENCES, trg_lang="de", metrics=("bleu", "chrf", "chrf++", "ter")
     )
@@ -80,7 +85,7 @@ def test_sentence_chrf_scores_each_line_against_its_reference() -> None:
     assert len(set(expected)) == len(HYPOTHESES)
 
 
-def test_capitals_are_forgiven_as_sacrebleu_forgives_them() -> None:
+def test_case_insensitive_scores_equal_sacrebleu() -> None:
     small = [line.lower() for line in HYPOTHESES]
     names = ("bleu", "chrf", "ter", "exact_match")
     scores = corpus_scores(small, REFERENCES, trg_lang="de", metrics=names, lowercase=True)
@@ -134,7 +139,7 @@ def test_codes_of_three_letters_are_tokenized_as_those_of_two(code: str, short: 
     assert outcome(code) == outcome(short) != outcome("de")
 
 
-def test_exact_match_forgives_white_space_alone() -> None:
+def test_exact_match_ignores_only_whitespace() -> None:
     hypotheses = ["2024-01-02", " a \t b\n", "A", "x.", "", "é"]
     references = ["2024-01-02", "a b", "a", "x", "", "e\u0301"]
     score = exact_match(hypotheses, references)
@@ -176,7 +181,7 @@ def test_tokenized_lowercased_bleu_is_multi_bleu(pairs: list[tuple[list[str], li
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_the_direction_of_a_metric_puts_perfect_output_above_bad_output(name: str) -> None:
+def test_the_direction_of_a_metric_ranks_perfect_output_first(name: str) -> None:
     perfect, bad = (
         corpus_scores(lines, REFERENCES, trg_lang="de", metrics=[name])[name].value
         for lines in (REFERENCES, ["x y", "x y z", "x"])
@@ -184,7 +189,7 @@ def test_the_direction_of_a_metric_puts_perfect_output_above_bad_output(name: st
     assert (perfect > bad) == plugins.metric.get(name).higher_is_better
 
 
-def test_identical_lines_are_perfect_and_case_counts_only_where_it_should() -> None:
+def test_identical_lines_have_perfect_scores_and_case_counts_by_default() -> None:
     metrics = ("bleu", "chrf", "chrf++", "ter", "exact_match", "tokenized_lowercase_bleu")
     assert set(metrics) == set(METRICS)
     values = corpus_scores(REFERENCES, REFERENCES, trg_lang="de", metrics=metrics).values()
@@ -239,7 +244,7 @@ def test_bad_input_is_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
-def test_importing_the_room_imports_no_scorer() -> None:
+def test_importing_metrics_imports_no_scorer() -> None:
     code = (
         "import sys, heedful.evaluation.metrics;"
         " print([m for m in ('sacrebleu', 'sacremoses', 'torch') if m in sys.modules])"

@@ -107,16 +107,16 @@ def test_each_pattern_of_cldr_is_a_style_with_the_same_output_as_babel(identifie
     ],
 )
 def test_styles_of_daily_use(style: str, day: str, expected: str) -> None:
-    (found,) = [s for s in STYLES if s.name == style]
-    assert found.render(date.fromisoformat(day)) == expected
+    (actual,) = [s for s in STYLES if s.name == style]
+    assert actual.render(date.fromisoformat(day)) == expected
 
 
 def test_no_source_has_two_readings(readings: list[tuple[date, list[str]]]) -> None:
-    found: dict[str, date] = {}
+    actual: dict[str, date] = {}
     for day, sources in readings:
         for source, style in zip(sources, STYLES, strict=True):
-            assert found.setdefault(source, day) == day, f"{style.name}: {source}"
-    assert len(found) > 200 * len(DAYS)
+            assert actual.setdefault(source, day) == day, f"{style.name}: {source}"
+    assert len(actual) > 200 * len(DAYS)
 
 
 def test_a_style_matches_a_text_that_it_renders_and_no_other() -> None:
@@ -167,7 +167,7 @@ def test_held_out_examples_match_their_group(
         assert (example.style in HELD_OUT_STYLES) == is_new_style
         if is_new_style:
             assert all(style.render(day) != example.src for style in familiar)
-    assert {int(each.tgt[:4]) for each in held_out[split]} >= HELD_OUT_YEARS
+    assert {int(item.tgt[:4]) for item in held_out[split]} >= HELD_OUT_YEARS
     kinds = Counter((example.language, example.group) for example in held_out[split])
     assert kinds == {(lang, group): 100 for lang in LANGUAGES for group in HELD_OUT_GROUPS}
 
@@ -182,8 +182,8 @@ def test_no_source_is_in_two_splits(
     assert (valid | test).isdisjoint(example.src for example in train)
 
 
-def test_splits_of_a_few_days_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is so little to draw from, splits that are drawn at will do meet."""
+def test_splits_of_a_few_days_are_disjoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Independent samples of so few days would overlap."""
     few = {held_out: dates._days(held_out)[:5] for held_out in (False, True)}
     monkeypatch.setattr(dates, "_days", few.get)
     valid, test = ({e.src for e in generate(100, seed=0, split=s)} for s in ("valid", "test"))

@@ -15,7 +15,7 @@ from heedful.export.ctranslate2 import export_ctranslate2
 
 
 def run_example(directory: Path, text: str) -> list[str]:
-    """What example.py answers in a process of its own."""
+    """The output of example.py in another process."""
     command = [sys.executable, str(directory / "example.py")]
     run = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
@@ -44,7 +44,7 @@ def test_the_example_continues_texts_as_the_model_does(tmp_path: Path) -> None:
 def test_the_example_classifies_as_the_model_does(tmp_path: Path) -> None:
     model = model_of("bert", head="classify")
     export_ctranslate2(model, tmp_path / "out")
-    ours = [found.label for found in model.classify(TEXTS)]
+    ours = [actual.label for actual in model.classify(TEXTS)]
     assert run_example(tmp_path / "out", "\n".join(TEXTS)) == ours
 
 
@@ -52,8 +52,8 @@ def test_a_vector_for_each_text(tmp_path: Path) -> None:
     model = model_of("bert", head="none")
     export_ctranslate2(model, tmp_path / "out")
     lines = " ".join(run_example(tmp_path / "out", TEXTS[0]))
-    found = torch.tensor([float(number) for number in lines.strip("[] ").split()])
-    assert torch.allclose(found, model.embed(TEXTS[:1])[0], atol=1e-4)
+    actual = torch.tensor([float(number) for number in lines.strip("[] ").split()])
+    assert torch.allclose(actual, model.embed(TEXTS[:1])[0], atol=1e-4)
 
 
 def test_two_tokenizers_have_separate_files_and_duplicate_pieces_are_renamed(
@@ -70,7 +70,7 @@ def test_two_tokenizers_have_separate_files_and_duplicate_pieces_are_renamed(
 
 
 def test_a_tokenizer_with_other_ids_is_used_by_its_pieces(tmp_path: Path) -> None:
-    """Marian's: the library's ids are others, so that pieces alone go through."""
+    """Marian: the ids of the library differ, so text is passed as pieces."""
     model = model_of("vaswani2017")
     given = model.src_tokenizer
     ids = {given.piece(i): (i if i < 4 else 4 + (i + 7) % 36) for i in range(40)}
@@ -80,8 +80,8 @@ def test_a_tokenizer_with_other_ids_is_used_by_its_pieces(tmp_path: Path) -> Non
     export_ctranslate2(model, tmp_path / "out")
     assert "decoder.decode" in (tmp_path / "out" / "example.py").read_text(encoding="utf-8")
     ours = [text.strip() for text in model.translate(TEXTS, max_new_tokens=48)]
-    theirs = run_example(tmp_path / "out", "\n".join(TEXTS))
-    assert [line.strip() for line in theirs] == ours
+    reference = run_example(tmp_path / "out", "\n".join(TEXTS))
+    assert [line.strip() for line in reference] == ours
     assert own.encode(TEXTS[0]) != given.encode(TEXTS[0])
 
 
@@ -103,7 +103,7 @@ def test_the_error_without_ctranslate2_says_how_to_install_it(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_other_things_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("all of it", encoding="utf-8")
     for overwrite in (False, True):
         with pytest.raises(UserError, match=str(tmp_path)):

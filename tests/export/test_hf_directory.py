@@ -22,7 +22,7 @@ TENSORS = {"b": torch.randn(2, 3), "a": torch.randn(4).bfloat16(), "ids": torch.
 
 
 def shards(path: Path, where: dict[str, Any] | None = None) -> Path:
-    """A directory of two shards; `where` changes what the index says."""
+    """A directory of two shards; `where` overrides entries of the index."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
     save_file({"a": TENSORS["a"]}, path / "one.safetensors")
@@ -55,9 +55,9 @@ def test_a_written_directory_is_read_back(
 ) -> None:
     path = tmp_path / "new" / "model"
     write_hf_directory(path, CONFIG, TENSORS, generation)
-    found = read_hf_directory(path)
-    assert (found.config, found.generation_config) == (CONFIG, generation or {})
-    assert same(found.tensors, TENSORS)
+    actual = read_hf_directory(path)
+    assert (actual.config, actual.generation_config) == (CONFIG, generation or {})
+    assert same(actual.tensors, TENSORS)
     names = {"config.json", "model.safetensors"} | (
         {"generation_config.json"} if generation else set()
     )
@@ -69,7 +69,7 @@ def test_a_written_directory_is_read_back(
 
 
 def test_views_that_are_not_contiguous_are_written(tmp_path: Path) -> None:
-    """A joined matrix is exported as slices of one memory, some of them transposed."""
+    """A joint matrix is exported as slices of one tensor, some of them transposed."""
     whole = nn.Parameter(torch.randn(6, 4))
     tensors = {"q": whole[:2], "k": whole[2:4].T, "v": whole[4:]}
     write_hf_directory(tmp_path / "m", CONFIG, tensors)
@@ -100,7 +100,7 @@ def test_other_files_of_a_directory_are_never_lost(tmp_path: Path) -> None:
         write_hf_directory(tmp_path / "thesis.tex", CONFIG, TENSORS)
 
 
-def test_a_full_disk_leaves_the_old_directory(
+def test_a_full_disk_keeps_the_old_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_hf_directory(tmp_path / "m", CONFIG, TENSORS)
@@ -119,7 +119,7 @@ def test_a_full_disk_leaves_the_old_directory(
 
 
 def test_shards_and_links_to_them_are_read(tmp_path: Path) -> None:
-    """A download cache keeps its files elsewhere, under their hashes."""
+    """A download cache stores files elsewhere, under their hashes."""
     real = shards(tmp_path / "blobs")
     (tmp_path / "snapshot").mkdir()
     for file in real.iterdir():
@@ -149,13 +149,13 @@ def test_a_tensor_in_no_shard_or_in_two_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shard", ["../out.safetensors", "/etc/passwd", "..", ".", "", "sub/x", "..\\x", "\0", 3, None]
 )
-def test_an_index_cannot_lead_out_of_its_directory(tmp_path: Path, shard: Any) -> None:
+def test_an_index_cannot_name_files_outside_its_directory(tmp_path: Path, shard: Any) -> None:
     save_file({"a": TENSORS["a"]}, tmp_path / "out.safetensors")
     refuses(shards(tmp_path / "m", {"a": shard}), "must name a file beside it")
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": []}])
-def test_an_index_without_places_is_refused(tmp_path: Path, index: Any) -> None:
+def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, index: Any) -> None:
     path = shards(tmp_path / "m")
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     refuses(path, r"index\.json has no weight_map")
@@ -164,7 +164,7 @@ def test_an_index_without_places_is_refused(tmp_path: Path, index: Any) -> None:
 # --- what is no such directory --------------------------------------------------------------
 
 
-def test_no_directory_no_config(tmp_path: Path) -> None:
+def test_a_missing_directory_or_config_is_refused(tmp_path: Path) -> None:
     refuses(tmp_path / "nowhere", "nowhere is no directory")
     (tmp_path / "file").write_text("")
     refuses(tmp_path / "file", "file is no directory")
@@ -192,7 +192,7 @@ def test_a_broken_config_is_refused(tmp_path: Path, content: str, message: str) 
         assert "generation_config.json" in refuses(tmp_path, message)
 
 
-def test_no_weights_or_a_broken_file(tmp_path: Path) -> None:
+def test_missing_or_damaged_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     refuses(tmp_path, r"holds neither model\.safetensors nor model\.safetensors\.index\.json")
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
@@ -204,7 +204,7 @@ def test_no_weights_or_a_broken_file(tmp_path: Path) -> None:
     ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "m.pt", "m.pth", "m.ckpt", "m.pkl"],
 )
 def test_a_pickle_is_never_opened(tmp_path: Path, name: str) -> None:
-    """The file here would leave a trace if it were."""
+    """Opening the file here would create another file."""
 
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from heedful.pipelines.nets import AnyModel
 from heedful.recipe_files import RECIPES, load_recipe
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, randomised
+from hf_parity import CLOSE, randomized
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 10
 TEXTS = ["the cat", "a dog runs in the world and more", "hello"]
@@ -30,9 +30,9 @@ ENCODERS = [name for name in ARCHITECTURES if hasattr(architecture(name).config,
 OWN = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}, "roberta": {"position_offset": 1}}
 
 
-def choices(recipe: str) -> tuple[str, dict[str, Any]]:
-    """The architecture of a shipped recipe, none of one that takes its teacher's, and what it
-    chooses, but for sizes and dropout."""
+def recipe_model_keys(recipe: str) -> tuple[str, dict[str, Any]]:
+    """The architecture of a shipped recipe (None if it is the teacher's), and its keys other than
+    sizes and dropout."""
     keys = dict(load_recipe(recipe).model)
     name = str(keys.pop("architecture", ""))
     return name, {k: v for k, v in keys.items() if k != "size" and "dropout" not in k}
@@ -40,12 +40,12 @@ def choices(recipe: str) -> tuple[str, dict[str, Any]]:
 
 OF_RECIPES: list[tuple[str, dict[str, Any]]] = []
 for path in sorted(RECIPES.glob("*.yaml")):
-    if (choice := choices(path.stem)) not in OF_RECIPES and choice[0]:
+    if (choice := recipe_model_keys(path.stem)) not in OF_RECIPES and choice[0]:
         OF_RECIPES.append(choice)
 
 
-def made(name: str, kind: str = "bpe", **keys: Any) -> AnyModel:
-    """A random model of tiny sizes whose outputs depend on what it reads, as its task makes it."""
+def random_model(name: str, kind: str = "bpe", **keys: Any) -> AnyModel:
+    """A random tiny model whose outputs depend on its inputs, with the tokenizers of its task."""
     fields = architecture(name).config.__dataclass_fields__
     size = KINDS.get(kind, 45)
     options: dict[str, Any] = {"vocab_size": size, "or_fewer": size is not None}
@@ -58,9 +58,9 @@ def made(name: str, kind: str = "bpe", **keys: Any) -> AnyModel:
     sizes |= {"d_model": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "max_length": 60}
     sizes |= dict.fromkeys(("num_layers", "num_encoder_layers", "num_decoder_layers"), 1)
     known = {key: value for key, value in (sizes | {"d_ff": 32}).items() if key in fields}
-    chosen = {key: value for key, value in keys.items() if key not in known}
-    config: Any = make_config(name, known | OWN.get(name, {}) | chosen)
-    net = randomised(architecture(name).build(config))
+    selected = {key: value for key, value in keys.items() if key not in known}
+    config: Any = make_config(name, known | OWN.get(name, {}) | selected)
+    net = randomized(architecture(name).build(config))
     with torch.no_grad():
         for path, weight in net.named_parameters():
             if path.endswith(("attention.sublayer.out.weight", "kv.weight", "qkv.weight")):
@@ -90,30 +90,30 @@ def assert_same_ids(there: Any, tokenizer: Tokenizer, text: str, ids: list[int])
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_text_in_and_text_out_are_the_same(name: str, kind: str, tmp_path: Path) -> None:
-    assert_same(made(name, kind), tmp_path)
+def test_generated_texts_equal_transformers(name: str, kind: str, tmp_path: Path) -> None:
+    assert_same(random_model(name, kind), tmp_path)
 
 
 @pytest.mark.parametrize("number", range(len(OF_RECIPES)))
-def test_models_of_the_shipped_recipes_are_the_same(number: int, tmp_path: Path) -> None:
+def test_models_of_the_shipped_recipes_equal_transformers(number: int, tmp_path: Path) -> None:
     name, keys = OF_RECIPES[number]
-    assert_same(made(name, **keys), tmp_path)
+    assert_same(random_model(name, **keys), tmp_path)
 
 
 @torch.no_grad()
 def assert_same(model: Any, folder: Path) -> None:
-    """Specials, ids, fillings or what is written, of texts one by one and of a padded batch."""
+    """Special tokens, ids, and outputs, for single texts and a padded batch."""
     tokenizer = model.tgt_tokenizer
     family = {"masked language model": "ForMaskedLM", "translator": "ForSeq2SeqLM"}
     auto = family.get(model.kind, "ForCausalLM")
-    there, theirs = opened(model, folder / "hf", auto)
+    there, reference = opened(model, folder / "hf", auto)
     for role in ("pad", "bos", "eos", "unk", "mask", "cls", "sep"):
         id = getattr(tokenizer.specials, f"{role}_id")
         assert getattr(there, f"{role}_token_id") == id
         if id is not None:
             assert [getattr(there, f"{role}_token")] == tokenizer.tokens([id])
     if auto == "ForMaskedLM":
-        assert_fills(there, theirs, model)
+        assert_fills(there, reference, model)
         return
     for text in (*TEXTS, SPECIALS):
         assert_same_ids(there, tokenizer, text, model.prompt_ids([text])[0])
@@ -121,50 +121,50 @@ def assert_same(model: Any, folder: Path) -> None:
     batch = there(TEXTS, return_tensors="pt", padding=True)
     start = batch["input_ids"].size(1) if auto == "ForCausalLM" else 0
     for beam in (1, 4):
-        ids = theirs.generate(**batch, num_beams=beam, max_new_tokens=9)
-        said = there.batch_decode(ids[:, start:], skip_special_tokens=True)
+        ids = reference.generate(**batch, num_beams=beam, max_new_tokens=9)
+        texts_of_hf = there.batch_decode(ids[:, start:], skip_special_tokens=True)
         # Their rule: ours, "optimal", also takes ends that rank lower, which may score higher.
         stop = {"stop_rule": "heuristic"} if beam > 1 else {}
-        assert said == model.generate(TEXTS, beam_size=beam, max_new_tokens=9, **stop)
+        assert texts_of_hf == model.generate(TEXTS, beam_size=beam, max_new_tokens=9, **stop)
 
 
 def assert_fills(there: Any, theirs: Any, model: Any) -> None:
-    """Masks of a padded batch are filled by the same tokens, equally likely."""
+    """Masks in a padded batch are filled by the same tokens with equal probabilities."""
     for text in (*TEXTS, *MASKED):
         assert_same_ids(there, model.tokenizer, text, model._masked_ids(text))
     batch = there(MASKED, return_tensors="pt", padding=True)
     logits = theirs(**batch).logits
     logits[..., sorted(model.tokenizer.special_ids)] = -torch.inf
     for text, ids, row in zip(MASKED, batch["input_ids"], logits, strict=True):
-        found = row[ids == there.mask_token_id].softmax(-1).topk(3)
+        actual = row[ids == there.mask_token_id].softmax(-1).topk(3)
         ours = model.fill(text, top_k=3)
-        assert [[each.id for each in place] for place in ours] == found.indices.tolist()
-        chances = torch.tensor([[each.probability for each in place] for place in ours])
-        torch.testing.assert_close(chances, found.values, **CLOSE)
+        assert [[item.id for item in place] for place in ours] == actual.indices.tolist()
+        chances = torch.tensor([[item.probability for item in place] for place in ours])
+        torch.testing.assert_close(chances, actual.values, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_pairs_of_texts_have_the_same_classes(name: str, tmp_path: Path) -> None:
-    model: Any = made(name, head="classify", num_labels=2)
-    there, theirs = opened(model, tmp_path / "hf", "ForSequenceClassification")
+def test_classes_of_text_pairs_equal_transformers(name: str, tmp_path: Path) -> None:
+    model: Any = random_model(name, head="classify", num_labels=2)
+    there, reference = opened(model, tmp_path / "hf", "ForSequenceClassification")
     others = [*reversed(TEXTS)]
     for more in ({}, {"pairs": others}):
         batch = there(TEXTS, *more.values(), return_tensors="pt", padding=True)
         ours = torch.from_numpy(model.class_logits(TEXTS, **more))
-        torch.testing.assert_close(theirs(**batch).logits, ours, **CLOSE)
-    found = [[*each.probabilities.values()] for each in model.classify(TEXTS, pairs=others)]
-    torch.testing.assert_close(torch.tensor(found), ours.softmax(-1), **CLOSE)
-    assert [theirs.config.id2label[label] for label in (0, 1)] == [*model.labels]
+        torch.testing.assert_close(reference(**batch).logits, ours, **CLOSE)
+    actual = [[*item.probabilities.values()] for item in model.classify(TEXTS, pairs=others)]
+    torch.testing.assert_close(torch.tensor(actual), ours.softmax(-1), **CLOSE)
+    assert [reference.config.id2label[label] for label in (0, 1)] == [*model.labels]
 
 
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_texts_have_the_same_states(name: str, tmp_path: Path) -> None:
-    model: Any = made(name, head="none")
-    there, theirs = opened(model, tmp_path / "hf", "")
+def test_states_of_texts_equal_transformers(name: str, tmp_path: Path) -> None:
+    model: Any = random_model(name, head="none")
+    there, reference = opened(model, tmp_path / "hf", "")
     batch = there(TEXTS, return_tensors="pt", padding=True)
-    states, real = theirs(**batch).last_hidden_state, batch["attention_mask"][..., None]
+    states, real = reference(**batch).last_hidden_state, batch["attention_mask"][..., None]
     mean = (states * real).sum(1) / real.sum(1)
     torch.testing.assert_close(mean, model.embed(TEXTS), **CLOSE)
 
@@ -172,15 +172,15 @@ def test_texts_have_the_same_states(name: str, tmp_path: Path) -> None:
 def test_roberta_with_another_position_offset_than_transformers_is_refused(
     tmp_path: Path,
 ) -> None:
-    """Over there positions count from the padding's id: another token of that id would shift."""
+    """In transformers positions count from the id of padding."""
     with pytest.raises(UserError, match=r"train it with model\.position_offset=1$"):
-        export_hf(made("roberta", position_offset=2), tmp_path / "hf")
+        export_hf(random_model("roberta", position_offset=2), tmp_path / "hf")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mask_that_takes_the_space_before_it_takes_it_here(tmp_path: Path) -> None:
-    """RoBERTa's does."""
-    export_hf(made("bert", "byte_bpe"), tmp_path / "hf")
+def test_a_mask_that_includes_the_space_before_it_does_so_here(tmp_path: Path) -> None:
+    """As in RoBERTa."""
+    export_hf(random_model("bert", "byte_bpe"), tmp_path / "hf")
     path = tmp_path / "hf/tokenizer.json"
     content = json.loads(path.read_text())
     [mask] = [token for token in content["added_tokens"] if token["content"] == "<mask>"]

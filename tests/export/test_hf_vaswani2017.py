@@ -14,8 +14,8 @@ from heedful.export.hf import export_hf, import_hf
 from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, randomised
-from seq2seq_parity import ours_of, random_pairs, theirs_of
+from hf_parity import CLOSE, randomized
+from seq2seq_parity import heedful_logits, hf_outputs, random_pairs
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 20
 TEXTS = ["the dog sat", "hello cat in the park and the world", "a"]
@@ -26,13 +26,15 @@ def tokenizer_of(size: int) -> Tokenizer:
     return train_tokenizer(LINES, kind="bpe", vocab_size=size)
 
 
-def made(src: Tokenizer | None, tgt: Tokenizer | None, seed: int = 0, **keys: Any) -> Any:
-    """A random tiny translator that reads its source: attention says more than the embeddings."""
-    sizes = [30 if each is None else each.vocab_size for each in (src, tgt)]
+def random_translator(
+    src: Tokenizer | None, tgt: Tokenizer | None, seed: int = 0, **keys: Any
+) -> Any:
+    """A random tiny translator whose attention matters more than its embeddings."""
+    sizes = [30 if item is None else item.vocab_size for item in (src, tgt)]
     tiny = {"src_vocab_size": sizes[0], "tgt_vocab_size": sizes[1], "max_length": 40}
     tiny |= {"d_model": 12, "num_heads": 3, "num_encoder_layers": 1, "num_decoder_layers": 1}
     config: Any = make_config("vaswani2017", tiny | {"d_ff": 16} | keys)
-    net = randomised(architecture("vaswani2017").build(config), seed)
+    net = randomized(architecture("vaswani2017").build(config), seed)
     with torch.no_grad():
         for name, weight in net.named_parameters():
             if name.endswith(("attention.sublayer.out.weight", "kv.weight")):
@@ -42,7 +44,7 @@ def made(src: Tokenizer | None, tgt: Tokenizer | None, seed: int = 0, **keys: An
     return open_net(net, config, metadata, src, tgt)
 
 
-def drawn(placement: str, tying: str, seed: int) -> dict[str, Any]:
+def any_config(placement: str, tying: str, seed: int) -> dict[str, Any]:
     """Sizes and choices of one configuration."""
     draw = random.Random(f"{placement} {tying} {seed}")
     heads = draw.choice([1, 3, 5])
@@ -66,43 +68,43 @@ def drawn(placement: str, tying: str, seed: int) -> dict[str, Any]:
 @torch.no_grad()
 def test_transformers_gives_the_same_logits(placement: str, tying: str, tmp_path: Path) -> None:
     for seed, tokenizer in enumerate((tokenizer_of(40), None)):
-        model = made(tokenizer, tokenizer, seed, **drawn(placement, tying, seed))
+        model = random_translator(tokenizer, tokenizer, seed, **any_config(placement, tying, seed))
         folder = tmp_path / str(seed)
-        said: list[str] = []
-        export_hf(model, folder / "hf", say=said.append)
-        assert said[0].startswith(
+        messages: list[str] = []
+        export_hf(model, folder / "hf", on_notice=messages.append)
+        assert messages[0].startswith(
             f"vaswani2017 is exported as {'marian' if placement == 'post' else 'pegasus'}"
         )
         auto, cls = transformers.AutoModelForSeq2SeqLM, CLASSES[placement]
-        theirs, report = auto.from_pretrained(folder / "hf", output_loading_info=True)
-        assert type(theirs) is cls
+        reference, report = auto.from_pretrained(folder / "hf", output_loading_info=True)
+        assert type(reference) is cls
         assert not any(report.values()), report
         back = import_hf(folder / "hf", folder / "back")
-        nets = (model.net, back.net, theirs.eval())
+        nets = (model.net, back.net, reference.eval())
         pairs = random_pairs(30, 30, "right", seed)
         real = pairs.tgt_mask.bool()
-        ours, again, there = (each.double() for each in nets)  # their logits are large
-        expected = ours_of(ours, pairs, "right")[real]
+        ours, again, there = (net.double() for net in nets)  # their logits are large
+        expected = heedful_logits(ours, pairs, "right")[real]
         assert expected.std() > 0.1
-        torch.testing.assert_close(theirs_of(there, pairs).logits[real], expected, **CLOSE)
-        torch.testing.assert_close(ours_of(again, pairs, "right")[real], expected, **CLOSE)
+        torch.testing.assert_close(hf_outputs(there, pairs).logits[real], expected, **CLOSE)
+        torch.testing.assert_close(heedful_logits(again, pairs, "right")[real], expected, **CLOSE)
         assert back.options() == model.options()
         assert back.ids == model.ids
 
 
 @torch.no_grad()
-def test_two_vocabularies_are_marians(tmp_path: Path) -> None:
+def test_two_vocabularies_are_exported_as_marian(tmp_path: Path) -> None:
     src, tgt = tokenizer_of(40), tokenizer_of(33)
-    model = made(src, tgt, tie_embeddings="decoder")
-    said: list[str] = []
-    export_hf(model, tmp_path / "hf", say=said.append)
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").eval()
+    model = random_translator(src, tgt, tie_embeddings="decoder")
+    messages: list[str] = []
+    export_hf(model, tmp_path / "hf", on_notice=messages.append)
+    reference = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").eval()
     read = transformers.AutoTokenizer.from_pretrained
     batch = read(tmp_path / "hf")(TEXTS, return_tensors="pt", padding=True)
-    ids = theirs.generate(**batch, num_beams=1, max_new_tokens=11)
+    ids = reference.generate(**batch, num_beams=1, max_new_tokens=11)
     text = read(tmp_path / "hf/tokenizer_target").batch_decode(ids, skip_special_tokens=True)
     assert text == model.translate(TEXTS, beam_size=1, max_new_tokens=11)
-    assert any("tokenizer_target/" in line for line in said)
+    assert any("tokenizer_target/" in line for line in messages)
     back = import_hf(tmp_path / "hf", tmp_path / "back")
     assert back.src_tokenizer.encode(TEXTS[0]) == src.encode(TEXTS[0])
     assert back.tgt_tokenizer.encode(TEXTS[0]) == tgt.encode(TEXTS[0])
@@ -140,7 +142,7 @@ def test_unsupported_settings_are_refused_with_the_supported_ones(
     keys: dict[str, Any], said: str, instead: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as error:
-        export_hf(made(None, None, **keys), tmp_path / "hf")
+        export_hf(random_translator(None, None, **keys), tmp_path / "hf")
     assert said in str(error.value)
     assert str(error.value).endswith(
         f"train it with {'' if instead[0] == '-' else '--set '}{instead}"

@@ -67,20 +67,20 @@ WRITERS = [*DECODERS, *(name for name in FAMILIES if FAMILIES[name][1] == "Seq2S
 
 
 def auto_class(name: str) -> Any:
-    """Their Auto class of a family."""
+    """The Auto class of transformers for a family."""
     head = FAMILIES[name][1]
     return getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """One trained here: language models' puts nothing around a text."""
+    """A tokenizer trained here; without special tokens around a text for language models."""
     template = "none" if FAMILIES[name][1] == "CausalLM" else "both"
     return train_tokenizer(
         LINES, kind="bpe", vocab_size=40, extra_specials=["<mask>"], template=template
     )
 
 
-def theirs_of(name: str) -> Any:
+def hf_model_of(name: str) -> Any:
     case, _, keys = FAMILIES[name]
     lengths = dict.fromkeys(case.sizes.keys() & {"n_positions", "max_position_embeddings"}, 48)
     sizes = case.sizes | {"vocab_size": VOCAB} | lengths | keys
@@ -89,10 +89,10 @@ def theirs_of(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A directory of each family as transformers writes it, with a tokenizer."""
+    """A directory of each family as written by transformers, with a tokenizer."""
     root = tmp_path_factory.mktemp("theirs")
     for name in FAMILIES:
-        theirs_of(name).save_pretrained(root / name)
+        hf_model_of(name).save_pretrained(root / name)
         write_tokenizer(tokenizer_of(name), root / name)
     return {name: root / name for name in FAMILIES}
 
@@ -116,10 +116,10 @@ def test_an_exported_model_is_imported_as_the_same_model(
     auto = auto_class(name)
     back, report = auto.from_pretrained(tmp_path / "hf", output_loading_info=True)
     allowed = {"missing_keys"} if name == "distilbert" else set()
-    assert not any(found for kind, found in report.items() if kind not in allowed), report
-    theirs = auto.from_pretrained(directories[name])
-    assert_same_net(theirs, back)
-    assert theirs.config.id2label == back.config.id2label
+    assert not any(actual for kind, actual in report.items() if kind not in allowed), report
+    reference = auto.from_pretrained(directories[name])
+    assert_same_net(reference, back)
+    assert reference.config.id2label == back.config.id2label
 
     again = import_hf(tmp_path / "hf", tmp_path / "again")
     assert_same_net(model.net, again.net)
@@ -133,18 +133,18 @@ def test_an_exported_model_is_imported_as_the_same_model(
 def test_imported_and_exported_models_generate_the_same_texts(
     name: str, num_beams: int, directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Begin, end, forced and forbidden tokens are right."""
-    theirs = tmp_path / "theirs"
-    shutil.copytree(directories[name], theirs)
-    settings = json.loads((theirs / "generation_config.json").read_text())
+    """Start, EOS, forced and suppressed tokens are right."""
+    reference = tmp_path / "theirs"
+    shutil.copytree(directories[name], reference)
+    settings = json.loads((reference / "generation_config.json").read_text())
     settings |= {"eos_token_id": [2, 11]}
     if num_beams == 1:  # in a beam heedful shares out their probability, transformers does not
         settings |= {"bad_words_ids": [[7], [9]]}
     if name not in DECODERS:
         settings |= {"forced_bos_token_id": 5, "forced_eos_token_id": 2}
         settings.setdefault("decoder_start_token_id", 0)  # T5's own class says none
-    (theirs / "generation_config.json").write_text(json.dumps(settings))
-    model = import_hf(theirs, tmp_path / "ours")
+    (reference / "generation_config.json").write_text(json.dumps(settings))
+    model = import_hf(reference, tmp_path / "ours")
     export_hf(model, tmp_path / "hf")
     auto = auto_class(name)
     text = "the dog sat on the mat"
@@ -153,7 +153,7 @@ def test_imported_and_exported_models_generate_the_same_texts(
         0
     ].ids
     assert not {7, 9} & set(ours) or num_beams > 1
-    for directory in (theirs, tmp_path / "hf"):
+    for directory in (reference, tmp_path / "hf"):
         inputs = transformers.AutoTokenizer.from_pretrained(directory)(text, return_tensors="pt")
         writer = auto.from_pretrained(directory).eval()
         start = inputs["input_ids"].size(1) if name in DECODERS else 1
@@ -164,17 +164,19 @@ def test_imported_and_exported_models_generate_the_same_texts(
 def test_fine_tuning_on_pairs_uses_the_template_of_the_tokenizer(
     name: str, directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Both sides with the marks that transformers puts around them, and the same loss."""
+    """Both sides have the special tokens of transformers, and the loss is equal."""
     model = import_hf(directories[name], tmp_path / "ours")
     pairs = [("the cat sat", "hello world"), ("hello", "the cat sat on a world")]
-    theirs = theirs_of(name)
-    theirs.config.decoder_start_token_id = model.ids.decoder_start_ids[0]  # T5's needs to be told
+    reference = hf_model_of(name)
+    reference.config.decoder_start_token_id = model.ids.decoder_start_ids[
+        0
+    ]  # T5's needs to be told
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[name])
     for src, tgt in pairs:
         inputs, labels = (tokenizer(text, return_tensors="pt").input_ids for text in (src, tgt))
         assert labels.size(1) > 2
         with torch.no_grad():
-            loss = theirs(input_ids=inputs, labels=labels).loss
+            loss = reference(input_ids=inputs, labels=labels).loss
         (score,) = model.score([src], [tgt])
         assert score.num_tokens == labels.size(1)
         assert -score.log_prob / score.num_tokens == pytest.approx(float(loss), abs=1e-5)
@@ -280,9 +282,9 @@ def test_settings_that_are_not_imported_are_reported(
     (source / "generation_config.json").write_text(json.dumps(settings))
     for file in NO_TEXT:
         (source / file).unlink()
-    said: list[str] = []
-    model = import_hf(source, tmp_path / "out", say=said.append)
-    text = "\n".join(said)
+    messages: list[str] = []
+    model = import_hf(source, tmp_path / "out", on_notice=messages.append)
+    text = "\n".join(messages)
     for part in ("min_length 2", "several tokens", "999", "no tokenizer"):
         assert part in text
     assert "num_beams" not in text
@@ -310,19 +312,21 @@ OWN_OPTIONS = st.fixed_dictionaries(
 
 @given(own=OWN_OPTIONS)
 def test_a_model_generates_after_export_and_import_as_before(own: dict[str, Any]) -> None:
-    """Any options of its metadata, zeros too."""
+    """Any options of its metadata, zeros included."""
 
     def settled(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         metadata = ModelMetadata("gpt2", "-", options=options)
         model = LanguageModel(
             None, SimpleNamespace(vocab_size=9, max_length=9), metadata, None, None
         )
-        chosen = model.options()
-        left_open = set() if chosen.samples else {*SAMPLING_OPTIONS}  # which then are not looked at
-        if chosen.beam_size == 1:
+        selected = model.options()
+        left_open = (
+            set() if selected.samples else {*SAMPLING_OPTIONS}
+        )  # which then are not looked at
+        if selected.beam_size == 1:
             left_open |= {"stop_rule"}
-        kept = {k: v for k, v in vars(chosen).items() if k not in left_open | {"draws", "rows"}}
-        if chosen.samples and kept["temperature"] is None:
+        kept = {k: v for k, v in vars(selected).items() if k not in left_open | {"draws", "rows"}}
+        if selected.samples and kept["temperature"] is None:
             kept["temperature"] = 1.0
         return model, kept
 
@@ -337,7 +341,7 @@ def test_a_model_generates_after_export_and_import_as_before(own: dict[str, Any]
     assert after == before
 
 
-def test_sampling_that_a_file_does_not_describe_is_that_of_transformers() -> None:
+def test_missing_sampling_options_have_the_defaults_of_transformers() -> None:
     usual = transformers.GenerationConfig(do_sample=True)
     read = read_options(HfDirectory({"model_type": "gpt2"}, {"do_sample": True}, {}))
     defaults = {"temperature": 1.0, "top_k": 50} | {
@@ -354,7 +358,7 @@ def test_sampling_that_a_file_does_not_describe_is_that_of_transformers() -> Non
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["gpt2", "t5", "bert", "mixtral"])
-def test_16_bit_exports_open_in_transformers_and_give_the_same(
+def test_16_bit_exports_have_equal_outputs_in_transformers(
     name: str, precision: str, directories: dict[str, Path], tmp_path: Path
 ) -> None:
     model = import_hf(directories[name], tmp_path / "ours")
@@ -364,20 +368,20 @@ def test_16_bit_exports_open_in_transformers_and_give_the_same(
     full = load_file(directories[name] / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {dtype}
     assert all(torch.equal(weights[key], full[key].to(dtype)) for key in weights.keys() & full)
-    theirs = auto_class(name).from_pretrained(tmp_path / "hf", dtype="auto").eval()
-    assert theirs.dtype == dtype
+    reference = auto_class(name).from_pretrained(tmp_path / "hf", dtype="auto").eval()
+    assert reference.dtype == dtype
     back = import_hf(tmp_path / "hf", tmp_path / "back")
     for ours, rounded in zip(model.net.parameters(), back.net.parameters(), strict=True):
         assert torch.equal(ours.to(dtype).float(), rounded)
     ids = torch.tensor([[5, 9, 11, 7]])
     both = {"decoder_input_ids": ids} if name == "t5" else {}
     with torch.no_grad():
-        theirs_out = theirs.float()(input_ids=ids, **both).logits
+        theirs_out = reference.float()(input_ids=ids, **both).logits
         ours_out = back.net(ids, ids) if both else back.net(ids)
     torch.testing.assert_close(ours_out, theirs_out, rtol=1e-4, atol=1e-4)
 
 
-def test_a_precision_that_a_format_cannot_hold_is_refused(
+def test_a_precision_that_a_format_does_not_support_is_refused(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
     model = import_hf(directories["gpt2"], tmp_path / "ours")
@@ -421,12 +425,16 @@ def test_duplicate_labels_are_refused(
 def test_a_new_head_has_the_names_of_transformers(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     model = import_hf(
-        directories["bert"], tmp_path / "out", say=said.append, head="classify", num_labels=4
+        directories["bert"],
+        tmp_path / "out",
+        on_notice=messages.append,
+        head="classify",
+        num_labels=4,
     )
     assert model.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
-    assert any("left as initialized" in line for line in said)
+    assert any("left as initialized" in line for line in messages)
 
 
 def test_a_head_for_another_problem_is_reported(
@@ -435,9 +443,9 @@ def test_a_head_for_another_problem_is_reported(
     source = with_config(
         directories["bert-classes"], tmp_path / "a", problem_type="multi_label_classification"
     )
-    said: list[str] = []
-    model = import_hf(source, tmp_path / "out", say=said.append)
-    assert "multi_label_classification" in said[0]
+    messages: list[str] = []
+    model = import_hf(source, tmp_path / "out", on_notice=messages.append)
+    assert "multi_label_classification" in messages[0]
     assert model.labels == ("neg", "neutral", "pos")
 
 
@@ -479,7 +487,7 @@ def test_a_broken_directory_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("function", ["uninitialized_net", "from_hf", "open_net"])
-def test_a_mistake_of_ours_is_not_blamed_on_the_directory(
+def test_internal_errors_are_not_reported_as_a_damaged_directory(
     function: str, directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*args: Any, **keys: Any) -> None:
@@ -493,7 +501,7 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_directory(
 def test_only_a_model_is_replaced_and_only_with_overwrite(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Both formats call their files alike: a model must never replace its own source."""
+    """Both formats have equal file names: an export must never replace its own source."""
     model = import_hf(directories["gpt2"], tmp_path / "ours")
     export_hf(model, tmp_path / "hf")
     before = tree(tmp_path)

@@ -1,4 +1,4 @@
-"""Back-pointers return the sequences that lists of each hypothesis would hold."""
+"""Back-pointers return the sequences that lists of hypotheses would."""
 
 import math
 
@@ -37,10 +37,10 @@ def extended(paths: list[Path], step: Extensions, beam: int) -> list[Path]:
     num_endings=st.integers(1, 5),
     data=st.data(),
 )
-def test_paths_are_those_of_plain_lists(
+def test_paths_equal_plain_lists(
     seed: int, beams: int, width: int, num_endings: int, data: st.DataObject
 ) -> None:
-    """Every entry of every step is found again, whichever beams leave after whichever steps."""
+    """Every entry of every step, whichever beams leave after any steps."""
     generator = torch.Generator().manual_seed(seed)
     num_entries = width + num_endings
     history = BackPointers(num_entries)
@@ -72,15 +72,15 @@ def test_a_negative_reference_is_the_empty_hypothesis() -> None:
     assert list(history.paths([[-5], []])) == [[([], [])], []]
 
 
-def test_select_leaves_the_other_back_pointers_as_they_are() -> None:
+def test_select_does_not_change_the_original() -> None:
     generator = torch.Generator().manual_seed(1)
     history = BackPointers(2)
     history.append(random_step(generator, 3, 1, 1), random_step(generator, 3, 1, 1))
     before = list(history.paths([[0, 1]] * 3))
-    chosen = history.select(torch.tensor([2]))
-    chosen.append(random_step(generator, 1, 1, 1), random_step(generator, 1, 1, 1))
+    selected = history.select(torch.tensor([2]))
+    selected.append(random_step(generator, 1, 1, 1), random_step(generator, 1, 1, 1))
     assert list(history.paths([[0, 1]] * 3)) == before
-    assert list(chosen.paths([[0, 1]])) == before[2:]
+    assert list(selected.paths([[0, 1]])) == before[2:]
 
 
 def test_extensions_are_taken_at_indices_of_each_beam() -> None:
@@ -102,10 +102,10 @@ SCORES = st.sampled_from([-math.inf, -3.0, -2.0, -1.0])
     steps=st.lists(st.lists(st.lists(SCORES, min_size=3, max_size=3), min_size=2, max_size=2)),
     keep_earlier=st.booleans(),
 )
-def test_the_best_finished_are_those_of_a_sorted_list(
+def test_the_best_finished_equal_a_sorted_list(
     capacity: int, steps: list[list[list[float]]], keep_earlier: bool
 ) -> None:
-    """Of equal scores the earlier one is kept; with `keep_earlier`, the first that were found."""
+    """Of equal scores the earlier one is kept; with `keep_earlier`, the first ones."""
     finished = BestFinished(
         torch.full((2, capacity), -math.inf), torch.zeros(2, capacity, dtype=torch.long)
     )
@@ -129,6 +129,6 @@ def test_the_best_finished_are_those_of_a_sorted_list(
 @pytest.mark.parametrize("beams", [[1], [1, 0], []])
 def test_selected_finished_hypotheses_keep_scores_and_references(beams: list[int]) -> None:
     score, ref = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[7, 2], [5, 9]])
-    chosen = BestFinished(score, ref).select(torch.tensor(beams, dtype=torch.long))
-    assert chosen.score.tolist() == [score[beam].tolist() for beam in beams]
-    assert chosen.ref.tolist() == [ref[beam].tolist() for beam in beams]
+    selected = BestFinished(score, ref).select(torch.tensor(beams, dtype=torch.long))
+    assert selected.score.tolist() == [score[beam].tolist() for beam in beams]
+    assert selected.ref.tolist() == [ref[beam].tolist() for beam in beams]

@@ -1,4 +1,4 @@
-"""Outputs that must hold phrases are the best of those, as an exhaustive search finds them."""
+"""Outputs with required phrases are the best ones, as an exhaustive search finds them."""
 
 import math
 from functools import partial
@@ -33,8 +33,8 @@ PHRASES = st.lists(
 )
 
 
-def holds(ids: object, phrase: list[int]) -> bool:
-    """Whether a phrase stands in it, told by text."""
+def contains_phrase(ids: object, phrase: list[int]) -> bool:
+    """True if the ids contain the phrase, compared as text."""
     return f",{','.join(map(str, phrase))}," in f",{','.join(map(str, ids))},"  # type: ignore[call-overload]
 
 
@@ -47,9 +47,9 @@ def test_a_beam_as_large_as_the_space_finds_the_best_with_all_phrases(
     space = [
         (sum(parts_of(row, (), ids)) / score.divisor(len(ids)), ids, finished)
         for ids, _, finished in whole_space(row, (), 1, LONGEST)
-        if all(holds(ids, phrase) for phrase in phrases)
+        if all(contains_phrase(ids, phrase) for phrase in phrases)
     ]
-    [found] = constrained_beam_search(
+    [actual] = constrained_beam_search(
         from_rows(row),
         torch.zeros(1, 0, dtype=torch.long),
         phrases,
@@ -61,16 +61,16 @@ def test_a_beam_as_large_as_the_space_finds_the_best_with_all_phrases(
     )
     best = sorted(space, reverse=True)[:2]
     if not best:  # the phrases do not fit together
-        assert not found[0].finished
+        assert not actual[0].finished
         return
-    assert [each.score for each in found] == pytest.approx([each[0] for each in best])
-    assert tuple(found[0].ids) == best[0][1]
-    assert found[0].finished is best[0][2]
+    assert [item.score for item in actual] == pytest.approx([item[0] for item in best])
+    assert tuple(actual[0].ids) == best[0][1]
+    assert actual[0].finished is best[0][2]
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 99), PHRASES, st.integers(1, 6))
-def test_a_narrow_beam_keeps_to_all_phrases_and_no_text_depends_on_another(
+def test_narrow_beams_meet_all_phrases_independently_of_the_batch(
     seed: int, phrases: list[list[int]], width: int
 ) -> None:
     row = random_rows(seed, SIZE, order=3)
@@ -82,20 +82,20 @@ def test_a_narrow_beam_keeps_to_all_phrases_and_no_text_depends_on_another(
         constrained_beam_search(from_rows(row), start[place : place + 1], phrases, **options)[0]
         for place in range(3)
     ]
-    assert [found[0].ids for found in together] == [found[0].ids for found in alone]
-    for [found, *_] in together:
-        assert all(holds(found.ids, phrase) for phrase in phrases)
-        assert found.ids.count(0) == int(found.finished)
+    assert [actual[0].ids for actual in together] == [actual[0].ids for actual in alone]
+    for [actual, *_] in together:
+        assert all(contains_phrase(actual.ids, phrase) for phrase in phrases)
+        assert actual.ids.count(0) == int(actual.finished)
 
 
 def num_met(ids: tuple[int, ...], phrases: list[list[int]]) -> int:
     """Tokens of the phrases that `ids` contains, and of the longest phrase that it ends in."""
-    complete = [phrase for phrase in phrases if holds(ids, phrase)]
+    complete = [phrase for phrase in phrases if contains_phrase(ids, phrase)]
     begun = [
         count
         for phrase in phrases
         for count in range(min(len(phrase) - 1, len(ids)) + 1)
-        if not holds(ids, phrase) and list(ids[len(ids) - count :]) == phrase[:count]
+        if not contains_phrase(ids, phrase) and list(ids[len(ids) - count :]) == phrase[:count]
     ]
     return sum(map(len, complete)) + max(begun, default=0)
 
@@ -113,13 +113,13 @@ def plain_constrained(
             for total, ids in open_
         ]
         for total, ids in (pair for pairs in extended for pair in pairs):
-            if ids[-1] == 0 and all(holds(ids, phrase) for phrase in phrases):
+            if ids[-1] == 0 and all(contains_phrase(ids, phrase) for phrase in phrases):
                 best = max(best, (total / score.divisor(length), ids), key=lambda pair: pair[0])
         likely = sorted((pair for pairs in extended for pair in pairs), reverse=True)[: 2 * width]
         likely += [max(pairs) for pairs in extended if pairs]
         for pairs in extended:
             for total, ids in pairs:
-                unmet = [phrase for phrase in phrases if not holds(ids[:-1], phrase)]
+                unmet = [phrase for phrase in phrases if not contains_phrase(ids[:-1], phrase)]
                 counts = [num_met(ids[:-1], [phrase]) for phrase in unmet]
                 ahead = [phrase[count] for phrase, count in zip(unmet, counts, strict=True)]
                 if ids[-1] in [*ahead, *(phrase[0] for phrase in unmet)]:
@@ -129,12 +129,12 @@ def plain_constrained(
             banks.setdefault(num_met(pair[1], phrases), []).append(pair)
         quota = width // (sum(map(len, phrases)) + 1)
         order = [banks[number] for number in sorted(banks, reverse=True)]
-        chosen = [pair for bank in order for pair in bank[:quota]]
-        open_ = (chosen + [pair for bank in order for pair in bank[quota:]])[:width]
+        selected = [pair for bank in order for pair in bank[:quota]]
+        open_ = (selected + [pair for bank in order for pair in bank[quota:]])[:width]
         prefix = open_[0][1] if open_ else prefix
         if length == limit:
             for total, ids in open_:
-                if all(holds(ids, phrase) for phrase in phrases):
+                if all(contains_phrase(ids, phrase) for phrase in phrases):
                     best = max(best, (total / score.divisor(length), ids), key=lambda pair: pair[0])
         if not open_:
             break
@@ -152,7 +152,7 @@ def test_a_narrow_beam_finds_what_a_plain_implementation_finds(
     seed: int, phrases: list[list[int]], width: int, holes: float, limit: int
 ) -> None:
     row = random_rows(seed, SIZE, holes)
-    [[found]] = constrained_beam_search(
+    [[actual]] = constrained_beam_search(
         from_rows(row),
         torch.zeros(1, 0, dtype=torch.long),
         phrases,
@@ -160,14 +160,14 @@ def test_a_narrow_beam_finds_what_a_plain_implementation_finds(
         eos_id=0,
         max_new_tokens=limit,
     )
-    assert found.ids == plain_constrained(row, phrases, width, limit, LengthScore())
+    assert actual.ids == plain_constrained(row, phrases, width, limit, LengthScore())
 
 
 @pytest.mark.parametrize(
     ("phrases", "words"),
-    [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "holds an EOS")],
+    [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "contains_phrase an EOS")],
 )
-def test_phrases_that_cannot_stand_are_refused(phrases: list[list[int]], words: str) -> None:
+def test_impossible_phrases_are_refused(phrases: list[list[int]], words: str) -> None:
     row = from_rows(random_rows(0, SIZE))
     with pytest.raises(UserError, match=words):
         constrained_beam_search(
@@ -179,7 +179,7 @@ def test_phrases_that_cannot_stand_are_refused(phrases: list[list[int]], words: 
     ("value", "words"), [(math.nan, "gave NaN at step 2"), (0.5, "gave 0.5 at step 2")]
 )
 @pytest.mark.parametrize("where", ["no rules", "before a rule", "by a rule"])
-def test_what_is_no_log_probability_is_refused_as_in_a_beam_search(
+def test_values_that_are_no_log_probabilities_are_refused(
     value: float, words: str, where: str
 ) -> None:
     row = random_rows(0, SIZE)
@@ -188,8 +188,8 @@ def test_what_is_no_log_probability_is_refused_as_in_a_beam_search(
         return log_probs.index_fill(1, torch.tensor([2]), value) if length == 1 else log_probs
 
     def model(prefixes: Tensor) -> Tensor:
-        found = from_rows(row)(prefixes)
-        return found if where == "by a rule" else changed(found, prefixes.shape[1])
+        actual = from_rows(row)(prefixes)
+        return actual if where == "by a rule" else changed(actual, prefixes.shape[1])
 
     def rule(log_probs: Tensor, context: Context) -> Tensor:
         if where == "by a rule":
@@ -205,8 +205,8 @@ def test_what_is_no_log_probability_is_refused_as_in_a_beam_search(
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-def test_a_prefix_function_is_not_asked_about_sentences_that_are_done(with_state: bool) -> None:
-    """Nothing may follow after an end or at the limit, which such a function may say or raise."""
+def test_a_prefix_function_is_not_called_for_sentences_that_are_done(with_state: bool) -> None:
+    """After EOS or at the limit a prefix function may return nothing, or raise."""
     row, limits = random_rows(3, SIZE, eos_bias=3.0), [9, 2, 5]
 
     def allowed(sentence: int, ids: list[int]) -> list[int]:
@@ -219,31 +219,31 @@ def test_a_prefix_function_is_not_asked_about_sentences_that_are_done(with_state
     state = {"state": Remembered(3)} if with_state else {}
     function = remembering(row) if with_state else from_rows(row)
     options |= {"max_new_tokens": limits} | state
-    found = constrained_beam_search(function, start, [[3]], **options)
+    actual = constrained_beam_search(function, start, [[3]], **options)
     del options["rules"], options["max_new_tokens"]
     for place, limit in enumerate(limits):
         alone = constrained_beam_search(
             from_rows(row), start[place : place + 1], [[3]], max_new_tokens=limit,
             **options | {"state": None},
         )  # fmt: skip
-        assert alone == [found[place]]
+        assert alone == [actual[place]]
 
 
-def test_a_forced_end_is_not_marked_as_finished() -> None:
+def test_a_forced_eos_is_not_finished() -> None:
     row = from_rows(lambda _: [-2.3, -0.1])
     options = {"beam_size": 2, "eos_id": 0, "max_new_tokens": 3, "force_eos": True}
-    [[found]] = constrained_beam_search(row, torch.zeros(1, 0).long(), [[1, 1]], **options)
-    assert found.ids == [1, 1, 0]
-    assert not found.finished
+    [[actual]] = constrained_beam_search(row, torch.zeros(1, 0).long(), [[1, 1]], **options)
+    assert actual.ids == [1, 1, 0]
+    assert not actual.finished
 
 
 def test_at_a_dead_end_the_prefix_with_the_most_of_the_phrases_is_returned() -> None:
-    """1 begins the phrase and is less likely than 2; nothing may follow."""
+    """1 begins the phrase and is less probable than 2; no token is possible after it."""
     table = {(): [-INF, math.log(0.1), math.log(0.9)]}
     row = from_rows(lambda prefix: table.get(prefix, [-INF] * 3))
     options = {"beam_size": 3, "eos_id": 0, "max_new_tokens": 5}
-    [[found]] = constrained_beam_search(row, torch.zeros(1, 0).long(), [[1, 2]], **options)
-    assert (found.ids, found.finished) == ([1], False)
+    [[actual]] = constrained_beam_search(row, torch.zeros(1, 0).long(), [[1, 2]], **options)
+    assert (actual.ids, actual.finished) == ([1], False)
 
 
 def test_no_sentences_give_no_outputs() -> None:
@@ -254,11 +254,11 @@ def test_no_sentences_give_no_outputs() -> None:
 
 
 @pytest.mark.parametrize("name", ["vaswani2017", "gpt2"])
-def test_a_model_writes_what_is_required(name: str) -> None:
+def test_model_outputs_contain_the_required_phrases(name: str) -> None:
     model = model_of(name)
     options = {"beam_size": 6, "max_new_tokens": 16}
-    found = model.generate(TEXTS, require=["dog", "the mat"], **options)
-    assert all("dog" in text and "the mat" in text for text in found), found
+    actual = model.generate(TEXTS, require=["dog", "the mat"], **options)
+    assert all("dog" in text and "the mat" in text for text in actual), actual
     assert not all("dog" in text for text in model.generate(TEXTS, **options))
     for wrong in ({"beam_size": 1}, {"temperature": 1.0}, {"beam_size": 4, "num_groups": 2}):
         with pytest.raises(UserError, match="require needs a beam"):

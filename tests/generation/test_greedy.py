@@ -66,7 +66,7 @@ def expected(seed: int, start: list[list[int]], banned: list[int], **options: An
     eos_id=st.sampled_from([EOS, [EOS, 3]]),
     holes=st.sampled_from([0.0, 0.4]),
 )
-def test_outputs_are_those_of_greedy_search(
+def test_outputs_equal_greedy_search(
     seed: int,
     limits: list[tuple[int, int]],
     banned: list[int],

@@ -1,4 +1,4 @@
-"""Logit rules: transformers' own, exact tables, and laws that hold for each of them."""
+"""Logit rules: parity with transformers, exact tables, and properties of every rule."""
 
 import math
 from collections.abc import Callable
@@ -38,8 +38,8 @@ def log_probs_of(*probabilities: float) -> Tensor:
     return torch.tensor([probabilities], dtype=torch.float64).log()
 
 
-def left(log_probs: Tensor) -> list[list[int]]:
-    """The ids of each row that may come."""
+def possible_ids(log_probs: Tensor) -> list[list[int]]:
+    """The ids of each row that are possible."""
     return [[i for i, value in enumerate(row) if value > -INF] for row in log_probs.tolist()]
 
 
@@ -52,7 +52,7 @@ rows = st.tuples(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 7))
 
 
 def random_case(case: tuple[int, int, int], prompt: int = 0) -> tuple[Tensor, Tensor]:
-    """What is above zero too, as logits are; some of them -inf; and tokens."""
+    """Logits, some of them -inf or above zero, and tokens."""
     seed, n, t = case
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(n, SIZE, generator=generator, dtype=torch.float64) * 2
@@ -64,9 +64,7 @@ def random_case(case: tuple[int, int, int], prompt: int = 0) -> tuple[Tensor, Te
 
 @settings(max_examples=60, deadline=None)
 @given(case=rows, strength=st.floats(0.05, 0.95))
-def test_cutting_rules_are_those_of_transformers(
-    case: tuple[int, int, int], strength: float
-) -> None:
+def test_truncation_rules_equal_transformers(case: tuple[int, int, int], strength: float) -> None:
     from transformers.generation import logits_process as theirs
 
     log_probs, tokens = random_case(case)
@@ -86,7 +84,7 @@ def test_cutting_rules_are_those_of_transformers(
 
 @settings(max_examples=60, deadline=None)
 @given(case=rows, prompt=st.integers(1, 4), penalty=st.floats(0.3, 3.0), size=st.integers(1, 4))
-def test_rules_on_tokens_are_those_of_transformers(
+def test_token_rules_equal_transformers(
     case: tuple[int, int, int], prompt: int, penalty: float, size: int
 ) -> None:
     from transformers.generation import logits_process as theirs
@@ -120,22 +118,22 @@ def test_rules_on_tokens_are_those_of_transformers(
 # --- Exact tables -------------------------------------------------------------------------------
 
 
-def test_the_token_that_reaches_top_p_stays() -> None:
+def test_the_token_that_reaches_top_p_is_kept() -> None:
     log_probs = log_probs_of(0.125, 0.5, 0.25, 0.125)
     for p, ids in {
         1e-9: [1], 0.5: [1], 0.51: [1, 2], 0.75: [1, 2], 0.76: [0, 1, 2], 0.876: [0, 1, 2, 3],
         1.0: [0, 1, 2, 3],
     }.items():  # fmt: skip
-        assert left(TopP(p)(log_probs, NOTHING)) == [ids]
+        assert possible_ids(TopP(p)(log_probs, NOTHING)) == [ids]
 
 
-def test_top_k_keeps_exactly_k_of_equals() -> None:
+def test_top_k_keeps_exactly_k_of_equal_values() -> None:
     log_probs = log_probs_of(0.1, 0.2, 0.2, 0.2, 0.2, 0.1)
     for k, ids in {1: [1], 2: [1, 2], 4: [1, 2, 3, 4], 5: [0, 1, 2, 3, 4], 9: range(6)}.items():
-        assert left(TopK(k)(log_probs, NOTHING)) == [list(ids)]
+        assert possible_ids(TopK(k)(log_probs, NOTHING)) == [list(ids)]
     from transformers.generation import logits_process as theirs
 
-    assert left(theirs.TopKLogitsWarper(2)(None, log_probs)) == [[1, 2, 3, 4]]
+    assert possible_ids(theirs.TopKLogitsWarper(2)(None, log_probs)) == [[1, 2, 3, 4]]
 
 
 def test_top_p_one_keeps_the_longest_tail() -> None:
@@ -144,11 +142,11 @@ def test_top_p_one_keeps_the_longest_tail() -> None:
     assert torch.equal(Typical(1.0)(log_probs, NOTHING), log_probs)
 
 
-def test_min_p_is_a_share_of_the_likeliest() -> None:
+def test_min_p_is_relative_to_the_most_probable_token() -> None:
     log_probs = log_probs_of(0.04, 0.5, 0.06, 0.4)
-    assert left(MinP(0.1)(log_probs, NOTHING)) == [[1, 2, 3]]
-    assert left(MinP(1.0)(log_probs, NOTHING)) == [[1]]
-    assert left(MinP(0.0)(log_probs, NOTHING)) == [[0, 1, 2, 3]]
+    assert possible_ids(MinP(0.1)(log_probs, NOTHING)) == [[1, 2, 3]]
+    assert possible_ids(MinP(1.0)(log_probs, NOTHING)) == [[1]]
+    assert possible_ids(MinP(0.0)(log_probs, NOTHING)) == [[0, 1, 2, 3]]
 
 
 def test_presence_and_frequency_count_new_tokens_alone() -> None:
@@ -166,20 +164,20 @@ def test_counts_are_exact_in_16_bit_formats() -> None:
     assert ruled.tolist() == [[0.0, -301.0, 0.0]]
 
 
-def test_prompt_tokens_outside_the_output_vocabulary_do_nothing() -> None:
+def test_prompt_tokens_outside_the_output_vocabulary_are_ignored() -> None:
     context = context_of([[1, 9, 1]], prompts=[[50]])
     log_probs = torch.full((1, 4), -1.0)
     assert RepetitionPenalty(2.0)(log_probs, context).tolist() == [[-1.0, -2.0, -1.0, -1.0]]
-    assert left(NoRepeatNgram(2, include_prompt=True)(log_probs, context)) == [[0, 1, 2, 3]]
+    assert possible_ids(NoRepeatNgram(2, include_prompt=True)(log_probs, context)) == [[0, 1, 2, 3]]
 
 
-def test_forced_token_wins_over_a_ban_and_keeps_its_value() -> None:
+def test_a_forced_token_overrides_a_ban_and_keeps_its_value() -> None:
     log_probs = log_probs_of(0.5, 0.3, 0.2)
     rules = sampling_rules(banned=[1], forced={0: 1, 1: 2}, top_k=1)
     assert apply_rules(rules, log_probs, NOTHING).tolist() == [[-INF, math.log(0.3), -INF]]
     ruled = apply_rules(rules, log_probs, context_of([[0]]))
     assert ruled.tolist() == [[-INF, -INF, math.log(0.2)]]
-    assert left(apply_rules(rules, log_probs, context_of([[0, 0]]))) == [[0]]
+    assert possible_ids(apply_rules(rules, log_probs, context_of([[0, 0]]))) == [[0]]
 
 
 def test_prefix_function_sees_sentence_and_new_tokens() -> None:
@@ -191,14 +189,18 @@ def test_prefix_function_sees_sentence_and_new_tokens() -> None:
 
     generated, sentence = torch.tensor([[4], [5], [6]]), torch.tensor([1, 1, 0])
     context = Context([[8], [9]], generated, sentence)
-    assert left(PrefixFunction(allowed)(torch.zeros(3, 4), context)) == [[1, 3], [1, 3], [0, 3]]
+    assert possible_ids(PrefixFunction(allowed)(torch.zeros(3, 4), context)) == [
+        [1, 3],
+        [1, 3],
+        [0, 3],
+    ]
     assert seen == [(1, [4]), (1, [5]), (0, [6])]
 
 
-# --- Composition and laws -----------------------------------------------------------------------
+# --- Composition and properties -----------------------------------------------------------------
 
 
-def test_sampling_rules_come_in_the_documented_order() -> None:
+def test_sampling_rules_are_in_the_documented_order() -> None:
     def allowed(_sentence: int, _ids: list[int]) -> list[int]:
         return [0]
 
@@ -215,15 +217,15 @@ def test_sampling_rules_come_in_the_documented_order() -> None:
     assert sampling_rules() == []
 
 
-def test_order_matters_and_cuts_renormalise() -> None:
+def test_later_rules_see_renormalized_probabilities() -> None:
     """After the cut to 2 of (.4, .3, .2, .1) the first has 4/7, so a nucleus of .55 is it alone."""
     log_probs = log_probs_of(0.4, 0.3, 0.2, 0.1)
-    assert left(apply_rules([TopK(2), TopP(0.55)], log_probs, NOTHING)) == [[0]]
-    assert left(apply_rules([TopP(0.55), TopK(2)], log_probs, NOTHING)) == [[0, 1]]
+    assert possible_ids(apply_rules([TopK(2), TopP(0.55)], log_probs, NOTHING)) == [[0]]
+    assert possible_ids(apply_rules([TopP(0.55), TopK(2)], log_probs, NOTHING)) == [[0, 1]]
     # Ten times as hot all are about equal, and a nucleus of .55 needs three of them.
     hot = [Temperature(10.0), TopP(0.55)]
-    assert left(apply_rules(hot, log_probs, NOTHING)) == [[0, 1, 2]]
-    assert left(apply_rules(hot[::-1], log_probs, NOTHING)) == [[0, 1]]
+    assert possible_ids(apply_rules(hot, log_probs, NOTHING)) == [[0, 1, 2]]
+    assert possible_ids(apply_rules(hot[::-1], log_probs, NOTHING)) == [[0, 1]]
 
 
 RULES: list[Callable[[float], Rule]] = [
@@ -244,7 +246,7 @@ RULES: list[Callable[[float], Rule]] = [
 
 @settings(max_examples=120, deadline=None)
 @given(case=rows, which=st.sampled_from(range(len(RULES))), strength=st.floats(0.01, 0.99))
-def test_a_row_does_not_depend_on_the_others_and_input_stays(
+def test_rows_are_independent_and_the_input_is_unchanged(
     case: tuple[int, int, int], which: int, strength: float
 ) -> None:
     rule, (log_probs, tokens) = RULES[which](strength), random_case(case)
@@ -291,7 +293,7 @@ def test_a_row_does_not_depend_on_the_others_and_input_stays(
         (lambda: ForcedTokens({1: -2}), "0 or more"),
     ],
 )
-def test_bad_settings(build: Callable[[], Rule], says: str) -> None:
+def test_settings_out_of_range_are_refused(build: Callable[[], Rule], says: str) -> None:
     with pytest.raises(UserError, match=says):
         build()
 
@@ -307,6 +309,6 @@ def test_bad_settings(build: Callable[[], Rule], says: str) -> None:
         (lambda log_probs, _: log_probs[:, :2], "must keep"),
     ],
 )
-def test_bad_use(rule: Rule, says: str) -> None:
+def test_wrong_calls_are_refused(rule: Rule, says: str) -> None:
     with pytest.raises(UserError, match=says):
         apply_rules([rule], torch.zeros(1, 4), NOTHING)

@@ -48,24 +48,24 @@ def always(*probabilities: float) -> Callable[[Tensor], Tensor]:
     ],
     ids=["none", "top-k", "temperature", "top-p after a ban"],
 )
-def test_tokens_come_as_often_as_their_probability_says(rules: list, expected: list[float]) -> None:
+def test_token_frequencies_equal_their_probabilities(rules: list, expected: list[float]) -> None:
     number = 4000
-    found = sample(
+    actual = sample(
         always(0.1, 0.05, 0.4, 0.15, 0.3), torch.zeros(number, 1, dtype=torch.long), rules=rules,
         eos_id=1, max_new_tokens=1, seeds=range(number),
     )  # fmt: skip
-    counts = Counter(hypothesis.ids[0] for hypothesis in found)
+    counts = Counter(hypothesis.ids[0] for hypothesis in actual)
     shares = dict(enumerate(p / sum(expected) for p in expected))
     assert fits_outcomes(counts, shares)
     wrong = shares | {2: shares[2] + 0.08, 4: shares[4] - 0.08}
     assert 2 not in counts or not fits_outcomes(counts, wrong)
 
 
-def test_pairs_come_as_often_as_the_chain_says() -> None:
-    """So that a row's numbers are not used twice, nor shared between the samples of a sentence."""
+def test_frequencies_of_token_pairs_equal_their_probabilities() -> None:
+    """No random number is used twice or shared between the samples of a sentence."""
     function, number = random_function(5), 3000
-    found = sample(function, [[3]], eos_id=EOS, max_new_tokens=2, seeds=[11], num_samples=number)
-    counts = Counter(tuple(hypothesis.ids) for hypothesis in found)
+    actual = sample(function, [[3]], eos_id=EOS, max_new_tokens=2, seeds=[11], num_samples=number)
+    counts = Counter(tuple(hypothesis.ids) for hypothesis in actual)
     row = rows_of(5)
     chain = {
         ids: math.exp(sum(parts_of(row, (3,), ids)))
@@ -76,7 +76,7 @@ def test_pairs_come_as_often_as_the_chain_says() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), u=st.floats(0, 1, exclude_max=True))
-def test_inverse_cdf_takes_the_token_in_whose_part_the_number_falls(seed: int, u: float) -> None:
+def test_inverse_cdf_selects_the_token_of_the_interval(seed: int, u: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(7, generator=generator, dtype=torch.float64)
     weights[torch.rand(7, generator=generator) < 0.4] = 0
@@ -89,7 +89,7 @@ def test_inverse_cdf_takes_the_token_in_whose_part_the_number_falls(seed: int, u
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
-def test_the_ends_of_the_unit_interval_pick_no_impossible_token(u: float) -> None:
+def test_the_ends_of_the_unit_interval_never_select_impossible_tokens(u: float) -> None:
     for size in (3, 1000, 50_000):
         weights = torch.full((1, size), -INF)
         weights[0, 1:-1] = torch.randn(size - 2, generator=torch.Generator().manual_seed(size))
@@ -100,7 +100,7 @@ def test_the_ends_of_the_unit_interval_pick_no_impossible_token(u: float) -> Non
 # --- Independence -------------------------------------------------------------------------------
 
 
-def test_more_samples_leave_the_first_ones_as_they_were() -> None:
+def test_more_samples_do_not_change_the_first_ones() -> None:
     options = {"eos_id": EOS, "max_new_tokens": 6, "seeds": [3, 4]}
     few = sample(random_function(1), [[1], [2]], num_samples=2, **options)
     many = sample(random_function(1), [[1], [2]], num_samples=5, **options)
@@ -115,7 +115,7 @@ def test_more_samples_leave_the_first_ones_as_they_were() -> None:
 # --- Ends ---------------------------------------------------------------------------------------
 
 
-def test_dead_end_ends_the_row_alone() -> None:
+def test_a_dead_end_ends_only_its_row() -> None:
     def allowed(sentence: int, ids: list[int]) -> list[int]:
         return [1] if sentence == 0 or len(ids) < 2 else [4]
 
@@ -126,15 +126,15 @@ def test_dead_end_ends_the_row_alone() -> None:
         ([0, 1], [1, 1], {}), ([0, 1], [1, 1], {}), ([0], [1], {1: "dead_end"}),
         ([0], [1], {0: "length"}),
     ]  # fmt: skip
-    found = sample(function, [[1], [2]], rules=rules, eos_id=0, max_new_tokens=4, seeds=[1, 1])
-    assert [(h.ids, h.finished) for h in found] == [([1] * 4, False), ([1] * 2, False)]
+    actual = sample(function, [[1], [2]], rules=rules, eos_id=0, max_new_tokens=4, seeds=[1, 1])
+    assert [(h.ids, h.finished) for h in actual] == [([1] * 4, False), ([1] * 2, False)]
     [nothing] = sample(function, [[1]], rules=[BannedTokens([0, 1, 2])], eos_id=0,
                        max_new_tokens=4, seeds=[1])  # fmt: skip
     assert nothing == Hypothesis([], 0.0, False, 0.0, [])
 
 
-def test_state_follows_the_rows_behind_a_dead_end() -> None:
-    """The second of three rows dies without a token in the second step, and leaves the state."""
+def test_the_state_is_reordered_after_a_dead_end() -> None:
+    """The second of three rows has no possible token in the second step, and leaves the state."""
 
     def allowed(sentence: int, ids: list[int]) -> list[int]:
         return [1] if sentence == 1 and ids else [2]
@@ -142,10 +142,10 @@ def test_state_follows_the_rows_behind_a_dead_end() -> None:
     rules = [BannedTokens([1]), PrefixFunction(allowed)]
     options = {"rules": rules, "eos_id": EOS, "max_new_tokens": 4, "seeds": [1, 2, 3]}
     starts, state = [[1], [2], [3]], Remembered(3)
-    found = sample(remembering(rows_of(2)), starts, state=state, **options)
-    assert [h.ids for h in found] == [[2] * 4, [2], [2] * 4]
+    actual = sample(remembering(rows_of(2)), starts, state=state, **options)
+    assert [h.ids for h in actual] == [[2] * 4, [2], [2] * 4]
     assert state.prefixes[:, 0].tolist() == [1, 3]
-    assert found == sample(random_function(2), starts, **options)
+    assert actual == sample(random_function(2), starts, **options)
 
 
 def decode(ids: list[int]) -> str:
@@ -160,39 +160,39 @@ def test_stop_strings_end_a_row_across_tokens() -> None:
         return out
 
     options = {"eos_id": 0, "max_new_tokens": 9, "seeds": None}
-    [found] = sample(script, [[1]], stop=StopStrings(decode, ["ca", "\n\n"]), **options)
-    assert (decode(found.ids), found.finished) == ("bacca", True)
-    assert cut(decode(found.ids), ["ca", "\n\n"]) == "bac"
-    [found] = sample(script, [[1]], stop=StopStrings(decode, ["\n\n"]), **options)
-    assert decode(found.ids) == "bacca\n\n"
-    [found] = sample(script, [[1]], stop=StopStrings(decode, ["b"]), min_new_tokens=4, **options)
-    assert decode(found.ids) == "bacc"
-    [found] = sample(script, [[1]], stop=StopStrings(decode, ["bb"]), **options)
-    assert (decode(found.ids), found.finished) == ("bacca\n\nbb", True)
-    [found] = sample(script, [[1]], stop=StopStrings(decode, ["x"]), **options)
-    assert (decode(found.ids), found.finished) == ("bacca\n\nbb", False)
+    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["ca", "\n\n"]), **options)
+    assert (decode(actual.ids), actual.finished) == ("bacca", True)
+    assert cut(decode(actual.ids), ["ca", "\n\n"]) == "bac"
+    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["\n\n"]), **options)
+    assert decode(actual.ids) == "bacca\n\n"
+    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["b"]), min_new_tokens=4, **options)
+    assert decode(actual.ids) == "bacc"
+    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["bb"]), **options)
+    assert (decode(actual.ids), actual.finished) == ("bacca\n\nbb", True)
+    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["x"]), **options)
+    assert (decode(actual.ids), actual.finished) == ("bacca\n\nbb", False)
 
 
-def test_cut_takes_the_first_place_of_any() -> None:
+def test_cut_ends_at_the_first_stop_string() -> None:
     assert cut("one two three", ["three", "two"]) == "one "
     assert cut("abcd", ["bcd", "abc"]) == ""
     assert cut("abcd", ["x"]) == "abcd"
     assert cut("abcd", []) == "abcd"
 
 
-def test_stop_is_asked_with_the_sentence_of_its_sample() -> None:
-    found = sample(
+def test_stop_is_called_with_the_sentence_of_its_sample() -> None:
+    actual = sample(
         always(0.0, 0.5, 0.5), [[1], [2]], eos_id=0, max_new_tokens=5, seeds=[1, 2], num_samples=2,
         stop=lambda sentence, ids: len(ids) == sentence + 2,
     )  # fmt: skip
-    assert [len(hypothesis.ids) for hypothesis in found] == [2, 2, 3, 3]
-    assert all(hypothesis.finished for hypothesis in found)
+    assert [len(hypothesis.ids) for hypothesis in actual] == [2, 2, 3, 3]
+    assert all(hypothesis.finished for hypothesis in actual)
 
 
 # --- Streaming ----------------------------------------------------------------------------------
 
 
-def test_steps_are_the_sample_as_it_comes() -> None:
+def test_streamed_steps_equal_the_sample() -> None:
     options = {"eos_id": EOS, "max_new_tokens": 6, "seeds": [1, 2, 3], "num_samples": 2}
     steps = list(sample_steps(random_function(4), [[1], [2], [3]], **options))
     whole = sample(random_function(4), [[1], [2], [3]], **options)
@@ -206,7 +206,7 @@ def test_steps_are_the_sample_as_it_comes() -> None:
     assert [ends[row] == "eos" for row in range(6)] == [one.finished for one in whole]
 
 
-def test_steps_come_one_at_a_time_and_leave_gradients_on() -> None:
+def test_steps_are_lazy_and_keep_gradients_enabled() -> None:
     calls = []
 
     def counted(prefixes: Tensor) -> Tensor:
@@ -236,13 +236,13 @@ def test_steps_come_one_at_a_time_and_leave_gradients_on() -> None:
         ({"num_samples": 2, "seeds": None}, "the same"),
     ],
 )
-def test_bad_arguments(options: dict[str, object], says: str) -> None:
+def test_wrong_arguments_are_refused(options: dict[str, object], says: str) -> None:
     good = {"start": [[1], [2]], "eos_id": EOS, "max_new_tokens": 5, "seeds": [1, 2]}
     with pytest.raises(UserError, match=says):
         sample(random_function(0), **(good | options))
 
 
-def test_bad_arguments_show_at_the_call() -> None:
+def test_wrong_arguments_are_refused_at_the_call() -> None:
     with pytest.raises(UserError, match="seeds"):
         sample_steps(random_function(0), [[1]], eos_id=0, max_new_tokens=2, seeds=[])
     for strings, says in (("stop", "list"), (["a", ""], "empty")):
@@ -252,8 +252,8 @@ def test_bad_arguments_show_at_the_call() -> None:
             cut("text", strings)
 
 
-def test_generators_are_pythons_own() -> None:
+def test_random_numbers_are_those_of_python() -> None:
     """Documented by its result: the same seed gives the same sample on every machine."""
     uniform = random.Random(7).random()
-    [found] = sample(always(0.25, 0.25, 0.25, 0.25), [[1]], eos_id=0, max_new_tokens=1, seeds=[7])
-    assert found.ids == [int(uniform * 4)]
+    [actual] = sample(always(0.25, 0.25, 0.25, 0.25), [[1]], eos_id=0, max_new_tokens=1, seeds=[7])
+    assert actual.ids == [int(uniform * 4)]

@@ -32,7 +32,7 @@ EOS = 0
 
 
 def table_of(table: dict[tuple[int, ...], dict[int, float]], size: int) -> Callable[..., Tensor]:
-    """Probabilities by prefix and token; what is not listed gives EOS."""
+    """Probabilities by prefix and token; all other prefixes are followed by EOS."""
     rows = {prefix: [of.get(token, 0.0) for token in range(size)] for prefix, of in table.items()}
     return from_table(rows, [1.0] + [0.0] * (size - 1))
 
@@ -47,10 +47,10 @@ def plain_score(log_prob: float, length: int, normalization: str, penalty: float
 def plain_beam(
     row: Row, start: tuple[int, ...], beam: int, longest: int, shortest: int, stop: str
 ) -> list[tuple[tuple[int, ...], float]]:
-    """A beam search for one sentence written for its plainness; log-probabilities, not stopped
-    early under `optimal`."""
+    """A plain beam search for one sentence, on log-probabilities, without early stopping under
+    `optimal`."""
     open_: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    found: list[tuple[tuple[int, ...], float]] = []
+    actual: list[tuple[tuple[int, ...], float]] = []
     for length in range(1, longest + 1):
         candidates = []
         for ids, log_prob in open_:
@@ -61,11 +61,11 @@ def plain_beam(
                     candidates.append(((*ids, token), log_prob + part))
         candidates.sort(key=lambda candidate: -candidate[1])
         counted = candidates if stop == "optimal" else candidates[:beam]
-        found += [candidate for candidate in counted if candidate[0][-1] == EOS]
+        actual += [candidate for candidate in counted if candidate[0][-1] == EOS]
         open_ = [candidate for candidate in candidates if candidate[0][-1] != EOS][:beam]
-        if stop == "beam_full" and len(found) >= beam:
-            return found[:beam]
-    return found + (open_ if stop == "optimal" else [])
+        if stop == "beam_full" and len(actual) >= beam:
+            return actual[:beam]
+    return actual + (open_ if stop == "optimal" else [])
 
 
 # --- Exact tables -------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ searches = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(case=searches, num_return=st.integers(1, 6), force_eos=st.booleans())
-def test_optimal_finds_the_optimum_of_the_whole_space(
+def test_optimal_finds_the_optimum_of_the_search_space(
     case: dict, num_return: int, force_eos: bool
 ) -> None:
     row = random_rows(case["seed"], case["size"], case["holes"])
@@ -99,7 +99,7 @@ def test_optimal_finds_the_optimum_of_the_whole_space(
         for at_limit in [force_eos and len(ids) == longest]
         if ids[-1] == EOS or not at_limit
     }
-    [found] = beam_search(
+    [actual] = beam_search(
         from_rows(row),
         [start],
         beam_size=max(num_return, case["size"] ** longest),
@@ -112,14 +112,14 @@ def test_optimal_finds_the_optimum_of_the_whole_space(
         force_eos=force_eos,
     )
     if not space:
-        assert len(found) == 1
-        assert not found[0].finished
-        assert not set(ends) & set(found[0].ids)
+        assert len(actual) == 1
+        assert not actual[0].finished
+        assert not set(ends) & set(actual[0].ids)
         return
     best = sorted((score for score, _ in space.values()), reverse=True)[:num_return]
-    assert [h.score for h in found] == pytest.approx(best, abs=1e-9)
-    assert len({tuple(h.ids) for h in found}) == len(found)
-    for hypothesis in found:
+    assert [h.score for h in actual] == pytest.approx(best, abs=1e-9)
+    assert len({tuple(h.ids) for h in actual}) == len(actual)
+    for hypothesis in actual:
         score, finished = space[tuple(hypothesis.ids)]
         assert hypothesis.score == pytest.approx(score, abs=1e-9)
         assert hypothesis.finished == finished
@@ -127,8 +127,8 @@ def test_optimal_finds_the_optimum_of_the_whole_space(
 
 @settings(max_examples=100, deadline=None)
 @given(case=searches, beam=st.integers(1, 4), stop=st.sampled_from(["optimal", "beam_full"]))
-def test_small_beams_find_what_a_plain_search_finds(case: dict, beam: int, stop: str) -> None:
-    """Also that `optimal` may stop early: the plain search goes on to the limit."""
+def test_small_beams_equal_a_plain_search(case: dict, beam: int, stop: str) -> None:
+    """Also that `optimal` may stop early: the plain search continues to the limit."""
     row = random_rows(case["seed"], case["size"], case["holes"])
     longest, shortest = case["longest"] + 2, min(case["shortest"], case["longest"] + 2)
     scoring = (case["normalization"], case["penalty"])
@@ -136,7 +136,7 @@ def test_small_beams_find_what_a_plain_search_finds(case: dict, beam: int, stop:
         plain_score(log_prob, len(ids), *scoring)
         for ids, log_prob in plain_beam(row, (), beam, longest, shortest, stop)
     ]
-    [found] = beam_search(
+    [actual] = beam_search(
         from_rows(row),
         [[]],
         beam_size=beam,
@@ -150,35 +150,35 @@ def test_small_beams_find_what_a_plain_search_finds(case: dict, beam: int, stop:
     )
     if expected:
         best = sorted(expected, reverse=True)[:beam]
-        assert [h.score for h in found] == pytest.approx(best, abs=1e-9)
+        assert [h.score for h in actual] == pytest.approx(best, abs=1e-9)
     else:
-        assert [h.finished for h in found] == [False]
+        assert [h.finished for h in actual] == [False]
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.integers(2, 12), longest=st.integers(1, 8))
-def test_greedy_takes_the_likeliest_token_each_time(seed: int, size: int, longest: int) -> None:
+def test_greedy_takes_the_most_probable_token(seed: int, size: int, longest: int) -> None:
     row = random_rows(seed, size, holes=0.2)
     ids: list[int] = []
     while len(ids) < longest and ids[-1:] != [EOS]:
         likely = row(tuple(ids))
         ids.append(likely.index(max(likely)))
-    [[found]] = greedy_search(from_rows(row), [[]], eos_id=EOS, max_new_tokens=longest)
-    assert found.ids == ids
-    assert found.finished == (ids[-1] == EOS)
-    assert found.score == pytest.approx(sum(parts_of(row, (), ids)) / len(ids))
+    [[actual]] = greedy_search(from_rows(row), [[]], eos_id=EOS, max_new_tokens=longest)
+    assert actual.ids == ids
+    assert actual.finished == (ids[-1] == EOS)
+    assert actual.score == pytest.approx(sum(parts_of(row, (), ids)) / len(ids))
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     flat = from_rows(lambda _prefix: [-math.log(6)] * 6)
-    [[found]] = greedy_search(flat, [[]], eos_id=5, max_new_tokens=2)
-    assert found.ids == [0, 0]
+    [[actual]] = greedy_search(flat, [[]], eos_id=5, max_new_tokens=2)
+    assert actual.ids == [0, 0]
 
 
 # --- States --------------------------------------------------------------------------------------
 
 
-def test_state_follows_its_beams_and_leaves_with_its_sentence() -> None:
+def test_the_state_is_reordered_with_its_beams_and_selected_with_its_sentences() -> None:
     table = {
         (1,): {1: 0.6, 2: 0.4},
         (1, 1): {2: 0.5, EOS: 0.1, 1: 0.4},
@@ -191,17 +191,17 @@ def test_state_follows_its_beams_and_leaves_with_its_sentence() -> None:
         known = table.get(prefix, {EOS: 1.0})
         return [math.log(known.get(token, 1e-30)) for token in range(3)]
 
-    found = beam_search(
+    actual = beam_search(
         remembering(full), [[1], [2]], beam_size=2, eos_id=EOS, max_new_tokens=5, state=state
     )
-    assert found == beam_search(
+    assert actual == beam_search(
         from_rows(full), [[1], [2]], beam_size=2, eos_id=EOS, max_new_tokens=5
     )
     assert len(state.prefixes) < 4
     assert any(a > b for sentences in state.followed[1:] for a, b in sentences)
 
 
-def test_state_is_left_alone_where_no_row_moves() -> None:
+def test_the_state_is_not_reordered_without_need() -> None:
     row = random_rows(3, 6)
     state = Remembered(2)
     greedy = greedy_search(
@@ -219,11 +219,11 @@ def test_a_finished_hypothesis_is_kept_when_it_falls_out_of_the_beam() -> None:
     table = {(): {1: 0.3, 2: 0.25, 3: 0.24, EOS: 0.21}}
     weak = dict.fromkeys(range(10), 0.1)
     table |= {prefix: weak for n in (1, 2) for prefix in itertools.product(range(1, 10), repeat=n)}
-    [[found]] = beam_search(
+    [[actual]] = beam_search(
         table_of(table, 10), [[]], beam_size=2, eos_id=EOS, max_new_tokens=3, normalization="none"
     )
-    assert (found.ids, found.finished) == ([EOS], True)
-    assert found.log_prob == pytest.approx(math.log(0.21))
+    assert (actual.ids, actual.finished) == ([EOS], True)
+    assert actual.log_prob == pytest.approx(math.log(0.21))
 
 
 @pytest.mark.parametrize(
@@ -264,30 +264,30 @@ def test_early_stop_uses_the_formula_of_the_scores(
 ) -> None:
     if penalty > 0:
         table = table | {(1,) * n: {1: 1.0} for n in range(2, 9)}
-    [[found]] = beam_search(
+    [[actual]] = beam_search(
         table_of(table, 3), [[]], beam_size=2, eos_id=EOS, max_new_tokens=10,
         length_penalty=penalty,
     )  # fmt: skip
-    assert found.ids == best
+    assert actual.ids == best
 
 
 def test_length_counts_eos_and_not_the_start() -> None:
     table = {(1, 2, 3): {1: 0.5, EOS: 0.1, 2: 0.4}, (1, 2, 3, 1): {EOS: 0.5, 1: 0.5}}
     options = {"beam_size": 3, "eos_id": EOS, "min_new_tokens": 2, "max_new_tokens": 2}
     for normalization, divisor in (("average", 2.0), ("gnmt", 7 / 6), ("none", 1.0)):
-        found = beam_search(
+        actual = beam_search(
             table_of(table, 4), [[1, 2, 3]], normalization=normalization, num_return=3, **options
         )
-        score = {tuple(h.ids): h.score for h in found[0]}
+        score = {tuple(h.ids): h.score for h in actual[0]}
         assert score[1, EOS] == pytest.approx(math.log(0.25) / divisor)
         assert score[2, EOS] == pytest.approx(math.log(0.4) / divisor)
 
 
 @pytest.mark.parametrize("penalty", [1e308, -1e308])
 def test_a_score_of_any_penalty_is_a_number(penalty: float) -> None:
-    found = LengthScore("average", penalty).hypothesis([1, EOS], [-1.0, -1.0], finished=True)
-    assert not math.isnan(found.score)
-    assert found.score <= 0
+    actual = LengthScore("average", penalty).hypothesis([1, EOS], [-1.0, -1.0], finished=True)
+    assert not math.isnan(actual.score)
+    assert actual.score <= 0
 
 
 # --- Rules --------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_score_of_any_penalty_is_a_number(penalty: float) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), ngram=st.integers(1, 3))
-def test_no_repeat_forbids_nothing_else(seed: int, ngram: int) -> None:
+def test_no_repeat_ngram_excludes_only_repetitions(seed: int, ngram: int) -> None:
     """The start does not count, and the best sequence without a repetition is found."""
     row = random_rows(seed, 5)
     space = [
@@ -303,23 +303,23 @@ def test_no_repeat_forbids_nothing_else(seed: int, ngram: int) -> None:
         for ids, log_prob, _ in whole_space(row, (1, 2), 4, 4)
         if len({ids[i : i + ngram] for i in range(5 - ngram)}) == 5 - ngram
     ]
-    [[found]] = beam_search(
+    [[actual]] = beam_search(
         from_rows(row), [[1, 2]], beam_size=64, no_repeat_ngram_size=ngram, eos_id=EOS,
         max_new_tokens=4, min_new_tokens=4,
     )  # fmt: skip
-    assert tuple(found.ids) == max(space)[1]
+    assert tuple(actual.ids) == max(space)[1]
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), forced=st.lists(st.integers(1, 3), min_size=1, max_size=3))
-def test_forced_prefix_comes_first_and_counts(seed: int, forced: list[int]) -> None:
+def test_a_forced_prefix_comes_first_and_counts(seed: int, forced: list[int]) -> None:
     row = random_rows(seed, 4)
     space = [
         (plain_score(log_prob, len(ids), "average", 1.0), list(ids))
         for ids, log_prob, _ in whole_space(row, (), 0, 4)
         if ids[: len(forced)] == tuple(forced)
     ]
-    found = beam_search(
+    actual = beam_search(
         from_rows(row),
         [[], []],
         beam_size=27,
@@ -327,8 +327,8 @@ def test_forced_prefix_comes_first_and_counts(seed: int, forced: list[int]) -> N
         max_new_tokens=4,
         forced_prefix=[[], forced],
     )
-    assert found[1][0].ids == max(space)[1]
-    assert found[1][0].score == pytest.approx(max(space)[0])
+    assert actual[1][0].ids == max(space)[1]
+    assert actual[1][0].score == pytest.approx(max(space)[0])
     [[greedy]] = greedy_search(
         from_rows(row), [[]], eos_id=EOS, max_new_tokens=5, forced_prefix=[forced],
         no_repeat_ngram_size=1,
@@ -343,10 +343,10 @@ def test_forced_prefix_comes_first_and_counts(seed: int, forced: list[int]) -> N
     beam=st.integers(1, 3),
     stop=st.sampled_from(["optimal", "beam_full", "heuristic"]),
 )
-def test_small_beams_go_on_beside_several_ends(
+def test_beams_stay_full_with_several_eos_ids(
     seed: int, ends: list[int], beam: int, stop: str
 ) -> None:
-    """As many as the beam holds go on, however many ends were likelier."""
+    """Open hypotheses fill the beam, however many EOS tokens are more probable."""
     widths = []
 
     def function(prefixes: Tensor) -> Tensor:
@@ -354,40 +354,40 @@ def test_small_beams_go_on_beside_several_ends(
         widths.append(len({tuple(p) for p in prefixes.tolist()}))
         return from_rows(random_rows(seed, 5))(prefixes)
 
-    [found] = beam_search(
+    [actual] = beam_search(
         function, [[]], beam_size=beam, num_return=beam, eos_id=ends, max_new_tokens=3, stop=stop,
         force_eos=False, length_penalty=20.0,
     )  # fmt: skip
     going_on = 5 - len(ends)
     assert widths == [1, min(beam, going_on), min(beam, going_on**2)][: len(widths)]
     assert len(widths) == 3 or stop != "optimal"  # with such a penalty the longest are the best
-    assert len({tuple(h.ids) for h in found}) == len(found)
+    assert len({tuple(h.ids) for h in actual}) == len(actual)
 
 
-def test_the_first_of_several_ends_is_the_forced_one() -> None:
+def test_the_first_of_several_eos_ids_is_forced() -> None:
     function = from_rows(random_rows(1, 5))
     options = {"beam_size": 2, "max_new_tokens": 3, "min_new_tokens": 3, "force_eos": True}
     for ends in ([3, 1], [1, 3]):
-        [[found]] = beam_search(function, [[]], eos_id=ends, **options)
-        assert found.ids[-1] == ends[0]
-        assert not found.finished
+        [[actual]] = beam_search(function, [[]], eos_id=ends, **options)
+        assert actual.ids[-1] == ends[0]
+        assert not actual.finished
     options = {"eos_id": [0, 2], "max_new_tokens": 4}
-    [[found]] = greedy_search(function, [[]], forced_prefix=[[1, 2]], **options)
-    assert (found.ids, found.finished) == ([1, 2], True)
+    [[actual]] = greedy_search(function, [[]], forced_prefix=[[1, 2]], **options)
+    assert (actual.ids, actual.finished) == ([1, 2], True)
     with pytest.raises(UserError, match=r"holds EOS \(2\) before"):
         greedy_search(function, [[]], forced_prefix=[[2, 1]], **options)
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 30))
-def test_scores_are_those_under_the_rules(seed: int) -> None:
+def test_scores_are_computed_under_the_rules(seed: int) -> None:
     row = random_rows(seed, 5)
     space = {
         ids: 2 * log_prob / len(ids)
         for ids, log_prob, _ in whole_space(row, (), 0, 3)
         if 2 not in ids and ids[:2] != (1, 3)
     }
-    [[found]] = beam_search(
+    [[actual]] = beam_search(
         from_rows(row), [[]], beam_size=125, eos_id=EOS, max_new_tokens=3,
         rules=[
             Temperature(0.5),
@@ -395,33 +395,33 @@ def test_scores_are_those_under_the_rules(seed: int) -> None:
             PrefixFunction(lambda _, ids: [0, 1, 2, 4] if ids == [1] else range(5)),
         ],
     )  # fmt: skip
-    assert found.score == pytest.approx(max(space.values()))
-    assert space[tuple(found.ids)] == pytest.approx(found.score)
+    assert actual.score == pytest.approx(max(space.values()))
+    assert space[tuple(actual.ids)] == pytest.approx(actual.score)
 
 
 # --- Ends, limits and bad input -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stop", ["optimal", "beam_full"])
-def test_impossible_tokens_make_no_hypotheses(stop: str) -> None:
+def test_impossible_tokens_extend_no_hypotheses(stop: str) -> None:
     never_ends = from_rows(lambda _prefix: [-INF, math.log(0.5), math.log(0.5)])
-    [found] = beam_search(
+    [actual] = beam_search(
         never_ends, [[]], beam_size=8, num_return=8, eos_id=EOS, max_new_tokens=3, stop=stop,
         force_eos=True,
     )  # fmt: skip
-    assert [(len(h.ids), h.finished) for h in found] == [(2, False)]
+    assert [(len(h.ids), h.finished) for h in actual] == [(2, False)]
     dead = from_rows(lambda prefix: [-INF, 0.0] if len(prefix) < 2 else [-INF, -INF])
-    [found] = beam_search(dead, [[]], beam_size=2, eos_id=EOS, max_new_tokens=9, stop=stop)
-    assert [(h.ids, h.score, h.finished) for h in found] == [([1, 1], 0.0, False)]
+    [actual] = beam_search(dead, [[]], beam_size=2, eos_id=EOS, max_new_tokens=9, stop=stop)
+    assert [(h.ids, h.score, h.finished) for h in actual] == [([1, 1], 0.0, False)]
     nothing = from_rows(lambda _prefix: [-INF, -INF])
-    [[found]] = beam_search(nothing, [[]], beam_size=2, eos_id=EOS, max_new_tokens=9, stop=stop)
-    assert (found.ids, found.log_prob, found.finished) == ([], 0.0, False)
+    [[actual]] = beam_search(nothing, [[]], beam_size=2, eos_id=EOS, max_new_tokens=9, stop=stop)
+    assert (actual.ids, actual.log_prob, actual.finished) == ([], 0.0, False)
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), beam=st.integers(2, 6))
 def test_every_row_is_a_possible_prefix(seed: int, beam: int) -> None:
-    """So that a function need not answer for what it has ruled out."""
+    """A function need not return values for impossible prefixes."""
     possible = random_rows(seed, 4, holes=0.6)
 
     def row(prefix: tuple[int, ...]) -> list[float]:
@@ -450,7 +450,7 @@ def test_every_row_is_a_possible_prefix(seed: int, beam: int) -> None:
         ({"rules": [PresencePenalty(-9.0)], "min_new_tokens": 5}, "a rule gave .* no negative"),
     ],
 )
-def test_bad_arguments(options: dict[str, object], says: str) -> None:
+def test_wrong_arguments_are_refused(options: dict[str, object], says: str) -> None:
     good = {"start": [[1], [2]], "beam_size": 2, "eos_id": EOS, "max_new_tokens": 5}
     with pytest.raises(UserError, match=says):
         beam_search(from_rows(random_rows(0, 4)), **(good | options))
@@ -458,7 +458,7 @@ def test_bad_arguments(options: dict[str, object], says: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), width=st.integers(1, 40), k=st.integers(1, 8))
-def test_top_k_takes_the_first_of_equals(seed: int, width: int, k: int) -> None:
+def test_top_k_takes_the_first_of_equal_values(seed: int, width: int, k: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, 5, (6, width), generator=generator).float()
     rows[rows == 0] = -INF

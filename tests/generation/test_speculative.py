@@ -1,4 +1,4 @@
-"""Speculative decoding over tables: the target's own greedy output and its own distribution."""
+"""Speculative decoding over tables: outputs and distribution of the target model."""
 
 import itertools
 import math
@@ -46,13 +46,13 @@ def random_rows(seed: int, size: int, order: int | None, holes: float = 0.0) -> 
 
 
 def noisy(rows: Rows, seed: int, amount: float) -> Rows:
-    """A draft that is right more or less."""
+    """A draft that is right in most steps."""
     noise = random_rows(seed, len(rows((0,))), 1)
     return lambda ids: (rows(ids) + amount * noise(ids)).log_softmax(0)
 
 
 class Table:
-    """A scorer that knows what it holds, refuses what is out of order, and keeps a record."""
+    """A scorer of a table that refuses calls in a wrong order, and records them."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -85,7 +85,7 @@ class Table:
 
 
 class Avoid:
-    """A rule that looks at all of its context: a token that depends on it becomes less likely."""
+    """A rule on the whole context: a token that depends on it becomes less probable."""
 
     def __call__(self, log_probs: Tensor, context: Context) -> Tensor:
         assert context.sentence.tolist() == [0]
@@ -97,8 +97,8 @@ class Avoid:
         return log_probs
 
 
-def normalise(log_probs: Tensor, _: Context) -> Tensor:
-    """NaN where a rule before left nothing."""
+def normalize(log_probs: Tensor, _: Context) -> Tensor:
+    """NaN if an earlier rule excluded every token."""
     return log_probs.log_softmax(dim=1)
 
 
@@ -113,13 +113,13 @@ def ruled(rows: Rows, rules: Sequence[Rule], prompt: list[int], ids: list[int]) 
 def plain_greedy(
     rows: Rows, prompt: list[int], **options: Any
 ) -> tuple[list[int], bool, list[float]]:
-    """By the search for batches, which shares no loop with speculation."""
+    """By the batched search, which shares no loop with speculation."""
 
     def next_log_probs(prefixes: Tensor) -> Tensor:
         return torch.stack([rows(tuple(ids)) for ids in prefixes.tolist()])
 
-    [found] = sample(next_log_probs, [prompt], seeds=None, prompts=[prompt], **options)
-    return found.ids, found.finished, found.token_log_probs
+    [actual] = sample(next_log_probs, [prompt], seeds=None, prompts=[prompt], **options)
+    return actual.ids, actual.finished, actual.token_log_probs
 
 
 def every_outcome(
@@ -138,7 +138,7 @@ def every_outcome(
     return {ids: prob for ids, prob in outcomes.items() if prob}
 
 
-def check_laws(
+def check_properties(
     result: SimpleNamespace, target: Table, prompt: list[int], longest: int, num_draft: int
 ) -> None:
     assert len(target.fed) == result.num_target_calls
@@ -159,20 +159,20 @@ RULES: list[list[Rule]] = [
     [],
     [Temperature(0.7), TopK(2)],
     [RepetitionPenalty(1.5), NoRepeatNgram(2), TopP(0.8)],
-    [Avoid(), MinLength([0], [5]), normalise],
+    [Avoid(), MinLength([0], [5]), normalize],
     [ForcedTokens({2: 1, 3: 3}), Avoid()],
 ]
 
 
 @pytest.mark.parametrize("rules", range(len(RULES)))
 @pytest.mark.parametrize("order", [1, 2, None])
-def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
-    """Hundreds of random cases: every draft, rules, EOS, lengths, holes in the table."""
+def test_greedy_equals_plain_greedy(order: int | None, rules: int) -> None:
+    """Hundreds of random cases: every draft, rules, EOS, lengths, impossible tokens."""
     chance = random.Random(rules * 10 + (order or 0))
     accepted = rejected = finished = 0
     for case in range(40):
         size, longest, num_draft = chance.randint(4, 7), chance.randint(1, 14), chance.randint(1, 5)
-        holes = chance.choice([0.0, 0.4]) if normalise not in RULES[rules] else 0.0
+        holes = chance.choice([0.0, 0.4]) if normalize not in RULES[rules] else 0.0
         rows = random_rows(case, size, order, holes)
         prompt = [chance.randrange(size) for _ in range(chance.randint(1, 6))]
         eos_ids = chance.choice([0, [0, 2], [size - 1]])
@@ -189,7 +189,7 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
         assert (result.ids, result.finished) == (ids, ends)
         assert result.token_log_probs == parts
         assert all(runs) or (all(runs[:-1]) and not ends)
-        check_laws(result, target, prompt, longest, num_draft)
+        check_properties(result, target, prompt, longest, num_draft)
         assert small.most <= max(0, len(prompt) + longest - 2)
         accepted += result.num_accepted
         rejected += len(target.rewound)
@@ -202,7 +202,7 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
 def run(
     rows: Rows | Table, draft: Draft | None = None, prompt: Sequence[int] = (1,), **options: Any
 ) -> tuple[list[list[int]], SimpleNamespace]:
-    """The runs of tokens, the result and the counts; a draft by default knows the target."""
+    """The runs of tokens, the result and the counts; by default the draft is the target."""
     target = rows if isinstance(rows, Table) else Table(rows)
     draft = draft or CachedScorer(Table(target.rows))
     speculation = Speculation(target, draft, prompt, **{"eos_id": 0, "max_new_tokens": 9} | options)
@@ -250,7 +250,7 @@ def test_target_calls_with_a_draft_that_is_never_right() -> None:
     assert small.fed == [2] + [1] * 17
 
 
-def test_stop_is_asked_after_each_token_of_a_run() -> None:
+def test_stop_is_called_after_each_token_of_a_run() -> None:
     stop: StopFunction = lambda _, ids: ids[-2:] in ([1, 2], [3, 4], [2, 2])  # noqa: E731
     for case in range(40):
         rows = random_rows(case, 5, 2)
@@ -276,10 +276,8 @@ def test_a_dead_end_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-@pytest.mark.parametrize("rules", [[BannedTokens([3])], [BannedTokens([3]), normalise]])
-def test_a_draft_whose_token_is_forbidden_proposes_nothing(
-    seed: int | None, rules: list[Rule]
-) -> None:
+@pytest.mark.parametrize("rules", [[BannedTokens([3])], [BannedTokens([3]), normalize]])
+def test_a_draft_proposes_no_forbidden_token(seed: int | None, rules: list[Rule]) -> None:
     rows: Rows = lambda ids: torch.tensor([0.02, 0.02, 0.9, 0.06]).log()  # noqa: E731
     options = {"eos_id": 3, "max_new_tokens": 3, "rules": rules, "seed": seed}
     _, result = run(rows, PromptLookup(), [2, 3], **options)
@@ -288,7 +286,7 @@ def test_a_draft_whose_token_is_forbidden_proposes_nothing(
     assert (result.num_target_calls, result.num_proposed) == (3, 0)
 
 
-def test_what_a_rule_remembers_of_the_draft_stays_with_the_draft() -> None:
+def test_the_memory_of_rules_is_separate_for_the_draft() -> None:
     """Draft and target may differ in device and precision."""
 
     def remembering(log_probs: Tensor, context: Context) -> Tensor:
@@ -301,8 +299,8 @@ def test_what_a_rule_remembers_of_the_draft_stays_with_the_draft() -> None:
     assert (result.ids, result.num_accepted) == ([2, 3, 4, 0], 3)
 
 
-def test_scorers_may_have_been_used_before() -> None:
-    """The target in any way, before and between; the draft's before it became one."""
+def test_scorers_can_have_been_used_before() -> None:
+    """The target between calls, the draft before it became one."""
     rows = random_rows(3, 6, None)
     target, small = Table(rows), Table(rows)
     small.feed(torch.tensor([3, 3]))
@@ -322,7 +320,8 @@ def test_scorers_may_have_been_used_before() -> None:
 
 @pytest.fixture
 def unchecked_shapes() -> Iterator[None]:
-    """For runs by the thousand, whose shapes the other tests check: they would take most of it."""
+    """For thousands of runs, for which shape checks would take most of the time; other tests check
+    shapes."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -367,7 +366,7 @@ def samples(
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("rules", SAMPLED_RULES)
 @pytest.mark.parametrize("draft", ["identical", "close", "bad", "sparse", "lookup"])
-def test_samples_follow_the_target(draft: str, rules: str) -> None:
+def test_samples_have_the_distribution_of_the_target(draft: str, rules: str) -> None:
     """Chi-square over every possible output of at most 4 tokens."""
     rows = TARGET if rules == "rules" else TARGET_ORDER_2
     counts, proposed, accepted = samples(rows, draft, SAMPLED_RULES[rules], NUM_SAMPLES)
@@ -380,7 +379,7 @@ def test_samples_follow_the_target(draft: str, rules: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_chi_square_tells_another_target_apart() -> None:
+def test_chi_square_rejects_another_target() -> None:
     """The test above can fail: these samples are not those of the target."""
     counts, _, _ = samples(TARGET_ORDER_2, "close", [], NUM_SAMPLES)
     other = noisy(TARGET_ORDER_2, 3, 0.4)
@@ -397,10 +396,10 @@ distributions = st.integers(2, 6).flatmap(
 @given(weights=distributions)
 @pytest.mark.usefixtures("unchecked_shapes")
 @settings(max_examples=30, deadline=None)
-def test_verify_gives_the_targets_distribution_exactly(
+def test_accept_or_resample_has_exactly_the_targets_distribution(
     weights: tuple[list[int], list[int]],
 ) -> None:
-    """Summed over what may be proposed and over a fine grid of both random numbers."""
+    """Summed over all proposals and over a fine grid of both random numbers."""
     p, q = (torch.tensor(some, dtype=torch.float64) / sum(some) for some in weights)
     grid = [(i + 0.5) / 200 for i in range(200)]
     given_ = torch.zeros_like(p)
@@ -413,24 +412,24 @@ def test_verify_gives_the_targets_distribution_exactly(
             accepted += accept_or_resample(token, q, p, lambda numbers=numbers: next(numbers))[1]
         given_[token] += q[token] * accepted / len(grid)
         if accepted < len(grid):
-            drawn = Counter(
+            sampled = Counter(
                 accept_or_resample(token, q, p, iter([BELOW_1, number]).__next__)[0]
                 for number in grid
             )
-            for other, count in drawn.items():
+            for other, count in sampled.items():
                 rejected = 1 - accepted / len(grid)
                 given_[other] += q[token] * rejected * count / len(grid)
     assert torch.allclose(given_, p, atol=0.02)
 
 
-def test_verify_where_p_and_q_differ_by_rounding_alone() -> None:
+def test_accept_or_resample_if_p_and_q_differ_only_by_rounding() -> None:
     p = torch.tensor([0.5, 0.5], dtype=torch.float64)
     q = torch.tensor([math.nextafter(0.5, 1), 0.5], dtype=torch.float64)
     assert accept_or_resample(0, q, p, iter([BELOW_1, 0.9]).__next__) == (1, False)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.3, 0.5, BELOW_1])
-def test_draw_gives_no_token_of_weight_0(number: float) -> None:
+def test_sample_token_returns_no_token_of_weight_0(number: float) -> None:
     weights = torch.tensor([0.0, 0.1, 0.0, 0.1, 0.0], dtype=torch.float64)
     assert sample_token(weights, number) == (1 if number < 0.5 else 3)
 
@@ -455,9 +454,9 @@ def test_a_seed_repeats_its_sample() -> None:
 def test_prompt_lookup_finds_the_longest_ngram(ids: list[int]) -> None:
     expected = None
     for size in (3, 2, 1):
-        found = [i for i in range(len(ids) - size) if ids[i : i + size] == ids[-size:]]
-        if found and expected is None:
-            expected = ids[found[-1] + size]
+        actual = [i for i in range(len(ids) - size) if ids[i : i + size] == ids[-size:]]
+        if actual and expected is None:
+            expected = ids[actual[-1] + size]
     log_probs = PromptLookup().next_log_probs(ids, 3)
     assert (log_probs is None) == (expected is None)
     if log_probs is not None:
@@ -468,7 +467,7 @@ def test_prompt_lookup_finds_the_longest_ngram(ids: list[int]) -> None:
 
 
 class Flat(Table):
-    """A scorer that gives the last row alone."""
+    """A scorer that returns only the last row."""
 
     def feed(self, tokens: Tensor) -> Tensor:
         return super().feed(tokens)[-1]
@@ -496,7 +495,7 @@ class Flat(Table):
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_mistakes_are_told(changes: dict[str, object], message: str) -> None:
+def test_wrong_scorers_and_drafts_are_refused(changes: dict[str, object], message: str) -> None:
     arguments = {
         "target": Table(chain),
         "draft": CachedScorer(Table(chain)),

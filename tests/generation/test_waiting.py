@@ -1,4 +1,4 @@
-"""The host waits for the device once a beam step, and not at all between looks otherwise."""
+"""The host synchronizes with the device once a beam step, and otherwise only at intervals."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ RULES: dict[str, Any] = {
 
 
 class Table(Remembered):
-    """A state whose function of the last token needs no host."""
+    """A state whose next-token function does not need the host."""
 
     calls = 0
 
@@ -37,15 +37,15 @@ class Table(Remembered):
 
 @pytest.mark.parametrize("rules", [{}, RULES], ids=["no rules", "all rules"])
 @pytest.mark.parametrize("seeds", [None, [1, 2, 3]], ids=["greedy", "sampled"])
-def test_nothing_waits_between_looks(seeds: list[int] | None, rules: dict[str, Any]) -> None:
+def test_no_step_synchronizes_between_reads(seeds: list[int] | None, rules: dict[str, Any]) -> None:
     table = Table(3)
     samples = 1 if seeds is None else 2
     with Waits() as waits:
-        found = sample(
+        actual = sample(
             table, [[1], [2], [3]], state=table, seeds=seeds, num_samples=samples, eos_id=EOS,
             rules=sampling_rules(**rules), max_new_tokens=24, min_new_tokens=24, steps_per_read=8,
         )  # fmt: skip
-    assert [len(one.ids) for one in found] == [24] * 3 * samples
+    assert [len(one.ids) for one in actual] == [24] * 3 * samples
     assert table.calls == 24
     assert waits.seen == {"tolist": 3}
 
@@ -53,7 +53,7 @@ def test_nothing_waits_between_looks(seeds: list[int] | None, rules: dict[str, A
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("stop", ["optimal", "beam_full", "heuristic"])
 @pytest.mark.parametrize("rules", [{}, RULES], ids=["no rules", "all rules"])
-def test_a_beam_step_waits_once(stop: str, rules: dict[str, Any], groups: int) -> None:
+def test_a_beam_step_synchronizes_once(stop: str, rules: dict[str, Any], groups: int) -> None:
     table = Table(3)
     steps = []
     with Waits() as waits:
@@ -70,7 +70,7 @@ def test_a_beam_step_waits_once(stop: str, rules: dict[str, Any], groups: int) -
     assert steps == list(range(12))  # before each step there was one look for each one before it
 
 
-def test_a_step_with_phrases_waits_once() -> None:
+def test_a_constrained_step_synchronizes_once() -> None:
     table = Table(3)
     steps = []
     with Waits() as waits:

@@ -1,4 +1,4 @@
-"""Every check of `insight.verify` fails for a small net with just that defect."""
+"""Every check of `insight.verify` fails for a small net with exactly that defect."""
 
 import io
 import json
@@ -61,7 +61,7 @@ CAUSAL: dict[str, set[str]] = {
     "sequence first": {"output shape"},
     "cache off by one": {"cached = uncached"},
     "reorder forgets prefixes": {"cached = uncached"},
-    "reorder forgets what was given": {"cached = uncached"},
+    "reorder forgets what was verify_keywords": {"cached = uncached"},
 }
 FLAWS: dict[str, dict[str, set[str]]] = {
     "two stacks": {
@@ -131,8 +131,8 @@ SEEN = {
 }
 
 
-def given(kind: str) -> dict[str, Any]:
-    """What is said of a net whose outputs may not show it."""
+def verify_keywords(kind: str) -> dict[str, Any]:
+    """Arguments of `verify` for a net whose outputs do not determine its kind."""
     if kind == "two stacks":
         return {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
     outputs = {"classifier": "classes", "states": "states"}.get(kind, "tokens")
@@ -169,12 +169,14 @@ def test_a_flaw_fails_exactly_its_checks(
 ) -> None:
     overfit = flaw in ("cannot learn", "detached")
     monkeypatch.setattr(learning_checks, "OVERFIT_STEPS", 40)  # what cannot learn needs no more
-    report = verify(net_of(kind, flaw), overfit=overfit, overfit_seconds=600.0, **given(kind))
+    report = verify(
+        net_of(kind, flaw), overfit=overfit, overfit_seconds=600.0, **verify_keywords(kind)
+    )
     assert failures(report) == FLAWS[kind][flaw], str(report)
     assert not report.ok
     if (kind, flaw) in SEEN:
-        said = SEEN[kind, flaw]
-        assert any(result.detail.endswith(said) for result in report.failed), str(report)
+        parts = SEEN[kind, flaw]
+        assert any(result.detail.endswith(parts) for result in report.failed), str(report)
     for result in report:
         assert bool(result.hint) == (result.status == "failed")
         assert result.requirement
@@ -205,12 +207,12 @@ def test_length_limits_the_sequences(kind: str, length: int) -> None:
     seen: list[int] = []
 
     def call(net: nn.Module, *ids: Tensor, src_lengths: Any = None, lengths: Any = None) -> Any:
-        seen.extend(each.size(1) for each in ids)
+        seen.extend(item.size(1) for item in ids)
         return net(*ids, src_lengths if lengths is None else lengths)
 
-    report = verify(net_of(kind), call=call, length=length, overfit=False, **given(kind))
+    report = verify(net_of(kind), call=call, length=length, overfit=False, **verify_keywords(kind))
     assert report.ok, str(report)
-    # The adapter is given the lengths that it names, and no others.
+    # The adapter is verify_keywords the lengths that it names, and no others.
     padded = "source padding, right" if kind == "two stacks" else "padding, right"
     assert report[padded].status == "passed"
     left = NO_LEFT | {"target padding, right"} if kind == "two stacks" else {"padding, left"}
@@ -224,11 +226,11 @@ def test_padding_checks_are_skipped_for_nets_without_padding(kind: str) -> None:
     def call(net: nn.Module, *ids: Tensor) -> Any:
         return net(*ids)
 
-    report = verify(net_of(kind), call=call, overfit=False, **given(kind))
+    report = verify(net_of(kind), call=call, overfit=False, **verify_keywords(kind))
     assert report.ok, str(report)
     of_padding = {name for name in checks(kind) if "padding" in name} | {"empty rows"}
     assert skips(report) == of_padding | UNASKED | SKIPPED[kind]
-    assert "and no pad_id was given" in report["empty rows"].detail
+    assert "and no pad_id was verify_keywords" in report["empty rows"].detail
 
 
 @pytest.mark.parametrize("kind", SKIPPED)
@@ -244,7 +246,7 @@ def test_sixteen_bit_nets_have_a_larger_tolerance(kind: str) -> None:
 
 
 class TorchNet(nn.Module):
-    """`torch.nn.Transformer`, which knows padding by its id."""
+    """`torch.nn.Transformer`, which recognizes padding by its id."""
 
     def __init__(self, pad_id: int = 0) -> None:
         super().__init__()
@@ -288,12 +290,12 @@ def test_torch_transformer_passes_all_checks_that_apply(pad_id: int) -> None:
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "classifier"])
 def test_padding_of_one_stack_can_be_passed_as_pad_id(kind: str) -> None:
-    """By an adapter that counts what is not padding; a net that takes it for text is found."""
+    """An adapter derives lengths from the id; a net that attends to padding fails."""
 
     def call(net: nn.Module, ids: Tensor) -> Any:
         return net(ids, (ids != 0).sum(1))
 
-    both = {"pad_id": 0, "overfit": False, **given(kind)}
+    both = {"pad_id": 0, "overfit": False, **verify_keywords(kind)}
     report = verify(net_of(kind), call=call, **both)
     assert report.ok, str(report)
     assert report["padding, right"].status == "passed"
@@ -356,7 +358,7 @@ def test_outputs_distinguishes_vectors_from_classes() -> None:
     assert "vectors" in report["output shape"].requirement
 
 
-def test_nothing_of_the_net_is_changed() -> None:
+def test_verify_does_not_change_the_net() -> None:
     net = TwoStacks("unused parameter")
     net.statistics = nn.BatchNorm1d(4)
     net.dropout.eval()
@@ -383,12 +385,12 @@ class SmallLeak(OneStack):
         return x + 1e-6 * (x - x.detach()).sum(1, keepdim=True)
 
 
-def test_a_gradient_from_the_future_fails_however_small_it_is() -> None:
+def test_a_tiny_gradient_from_later_tokens_fails() -> None:
     report = verify(SmallLeak("decoder"), causal=True, overfit=False)
     assert failures(report) == FLAWS["decoder"]["hidden gradient from the future"]
 
 
-def test_equal_matrices_that_are_no_embeddings_are_no_failure() -> None:
+def test_equal_matrices_other_than_embeddings_are_no_failure() -> None:
     net = OneStack("decoder")
     net.first, net.second = nn.Linear(4, 4), nn.Linear(4, 4)
     net.second.load_state_dict(net.first.state_dict())
@@ -400,7 +402,7 @@ def test_the_same_net_gives_the_same_report() -> None:
     assert verify(TwoStacks(), overfit=False) == verify(TwoStacks(), overfit=False)
 
 
-def test_arguments_skip_checks_and_time_ends_training() -> None:
+def test_checks_are_skipped_by_arguments_and_training_ends_in_time() -> None:
     report = verify(TwoStacks("loud start"), fresh=False, overfit=False)
     assert skips(report) == {"initial loss", "one batch overfits"}
     assert report.ok

@@ -34,7 +34,7 @@ TWO = {
     "max_length": 16,
 }
 # Beside every architecture as it is: a variant for each mechanism and each kind of output. Options
-# that only change sizes, biases or activations are held by test_laws.py and by parity.
+# that only change sizes, biases or activations are held by test_properties.py and by parity.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt3", {"window": 2}),
     ("llama", {"num_kv_heads": 2, "rope_layout": "interleaved"}),
@@ -126,8 +126,8 @@ def test_without_positions_encoders_fail_and_causal_nets_may_pass() -> None:
     assert verify(decoder(Single("none", windows=(None, None))), **both).ok
 
 
-def test_a_net_of_ours_that_hides_a_far_token_is_found() -> None:
-    """What a window may do is a defect where no layer has one."""
+def test_a_hidden_distant_token_is_a_defect_without_windows() -> None:
+    """A window may hide tokens; here no layer has one."""
     net = build("gpt2", num_layers=1, dropout=0.0)
     attention = net.decoder.blocks[0].self_attention.sublayer
     whole = attention.prepare_mask
@@ -146,10 +146,10 @@ def test_a_net_of_ours_that_hides_a_far_token_is_found() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "vaswani2017"])
 @pytest.mark.parametrize("flaw", ["reorder", "begin"])
-def test_a_defect_of_our_own_cache_is_found(
+def test_defects_of_the_cache_are_found(
     name: str, flaw: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beams that stay what they were; beams that see each other's tokens."""
+    """Beams that are not reordered; beams that see each other's tokens."""
     begin = Cache.begin
 
     def sees_all(cache: Cache, tokens: Tokens) -> Any:
@@ -161,13 +161,13 @@ def test_a_defect_of_our_own_cache_is_found(
     assert failures(verify(build(name), overfit=False)) == {"cached = uncached"}
 
 
-def test_one_output_a_text_is_no_class() -> None:
+def test_a_vector_per_text_is_no_class() -> None:
     report = verify(build("bert", head="classify", num_labels=1))
     assert report.ok, str(report)
     assert skips(report) == {*SKIPPED["classifier"], "initial loss", "one batch overfits"}
 
 
-def test_small_effects_of_sixteen_bit_nets_are_given_a_second_look() -> None:
+def test_small_effects_of_16_bit_nets_are_checked_again_in_fp64() -> None:
     report = verify(build("llama").to(torch.bfloat16), overfit=False)
     assert report.ok, str(report)
 
@@ -176,7 +176,7 @@ def test_small_effects_of_sixteen_bit_nets_are_given_a_second_look() -> None:
 
 
 def run_on(folder: Path, name: str, net: nn.Module, *options: str, **keys: Any) -> Any:
-    """Of a model in a directory."""
+    """The command on a model in a directory."""
     config = make_config(name, {**SMALL.get(name, ONE), **keys})
     folder.mkdir(exist_ok=True)
     open_net(net, config, ModelMetadata(name, "imported"), None).save(folder)
@@ -198,9 +198,9 @@ def test_the_command_takes_a_model_of_any_kind(
 ) -> None:
     ended = run_on(tmp_path, name, build(name, **keys), "--json", **keys)
     assert ended.exit_code == 0, ended.output
-    found = json.loads(ended.output)
-    assert found["ok"]
-    given = {row["name"] for row in found["checks"] if row["status"] == "skipped"}
+    actual = json.loads(ended.output)
+    assert actual["ok"]
+    given = {row["name"] for row in actual["checks"] if row["status"] == "skipped"}
     assert given == {*SKIPPED[kind_of(name, keys)], "initial loss", "one batch overfits"}
 
 

@@ -1,4 +1,4 @@
-"""Attention weights of every architecture: read, replaced and returned; no cost while unused."""
+"""Attention weights of every architecture: read, replaced and returned; no cost without hooks."""
 
 from typing import Any
 
@@ -31,40 +31,40 @@ def call(net: Any, ids: Tensor, source: Tensor | None = None) -> Tensor:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_hooks_read_the_weights_without_changing_the_output(name: str) -> None:
-    """Rows of the weights sum to one, or are zero where nothing is seen."""
+    """Rows of weights sum to one, or are zero for queries without a visible key."""
     net = tiny(name)
     ids = torch.randint(VOCAB, (3, 5))
     before, keys = call(net, ids), list(net.state_dict())
-    found: dict[str, Tensor] = {}
+    actual: dict[str, Tensor] = {}
     hooks = []
     for path, attention in attentions(net).items():
 
         def keep(module: nn.Module, given: Any, weights: Tensor, path: str = path) -> None:
-            found[path] = weights
+            actual[path] = weights
 
         hooks.append(attention.pattern.register_forward_hook(keep))
     torch.testing.assert_close(call(net, ids), before, **EXACT)
     assert list(net.state_dict()) == keys
-    assert set(found) == set(attentions(net)) != set()
+    assert set(actual) == set(attentions(net)) != set()
     for path, attention in attentions(net).items():
-        assert found[path].shape == (3, attention.num_heads, 5, 5)
-        sums = found[path].sum(-1)[:, 0]
+        assert actual[path].shape == (3, attention.num_heads, 5, 5)
+        sums = actual[path].sum(-1)[:, 0]
         expected = (torch.arange(5) < LENGTHS[:, None]).double()
         torch.testing.assert_close(sums, expected, **EXACT)
     for hook in hooks:
         hook.remove()
-    found.clear()
+    actual.clear()
     assert torch.equal(call(net, ids), before)
-    assert not found
+    assert not actual
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_returned_by_a_hook_replace_the_weights(name: str) -> None:
-    """Weights of zero in every attention leave the biases of its output alone."""
+    """With zero weights in every attention only the output biases remain."""
     net = tiny(name)
     hooks = [
-        each.pattern.register_forward_hook(lambda module, given, weights: weights * 0)
-        for each in attentions(net).values()
+        value.pattern.register_forward_hook(lambda module, given, weights: weights * 0)
+        for value in attentions(net).values()
     ]
     ids = torch.randint(VOCAB, (3, 5))
     changed = call(net, ids)
@@ -102,19 +102,19 @@ def test_weights_of_cached_steps_are_rows_of_the_full_weights(name: str) -> None
 
 def list_weights(net: nn.Module) -> dict[str, Tensor]:
     """The newest weights of each attention, by its name."""
-    found: dict[str, Tensor] = {}
+    actual: dict[str, Tensor] = {}
     for path, attention in attentions(net).items():
 
         def keep(module: nn.Module, given: Any, weights: Tensor, path: str = path) -> None:
-            found[path] = weights
+            actual[path] = weights
 
         attention.pattern.register_forward_hook(keep)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("window", [None, 3])
-def test_returned_weights_give_the_output(groups: int, window: int | None) -> None:
+def test_returned_weights_reproduce_the_output(groups: int, window: int | None) -> None:
     torch.manual_seed(0)
     attention = Attention(12, 4, num_kv_heads=groups, window=window, bias=False).double()
     x = torch.randn(3, 150, 12, dtype=torch.float64)
@@ -135,15 +135,15 @@ def test_returned_weights_give_the_output(groups: int, window: int | None) -> No
 
 def test_weights_equal_torch_multihead_attention() -> None:
     torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    reference = nn.MultiheadAttention(12, 3, batch_first=True).double()
     ours = CrossAttention(12, 3).double()
     with torch.no_grad():
-        weight, bias = theirs.in_proj_weight, theirs.in_proj_bias
+        weight, bias = reference.in_proj_weight, reference.in_proj_bias
         ours.q.weight.copy_(weight[:12])
         ours.q.bias.copy_(bias[:12])
         ours.kv.weight.copy_(weight[12:])
         ours.kv.bias.copy_(bias[12:])
-        ours.out.load_state_dict(theirs.out_proj.state_dict())
+        ours.out.load_state_dict(reference.out_proj.state_dict())
     x, memory = (torch.randn(2, size, 12, dtype=torch.float64) for size in (4, 5))
     source = Tokens.from_ids(torch.zeros(2, 5).long(), torch.tensor([5, 2]))
     target = Tokens.from_ids(torch.zeros(2, 4).long())
@@ -151,7 +151,7 @@ def test_weights_equal_torch_multihead_attention() -> None:
     out, weights = ours(x, memory, visible, return_weights=True)
     real = source.real
     assert real is not None
-    expected, of_heads = theirs(
+    expected, of_heads = reference(
         x, memory, memory, key_padding_mask=~real, average_attn_weights=False
     )
     torch.testing.assert_close(out, expected, **EXACT)

@@ -72,10 +72,10 @@ def _alone(net: Any, texts: list[Text]) -> list[Tensor]:
     return [next(given) if text.ids.numel() else nothing for text in texts]
 
 
-def begun(
+def cache_with_beams(
     net: Any, texts: list[Text], side: Any, capacity: int, beams: int
 ) -> tuple[Cache, list[Text]]:
-    """A cache that holds each text once for all its beams, and the text of every beam."""
+    """A cache that has each text once for all its beams, and the text of every beam."""
     cache = start(net, texts, side, capacity=capacity, beams=beams)
     empty = [text._replace(ids=text.ids[:0]) for text in texts]
     if any(text.ids.numel() for text in texts):
@@ -89,11 +89,11 @@ def begun(
 def test_any_sequence_of_cache_operations_equals_uncached_decoding(
     net: Any, lengths: list[int], beams: int, side: str, data: st.DataObject
 ) -> None:
-    """Ragged prompts padded on either side, beams that follow others, several tokens at once, rows
-    that have ended, what was tried and taken back, texts that leave, are doubled or replaced by
-    others, and a cache that grows: in any order."""
+    """Ragged prompts padded on either side, reordered beams, several tokens at once, rows that have
+    ended, rewound tokens, texts that leave, are doubled or replaced, and a growing cache, in any
+    order."""
     capacity = 40
-    cache, texts = begun(net, texts_of(lengths), side, capacity, beams)
+    cache, texts = cache_with_beams(net, texts_of(lengths), side, capacity, beams)
     kinds = ["extend", "extend", "select", "write", "grow", "forget"]
     kinds.append("rewind" if beams == 1 else "reorder")
     for step in range(6):
@@ -110,8 +110,8 @@ def test_any_sequence_of_cache_operations_equals_uncached_decoding(
                                        max_size=count), "parents")
                 )  # fmt: skip
                 cache.reorder(parents)
-                chosen = (parents + beams * torch.arange(count)[:, None]).flatten().tolist()
-                texts = [texts[i] for i in chosen]
+                selected = (parents + beams * torch.arange(count)[:, None]).flatten().tolist()
+                texts = [texts[i] for i in selected]
             case "rewind":
                 length = data.draw(st.integers(0, 8), "length")
                 cache.rewind(length)
@@ -125,10 +125,10 @@ def test_any_sequence_of_cache_operations_equals_uncached_decoding(
             case "write":
                 rows = data.draw(st.lists(st.integers(0, count - 1), unique=True, min_size=1))
                 fresh = texts_of(data.draw(lengths_of(len(rows), 0, 4), "fresh"), step + 7)
-                other, theirs = begun(net, fresh, side, cache.capacity, beams)
+                other, reference = cache_with_beams(net, fresh, side, cache.capacity, beams)
                 cache.write_rows(torch.tensor(rows), other)
                 for index, row in enumerate(rows):
-                    texts[row * beams : (row + 1) * beams] = theirs[index * beams :][:beams]
+                    texts[row * beams : (row + 1) * beams] = reference[index * beams :][:beams]
             case "forget":  # after which nothing can be taken back
                 cache.groups = [
                     group if group.window is None else group.without_hidden(group.capacity)
@@ -146,18 +146,18 @@ def test_any_sequence_of_cache_operations_equals_uncached_decoding(
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
 def test_rows_are_replaced_in_a_cache_while_others_continue(name: str) -> None:
-    """100 texts arrive at random in a cache of four rows; a row without one takes no token."""
+    """100 texts arrive at random in a cache of four rows; a row without a text gets no token."""
     net = tiny(name)
     waiting = [texts_of([int(torch.randint(1, 6, ()))], seed)[0] for seed in range(100)]
     cache = start(net, waiting[:4], capacity=16)
     texts: dict[int, Text] = {}  # by row, those that go on, and the logits after their tokens
-    said: dict[int, list[Tensor]] = {}
+    messages: dict[int, list[Tensor]] = {}
     while waiting or texts:
         free = [row for row in range(4) if row not in texts]
         if waiting and free and torch.rand(()) < 0.6:
             row, text = free[int(torch.randint(len(free), ()))], waiting.pop()
             other, prompt = start(net, [text], capacity=16), Tokens.from_ids(text.ids[None])
-            said[row] = [net.head(net.decode(prompt, other))[0]]
+            messages[row] = [net.head(net.decode(prompt, other))[0]]
             cache.write_rows(torch.tensor([row]), other)
             texts[row] = text
         real = torch.tensor([[row in texts] for row in range(4)])
@@ -170,10 +170,10 @@ def test_rows_are_replaced_in_a_cache_while_others_continue(name: str) -> None:
                 assert torch.equal(cache.stores[0][row, :-1], before[0][row, :-1])
                 assert torch.equal(cache.groups[0].positions[row], before[1][row])
                 continue
-            said[row].append(logits[row])
+            messages[row].append(logits[row])
             texts[row] = texts[row].then(new.ids[row])
             if torch.rand(()) < 0.3 or texts[row].ids.numel() == 14:
-                assert_same([torch.cat(said.pop(row))], alone(net, [texts.pop(row)]))
+                assert_same([torch.cat(messages.pop(row))], alone(net, [texts.pop(row)]))
 
 
 @pytest.mark.parametrize("windows", [(None, 3), (1, 100)])
@@ -182,7 +182,7 @@ def test_rows_are_replaced_in_a_cache_while_others_continue(name: str) -> None:
 def test_chunks_beyond_the_window_equal_uncached_decoding(
     scheme: str, windows: tuple[int, ...]
 ) -> None:
-    """One example of each that is sure to run, at lengths past windows, tables and buckets."""
+    """One fixed example of each, at lengths beyond windows, tables and buckets."""
     net = two_stacks(Single(scheme, windows=windows, embedding_norm=True))
     texts = texts_of([30, 11, 1], 3)
     for chunks in ([17, 1, 1, 11], [4] * 7 + [2], [30]):
@@ -194,9 +194,9 @@ def test_chunks_beyond_the_window_equal_uncached_decoding(
 
 @torch.no_grad()
 def test_beams_share_source_and_prompt_without_copies() -> None:
-    """Sources are projected once; following another beam moves no key."""
+    """Sources are projected once; reordering beams moves no keys."""
     net = two_stacks(Single())
-    cache, _ = begun(net, texts_of([3, 2]), "right", 16, 3)
+    cache, _ = cache_with_beams(net, texts_of([3, 2]), "right", 16, 3)
     stores = [*cache.stores, *cache.cross]
     before = [store.data_ptr() for store in stores]
     assert all(store.size(0) == 2 for store in stores)
@@ -238,7 +238,7 @@ def test_decoding_under_autocast_is_close_to_fp32() -> None:
 @torch.no_grad()
 def test_more_tokens_than_slots_are_an_error() -> None:
     net = decoder(Single())
-    cache, texts = begun(net, texts_of([3]), "right", 4, 1)
+    cache, texts = cache_with_beams(net, texts_of([3]), "right", 4, 1)
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         extend(net, cache, texts, random_rows([3], 1), "right")
 
@@ -259,7 +259,7 @@ def test_rows_must_be_one_per_text_or_one_per_beam() -> None:
 def test_layers_with_a_window_drop_tokens_outside_of_it(
     name: str, beams: int, padded: bool, prompt: int
 ) -> None:
-    """What they hold is bounded by the window, and each step gives what a whole pass gives."""
+    """Their slots are bounded by the window, and each step equals a whole pass."""
     net = tiny(name, max_length=80)
     torch.manual_seed(0)
     ids = torch.randint(VOCAB, (3, prompt))
@@ -270,9 +270,9 @@ def test_layers_with_a_window_drop_tokens_outside_of_it(
     rows = ids.repeat_interleave(beams, 0)
     for step in range(40):
         rows = torch.cat([rows, torch.randint(VOCAB, (3 * beams, 1))], 1)
-        found = decoding.next_log_probs(rows, decoding)
+        actual = decoding.next_log_probs(rows, decoding)
         if step % 3 == 0:
-            for number, (row, log_probs) in enumerate(zip(rows, found, strict=True)):
+            for number, (row, log_probs) in enumerate(zip(rows, actual, strict=True)):
                 first = 0 if left is None else int(left[number // beams])
                 expected = net(row[None, first:])[0, -1].log_softmax(-1)
                 torch.testing.assert_close(log_probs.double(), expected, rtol=1e-5, atol=1e-5)
@@ -292,30 +292,30 @@ def test_layers_with_a_window_drop_tokens_outside_of_it(
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
 @torch.no_grad()
-def test_a_cache_that_may_be_rewound_drops_no_token(name: str) -> None:
-    """A text that was fed is rewound to any length, however short the window."""
+def test_a_cache_that_can_be_rewound_drops_no_token(name: str) -> None:
+    """A text is rewound to any length, however short the window is."""
     net = tiny(name)
     decoding = DecodingState(net, net.start(1, capacity=16), longest=48)
     ids = torch.randint(VOCAB, (40,))
     decoding.feed(ids[:30])
     decoding.feed(ids[30:])
     decoding.rewind(7)
-    found = decoding.feed(ids[7:12])
+    actual = decoding.feed(ids[7:12])
     expected = net(ids[None, :12])[0, 7:].log_softmax(-1)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
 def test_the_first_tokens_of_a_cache_use_the_causal_kernel() -> None:
-    """By the kernel's own causality, and by blocks of a window; later and padded ones do not."""
+    """With the kernel's own causal mask, in blocks of a window; later or padded tokens do not."""
     net, ids = tiny("gemma3"), torch.randint(VOCAB, (2, 4))
     real = torch.tensor([[True] * 4, [False, *[True] * 3]])
     for beams, padded in ((1, False), (3, False), (1, True)):
         cache = net.start(2, capacity=32, beams=beams)
-        found = []
+        actual = []
         for step in range(2):
             cache.reserve(4, forgets=True)
             at = torch.arange(4)[None] + 4 * step
             _, seen, _ = cache.begin(Tokens(ids, at, real if padded else None))
-            found.append({spec.is_sequence for spec in seen})
-        assert found == [{not padded}, {False}]
+            actual.append({spec.is_sequence for spec in seen})
+        assert actual == [{not padded}, {False}]

@@ -14,7 +14,7 @@ ROWS, WIDTH = torch.export.Dim.AUTO, torch.export.Dim.AUTO
 
 
 def inputs(net: Any, rows: int, width: int) -> tuple[Any, ...]:
-    """Random ids and lengths, a row of nothing among them, as `net` takes them."""
+    """Random ids and lengths, with an empty row, as arguments of `net`."""
     lengths = torch.randint(width + 1, (rows,))
     lengths[0], lengths[-1] = width, 0
     ids = torch.randint(VOCAB, (rows, width))
@@ -28,7 +28,7 @@ def test_an_exported_net_accepts_other_batch_sizes(name: str) -> None:
     net = tiny(name)
     torch.manual_seed(0)
     given = inputs(net, 3, 6)
-    shapes = tuple({0: ROWS, 1: WIDTH} if each.dim() == 2 else {0: ROWS} for each in given)
+    shapes = tuple({0: ROWS, 1: WIDTH} if item.dim() == 2 else {0: ROWS} for item in given)
     exported = torch.export.export(net, given, dynamic_shapes=shapes).module()
     for rows, width in ((3, 6), (5, 9), (2, 4)):
         other = inputs(net, rows, width)

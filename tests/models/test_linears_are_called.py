@@ -15,7 +15,7 @@ from single_stacks import Single, decoder
 
 
 class LowRank(nn.Module):
-    """A linear with a low-rank term beside it (Hu et al. 2021), which counts its calls."""
+    """A linear layer with a low-rank term (Hu et al. 2021), which counts its calls."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -29,14 +29,14 @@ class LowRank(nn.Module):
 
 
 def wrapped(net: Any) -> list[LowRank]:
-    """All linears of a net, each now wrapped."""
-    found = []
+    """All linear layers of a net, each wrapped."""
+    actual = []
     for module in list(net.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
                 setattr(module, name, LowRank(child))
-                found.append(getattr(module, name))
-    return found
+                actual.append(getattr(module, name))
+    return actual
 
 
 def run(net: Any) -> Tensor:
@@ -92,11 +92,11 @@ def test_the_loss_calls_the_head_as_a_module(smoothing: float, bias: bool) -> No
     (head,) = wrapped(net.head)
     called = head_loss(net.head, states, targets, label_smoothing=smoothing, count_correct=True)
     assert head.calls == 3  # chunks of 512 rows
-    for ours, theirs in zip(called, fused, strict=True):
-        torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs),
+    for ours, reference in zip(called, fused, strict=True):
+        torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(reference),
                                    check_dtype=False, rtol=1e-5, atol=1e-5)  # fmt: skip
-    for ours, theirs in zip(gradients(called), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for ours, reference in zip(gradients(called), expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
     nn.init.normal_(head.up)
     changed = head_loss(net.head, states, targets, label_smoothing=smoothing)
     whole = cross_entropy(net.head(states), targets, label_smoothing=smoothing)

@@ -25,7 +25,7 @@ from single_stacks import SCHEMES, Single, decoder, singles
 @pytest.mark.parametrize("windows", [(None, None), (2, None), (3, 1)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_packed_row_equals_separate_texts(scheme: str, windows: tuple[int | None, ...]) -> None:
-    """In training and out of it, and in what every weight learns."""
+    """In training and evaluation, gradients of all weights included."""
     net = decoder(Single(scheme, windows=windows))
     rows, ids, segments = packed([4, 1, 6, 3])
     upstream = torch.randn(ids.size(1), VOCAB, dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_a_packed_row_equals_separate_texts(scheme: str, windows: tuple[int | No
 
 
 def packed(lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Texts, the row that they make, and which of them each token is of."""
+    """Texts, their packed row, and the index of the text of each token."""
     rows = random_rows(lengths, seed)
     numbers = [torch.full_like(row, index) for index, row in enumerate(rows)]
     return rows, torch.cat(rows)[None], torch.cat(numbers)[None]
@@ -53,20 +53,20 @@ def packed(lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Ten
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_packed_rows_of_short_texts_use_diagonal_blocks(scheme: str, window: int | None) -> None:
-    """What the blocks give is what the whole table gives, in what every weight learns too."""
+    """Outputs and gradients equal those of the full mask."""
     net = decoder(Single(scheme, windows=(window, None)))
     _, ids, segments = packed([16, 3, 40, 1] * 7)
     parts = [
         Tokens.from_ids(ids, segments=segments, longest_text=longest) for longest in (None, 64)
     ]
     upstream = torch.randn(*ids.shape, net.embedding.tokens.embedding_dim, dtype=torch.float64)
-    found = []
+    actual = []
     for tokens in parts:
         net.zero_grad()
         states = net.decode(tokens)
         states.backward(upstream)
-        found.append([states.detach(), *(p.grad.clone() for p in net.decoder.parameters())])
-    assert_same(*found)
+        actual.append([states.detach(), *(p.grad.clone() for p in net.decoder.parameters())])
+    assert_same(*actual)
     x = net.embedding(parts[1])
     masks = net.decoder.masks(x, MaskSpec.from_tokens(parts[1], causal=True))
     for mask, _ in masks:
@@ -83,17 +83,17 @@ def test_packed_rows_of_short_texts_use_diagonal_blocks(scheme: str, window: int
 def test_rows_with_different_packing_and_padding(
     single: Single, lengths: list[list[int]], more: int, side: str, number: int
 ) -> None:
-    """The number that stands in the padding may be that of the text beside it."""
+    """The segment number of padding may equal that of the text before it."""
     net = decoder(single)
-    rows = [packed(each, seed) for seed, each in enumerate(lengths)]
-    width = max(sum(each) for each in lengths) + more
+    rows = [packed(item, seed) for seed, item in enumerate(lengths)]
+    width = max(sum(item) for item in lengths) + more
     ids = pad([row[1][0] for row in rows], side, width=width, pad_id=None)
     segments = pad([row[2][0] for row in rows], side, width=width, pad_id=number)
-    logits = net(ids, torch.tensor([sum(each) for each in lengths]), padding_side=side,
+    logits = net(ids, torch.tensor([sum(item) for item in lengths]), padding_side=side,
                  segments=segments)  # fmt: skip
-    for out, each, (texts, _, _) in zip(logits, lengths, rows, strict=True):
-        found = out[real(sum(each), width, side)].split(each)
-        assert_same(found, [net(text[None])[0] for text in texts])
+    for out, item, (texts, _, _) in zip(logits, lengths, rows, strict=True):
+        actual = out[real(sum(item), width, side)].split(item)
+        assert_same(actual, [net(text[None])[0] for text in texts])
 
 
 @SEARCH
@@ -101,13 +101,14 @@ def test_rows_with_different_packing_and_padding(
 def test_texts_of_a_packed_row_do_not_affect_each_other(
     single: Single, lengths: list[int], changed: int, seed: int
 ) -> None:
-    """Other words in one change nothing in the others, and their losses give it no gradient."""
+    """Other tokens in one text change nothing in the others, and their losses have no gradient in
+    it."""
     net = decoder(single, seed)
     _, ids, segments = packed(lengths, seed)
     inside = segments[0] == changed
     other = torch.where(inside, (ids + 1) % VOCAB, ids)
     with torch.no_grad():
-        before, after = (net(each, segments=segments)[0] for each in (ids, other))
+        before, after = (net(item, segments=segments)[0] for item in (ids, other))
     assert torch.equal(after[~inside], before[~inside])
     assert (after[inside] != before[inside]).any()
     marked = torch.where(inside, VOCAB - 1, ids % (VOCAB - 1))  # one id is in this text alone

@@ -37,7 +37,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def attention(*heads: int, cross: bool = False, scheme: str = "none", **options: Any) -> Any:
-    """A random one in fp64; of query heads and of key heads, if not as many."""
+    """Random attention in fp64, with query heads and, optionally, fewer key heads."""
     torch.manual_seed(0)
     if SCHEMES[scheme] is not None:
         options["position"] = SCHEMES[scheme](heads[0])
@@ -48,8 +48,8 @@ def attention(*heads: int, cross: bool = False, scheme: str = "none", **options:
     return module.double().eval()
 
 
-def of_table(allowed: Tensor) -> MaskSpec:
-    """From a table (B, T, K) of who may attend to whom."""
+def mask_of_table(allowed: Tensor) -> MaskSpec:
+    """A mask from a table (B, T, K) of the keys that each query may attend to."""
     spans = (Span(torch.arange(n)[None]) for n in allowed.shape[1:])
     made = MaskSpec(*spans, causal=False, allowed=allowed)
     made.real = allowed.any(-1)
@@ -57,11 +57,11 @@ def of_table(allowed: Tensor) -> MaskSpec:
 
 
 def call(module: Any, x: Tensor, allowed: Tensor | None, memory: Tensor | None = None) -> Tensor:
-    """Over a table (B, T, K) of who may attend to whom; default: everyone to everyone."""
+    """Attention under a table (B, T, K); default: all keys for all queries."""
     keys = x if memory is None else memory
     if allowed is None:
         allowed = torch.ones(1, x.size(1), keys.size(1), dtype=torch.bool)
-    visible = of_table(allowed)
+    visible = mask_of_table(allowed)
     return module(x, visible) if memory is None else module(x, memory, visible)
 
 
@@ -82,20 +82,20 @@ def test_outputs_and_gradients_equal_torch_multihead_attention(
 ) -> None:
     """Outputs and gradients; the plain and the fused path."""
     ours = attention(H, cross=cross, bias=bias, out_bias=bias)
-    theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True, dtype=torch.float64)
+    reference = nn.MultiheadAttention(D, H, bias=bias, batch_first=True, dtype=torch.float64)
     inner = [ours.q, ours.kv] if cross else [ours.qkv]
-    state = {"in_proj_weight": torch.cat([each.weight for each in inner])}
+    state = {"in_proj_weight": torch.cat([item.weight for item in inner])}
     state["out_proj.weight"] = ours.out.weight
     if bias:
-        state["in_proj_bias"] = torch.cat([each.bias for each in inner])
+        state["in_proj_bias"] = torch.cat([item.bias for item in inner])
         state["out_proj.bias"] = ours.out.bias
-    theirs.load_state_dict(state)
+    reference.load_state_dict(state)
     x, memory = random(B, T, D, seed=1), random(B, S, D, seed=2) if cross else None
     source = x if memory is None else memory
     allowed = some_table(name, source.size(1))
     # Torch's bool masks say the opposite: True = may not.
     mask = None if allowed is None else ~allowed.expand(B, -1, -1).repeat_interleave(H, 0)
-    expected, _ = theirs(x, source, source, attn_mask=mask)
+    expected, _ = reference(x, source, source, attn_mask=mask)
     out = call(ours, x, allowed, memory)
     torch.testing.assert_close(out, expected, **EXACT)
     with torch.no_grad():
@@ -103,13 +103,13 @@ def test_outputs_and_gradients_equal_torch_multihead_attention(
     upstream = torch.randn_like(out)
     out.backward(upstream)
     expected.backward(upstream)
-    grads = torch.cat([each.weight.grad for each in inner])
-    torch.testing.assert_close(grads, theirs.in_proj_weight.grad, **EXACT)
-    torch.testing.assert_close(ours.out.weight.grad, theirs.out_proj.weight.grad, **EXACT)
+    grads = torch.cat([item.weight.grad for item in inner])
+    torch.testing.assert_close(grads, reference.in_proj_weight.grad, **EXACT)
+    torch.testing.assert_close(ours.out.weight.grad, reference.out_proj.weight.grad, **EXACT)
     if bias:
-        grads = torch.cat([each.bias.grad for each in inner])
-        torch.testing.assert_close(grads, theirs.in_proj_bias.grad, **EXACT)
-        torch.testing.assert_close(ours.out.bias.grad, theirs.out_proj.bias.grad, **EXACT)
+        grads = torch.cat([item.bias.grad for item in inner])
+        torch.testing.assert_close(grads, reference.in_proj_bias.grad, **EXACT)
+        torch.testing.assert_close(ours.out.bias.grad, reference.out_proj.bias.grad, **EXACT)
 
 
 @pytest.mark.parametrize("cross", [True, False])
@@ -117,7 +117,7 @@ def test_outputs_and_gradients_equal_torch_multihead_attention(
 def test_input_and_output_biases_are_independent(bias: bool, out_bias: bool, cross: bool) -> None:
     module = attention(H, cross=cross, bias=bias, out_bias=out_bias)
     inner = [module.q, module.kv] if cross else [module.qkv]
-    assert [each.bias is not None for each in [*inner, module.out]] == [bias] * len(inner) + [
+    assert [item.bias is not None for item in [*inner, module.out]] == [bias] * len(inner) + [
         out_bias
     ]
 
@@ -146,10 +146,10 @@ def test_scores_are_scaled_by_the_root_of_the_head_width_by_default(
 @pytest.mark.parametrize("empty", [[(0,)], [(1, 2)], [(0,), (1,)]], ids=str)
 @pytest.mark.parametrize("cross", [True, False])
 @pytest.mark.parametrize("eager", [True, False])
-def test_queries_without_keys_give_zeros_and_zero_gradients(
+def test_queries_without_keys_have_zero_outputs_and_gradients(
     eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never NaN, never a uniform look at everything; all else learns as without those rows."""
+    """Never NaN or uniform weights; all other gradients are as without those rows."""
     monkeypatch.setattr(multi_head.MultiHead, "_forms_weights", lambda *_: eager)
     module = attention(H, cross=cross).to(dtype)
     x, memory = (random(B, n, D, seed=n).to(dtype).requires_grad_() for n in (T, S))
@@ -171,11 +171,11 @@ def test_queries_without_keys_give_zeros_and_zero_gradients(
     everyone = call(module, x, None, given)
     expected = torch.autograd.grad(everyone, leaves, upstream * ~rows[..., None])
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
-    for ours, theirs in zip(grads, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    for ours, reference in zip(grads, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=tolerance, atol=tolerance)
 
 
-def test_zero_keys_give_zeros() -> None:
+def test_no_keys_at_all_give_zeros() -> None:
     module = attention(H, cross=True)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
@@ -183,10 +183,10 @@ def test_zero_keys_give_zeros() -> None:
 
 
 def test_gradients_match_finite_differences_of_the_formula() -> None:
-    """gradcheck in fp64, a partly blocked and a wholly blocked row among them."""
+    """gradcheck in fp64, with a partly hidden and a fully hidden row."""
     tensors = [random(1, 2, n, 3, seed=n).requires_grad_() for n in (3, 4, 4)]
     allowed = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]], dtype=torch.bool)
-    visible = of_table(allowed[None])
+    visible = mask_of_table(allowed[None])
     bias, rows = visible.bias(torch.float64), visible.real[:, None, :, None]
     fused = F.scaled_dot_product_attention
     for path in (lambda *t: attend(*t, bias)[0] * rows, lambda *t: fused(*t, bias) * rows):
@@ -219,7 +219,7 @@ def test_numbers_of_heads_that_do_not_divide_are_refused() -> None:
 
 
 LONG = 12
-LAWS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+HEAD_CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((3,), {}),
     ((4, 2), {}),
     ((4, 1), {"window": 5}),
@@ -229,7 +229,7 @@ LAWS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", [None, [LONG, 7]])
-@pytest.mark.parametrize(("heads", "options"), LAWS, ids=str)
+@pytest.mark.parametrize(("heads", "options"), HEAD_CASES, ids=str)
 def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
     heads: tuple[int, ...],
     options: dict[str, Any],
@@ -245,15 +245,15 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
     monkeypatch.setattr(
         multi_head, "attend", lambda *given: plain_calls.append(given) or attend(*given)
     )
-    found = []
+    actual = []
     for least in (10**9, 1):
         monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", least)
         plain_calls.clear()
         out = module(x, MaskSpec.from_tokens(tokens, causal=causal))
         assert bool(plain_calls) is (least > 1)
         leaves = [x, *module.parameters()]
-        found.append([out, *torch.autograd.grad(out, leaves, upstream)])
-    for plain, fused in zip(*found, strict=True):
+        actual.append([out, *torch.autograd.grad(out, leaves, upstream)])
+    for plain, fused in zip(*actual, strict=True):
         torch.testing.assert_close(fused, plain, **EXACT)
 
 
@@ -276,8 +276,8 @@ def test_plain_products_are_used_where_the_fused_kernel_cannot_train(
 def test_dropout_applies_to_the_weights_in_training_only(
     eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its expectation is the output without it, and a weight is dropped whole: of one key and one
-    head, all of the value or nothing."""
+    """The expectation is the output without dropout; a weight of one key and one head is dropped as
+    a whole."""
     monkeypatch.setattr(multi_head.MultiHead, "_forms_weights", lambda *_: eager)
     module, copies = attention(H, dropout=0.3), 20_000
     x = random(1, T, D)
@@ -299,17 +299,17 @@ def test_dropout_applies_to_the_weights_in_training_only(
 
 
 def repeated(module: Any) -> Any:
-    """The same with a key head and a value head of its own for each query head."""
+    """The same attention with a separate key and value head for each query head."""
     heads, times = module.num_heads, module.num_heads // module.num_kv_heads
     full = attention(heads)
     full.position = module.position
     with torch.no_grad():
-        for ours, theirs in zip(module.qkv.parameters(), full.qkv.parameters(), strict=True):
+        for ours, reference in zip(module.qkv.parameters(), full.qkv.parameters(), strict=True):
             query, *parts = ours.split(module.split_sizes)
             # Head by head: the copies of one stand side by side.
             copies = [part.unflatten(0, (-1, E)).repeat_interleave(times, 0).flatten(0, 1)
                       for part in parts]  # fmt: skip
-            theirs.copy_(torch.cat([query, *copies]))
+            reference.copy_(torch.cat([query, *copies]))
         full.out.load_state_dict(module.out.state_dict())
     return full
 
@@ -324,16 +324,16 @@ def test_grouped_heads_equal_repeated_heads(
     full, x = repeated(module), random(2, 6, D, seed=3)
     tokens = Tokens.from_ids(torch.zeros(2, 6, dtype=torch.int64), torch.tensor(lengths), side)
     visible = MaskSpec.from_tokens(tokens, causal=causal)
-    grouped, each = (m(x, visible) for m in (module, full))
-    torch.testing.assert_close(grouped, each, **EXACT)
+    grouped, item = (m(x, visible) for m in (module, full))
+    torch.testing.assert_close(grouped, item, **EXACT)
     with torch.no_grad():
-        torch.testing.assert_close(module(x, visible), each, **EXACT)
+        torch.testing.assert_close(module(x, visible), item, **EXACT)
     upstream = random(2, 6, D, seed=4)
-    (ours,), (theirs,) = (
+    (ours,), (reference,) = (
         torch.autograd.grad(out, m.qkv.weight, upstream) for out, m in
-        ((grouped, module), (each, full))
+        ((grouped, module), (item, full))
     )  # fmt: skip
-    query, *parts = theirs.split(full.split_sizes)
+    query, *parts = reference.split(full.split_sizes)
     # A shared head learns from all who share it.
     sums = [part.unflatten(0, (heads[1], -1, E)).sum(1).flatten(0, 1) for part in parts]
     torch.testing.assert_close(ours, torch.cat([query, *sums]), **EXACT)
@@ -348,7 +348,7 @@ def test_beams_share_the_keys_and_values_of_their_source(heads: tuple[int, int])
     allowed[1, :, 2:] = False
     projected = module.project_memory(memory)
     assert projected.shape == (B, 2 * heads[1], S, E)
-    visible = of_table(allowed.repeat(1, 3, 1))
+    visible = mask_of_table(allowed.repeat(1, 3, 1))
     expected = call(module, x, allowed.repeat_interleave(3, 0), memory.repeat_interleave(3, 0))
     out = module(x.view(B, 3 * T, D), mask=visible, projected=projected)
     torch.testing.assert_close(out.view_as(x), expected, **EXACT)
@@ -364,7 +364,7 @@ def test_a_window_equals_a_dense_mask(
     heads: tuple[int, int], length: int, causal: bool, window: int, size: int,
     lengths: list[int] | None, side: str, scheme: str,
 ) -> None:  # fmt: skip
-    """Values of both paths and gradients; taken in parts of `size` queries or of W."""
+    """Values of both paths and gradients, in parts of `size` queries or of W."""
     windowed, full = (attention(*heads, window=w, scheme=scheme) for w in (window, None))
     counts = None if lengths is None else torch.tensor(lengths).clamp(max=length)
     tokens = Tokens.from_ids(torch.zeros(2, length, dtype=torch.int64), counts, side)
@@ -374,7 +374,7 @@ def test_a_window_equals_a_dense_mask(
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [1, 5, 129, 1000])
 def test_blocks_of_long_sequences_equal_a_dense_mask(window: int, causal: bool) -> None:
-    """At the size that parts really have, the last one shorter than the others."""
+    """At the real size of blocks, the last one shorter than the others."""
     ids = torch.zeros(2, 300, dtype=torch.int64)
     tokens = Tokens.from_ids(ids, torch.tensor([300, 170]), "left")
     windowed, full = attention(2, 1, window=window), attention(2, 1)
@@ -401,12 +401,12 @@ def _same_as_dense(
         torch.autograd.grad(out, list(module.parameters()), upstream)
         for out, module in ((eager, windowed), (expected, full))
     )
-    for ours, theirs in zip(*grads, strict=True):
-        torch.testing.assert_close(ours, theirs, **EXACT)
+    for ours, reference in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, reference, **EXACT)
 
 
 class _Written(TorchDispatchMode):
-    """The elements of all tensors that operations wrote."""
+    """Elements of all tensors that operations wrote."""
 
     total = 0
 
@@ -428,7 +428,7 @@ class _Written(TorchDispatchMode):
 def test_memory_writes_of_a_windowed_layer_are_linear_in_the_length(
     groups: int, scheme: str, causal: bool, padded: bool
 ) -> None:
-    """Forward and backward: twice the text is twice the numbers, not four times."""
+    """Forward and backward: twice the length writes twice the elements, not four times."""
     module, totals = attention(2, groups, window=128, scheme=scheme).float(), []
     for length in (1024, 2048, 4096):
         lengths = torch.tensor([3 * length // 4]) if padded else None

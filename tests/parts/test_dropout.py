@@ -38,7 +38,7 @@ def test_the_scale_makes_the_expectation_exact(p: float) -> None:
 def test_the_fraction_of_dropped_levels_is_exact(
     dropped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With every 16-bit number drawn once, the count is no matter of chance."""
+    """Over all 16-bit numbers, once each, the count is exact."""
     every = torch.arange(-32_768, 32_768).to(torch.int16).view(torch.int64)
     monkeypatch.setattr(torch.Tensor, "random_", lambda self, *_: self.copy_(every))
     keep, _ = keep_mask(torch.Size([LEVELS]), dropped / LEVELS)
@@ -51,8 +51,8 @@ def test_the_fraction_of_dropped_levels_is_exact(
 def test_kept_elements_and_their_gradients_are_scaled(
     p: float, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    """Each call in a graph has its own mask; a rate next to one, which rounds to one, still has a
-    scale; shape, type and the input stay."""
+    """Each call in a graph has its own mask; a rate that rounds to one still has a finite scale;
+    shape, dtype and input are unchanged."""
     torch.manual_seed(0)
     x = torch.ones(shape, dtype=dtype, requires_grad=True)
     first, second = training(p)(x), training(p)(x)
@@ -67,7 +67,7 @@ def test_kept_elements_and_their_gradients_are_scaled(
 
 
 def test_neighboring_elements_are_independent() -> None:
-    """Four elements share one 64-bit draw: none of its parts may lean on another."""
+    """Four elements share one 64-bit random number, and must not be correlated."""
     torch.manual_seed(0)
     count = 400_000
     keep = keep_mask(torch.Size([count]), 0.5)[0].double() - 0.5

@@ -51,8 +51,8 @@ def x_of(*shape: int, scale: float = 1.0) -> Tensor:
 def test_norms_match_their_formulas_with_eps_inside_the_root(
     kind: Any, scale: float, eps: float
 ) -> None:
-    """Layer norm takes the biased deviation, not the unbiased one, nor root + eps, as in widely
-    copied code; RMS norm takes no mean off and has no bias."""
+    """LayerNorm uses the biased variance, with epsilon under the root, unlike some widely copied
+    code; RMSNorm subtracts no mean and has no bias."""
     norm = random(kind(D, eps))
     x = x_of(2, 3, D, scale=scale) + scale  # its mean is not zero
     a = x.numpy() - (x.numpy().mean(-1, keepdims=True) if kind is nn.LayerNorm else 0)
@@ -75,16 +75,16 @@ def test_rms_norm_equals_transformers(theirs: str, centered: bool) -> None:
     import transformers
 
     package, module, name = theirs.split(".")
-    found = getattr(getattr(getattr(transformers.models, package), module), name)(D, eps=1e-3)
+    actual = getattr(getattr(getattr(transformers.models, package), module), name)(D, eps=1e-3)
     norm = random((ZeroCenteredRMSNorm if centered else nn.RMSNorm)(D, 1e-3)).float()
-    found.weight.data.copy_(norm.weight.data)
+    actual.weight.data.copy_(norm.weight.data)
     x = x_of(2, 3, D).float()
-    torch.testing.assert_close(norm(x), found(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(norm(x), actual(x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_norms_of_large_states_do_not_overflow_in_half_precision(dtype: torch.dtype) -> None:
-    """The square of 1,000 is more than fp16 holds."""
+    """The square of 1,000 exceeds the range of fp16."""
     for kind in (nn.RMSNorm, ZeroCenteredRMSNorm, nn.LayerNorm):
         out = kind(4).to(dtype)(torch.tensor([[1e3, -1e3, 1e3, -1e3]], dtype=dtype))
         torch.testing.assert_close(out.abs().float(), torch.ones(1, 4), rtol=0, atol=1e-2)
@@ -109,8 +109,8 @@ GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", [*FORMULAS, *GATED])
 def test_feedforward_networks_match_their_formulas(kind: Any, bias: bool) -> None:
-    """act(x W + b) W₂ + d, or (act(x W + b) ⊙ (x V + c)) W₂ + d, whose activation is on the first
-    half; one number at a time, in double precision. GELU is the exact one, or its approximation."""
+    """act(x W + b) W₂ + d, or (act(x W + b) ⊙ (x V + c)) W₂ + d, with the activation on the first
+    half, in double precision. GELU is exact, or its approximation."""
     network, x = random(FeedForward(D, WIDE, kind, bias=bias, dropout=0.25)), x_of(2, 3, D)
     assert network.dropout.p == 0.25
     up, down = network.up.weight.detach().numpy(), network.down.weight.detach().numpy()
@@ -125,7 +125,7 @@ def test_feedforward_networks_match_their_formulas(kind: Any, bias: bool) -> Non
 
 @pytest.mark.parametrize("kind", ["swiglu", "relu"])
 def test_dropout_applies_to_the_hidden_units(kind: Any) -> None:
-    """Not on what comes out: every output is then a sum over fewer units."""
+    """Not to the outputs: each output is a sum over fewer hidden units."""
     network = random(FeedForward(1, 400, kind, dropout=0.5, bias=False))
     nn.init.ones_(network.up.weight)
     nn.init.ones_(network.down.weight)
@@ -144,8 +144,7 @@ def test_dropout_applies_to_the_hidden_units(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_norm_placements_match_their_formulas(placement: Any, kind: Any) -> None:
-    """Dropout is on what the sublayer adds and, but for the norm after it, never on the way
-    around."""
+    """Dropout is on the sub-layer's output, never on the residual path (post-norm excepted)."""
     residual, x = random(PLACEMENTS[placement](nn.Linear(D, D), kind(D))), x_of(2, 3, D)
     f, norm = residual.sublayer, residual.norm
     expected = {
@@ -196,22 +195,21 @@ SAME = {"none": (False, False), "decoder": (False, True), "all": (True, True)}
 
 @pytest.mark.parametrize("tie", SAME)
 def test_tied_matrices_are_the_same_parameter(tie: Any) -> None:
-    """Also after a load, a copy and a change of type: an alias that broke trains apart unseen. Its
-    gradient is the sum over all uses."""
-    net, free = (build(tiny(tie_embeddings=each, dropout=0.0)) for each in (tie, "none"))
+    """Also after loading, copying and a change of dtype. The gradient is the sum over all uses."""
+    net, free = (build(tiny(tie_embeddings=item, dropout=0.0)) for item in (tie, "none"))
     net.load_state_dict(build(tiny(tie_embeddings=tie)).state_dict())
     free.load_state_dict(net.state_dict())
     saved = 31 * 12 * sum(SAME[tie])
-    sizes = [sum(p.numel() for p in each.parameters()) for each in (free, net)]
+    sizes = [sum(p.numel() for p in item.parameters()) for item in (free, net)]
     assert sizes[0] - sizes[1] == saved
-    for each in (net, copy.deepcopy(net), copy.deepcopy(net).double()):
-        source, target, head = matrices(each)
+    for item in (net, copy.deepcopy(net), copy.deepcopy(net).double()):
+        source, target, head = matrices(item)
         assert (source is target, target is head) == SAME[tie]
     torch.manual_seed(0)
     src, tgt = torch.randint(31, (2, 5)), torch.randint(31, (2, 4))
     upstream = torch.randn(2, 4, 31)
-    for each in (net, free):
-        each(src, tgt).backward(upstream)
+    for item in (net, free):
+        item(src, tgt).backward(upstream)
     source, target, head = (matrix.grad for matrix in matrices(free))
     assert source.any()
     assert target.any()
@@ -230,25 +228,25 @@ def test_tied_matrices_are_the_same_parameter(tie: Any) -> None:
 def test_every_weight_is_initialized_once_after_tying(
     tie: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tied matrix drawn again as a linear map would have the deviation of one."""
-    drawn: list[int] = []
+    """A tied matrix initialized again as a linear layer would have another deviation."""
+    samples: list[int] = []
     for name in ("normal_", "uniform_", "constant_"):
         draw = getattr(nn.init, name)
 
         def once(parameter: Tensor, *args: Any, draw: Any = draw, **named: Any) -> Tensor:
-            drawn.append(id(parameter))
+            samples.append(id(parameter))
             return draw(parameter, *args, **named)
 
         monkeypatch.setattr(nn.init, name, once)
     net = build(tiny(tie_embeddings=tie, positions="learned"))
-    drawn.clear()
+    samples.clear()
     init.init_weights(net)
-    assert sorted(drawn) == sorted(id(parameter) for parameter in net.parameters())
+    assert sorted(samples) == sorted(id(parameter) for parameter in net.parameters())
 
 
 @pytest.mark.parametrize("tie", SAME)
 def test_initial_weights_have_the_documented_deviations_and_bounds(tie: Any) -> None:
-    """The same from the same seed; logits are of about unit size, so that training starts near the
+    """Equal for equal seeds; logits are of about unit size, so that training starts near the
     uniform distribution."""
     nets = []
     for seed in (0, 0, 1):

@@ -20,7 +20,7 @@ N, D, V = 17, 6, 11
 
 
 def data(count: int = N, width: int = D, vocab: int = V, seed: int = 0) -> list[Tensor]:
-    """Hidden states, weights, targets and biases; of some targets the model is sure and right."""
+    """States, weights, targets and biases; some targets have a high probability."""
     generator = torch.Generator().manual_seed(seed)
     hidden, weight = (torch.randn(n, width, generator=generator) for n in (count, vocab))
     bias = torch.randn(vocab, generator=generator)
@@ -41,7 +41,7 @@ def reference(tensors: list[Tensor], smoothing: float) -> tuple[Tensor, list[Ten
 
 def check(result: Any, tensors: list[Tensor], smoothing: float, *, scale: float = 1.0,
           **close: float) -> None:  # fmt: skip
-    """Against torch's loss, scaled as the trainer does by the count of a whole step."""
+    """Against torch's loss, divided as in the trainer by the count of a whole step."""
     close = close or {"rtol": 1e-4, "atol": 1e-4}
     expected, grads = reference(tensors, smoothing)
     torch.testing.assert_close(result.loss.double(), expected, **close)
@@ -65,7 +65,7 @@ def chunked(hidden: Tensor, weight: Any, targets: Tensor, bias: Any = None, **na
 def linear(
     tensors: list[Tensor], smoothing: float, *, rows: int = 5, block: int = 2, **named: Any
 ) -> Any:
-    """The fused loss, which forms `rows` of logits at a time and works on `block` of them."""
+    """The chunked loss with `rows` of logits at a time, in blocks of `block`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "_LEAST_ROWS", rows)
         patch.setattr(losses, "_CHUNK_ELEMENTS", 1)
@@ -92,7 +92,7 @@ def test_losses_equal_torch_cross_entropy_for_any_chunk_size(
     scale: float,
     seed: int,
 ) -> None:
-    """No targets at all are a sum of zero, with zero gradients."""
+    """Without targets the sum and its gradients are zero."""
     fused = partial(linear, rows=rows, block=block, count_correct=True)
     for function in (plain, fused):
         tensors = data(count, *sizes, seed)
@@ -124,7 +124,7 @@ def test_rows_per_chunk_depend_on_the_vocabulary_with_a_minimum(
 
 
 def test_label_smoothing_covers_all_classes() -> None:
-    """Trap 11: ε / V on each of all V classes, the target's and the padding's too: in numbers."""
+    """ε / V for each of V classes, target and padding included, by explicit numbers."""
     logits = torch.tensor([[2.0, 0.0, -1.0, 0.5]])
     log_probs = [value - math.log(sum(map(math.exp, logits[0].tolist()))) for value in logits[0]]
     expected = -sum(q * lp for q, lp in zip([0.1, 0.1, 0.7, 0.1], log_probs, strict=True))
@@ -142,7 +142,7 @@ def test_the_backward_pass_can_run_twice() -> None:
 
 
 def test_reported_sums_have_no_graph_and_correct_targets_are_optional() -> None:
-    """Summed up over a run it would hold every step's gradients in memory."""
+    """Otherwise sums over a run would keep every step's graph in memory."""
     for result in (linear(data(), 0.1, count_correct=True), plain(data(), 0.1)):
         assert result.loss.requires_grad
         assert not result.nll.requires_grad
@@ -195,7 +195,7 @@ def test_autocast_applies_to_the_products_only() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weight_gradients_of_half_precision_are_summed_in_fp32(dtype: torch.dtype) -> None:
-    """In a 16-bit weight's own type later chunks would vanish beside the sum of those before."""
+    """In 16 bits later chunks would be lost beside the sum of earlier ones."""
     tensors = data(3000)
     for tensor in (tensors[0], tensors[1], tensors[3]):
         tensor.data = tensor.data.to(dtype)

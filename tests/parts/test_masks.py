@@ -17,26 +17,26 @@ def table(mask: Tensor) -> list[str]:
     return ["".join("x" if allowed else "." for allowed in row) for row in mask]
 
 
-def seen(queries: list[int], keys: int, *, causal: bool, window: int | None = None) -> list[str]:
+def visible(queries: list[int], keys: int, *, causal: bool, window: int | None = None) -> list[str]:
     spans = Span(torch.tensor([queries])), Span(torch.arange(keys)[None])
-    found = visible_keys(*spans, causal=causal, window=window)
-    assert found is not None
-    return table(found[0])
+    actual = visible_keys(*spans, causal=causal, window=window)
+    assert actual is not None
+    return table(actual[0])
 
 
 def test_causality_compares_positions_with_fewer_queries_than_keys() -> None:
-    assert seen([0, 1, 2], 3, causal=True) == ["x..", "xx.", "xxx"]
-    assert seen([3, 4], 5, causal=True) == ["xxxx.", "xxxxx"]
-    assert seen([3], 4, causal=True) == ["xxxx"]
+    assert visible([0, 1, 2], 3, causal=True) == ["x..", "xx.", "xxx"]
+    assert visible([3, 4], 5, causal=True) == ["xxxx.", "xxxxx"]
+    assert visible([3], 4, causal=True) == ["xxxx"]
 
 
 def test_a_causal_window_has_w_keys_including_the_query() -> None:
     causal = ["x....", "xx...", "xxx..", ".xxx.", "..xxx"]
-    assert seen([0, 1, 2, 3, 4], 5, causal=True, window=3) == causal
-    assert seen([3, 4], 5, causal=True, window=3) == causal[3:]
+    assert visible([0, 1, 2, 3, 4], 5, causal=True, window=3) == causal
+    assert visible([3, 4], 5, causal=True, window=3) == causal[3:]
     for one in (True, False):
-        assert seen([0, 1, 2], 3, causal=one, window=1) == ["x..", ".x.", "..x"]
-    assert seen([0, 1, 2, 3], 4, causal=False, window=2) == ["xx..", "xxx.", ".xxx", "..xx"]
+        assert visible([0, 1, 2], 3, causal=one, window=1) == ["x..", ".x.", "..x"]
+    assert visible([0, 1, 2, 3], 4, causal=False, window=2) == ["xx..", "xxx.", ".xxx", "..xx"]
 
 
 def test_masks_of_padded_and_packed_rows() -> None:
@@ -70,7 +70,7 @@ def test_positions_count_real_tokens_and_are_never_negative(lengths: list[int], 
 def test_the_bias_of_a_block_equals_that_block_of_a_reference(
     lengths: list[int], side: str, causal: bool, window: int | None, data: st.DataObject
 ) -> None:
-    """And a query counts as real where it sees a key, in a causal pass always its own."""
+    """A query is real if it has a visible key; in a causal pass that is always its own."""
     segments = torch.tensor([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 4, 4]])
     counts = torch.tensor(lengths)
     tokens = Tokens.from_ids(torch.zeros(2, 6, dtype=torch.int64), counts, side, segments)
@@ -110,7 +110,7 @@ def test_the_bias_hides_keys_exactly_without_overflow_in_half_precision(
     assert (bias.flatten() + scores).float().softmax(-1).tolist() == [1.0, 0.0]
 
 
-def test_only_a_plain_causal_mask_is_left_to_the_kernel() -> None:
+def test_only_a_plain_causal_mask_uses_the_kernels_own() -> None:
     ids = torch.zeros(2, 4, dtype=torch.int64)
     assert MaskSpec.from_tokens(Tokens.from_ids(ids), causal=True).is_causal_alone
     lengths = torch.tensor([4, 2])

@@ -1,4 +1,4 @@
-"""FlexAttention, uncompiled as on no GPU, has the outputs and gradients of the other paths."""
+"""FlexAttention, uncompiled on the CPU, has the outputs and gradients of the other paths."""
 
 import itertools
 
@@ -18,7 +18,7 @@ D, E, WIDTH = 32, 16, 300
 
 
 def packed_tokens() -> Tokens:
-    """A row without padding, one with padding numbered as its last text, one of a single text."""
+    """Rows without padding, with padding numbered as its last text, and of a single text."""
     texts = ([70, 200, 30], [20, 5, 160], [260])
     segments = torch.zeros(len(texts), WIDTH, dtype=torch.long)
     for row, lengths in enumerate(texts):
@@ -48,8 +48,8 @@ def as_on_a_gpu(spec: MaskSpec, device: torch.device) -> bool:
     return spec.queries.segments is not None
 
 
-def trained(module: nn.Module, spec: MaskSpec) -> list[Tensor]:
-    """Output and the gradients of input and weights."""
+def outputs_and_gradients(module: nn.Module, spec: MaskSpec) -> list[Tensor]:
+    """Output, and gradients of input and weights."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, WIDTH, D, generator=generator, dtype=torch.float64, requires_grad=True)
     module.zero_grad()
@@ -67,19 +67,19 @@ def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
 ) -> None:
     module = attention(4, key_heads, window)
     spec = MaskSpec.from_tokens(packed_tokens(), causal=causal)
-    expected = trained(module, spec)
+    expected = outputs_and_gradients(module, spec)
     monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
     monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 0)
     # Its gradient is refused on a CPU, though the uncompiled formula has it.
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     x = torch.zeros(3, WIDTH, D, dtype=torch.float64)
     assert module.prepare_mask(spec, x, needs_grad=True).block_mask is not None
-    for ours, theirs in zip(trained(module, spec), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for ours, reference in zip(outputs_and_gradients(module, spec), expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_autocast_and_norms_of_the_heads_give_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_and_head_norms_have_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     module = attention(2, 1, None).float()
     module.query_norm, module.key_norm = nn.LayerNorm(E), nn.LayerNorm(E)
     spec = MaskSpec.from_tokens(packed_tokens(), causal=True)
@@ -89,9 +89,9 @@ def test_autocast_and_norms_of_the_heads_give_one_type(monkeypatch: pytest.Monke
     monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 0)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     with torch.autocast("cpu", torch.bfloat16):
-        found = module(x, spec)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.detach().float(), expected, rtol=0.05, atol=0.02)
+        actual = module(x, spec)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.detach().float(), expected, rtol=0.05, atol=0.02)
 
 
 def test_blocks_of_other_texts_are_left_out() -> None:
@@ -106,7 +106,7 @@ def test_blocks_of_other_texts_are_left_out() -> None:
     "case",
     ["dropout", "hooks", "weights", "no gradient", "no segments", "softcap", "cross", "uncompiled"],
 )
-def test_what_it_cannot_compute_goes_the_other_way(
+def test_unsupported_attention_uses_the_other_paths(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
@@ -134,7 +134,9 @@ def test_what_it_cannot_compute_goes_the_other_way(
     assert mask.block_mask is None
 
 
-def test_it_is_for_packed_rows_of_several_blocks_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_is_used_for_packed_rows_of_several_blocks_on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     tokens = packed_tokens()
     spec = MaskSpec.from_tokens(tokens, causal=True)

@@ -17,7 +17,7 @@ TABLES: list[Positions] = [SinusoidalTable, HALVES, LearnedTable, OFFSET]
 
 
 def filled(scheme: Positions, max_length: int, width: int) -> nn.Module:
-    """Learned tables are filled by the initialization of the whole net: here, with anything."""
+    """Learned tables get random values, which the initialization of a net would set."""
     module = scheme(max_length, width)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -30,7 +30,7 @@ def rows(module: nn.Module, *positions: int) -> Tensor:
 
 
 def test_reference_values_interleave_sines_and_cosines() -> None:
-    """Not all sines and then all cosines, but for Marian: checkpoints depend on the order."""
+    """All sines before all cosines only for Marian: checkpoints depend on the order."""
     expected = torch.tensor([
         [0.0, 1.0, 0.0, 1.0],
         [0.841470985, 0.540302306, 0.009999833, 0.999950000],
@@ -38,15 +38,17 @@ def test_reference_values_interleave_sines_and_cosines() -> None:
         [0.141120008, -0.989992497, 0.029995500, 0.999550034],
     ])  # fmt: skip
     for halves, order in ((False, [0, 1, 2, 3]), (True, [0, 2, 1, 3])):
-        found = rows(filled(partial(SinusoidalTable, halves=halves), 4, 4), 0, 1, 2, 3)
-        torch.testing.assert_close(found, expected[:, order], rtol=0, atol=1e-7)
+        actual = rows(filled(partial(SinusoidalTable, halves=halves), 4, 4), 0, 1, 2, 3)
+        torch.testing.assert_close(actual, expected[:, order], rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 16, 33, 128])
 @pytest.mark.parametrize("base", [10000.0, 100.0])
 def test_sinusoids_match_the_formula_at_any_width_and_position(width: int, base: float) -> None:
-    """Vaswani et al. 2017, sec. 3.5, one number at a time. Angles formed in fp32 would be off by
-    1e-3 at position 10,000."""
+    """Vaswani et al. 2017, sec. 3.5, one number at a time.
+
+    Angles in fp32 would be off by 1e-3 at position 10,000.
+    """
     table = sinusoidal_table(20_001, width, base)
     assert table.dtype == torch.float32
     for position in (*range(30), 9_999, 20_000):
@@ -77,8 +79,8 @@ def test_only_learned_positions_are_trained_and_saved() -> None:
 
 @pytest.mark.parametrize("scheme", TABLES)
 def test_tables_move_with_their_model(scheme: Positions) -> None:
-    """What is added must be on the device and of the type of the model: else the sum fails there,
-    or all that follows is in another type."""
+    """Tables must have the model's device and dtype: otherwise the sum fails, or later states have
+    another dtype."""
     module = filled(scheme, 5, 4)
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         assert rows(module.to(dtype), 0, 1, 2).dtype == dtype

@@ -28,8 +28,11 @@ def scores_of(module: nn.Module, queries: range, keys: int) -> Tensor:
 
 
 def authors_slopes(num_heads: int) -> list[float]:
-    """The rule of the paper's sec. 3 and of its code: a power of two has a geometric sequence that
-    starts at and has the ratio 2^(-8/H); others are filled up with the odd terms of 2H's."""
+    """The rule of the paper's sec.
+
+    3 and of its code: for a power of two H, a geometric sequence with first term and ratio
+    2^(-8/H); other numbers of heads add odd terms of the next power's sequence.
+    """
     if math.log2(num_heads).is_integer():
         ratio = 2 ** (-(2 ** -(math.log2(num_heads) - 3)))
         return [ratio ** (1 + i) for i in range(num_heads)]
@@ -63,8 +66,10 @@ def test_alibi_is_linear_in_the_distance_without_limit() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_alibi_slopes_stay_in_fp32_and_move_with_the_positions(dtype: torch.dtype) -> None:
-    """bf16 holds no distance above 256 to the place: scores are formed in fp32. They are no
-    buffer: `to_empty` would leave it without a value, a saved file would hold it."""
+    """bf16 cannot represent distances above 256 exactly, so scores are in fp32.
+
+    Slopes are no buffer: `to_empty` would leave them without values, and files would contain them.
+    """
     module = AlibiBias(12).to(dtype)
     scores = module(torch.tensor([[2999]]), torch.arange(3000)[None])
     assert scores.dtype == torch.float32
@@ -100,15 +105,16 @@ def test_alibi_slopes_are_copied_to_a_device_once() -> None:
 )
 @pytest.mark.parametrize("causal", [True, False])
 def test_buckets_equal_transformers(causal: bool, num_buckets: int, max_distance: int) -> None:
-    """For every distance to well past the last bucket, to both sides; theirs are key - query."""
+    """For all distances beyond the last bucket, on both sides; in transformers they are key -
+    query."""
     from transformers.models.t5 import modeling_t5 as t5
 
     distances = torch.arange(-2 * max_distance, 2 * max_distance + 1)[None]
-    theirs = t5.T5Attention._relative_position_bucket(
+    reference = t5.T5Attention._relative_position_bucket(
         -distances, bidirectional=not causal, num_buckets=num_buckets, max_distance=max_distance
     )
     ours = buckets_of(distances, num_buckets=num_buckets, max_distance=max_distance, causal=causal)
-    assert torch.equal(ours, theirs)
+    assert torch.equal(ours, reference)
     assert set(ours.unique().tolist()) <= set(range(num_buckets))
 
 

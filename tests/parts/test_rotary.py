@@ -31,8 +31,8 @@ def llama3(factor: float, low: float, high: float, original: int) -> tuple[Scali
 
 def yarn(factor: float, original: int, **more: Any) -> tuple[Scaling, dict[str, Any]]:
     names = {"slow": "beta_slow", "fast": "beta_fast"}
-    theirs = {names.get(name, name): value for name, value in more.items()}
-    keys = {"factor": factor, ORIGINAL: original, **theirs}
+    reference = {names.get(name, name): value for name, value in more.items()}
+    keys = {"factor": factor, ORIGINAL: original, **reference}
     return YarnScaling(factor, original, **more), keys
 
 
@@ -50,7 +50,7 @@ SCALED: dict[str, tuple[Scaling | None, dict[str, Any]]] = {
 }
 
 
-def turned(x: Tensor, positions: list[int], *scheme: Any, **named: Any) -> Tensor:
+def rotated(x: Tensor, positions: list[int], *scheme: Any, **named: Any) -> Tensor:
     """`x` (B, H, T, E) with its T tokens at these positions."""
     return rotate(x, RotaryPositions(x.size(-1), *scheme, **named)(torch.tensor([positions])))
 
@@ -71,8 +71,8 @@ def test_each_pair_is_rotated_as_a_complex_number(layout: Layout) -> None:
     pairs = (first.numpy() + 1j * second.numpy()) * np.exp(1j * np.outer(places, theta))
     parts = (torch.from_numpy(pairs.real), torch.from_numpy(pairs.imag))
     expected = torch.cat(parts, -1) if layout == "half" else torch.stack(parts, -1).flatten(-2)
-    found = turned(x, places, 500.0, layout)
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+    actual = rotated(x, places, 500.0, layout)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("width", [2, 6, 64, 128])
@@ -93,17 +93,17 @@ def test_frequencies_equal_transformers(name: str, base: float, width: int) -> N
     )
     if kind == "default":
         rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
-        theirs, factor = rotary.inv_freq, rotary.attention_scaling
+        reference, factor = rotary.inv_freq, rotary.attention_scaling
     else:
-        theirs, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        reference, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     module = RotaryPositions(width, base, "half", scaling)
-    torch.testing.assert_close(module.table, theirs, rtol=2e-6, atol=0)
+    torch.testing.assert_close(module.table, reference, rtol=2e-6, atol=0)
     assert module.factor == pytest.approx(factor, rel=1e-7)
 
 
 @pytest.mark.parametrize("width", [4, 64, 128])
 def test_ntk_divides_the_lowest_frequency_by_its_factor_and_keeps_the_highest(width: int) -> None:
-    """base · factor^(E / (E - 2)); it is transformers' dynamic scaling at twice the length."""
+    """base · factor^(E / (E - 2)); equal to dynamic scaling of transformers at twice the length."""
     scaling = NtkScaling(8.0)
     base = 10000.0 * 8 ** (width / (width - 2))
     assert scaling.scaled_base(10000.0, width) == pytest.approx(base, rel=1e-12)
@@ -121,18 +121,18 @@ def test_ntk_divides_the_lowest_frequency_by_its_factor_and_keeps_the_highest(wi
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 8), st.integers(0, 5000), st.integers(0, 99))
 def test_a_permutation_converts_between_the_layouts(pairs: int, start: int, seed: int) -> None:
-    """Evens first and then odds: exactly, not nearly."""
+    """Even dimensions first, then odd ones: exactly equal."""
     x = random(2, 2, 3, 2 * pairs, seed=seed)
     order = torch.cat([torch.arange(0, 2 * pairs, 2), torch.arange(1, 2 * pairs, 2)])
     places = list(range(start, start + 3))
-    interleaved = turned(x, places, layout="interleaved")
-    half = turned(x[..., order], places, layout="half")
+    interleaved = rotated(x, places, layout="interleaved")
+    half = rotated(x[..., order], places, layout="half")
     assert torch.equal(interleaved[..., order], half)
     if pairs > 1 and start > 0:
-        assert not torch.equal(interleaved, turned(x, places, layout="half"))
+        assert not torch.equal(interleaved, rotated(x, places, layout="half"))
 
 
-# Laws
+# ParityTests
 
 
 @settings(deadline=None, max_examples=30)
@@ -151,7 +151,7 @@ def test_scores_depend_on_the_distance_only(
     q, k = random(1, 1, 1, 2 * pairs), random(1, 1, 1, 2 * pairs, seed=1)
 
     def product(query: int, key: int) -> float:
-        return (turned(q, [query], *scheme) * turned(k, [key], *scheme)).sum().item()
+        return (rotated(q, [query], *scheme) * rotated(k, [key], *scheme)).sum().item()
 
     # Angles of 2,000 in fp32 are off by 1e-4.
     assert product(query + shift, key + shift) == pytest.approx(product(query, key), abs=5e-3)
@@ -174,7 +174,7 @@ def test_angles_follow_the_positions_of_each_row() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_angles_are_fp32_in_models_of_any_dtype(dtype: torch.dtype) -> None:
-    """At position 100,000, where bf16 knows every 512th integer and fp16 none."""
+    """At position 100,000 bf16 has only multiples of 512, and fp16 overflows."""
     module = RotaryPositions(16).to(dtype)
     assert module.table.dtype == torch.float32
     places = torch.tensor([[99_999, 100_000]])
@@ -185,14 +185,14 @@ def test_angles_are_fp32_in_models_of_any_dtype(dtype: torch.dtype) -> None:
     np.testing.assert_allclose(rotation.cos[0, 0].numpy(), np.cos(angles), rtol=0, atol=0.02)
     np.testing.assert_allclose(rotation.sin[0, 0].numpy(), np.sin(angles), rtol=0, atol=0.02)
     x = torch.ones(1, 1, 2, 16, dtype=dtype)
-    found = rotate(x, rotation)
-    assert found.dtype == dtype
+    actual = rotate(x, rotation)
+    assert actual.dtype == dtype
     exact = rotate(x.float(), rotation)
-    torch.testing.assert_close(found.float(), exact, rtol=0, atol=1e-2)
+    torch.testing.assert_close(actual.float(), exact, rtol=0, atol=1e-2)
 
 
 def test_tables_outside_of_checkpoints_exist_after_loading() -> None:
-    """No buffer: `to_empty` would leave it without a value, a saved file would hold it."""
+    """No buffer: `to_empty` would leave it without values, and files would contain it."""
     module = RotaryPositions(8)
     assert module.state_dict() == {}
     assert list(module.parameters()) == []

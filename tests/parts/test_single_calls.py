@@ -1,4 +1,4 @@
-"""Single modules called without a model: masks as tensors, `causal`, errors; the examples run."""
+"""Single modules called without a model: masks as tensors, `causal`, errors, docstring examples."""
 
 import doctest
 import importlib
@@ -33,13 +33,13 @@ def attention(kind: Any = Attention, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_in_docstrings_hold(name: str) -> None:
+def test_docstring_examples_of_parts_are_correct(name: str) -> None:
     names = {name: getattr(heedful.parts, name) for name in heedful.parts.__all__}
     module = importlib.import_module(f"heedful.parts.{name}")
     assert doctest.testmod(module, extraglobs={**names, "torch": torch, "nn": nn}).failed == 0
 
 
-def test_examples_of_models_hold() -> None:
+def test_docstring_examples_of_models_are_correct() -> None:
     names = {name: getattr(heedful.parts, name) for name in heedful.parts.__all__}
     for name in ("decoder_only", "encoder_decoder", "encoder_only", "stack"):
         module = importlib.import_module(f"heedful.models.{name}")
@@ -68,7 +68,7 @@ def test_a_call_without_a_mask_is_attention_among_all_tokens(
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_bool_mask_and_causal_hold_together(window: int | None) -> None:
+def test_a_bool_mask_and_causal_are_combined(window: int | None) -> None:
     module, x = attention(window=window), states(2, 5)
     everything = torch.ones(5, 5, dtype=torch.bool)
     expected = module(x, causal=True)
@@ -77,7 +77,7 @@ def test_a_bool_mask_and_causal_hold_together(window: int | None) -> None:
     torch.testing.assert_close(attention()(x, near[None].expand(2, 5, 5)), expected, **EXACT)
 
 
-def test_a_query_without_a_visible_key_gives_zeros_and_no_gradient() -> None:
+def test_a_query_without_a_visible_key_has_zero_output_and_gradient() -> None:
     module, x = attention(window=2), states(2, 5).requires_grad_()
     mask = torch.ones(2, 5, 5, dtype=torch.bool).tril()
     mask[1, 4, 3:] = False  # the keys that are left are outside the window
@@ -114,7 +114,7 @@ def test_a_mask_of_a_wrong_type_or_shape_is_refused(mask: Tensor, message: str) 
         attention()(states(2, 5), mask)
 
 
-def test_other_misuse_is_refused_in_one_line() -> None:
+def test_other_wrong_calls_are_refused_in_one_line() -> None:
     tokens = Tokens.from_ids(torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(UserError, match="give it there"):
         attention()(states(2, 5), MaskSpec.from_tokens(tokens, causal=False), causal=True)

@@ -1,4 +1,4 @@
-"""A saved model opened for use: it comes back as it was, and its answers depend on nothing else."""
+"""Saved models: equal after loading, with outputs that depend on nothing else."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def model(folder):
 # --- saving and loading ---------------------------------------------------------------------
 
 
-def test_saving_what_was_loaded_writes_the_same_files(model, folder, tmp_path):
+def test_saving_a_loaded_model_writes_equal_files(model, folder, tmp_path):
     model.save(tmp_path / "a")
     again = heedful.load(tmp_path / "a", device="cpu")
     again.save(tmp_path / "b")
@@ -47,8 +47,8 @@ def test_saving_what_was_loaded_writes_the_same_files(model, folder, tmp_path):
         assert content == (folder / name).read_bytes()
 
 
-def test_saving_is_whole_or_nothing_and_replaces_models_alone(model, tmp_path, monkeypatch):
-    """By a path or its text: what stops halfway leaves the older model as it was."""
+def test_saving_is_atomic_and_replaces_only_models(model, tmp_path, monkeypatch):
+    """By a path or its text: an interrupted save leaves the older model unchanged."""
     model.save(str(tmp_path / "a"))
     before = tree(tmp_path)
 
@@ -66,7 +66,7 @@ def test_saving_is_whole_or_nothing_and_replaces_models_alone(model, tmp_path, m
         model.save(tmp_path / "a")
 
 
-def test_a_joint_tokenizer_is_one_and_two_are_two(model, tmp_path):
+def test_a_joint_tokenizer_is_one_object_and_two_are_separate(model, tmp_path):
     assert model.src_tokenizer is model.tgt_tokenizer
     recipe = tiny(tokenizer__joint=False, training__max_steps=1, task="sort")
     train(parse_recipe(recipe), tmp_path / "two")
@@ -78,7 +78,7 @@ def test_a_joint_tokenizer_is_one_and_two_are_two(model, tmp_path):
     assert two.config.tie_embeddings == "decoder"
 
 
-def test_tied_tensors_are_saved_once_and_come_back_tied(model, folder):
+def test_tied_tensors_are_saved_once_and_loaded_tied(model, folder):
     saved = load_file(folder / "model.safetensors")
     assert model.config.tie_embeddings == "all"
     embedding = [name for name, t in saved.items() if t.shape[0] == model.src_tokenizer.vocab_size]
@@ -90,14 +90,14 @@ def test_tied_tensors_are_saved_once_and_come_back_tied(model, folder):
     assert net.head.out.weight is net.tgt_embedding.tokens.weight
 
 
-def test_loading_draws_no_random_numbers(folder):
+def test_loading_uses_no_random_numbers(folder):
     torch.manual_seed(3)
     before = torch.get_rng_state()
     heedful.load(folder, device="cpu")
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_card_is_what_was_trained(folder):
+def test_the_metadata_describe_the_training(folder):
     metadata = json.loads((folder / "config.json").read_text())
     assert metadata["architecture"] == "vaswani2017"
     assert metadata["task"] == "copy"
@@ -116,7 +116,7 @@ texts = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), lines=texts, beam=st.integers(1, 3), batch_tokens=st.integers(1, 60))
-def test_a_batch_is_its_lines_alone_in_any_order(model, data, lines, beam, batch_tokens):
+def test_a_batch_equals_single_lines_in_any_order(model, data, lines, beam, batch_tokens):
     options = {"beam_size": beam, "num_return": beam}
     together = model.generate(lines, batch_tokens=batch_tokens, **options, return_details=True)
     alone = [model.generate([line], **options, return_details=True)[0] for line in lines]
@@ -133,59 +133,59 @@ def test_a_batch_is_its_lines_alone_in_any_order(model, data, lines, beam, batch
             )
 
 
-def test_translate_is_the_best_of_search_in_order(model):
-    found = model.generate(TEXTS, num_return=3, beam_size=4, return_details=True)
-    assert model.translate(TEXTS, beam_size=4) == [entries[0].text for entries in found]
-    assert len(found) == len(TEXTS)
+def test_translate_returns_the_best_hypotheses_in_order(model):
+    actual = model.generate(TEXTS, num_return=3, beam_size=4, return_details=True)
+    assert model.translate(TEXTS, beam_size=4) == [entries[0].text for entries in actual]
+    assert len(actual) == len(TEXTS)
 
 
 def test_blank_lines_stay_blank(model):
-    found = model.generate(["", "1 2", "   ", "3"], num_return=2, beam_size=2, return_details=True)
-    assert [[t.text for t in entries] for entries in (found[0], found[2])] == [[""], [""]]
-    assert found[0][0].finished
+    actual = model.generate(["", "1 2", "   ", "3"], num_return=2, beam_size=2, return_details=True)
+    assert [[t.text for t in entries] for entries in (actual[0], actual[2])] == [[""], [""]]
+    assert actual[0][0].finished
     alone = model.generate(["1 2"], num_return=2, beam_size=2, return_details=True)[0]
-    assert [t.ids for t in found[1]] == [t.ids for t in alone]
+    assert [t.ids for t in actual[1]] == [t.ids for t in alone]
     assert model.translate([]) == []
     assert model.translate(["", ""]) == ["", ""]
 
 
-def test_a_score_is_what_teacher_forcing_gives(model):
-    """With the average over the length, EOS counted; what may not be written changes no other."""
+def test_scores_equal_teacher_forcing(model):
+    """With the mean over the length, EOS counted; suppressed tokens change no other scores."""
     for beam in (1, 4):
         for entry in model.generate(
             ["3 1 0 2"], num_return=beam, beam_size=beam, return_details=True
         )[0]:
             if not entry.finished:
                 continue
-            log_probs, _ = forced(model, "3 1 0 2", entry.ids)
+            log_probs, _ = teacher_forced(model, "3 1 0 2", entry.ids)
             assert entry.score == pytest.approx(float(log_probs.mean()), abs=1e-4)
 
 
 def test_prefixes_begin_their_translations(model):
     prefixes = ["4 4", "", "0"]
     for beam in (1, 3):
-        found = model.generate(
+        actual = model.generate(
             ["1 2 3", "1 2 3", "5"], prefixes=prefixes, beam_size=beam, return_details=True
         )
-        for prefix, (entry, *_) in zip(prefixes, found, strict=True):
+        for prefix, (entry, *_) in zip(prefixes, actual, strict=True):
             assert entry.text.startswith(prefix)
         assert (
-            found[1][0].ids
+            actual[1][0].ids
             == model.generate(["1 2 3"], beam_size=beam, return_details=True)[0][0].ids
         )
 
 
-def test_samples_of_a_source_end_when_they_end(model):
-    """Also where one ends before its sibling: each is what it is alone."""
+def test_samples_of_a_source_end_independently(model):
+    """Also if one ends before the others: each equals a single sample."""
     options = {"temperature": 2.0, "seed": [3, 4], "max_new_tokens": 9}
-    found = model.generate(["1 2 3", "5 4"], num_return=3, **options, return_details=True)
-    lengths = [[len(sample.ids) for sample in samples] for samples in found]
+    actual = model.generate(["1 2 3", "5 4"], num_return=3, **options, return_details=True)
+    lengths = [[len(sample.ids) for sample in samples] for samples in actual]
     assert any(len(set(of_source)) > 1 for of_source in lengths)
     first = model.generate(["1 2 3", "5 4"], **options, return_details=True)
-    assert [samples[0].ids for samples in found] == [samples[0].ids for samples in first]
+    assert [samples[0].ids for samples in actual] == [samples[0].ids for samples in first]
 
 
-def test_what_is_too_long_is_refused_or_cut(model):
+def test_texts_that_are_too_long_are_refused_or_truncated(model):
     long = " ".join("0123450123450")
     with pytest.raises(UserError, match="line 2 has 14 tokens, but the model allows 12"):
         model.translate(["1", long])
@@ -198,7 +198,7 @@ def test_what_is_too_long_is_refused_or_cut(model):
     assert cut == model.translate([by_hand, "1", by_hand])
 
 
-def test_mistakes_in_calls(model):
+def test_wrong_calls_are_refused(model):
     with pytest.raises(UserError, match="1 prefixes for 2 texts"):
         model.generate(["1", "2"], prefixes=["1"], return_details=True)
     with pytest.raises(UserError, match="2 sources but 1 targets"):
@@ -207,7 +207,7 @@ def test_mistakes_in_calls(model):
         model.score([], [])
 
 
-def test_a_name_that_cannot_be_is_told():
+def test_an_impossible_name_is_refused():
     with pytest.raises(UserError, match="too long"):
         heedful.load("x" * 5_000)
 
@@ -224,7 +224,7 @@ def test_a_name_that_cannot_be_is_told():
         (["1"], {"beam_size": 2, "require": [[10**9]]}, "token id 1000000000 is outside"),
     ],
 )
-def test_values_that_no_one_should_give(model, sources, options, part):
+def test_values_out_of_range_are_refused(model, sources, options, part):
     with pytest.raises(UserError, match=part):
         model.generate(sources, **options, return_details=True)
 
@@ -237,7 +237,7 @@ def test_progress_counts_every_text(model):
 
 
 class LowRank(torch.nn.Module):
-    """A linear with a low-rank term beside it (Hu et al. 2021)."""
+    """A linear layer with a low-rank term (Hu et al. 2021)."""
 
     def __init__(self, linear):
         super().__init__()
@@ -249,7 +249,7 @@ class LowRank(torch.nn.Module):
         return self.linear(x) + x @ self.down.T @ self.up.T
 
 
-def test_a_net_that_could_not_be_loaded_again_is_not_saved(tmp_path):
+def test_a_net_with_wrapped_modules_is_not_saved(tmp_path):
     made = model_of("gpt2")
     attention = made.net.decoder.blocks[0].self_attention.sublayer
     attention.out = LowRank(attention.out)
@@ -267,9 +267,9 @@ def test_a_net_that_could_not_be_loaded_again_is_not_saved(tmp_path):
 # --- scoring --------------------------------------------------------------------------------
 
 
-def forced(model, source, ids):
-    """Log-probabilities of a target's tokens, from the net's logits for this pair alone, and how
-    many of them are likeliest."""
+def teacher_forced(model, source, ids):
+    """Log-probabilities of a target's tokens from the net's logits for this pair alone, and the
+    number of most probable ones."""
     src = torch.tensor([[*model.src_tokenizer.encode(source), model.src_tokenizer.eos_id]])
     with torch.no_grad():
         tgt = torch.tensor([[model.tgt_tokenizer.bos_id, *ids[:-1]]])
@@ -278,27 +278,29 @@ def forced(model, source, ids):
     return logits.log_softmax(-1)[range(len(ids)), ids], right
 
 
-def forced_pairs(model):
-    """The same of each of the pairs."""
+def teacher_forced_pairs(model):
+    """`teacher_forced` of each pair."""
     eos = model.tgt_tokenizer.eos_id
-    return [forced(model, src, [*model.tgt_tokenizer.encode(tgt), eos]) for src, tgt in PAIRS]
+    return [
+        teacher_forced(model, src, [*model.tgt_tokenizer.encode(tgt), eos]) for src, tgt in PAIRS
+    ]
 
 
 PAIRS = [("1 2 3", "1 2 3"), ("0", "5 5 5 5 5 5"), ("5 4 3 2 1", "2"), ("2 2", "2 2 1")]
 
 
 def test_score_is_the_sum_over_the_nets_logits(model):
-    found = model.score(*zip(*PAIRS, strict=True))
-    for (log_probs, _), score in zip(forced_pairs(model), found, strict=True):
+    actual = model.score(*zip(*PAIRS, strict=True))
+    for (log_probs, _), score in zip(teacher_forced_pairs(model), actual, strict=True):
         assert score.log_prob == pytest.approx(float(log_probs.sum()), rel=1e-4)
         assert score.num_tokens == len(log_probs)
 
 
 def test_perplexity_and_accuracy_are_over_all_tokens(model):
-    found = model.teacher_forced(*zip(*PAIRS, strict=True))
-    parts, rights = zip(*forced_pairs(model), strict=True)
+    actual = model.teacher_forced(*zip(*PAIRS, strict=True))
+    parts, rights = zip(*teacher_forced_pairs(model), strict=True)
     count, right = sum(map(len, parts)), sum(rights)
     nll = -sum(float(log_probs.sum()) for log_probs in parts)
-    assert found["perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-4)
-    assert found["token_accuracy"] == pytest.approx(right / count)
+    assert actual["perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-4)
+    assert actual["token_accuracy"] == pytest.approx(right / count)
     assert 0 < right < count

@@ -1,4 +1,4 @@
-"""Encoders opened for use: texts that are left out have blank results, and the others their own."""
+"""Saved encoders: texts that are left out have blank results, the others are not affected."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ def classifier() -> Any:
 
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("too_long", ["leave_out", "truncate", "error"])
-def test_what_is_too_long_is_left_out_cut_or_refused(
+def test_texts_that_are_too_long_are_left_out_truncated_or_refused(
     classifier: Any, paired: bool, too_long: str
 ) -> None:
     texts = [TEXTS[0], LONG, TEXTS[1]]
@@ -32,7 +32,7 @@ def test_what_is_too_long_is_left_out_cut_or_refused(
             classifier.class_logits(texts, **options)
         return
     logits = classifier.class_logits(texts, **options)
-    found = classifier.classify(texts, **options)
+    actual = classifier.classify(texts, **options)
     others = classifier.class_logits(texts[::2], pairs=pairs and pairs[::2])
     np.testing.assert_allclose(logits[::2], others, rtol=1e-5)
     if too_long == "truncate":
@@ -40,20 +40,20 @@ def test_what_is_too_long_is_left_out_cut_or_refused(
         assert classifier.num_truncated == 2
         return
     assert np.isnan(logits[1]).all()
-    assert found[1].label == ""
-    assert math.isnan(found[1].probability)
-    assert all(each.label in classifier.labels for each in found[::2])
+    assert actual[1].label == ""
+    assert math.isnan(actual[1].probability)
+    assert all(item.label in classifier.labels for item in actual[::2])
     assert (classifier.num_left_out, classifier.num_truncated) == (2, 0)
 
 
-def test_an_empty_text_is_refused_by_its_number_whatever_is_left_out(classifier: Any) -> None:
+def test_an_empty_text_is_refused_by_its_number(classifier: Any) -> None:
     with pytest.raises(UserError, match="text 2 is empty"):
         classifier.classify([[5, 6], []], too_long="leave_out")
 
 
-def test_a_text_that_is_left_out_has_no_places_to_fill() -> None:
-    drawn = model_of("bert", head="mlm")
+def test_a_text_that_is_left_out_has_no_masks() -> None:
+    random_model = model_of("bert", head="mlm")
     tokenizer = train_tokenizer(TEXTS, vocab_size=VOCAB, extra_specials=["<mask>"])
-    model: Any = open_net(drawn.net, drawn.config, drawn.metadata, tokenizer)
+    model: Any = open_net(random_model.net, random_model.config, random_model.metadata, tokenizer)
     assert model.fill(f"{LONG} [MASK]", too_long="leave_out") == []
     assert model.num_left_out == 1

@@ -1,4 +1,4 @@
-"""Ensembles search the mean of their models' probabilities, as an exhaustive search finds it."""
+"""Ensembles search the mean of their models' probabilities, as an exhaustive search does."""
 
 import math
 from pathlib import Path
@@ -18,8 +18,8 @@ from heedful.pipelines.ensembles import ensemble
 CHECK = {"max_new_tokens": 3, "length_penalty": 0.7}
 
 
-def best_of_all(models: list[Any], weights: list[float], row: list[int]) -> tuple[Any, float]:
-    """The best output of at most three tokens, by forming every one of them, and its score."""
+def best_output(models: list[Any], weights: list[float], row: list[int]) -> tuple[Any, float]:
+    """The best output of at most three tokens, by enumeration, and its score."""
     shares = torch.tensor(weights)[:, None, None, None] / sum(weights)
 
     def log_probs_of(source: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -32,7 +32,7 @@ def best_of_all(models: list[Any], weights: list[float], row: list[int]) -> tupl
 
 @pytest.fixture(scope="module")
 def models() -> list[Any]:
-    """Of three architectures, with one tokenizer."""
+    """Three architectures with one tokenizer."""
     return [model_of("vaswani2017"), model_of("bart"), model_of("marian", num_encoder_layers=1)]
 
 
@@ -42,26 +42,28 @@ def test_the_search_finds_the_best_by_the_mean_of_probabilities(
 ) -> None:
     joint = ensemble(models, weights)
     for row in joint.prompt_ids(TEXTS[:2]):
-        ids, score = best_of_all(models, weights, row)
-        [[found]] = joint.generate(
+        ids, score = best_output(models, weights, row)
+        [[actual]] = joint.generate(
             [row], beam_size=1500, num_return=1, **CHECK, return_details=True
         )
-        assert found.ids == list(ids)
-        assert found.score == pytest.approx(score, abs=1e-5)
+        assert actual.ids == list(ids)
+        assert actual.score == pytest.approx(score, abs=1e-5)
     alone = models[0].generate([row], beam_size=1500, **CHECK, return_details=True)[0][0]
     assert alone.score != pytest.approx(score, abs=1e-3)
 
 
-def test_a_model_with_itself_is_itself(models: list[Any]) -> None:
+def test_an_ensemble_of_one_model_twice_equals_the_model(models: list[Any]) -> None:
     joint = ensemble([models[0], models[0]], [0.2, 0.8])
     for options in ({"beam_size": 3}, {"beam_size": 1}, {"temperature": 1.0, "seed": 3}):
-        ours, theirs = (m.translate(TEXTS, max_new_tokens=9, **options) for m in (joint, models[0]))
-        assert ours == theirs
+        ours, reference = (
+            m.translate(TEXTS, max_new_tokens=9, **options) for m in (joint, models[0])
+        )
+        assert ours == reference
     [text] = models[0].translate(TEXTS[:1], beam_size=1, max_new_tokens=9)
     assert "".join(joint.stream(TEXTS[0], max_new_tokens=9)) == text
 
 
-def test_language_models_write_together_and_as_far_as_the_shortest() -> None:
+def test_language_models_generate_up_to_the_shortest_length() -> None:
     pair = [model_of("gpt2"), model_of("llama", max_length=20)]
     joint = heedful.ensemble(pair)
     assert joint.config.max_length == 20
@@ -82,7 +84,7 @@ def test_language_models_write_together_and_as_far_as_the_shortest() -> None:
         ([("bart", {})], [1.0, math.inf], "finite"),
     ],
 )
-def test_what_cannot_write_together_is_refused(
+def test_incompatible_models_are_refused(
     others: list[Any], weights: Any, words: str, models: list[Any]
 ) -> None:
     with pytest.raises(UserError, match=words):
@@ -102,7 +104,7 @@ def test_other_tokenizers_of_the_same_size_are_refused(models: list[Any]) -> Non
 
 
 def mean_log_probs(models: list[Any], weights: list[float], *ids: torch.Tensor) -> torch.Tensor:
-    """(T, V) of one text: by whole passes of each net."""
+    """(T, V) of one text, by whole passes of each net."""
     with torch.no_grad():
         probs = [model.net(*ids)[0].double().softmax(-1) for model in models]
     return sum(p * w for p, w in zip(probs, weights, strict=True)).div(sum(weights)).log()
@@ -112,7 +114,7 @@ def mean_log_probs(models: list[Any], weights: list[float], *ids: torch.Tensor) 
 def test_targets_are_scored_by_the_mean_of_probabilities(
     models: list[Any], weights: list[float]
 ) -> None:
-    """By `score`, `teacher_forced` and the backend, as the search scores what it finds."""
+    """By `score`, `teacher_forced` and the backend, with the scores of the search."""
     joint = ensemble(models, weights)
     sources, targets = TEXTS, TEXTS[::-1]
     log_probs, right, rows = [], 0, []
@@ -120,19 +122,23 @@ def test_targets_are_scored_by_the_mean_of_probabilities(
         tokenizer = joint.tokenizer
         row, ids = (tokenizer.encode_target(tokenizer.encode(text)) for text in (source, target))
         read = torch.tensor([[*joint.ids.decoder_start_ids, *ids[:-1]]])
-        found = mean_log_probs(models, weights, torch.tensor([row]), read)
-        log_probs.append(found[range(len(ids)), ids].tolist())
-        right += int((found.argmax(-1) == torch.tensor(ids)).sum())
+        actual = mean_log_probs(models, weights, torch.tensor([row]), read)
+        log_probs.append(actual[range(len(ids)), ids].tolist())
+        right += int((actual.argmax(-1) == torch.tensor(ids)).sum())
         rows.append((row, ids[:-1]))
-    wanted, count = [sum(parts) for parts in log_probs], sum(map(len, log_probs))
-    assert [each.log_prob for each in joint.score(sources, targets)] == pytest.approx(wanted)
+    expected, count = [sum(parts) for parts in log_probs], sum(map(len, log_probs))
+    assert [item.log_prob for item in joint.score(sources, targets)] == pytest.approx(expected)
     alone = models[0].score(sources, targets)
-    assert [each.log_prob for each in alone] != pytest.approx(wanted, abs=1e-2)
-    found = joint.teacher_forced(sources, targets)
-    assert found["perplexity"] == pytest.approx(math.exp(-sum(wanted) / count))
-    assert found["token_accuracy"] == pytest.approx(right / count)
-    told = joint.backend.log_probs(*map(list, zip(*rows, strict=True)), joint.request([rows[0][0]]))
-    assert [each.tolist() for each in told] == [pytest.approx(parts) for parts in log_probs]
+    assert [item.log_prob for item in alone] != pytest.approx(expected, abs=1e-2)
+    actual = joint.teacher_forced(sources, targets)
+    assert actual["perplexity"] == pytest.approx(math.exp(-sum(expected) / count))
+    assert actual["token_accuracy"] == pytest.approx(right / count)
+    backend_log_probs = joint.backend.log_probs(
+        *map(list, zip(*rows, strict=True)), joint.request([rows[0][0]])
+    )
+    assert [item.tolist() for item in backend_log_probs] == [
+        pytest.approx(parts) for parts in log_probs
+    ]
 
 
 def test_texts_are_scored_by_the_mean_of_probabilities() -> None:
@@ -140,21 +146,21 @@ def test_texts_are_scored_by_the_mean_of_probabilities() -> None:
     pair, weights = [model_of("gpt2"), model_of("llama", max_length=20)], [2.0, 1.0]
     joint = ensemble(pair, weights)
     rows = joint.prompt_ids(TEXTS)
-    wanted = []
+    expected = []
     for row in rows:
-        found = mean_log_probs(pair, weights, torch.tensor([row[:-1]]))
-        wanted.append(float(found[range(len(row) - 1), row[1:]].sum()))
+        actual = mean_log_probs(pair, weights, torch.tensor([row[:-1]]))
+        expected.append(float(actual[range(len(row) - 1), row[1:]].sum()))
     assert max(map(len, rows)) <= 20
-    assert [each.log_prob for each in joint.score(TEXTS)] == pytest.approx(wanted)
-    assert all(each.log_prob > -math.inf for each in joint.score([" ".join(TEXTS)]))
+    assert [item.log_prob for item in joint.score(TEXTS)] == pytest.approx(expected)
+    assert all(item.log_prob > -math.inf for item in joint.score([" ".join(TEXTS)]))
 
 
 def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
     joint = ensemble(models)
-    wanted = joint.score(TEXTS, TEXTS), joint.translate(TEXTS, max_new_tokens=9)
+    expected = joint.score(TEXTS, TEXTS), joint.translate(TEXTS, max_new_tokens=9)
     for model in models:
         model.net.train()
-    assert (joint.score(TEXTS, TEXTS), joint.translate(TEXTS, max_new_tokens=9)) == wanted
+    assert (joint.score(TEXTS, TEXTS), joint.translate(TEXTS, max_new_tokens=9)) == expected
     assert not any(model.net.training for model in models)
 
 
@@ -186,8 +192,8 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ["vaswani2017", "gpt2"])
-def test_nothing_is_answered_for_the_first_model_alone(name: str, tmp_path: Path) -> None:
-    """Whatever a model offers is combined, the same for all models, or refused by name."""
+def test_no_method_uses_the_first_model_only(name: str, tmp_path: Path) -> None:
+    """Each public method combines the models, is equal for all of them, or is refused by name."""
     joint = ensemble([model_of(name), model_of(name)])
     offered = {attribute for attribute in dir(joint) if not attribute.startswith("_")}
     offered -= {*vars(joint)}
@@ -198,7 +204,7 @@ def test_nothing_is_answered_for_the_first_model_alone(name: str, tmp_path: Path
         assert not [path for path in tmp_path.rglob("*") if path.is_file()], what
 
 
-def test_a_draft_is_refused_not_taken_for_the_first_model_alone(models: list[Any]) -> None:
+def test_a_draft_is_refused(models: list[Any]) -> None:
     with pytest.raises(UserError, match="no draft"):
         ensemble(models[:2]).translate(TEXTS, beam_size=1, draft="lookup")
 
@@ -212,16 +218,16 @@ def test_the_command_takes_several_models(commands: Any, tmp_path: Path, models:
     named = (places[0], "--ensemble", places[1])
     done = commands.run("translate", *named, *options, "--weight", 1, "--weight", 3, stdin=lines)
     assert done.code == 0, done.err
-    wanted = ensemble(models[:2], [1.0, 3.0]).translate(TEXTS, beam_size=2, max_new_tokens=9)
-    assert done.out.splitlines() == wanted
+    expected = ensemble(models[:2], [1.0, 3.0]).translate(TEXTS, beam_size=2, max_new_tokens=9)
+    assert done.out.splitlines() == expected
     one = commands.run("translate", places[0], "--weight", 1, "--weight", 3, stdin=lines)
     assert one.code == 2
     assert "2 weights for 1 models" in one.err
 
 
 @pytest.mark.parametrize("backend", [False, True])
-def test_the_unknown_is_not_written_where_it_is_not_wanted(backend: bool, tmp_path: Path) -> None:
-    """As if it were banned, also in the backend; the model here likes nothing better."""
+def test_no_unknown_excludes_the_unknown_token(backend: bool, tmp_path: Path) -> None:
+    """As if it were banned, also in the backend; this model prefers that token."""
     model = model_of("vaswani2017", tie_embeddings="none")
     unknown = model.tgt_tokenizer.unk_id
     with torch.no_grad():
@@ -231,6 +237,6 @@ def test_the_unknown_is_not_written_where_it_is_not_wanted(backend: bool, tmp_pa
         model.backend = open_ctranslate2(tmp_path, facts, "float32", Settings(1))
     rows, options = model.prompt_ids(TEXTS), {"beam_size": 1, "max_new_tokens": 9}
     assert any(unknown in ids for ids in model.generate(rows, **options))
-    found = model.generate(rows, no_unknown=True, **options)
-    assert found == model.generate(rows, banned=[unknown], **options)
-    assert not any(unknown in ids for ids in found)
+    actual = model.generate(rows, no_unknown=True, **options)
+    assert actual == model.generate(rows, banned=[unknown], **options)
+    assert not any(unknown in ids for ids in actual)

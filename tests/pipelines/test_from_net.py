@@ -1,4 +1,4 @@
-"""Models of nets from a loop of one's own: used and saved as those of a run, misuse refused."""
+"""Models from nets of other training loops: used and saved as those of a run, misuse refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def tokenizer_of(**options: Any) -> Tokenizer:
 
 
 def trained(family: str) -> tuple[nn.Module, Any, Tokenizer]:
-    """A net after some steps of a plain loop of torch, its Config and its tokenizer."""
+    """A net after some steps of a plain torch loop, its Config and its tokenizer."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of(template="bos" if family == "language_modeling" else "both")
     size = tokenizer.vocab_size
@@ -74,7 +74,7 @@ def trained(family: str) -> tuple[nn.Module, Any, Tokenizer]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_net_of_ones_own_loop_is_used_saved_and_loaded(tmp_path: Path, family: str) -> None:
+def test_a_net_from_another_loop_is_used_saved_and_loaded(tmp_path: Path, family: str) -> None:
     net, config, tokenizer = trained(family)
     labels = LABELS if family == "classification" else ()
     model = heedful.from_net(net, config, tokenizer, labels=labels)
@@ -120,7 +120,7 @@ def test_the_net_of_a_run_behaves_as_the_model_of_the_run(family: str) -> None:
     assert model.metadata == metadata
 
 
-def test_without_a_tokenizer_ids_go_in_and_out() -> None:
+def test_without_a_tokenizer_inputs_and_outputs_are_ids() -> None:
     net, config, _ = trained("language_modeling")
     model = heedful.from_net(net, config, generation=GenerationIds(eos_ids=(2,)))
     assert model.generate([[5, 6]], max_new_tokens=1, return_details=True)[0][0].ids
@@ -146,7 +146,7 @@ def test_without_a_tokenizer_ids_go_in_and_out() -> None:
         ),
     ],
 )
-def test_parts_that_do_not_belong_together_are_refused(change: Any, problem: str) -> None:
+def test_mismatched_parts_are_refused(change: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         heedful.from_net(*change(*trained("classification")))
 

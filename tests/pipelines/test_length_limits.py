@@ -22,7 +22,7 @@ TWO_STACKS = ["vaswani2017", "bart", "marian", "t5"]
 
 
 def translator(name: str, start: int, max_length: int = LONGEST) -> Any:
-    """A model that goes on to its limit: its decoder reads so many ids first, the end is banned."""
+    """A model with this number of start ids and no EOS, so that it generates to its limit."""
     model = model_of(name, max_length=max_length)
     ids = GenerationIds((1, 7, 8, 9)[:start], (END,), suppressed_ids=(END,))
     model.metadata = replace(model.metadata, generation=ids)
@@ -30,7 +30,7 @@ def translator(name: str, start: int, max_length: int = LONGEST) -> Any:
 
 
 def greedy(model: Any, row: list[int], count: int) -> list[int]:
-    """The likeliest tokens by passes over the whole text."""
+    """The most probable tokens, by passes over the whole text."""
     ids = list(model.ids.decoder_start_ids)
     for _ in range(count):
         with torch.no_grad():
@@ -46,17 +46,17 @@ def greedy(model: Any, row: list[int], count: int) -> list[int]:
 def test_start_ids_count_towards_the_positions_of_the_net(
     name: str, start: int, asked: int | None
 ) -> None:
-    """Each search fills every position and none beyond; a greedy one as whole passes do."""
+    """Every search fills all positions and no more; greedy search equals whole passes."""
     model, room = translator(name, start), LONGEST - start + 1
     options: dict[str, Any] = {} if asked is None else {"max_new_tokens": asked}
-    wanted = [greedy(model, row, room) for row in ROWS]
-    assert model.generate(ROWS, beam_size=1, **options) == wanted
-    assert model.generate(ROWS, beam_size=1, draft="lookup", **options) == wanted
-    assert ensemble([model, model]).generate(ROWS, beam_size=1, **options) == wanted
+    expected = [greedy(model, row, room) for row in ROWS]
+    assert model.generate(ROWS, beam_size=1, **options) == expected
+    assert model.generate(ROWS, beam_size=1, draft="lookup", **options) == expected
+    assert ensemble([model, model]).generate(ROWS, beam_size=1, **options) == expected
     request = model.request(ROWS[:1], beam_size=1, **options)
     stream = model.eager.stream_tokens(ROWS[0], request)
     steps = [token for tokens, _ in stream for token in tokens]
-    assert steps == wanted[0]
+    assert steps == expected[0]
     for own in ({"beam_size": 3}, {"temperature": 1.0}, {"beam_size": 4, "require": [[9, 10]]}):
         assert [len(ids) for ids in model.generate(ROWS, **own, **options)] == [room, room]
 
@@ -69,7 +69,7 @@ def test_more_start_ids_than_positions_are_refused() -> None:
 
 @pytest.mark.parametrize("asked", [None, 9, 50])
 @pytest.mark.parametrize("name", TWO_STACKS)
-def test_a_draft_of_fewer_positions_leaves_the_output_as_it_is(
+def test_a_draft_with_fewer_positions_does_not_change_the_output(
     name: str, asked: int | None
 ) -> None:
     model, draft = translator(name, 1), translator(name, 1, max_length=6)
@@ -80,10 +80,10 @@ def test_a_draft_of_fewer_positions_leaves_the_output_as_it_is(
 
 @pytest.mark.parametrize("name", ["gpt2", *TWO_STACKS])
 @pytest.mark.parametrize(("positions", "runs"), [(LONGEST, [1, 3, 3, 3]), (6, [1, 3, 3, 1, 1, 1])])
-def test_a_draft_of_the_same_weights_is_always_right_as_far_as_its_positions(
+def test_a_draft_with_equal_weights_is_accepted_up_to_its_positions(
     name: str, positions: int, runs: list[int]
 ) -> None:
-    """A call of the model gives the two tokens that were proposed, and one more."""
+    """A call of the model returns the two proposed tokens and one more."""
     model, row = translator(name, 1), [6]
     call = model.request([row], beam_size=1, max_new_tokens=LONGEST, num_draft_tokens=2)
     call = call._replace(draft=(Eager(model.net, positions), model.ids.decoder_start_ids))
@@ -91,7 +91,7 @@ def test_a_draft_of_the_same_weights_is_always_right_as_far_as_its_positions(
 
 
 @pytest.mark.parametrize("draft_length", [8, 48])
-def test_a_language_model_with_a_draft_writes_up_to_its_own_length(draft_length: int) -> None:
+def test_a_language_model_with_a_draft_generates_up_to_its_own_length(draft_length: int) -> None:
     model, draft = model_of("gpt2"), model_of("gpt2", max_length=draft_length)
     rows, longest = [[6, 7, 8]], model.config.max_length
     room = longest - len(rows[0]) + 1
@@ -105,7 +105,7 @@ def test_a_language_model_with_a_draft_writes_up_to_its_own_length(draft_length:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
-def test_a_prompt_that_the_draft_cannot_read_is_refused(name: str) -> None:
+def test_a_prompt_longer_than_the_drafts_positions_is_refused(name: str) -> None:
     model, draft = model_of(name), model_of(name, max_length=3)
     with pytest.raises(UserError, match="4 tokens, but the draft allows 3"):
         model.generate([[6, 7, 8, 9]], beam_size=1, draft=draft, max_new_tokens=5)
@@ -113,9 +113,7 @@ def test_a_prompt_that_the_draft_cannot_read_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("last", [END, 7])
 @pytest.mark.parametrize("rule", ["optimal", "beam_full", "heuristic"])
-def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
-    rule: str, last: int
-) -> None:
+def test_the_forced_eos_is_at_the_limit_with_log_probability_zero(rule: str, last: int) -> None:
     model = translator("bart", 1)
     model.metadata = replace(
         model.metadata,
@@ -125,18 +123,18 @@ def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
     for row, outputs in zip(
         ROWS, model.generate(ROWS, max_new_tokens=4, **options, return_details=True), strict=True
     ):
-        for found in outputs:
-            assert (len(found.ids), found.ids[-1], found.finished) == (4, last, last == END)
-            targets = [found.ids[:-1]]
+        for output in outputs:
+            assert (len(output.ids), output.ids[-1], output.finished) == (4, last, last == END)
+            targets = [output.ids[:-1]]
             [parts] = model.eager.log_probs([row], targets, model.request([row]))
-            assert found.log_prob == pytest.approx(float(parts[:-1].sum()), abs=1e-4)
+            assert output.log_prob == pytest.approx(float(parts[:-1].sum()), abs=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["eager", "ctranslate2"])
 def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(
     backend: str, tmp_path: Path
 ) -> None:
-    """Whatever runs it: CTranslate2 fails, or writes more than the limit beside a longer prompt."""
+    """For every backend: CTranslate2 would fail, or exceed the limit beside a longer prompt."""
     model = model_of("bart")
     model.metadata = replace(model.metadata, limits=Limits(factor=1.0, offset=3))
     if backend == "ctranslate2":

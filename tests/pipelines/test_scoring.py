@@ -1,4 +1,4 @@
-"""Scores of given texts: one definition, in fp32 at least, whatever else is in the batch."""
+"""Scores of texts: one definition, in fp32 at least, independent of the batch."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def models() -> dict[str, Any]:
 
 
 def reference(model: Any, row: list[int], target: list[int]) -> torch.Tensor:
-    """Log-probabilities in fp64 of a target, or of a text but for its first token, alone."""
+    """Log-probabilities in fp64 of one target, or of one text without its first token."""
     if not target and len(row) < 2:  # nothing stands before the only token
         return torch.zeros(0)
     with torch.inference_mode():
@@ -60,15 +60,15 @@ def test_a_score_depends_on_neither_the_batch_nor_its_size(
             alone.append(reference(model, model.prompt_ids([texts[i]])[0], []))
     if name in TWO_STACKS:
         given_texts *= 2
-    found = model.score(*given_texts, batch_tokens=batch_tokens)
-    assert [each.num_tokens for each in found] == [len(each) for each in alone]
-    expected = [float(each.sum()) for each in alone]
-    assert [each.log_prob for each in found] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    actual = model.score(*given_texts, batch_tokens=batch_tokens)
+    assert [item.num_tokens for item in actual] == [len(item) for item in alone]
+    expected = [float(item.sum()) for item in alone]
+    assert [item.log_prob for item in actual] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("batch_tokens", [1, 40, 10**6])
-def test_a_scored_batch_has_at_most_the_tokens_asked_for_or_those_of_the_longest_text(
+def test_a_scored_batch_has_at_most_batch_tokens_or_one_text(
     models: dict[str, Any], name: str, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, sizes, plain = models[name], [], Eager.target_scores
@@ -95,9 +95,9 @@ def test_a_bf16_models_scores_are_summed_in_fp32(name: str) -> None:
     row = source if name in TWO_STACKS else model.prompt_ids(texts)[0]
     # The logits are those of bf16; everything after them is exact.
     expected = float(reference(model, row, source[:-1] if name in TWO_STACKS else []).sum())
-    found = model.score(*([texts] * (2 if name in TWO_STACKS else 1)))
-    assert [each.log_prob for each in found] == pytest.approx([expected] * 2, rel=2e-3)
-    assert all(float(torch.tensor(each.log_prob).bfloat16()) != each.log_prob for each in found)
+    actual = model.score(*([texts] * (2 if name in TWO_STACKS else 1)))
+    assert [item.log_prob for item in actual] == pytest.approx([expected] * 2, rel=2e-3)
+    assert all(float(torch.tensor(item.log_prob).bfloat16()) != item.log_prob for item in actual)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -110,15 +110,15 @@ def test_score_and_the_backends_log_probs_are_the_same_numbers(
         scores = model.score(TEXTS, TEXTS)
         rows = [tokenizer.encode_target(tokenizer.encode(text)) for text in TEXTS]
         targets = [row[:-1] for row in rows]
-        found = model.eager.log_probs(rows, targets, model.request(rows))
+        actual = model.eager.log_probs(rows, targets, model.request(rows))
         expected = [reference(model, *both) for both in zip(rows, targets, strict=True)]
     else:
         scores = model.score(TEXTS)
         rows = model.prompt_ids(TEXTS)
-        found = model.eager.log_probs(rows, None, model.request(rows))
+        actual = model.eager.log_probs(rows, None, model.request(rows))
         expected = [reference(model, row, []) for row in rows]
-    for ours, theirs, score in zip(found, expected, scores, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    for ours, expected_row, score in zip(actual, expected, scores, strict=True):
+        np.testing.assert_allclose(ours, expected_row, rtol=1e-4, atol=1e-5)
         assert score.log_prob == pytest.approx(float(ours.sum(dtype=np.float64)), rel=1e-5)
 
 
@@ -134,15 +134,15 @@ def test_distributions_over_the_vocabulary_are_formed_a_bounded_number_at_a_time
         lambda module, given, logits: sizes.append(logits[..., 0].numel())
     )
     with hook:
-        found = model.score(*([TEXTS] * (2 if name in TWO_STACKS else 1)))
+        actual = model.score(*([TEXTS] * (2 if name in TWO_STACKS else 1)))
         rows = [model.src_tokenizer.encode(text) for text in TEXTS]
         model.eager.log_probs(rows, rows if name in TWO_STACKS else None, model.request(rows))
         if name in TWO_STACKS:
             model.teacher_forced(TEXTS, TEXTS)
     assert max(sizes) == 3
-    assert sum(sizes) > sum(each.num_tokens for each in found)
-    assert [each.log_prob for each in found] == pytest.approx(
-        [each.log_prob for each in whole], rel=1e-5
+    assert sum(sizes) > sum(item.num_tokens for item in actual)
+    assert [item.log_prob for item in actual] == pytest.approx(
+        [item.log_prob for item in whole], rel=1e-5
     )
 
 
@@ -153,21 +153,21 @@ def test_a_decoder_with_two_start_ids_reads_both_before_a_scored_target() -> Non
     model.metadata.__dict__["generation"] = GenerationIds((7, start), (end,))
     rows = [model.src_tokenizer.encode_target(model.src_tokenizer.encode(t)) for t in TEXTS]
     expected = [float(reference(model, row, row[:-1]).sum()) for row in rows]
-    found = [each.log_prob for each in model.score(TEXTS, TEXTS)]
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert found != pytest.approx([each.log_prob for each in before], rel=1e-3)
+    actual = [item.log_prob for item in model.score(TEXTS, TEXTS)]
+    assert actual == pytest.approx(expected, rel=1e-4)
+    assert actual != pytest.approx([item.log_prob for item in before], rel=1e-3)
 
 
-def test_a_target_is_cut_to_what_fits_behind_the_start_ids_and_keeps_its_end() -> None:
+def test_a_target_is_truncated_to_the_positions_and_keeps_eos() -> None:
     model = model_of("vaswani2017")
     [start], [end] = model.ids.decoder_start_ids, model.ids.eos_ids
     model.metadata.__dict__["generation"] = GenerationIds((7, start), (end,))
     longest, long = model.config.max_length - 1, " ".join(TEXTS * 9)
     ids = model.tgt_tokenizer.encode(long)[: longest - 1]
     source = model.src_tokenizer.encode_target(model.src_tokenizer.encode(TEXTS[0]))
-    [found] = model.score([TEXTS[0]], [long], too_long="truncate")
-    assert found.num_tokens == longest
-    assert found.log_prob == pytest.approx(float(reference(model, source, ids).sum()), rel=1e-4)
+    [actual] = model.score([TEXTS[0]], [long], too_long="truncate")
+    assert actual.num_tokens == longest
+    assert actual.log_prob == pytest.approx(float(reference(model, source, ids).sum()), rel=1e-4)
     with pytest.raises(UserError, match=f"target line 1 has .*allows {longest}"):
         model.score([TEXTS[0]], [long])
 
@@ -184,28 +184,28 @@ def test_a_long_texts_windows_score_each_token_once_with_at_least_half_the_conte
     for place in range(context + 1, len(ids)):
         window = -(-(place - context) // stride) * stride  # the first that reaches it
         expected += reference(model, ids[window : place + 1], [])[-1].item()
-    [found] = model.score([ids])
-    assert (found.num_tokens, found.log_prob) == (
+    [actual] = model.score([ids])
+    assert (actual.num_tokens, actual.log_prob) == (
         len(ids) - 1,
         pytest.approx(expected, rel=1e-4),
     )
 
 
 def test_texts_without_a_scored_token_have_none(models: dict[str, Any]) -> None:
-    found = models["gpt2"].score([[5], [5, 6], [7]])
-    assert [each.num_tokens for each in found] == [0, 1, 0]
-    assert [each.log_prob for each in found][::2] == [0, 0]
+    actual = models["gpt2"].score([[5], [5, 6], [7]])
+    assert [item.num_tokens for item in actual] == [0, 1, 0]
+    assert [item.log_prob for item in actual][::2] == [0, 0]
     assert models["gpt2"].score([[5]])[0].num_tokens == 0
 
 
-def test_a_pair_of_which_a_side_is_left_out_has_no_score() -> None:
+def test_a_pair_with_a_side_left_out_has_no_score() -> None:
     model = model_of("vaswani2017")
     long = " ".join(TEXTS * 9)
     alone = model.score([TEXTS[0]], [TEXTS[1]])
     sources, targets = [long, TEXTS[0], TEXTS[0]], [TEXTS[0], TEXTS[1], long]
-    found = model.score(sources, targets, too_long="leave_out")
-    assert [each.num_tokens for each in found] == [0, alone[0].num_tokens, 0]
-    assert found[1].log_prob == pytest.approx(alone[0].log_prob, rel=1e-5)
+    actual = model.score(sources, targets, too_long="leave_out")
+    assert [item.num_tokens for item in actual] == [0, alone[0].num_tokens, 0]
+    assert actual[1].log_prob == pytest.approx(alone[0].log_prob, rel=1e-5)
     assert model.num_left_out == 2
     forced = model.teacher_forced(sources, targets, too_long="leave_out")
     assert forced == pytest.approx(model.teacher_forced([TEXTS[0]], [TEXTS[1]]), rel=1e-5)
@@ -214,6 +214,6 @@ def test_a_pair_of_which_a_side_is_left_out_has_no_score() -> None:
 
 
 @pytest.mark.parametrize("options", [{"stride": 0}, {"stride": 10**6}, {"batch_tokens": 0}])
-def test_sizes_that_cannot_be_are_refused(models: dict[str, Any], options: dict[str, int]) -> None:
+def test_sizes_out_of_range_are_refused(models: dict[str, Any], options: dict[str, int]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         models["gpt2"].score(TEXTS, **options)

@@ -1,4 +1,4 @@
-"""Text that is streamed: the pieces join to the final text, or hold all of it."""
+"""Streamed text: the pieces join to the final text, or contain all of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ LINES = [*TEXTS, "don't say n't; it's naïve, we've 3 € and 今天 👍🏽", 
 
 
 class Written(Eager):
-    """A backend that writes some tokens, one at a time."""
+    """A backend that returns given tokens, one at a time."""
 
     ids: list[int]
 
@@ -30,7 +30,7 @@ class Written(Eager):
 
 
 def streamed(model: Any, ids: list[int], **options: Any) -> tuple[list[str], str]:
-    """The pieces of some tokens, and the final text."""
+    """The pieces for some tokens, and the final text."""
     model.backend = Written(model.net, model.config.max_length)
     model.backend.ids = ids
     pieces, stream = [], model.stream([6], **options)
@@ -42,7 +42,7 @@ def streamed(model: Any, ids: list[int], **options: Any) -> tuple[list[str], str
 
 
 def wordpiece(directory: Path) -> Tokenizer:
-    """BERT's as it is imported: its decoder joins what begins with an apostrophe to a word."""
+    """BERT's imported tokenizer: its decoder joins apostrophes to the word before them."""
     pieces = "[PAD] [UNK] [CLS] [SEP] [MASK] do n ##n ' ##' t ##t n't 's . ##. go"
     (directory / "vocab.txt").write_text(pieces.replace(" ", "\n"))
     return open_tokenizer(directory)
@@ -69,10 +69,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Any:
     numbers=st.lists(st.integers(0, 2**16), min_size=1, max_size=12),
     stop=st.lists(st.sampled_from(["do", "n't g", " ", "a b", "\N{REPLACEMENT CHARACTER}"])),
 )
-def test_pieces_join_to_the_text_whatever_the_tokenizer(
+def test_pieces_join_to_the_text_for_every_tokenizer(
     model: Any, numbers: list[int], stop: list[str]
 ) -> None:
-    """Also where tokens end amid a character, and where one begins with a mark of punctuation."""
+    """Also if tokens end inside a character, or begin with punctuation."""
     ids = [number % model.tokenizer.vocab_size for number in numbers]
     pieces, text = streamed(model, ids, stop=stop)
     whole = model.tokenizer.decode(ids)
@@ -82,7 +82,8 @@ def test_pieces_join_to_the_text_whatever_the_tokenizer(
 
 
 def clean(text: str) -> str:
-    """Decoding that changes text before: transformers' `clean_up_tokenization`, and more."""
+    """Decoding that changes earlier text, as `clean_up_tokenization` of transformers does, and
+    more."""
     for before, after in ((" ' ", "'"), (" n't", "n't"), (" .", "."), ("..", "")):
         text = text.replace(before, after)
     return text
@@ -91,9 +92,7 @@ def clean(text: str) -> str:
 @pytest.mark.parametrize("model", ["bpe"], indirect=True)
 @settings(max_examples=200, deadline=None)
 @given(words=st.lists(st.sampled_from(["do", "n", "'", "t", ".", "go"]), min_size=1, max_size=9))
-def test_no_text_is_dropped_where_decoding_changes_what_was_given(
-    model: Any, words: list[str]
-) -> None:
+def test_no_text_is_dropped_if_decoding_changes_earlier_text(model: Any, words: list[str]) -> None:
     def decode(ids: list[int]) -> str:
         return clean(" ".join(words[: len(ids)]))
 
@@ -110,7 +109,7 @@ def test_no_text_is_dropped_where_decoding_changes_what_was_given(
 
 
 @pytest.mark.parametrize("model", ["bpe"], indirect=True)
-def test_the_stream_goes_on_from_the_first_changed_character(model: Any) -> None:
+def test_the_stream_continues_at_the_first_changed_character(model: Any) -> None:
     texts = ["do", "do n", "don't", "don't go"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "_decode", lambda ids: texts[len(ids) - 1])

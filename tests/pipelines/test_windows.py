@@ -1,4 +1,4 @@
-"""Prompts that come in windows: outputs in their order, and no more held than was begun."""
+"""Prompts in windows: outputs in order, and no more windows in memory than were started."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain, count, islice, pairwise
@@ -21,7 +21,7 @@ TOKENIZER = train_tokenizer([" ".join(WORDS)], kind="word")
 
 
 class Echo:
-    """A backend that writes its source, and remembers what it was given and what was waited for."""
+    """A backend that returns its source, and records its calls."""
 
     name, precision = "echo", "float32"
     settings = Settings(1, 2)
@@ -62,7 +62,7 @@ def sentence(number: int) -> str:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_what_has_no_end_is_held_by_windows(model: Translator, ahead: int) -> None:
+def test_an_endless_stream_is_processed_by_windows(model: Translator, ahead: int) -> None:
     drawn = 0
 
     def windows() -> Iterator[list[str]]:
@@ -80,19 +80,19 @@ def test_what_has_no_end_is_held_by_windows(model: Translator, ahead: int) -> No
     assert most == ahead + 1
 
 
-def test_workers_have_the_next_window_while_the_first_is_read(model: Translator) -> None:
+def test_the_next_window_is_submitted_before_the_first_is_complete(model: Translator) -> None:
     backend: Any = model.backend
-    found = model.iterate_generations(iter([["w1"], ["w2"], ["w3"]]), ahead=1)
-    next(found)
+    actual = model.iterate_generations(iter([["w1"], ["w2"], ["w3"]]), ahead=1)
+    next(actual)
     assert (backend.batches, backend.waiting) == ([1, 1], 1)
 
 
-def test_what_was_begun_is_given_before_a_later_window_fails(model: Translator) -> None:
+def test_started_windows_are_returned_before_a_later_one_fails(model: Translator) -> None:
     long = " ".join(["w1"] * 40)
-    found = model.iterate_generations(iter([["w1", "w2"], ["w3", long]]), ahead=1)
-    assert [next(found)[0].text for _ in range(2)] == ["w1", "w2"]
+    actual = model.iterate_generations(iter([["w1", "w2"], ["w3", long]]), ahead=1)
+    assert [next(actual)[0].text for _ in range(2)] == ["w1", "w2"]
     with pytest.raises(UserError, match=r"line 4 has 41 tokens"):
-        next(found)
+        next(actual)
 
 
 def test_batches_are_of_similar_length_and_as_large_as_the_backend_was_measured(

@@ -8,7 +8,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from heedful.zoo import ARCHITECTURES, architecture
-from option_space import VOCAB, randomised
+from option_space import VOCAB, randomized
 
 SIZES = {
     "vocab_size": VOCAB,
@@ -35,24 +35,24 @@ def tiny(name: str, **keys: Any) -> Any:
     """A random net in fp64 and eval mode."""
     config = config_of(name, SIZES, keys)
     torch.manual_seed(0)
-    return randomised(architecture(name).build(config).double())
+    return randomized(architecture(name).build(config).double())
 
 
 def config_of(name: str, sizes: dict[str, Any], keys: dict[str, Any]) -> Any:
-    """An architecture's Config of these keys, and of those sizes that it has."""
+    """An architecture's Config with these keys, and with those of the sizes that it has."""
     config = architecture(name).config
     known = {field.name for field in fields(config)}
     return config(**{key: value for key, value in sizes.items() if key in known} | keys)
 
 
 def one_layer(name: str) -> dict[str, int]:
-    """Keys of `tiny` for one layer a stack."""
+    """Keys of `tiny` for one layer per stack."""
     names = (field.name for field in fields(architecture(name).config))
     return {key: 1 for key in names if key in SIZES and key.endswith("layers")}
 
 
 def decodes(name: str) -> bool:
-    """Whether it writes: all but the encoders."""
+    """True for architectures that generate text: all except encoders."""
     return "head" not in {field.name for field in fields(architecture(name).config)}
 
 
@@ -93,7 +93,7 @@ OPEN = {
 
 @st.composite
 def configs_of(draw: st.DrawFn, name: str) -> Any:
-    """Any Config of an architecture: closed choices from their types, others from `OPEN`."""
+    """Any Config of an architecture: closed choices by their types, others from `OPEN`."""
     config = architecture(name).config
     keys: dict[str, Any] = {}
     for key, kind in get_type_hints(config).items():

@@ -51,14 +51,14 @@ CHOICES: dict[str, list[Any]] = {
 
 
 class Outcome(NamedTuple):
-    """What came of a net: the largest difference, or why it is refused."""
+    """The result of converting a net: the largest difference, or the reasons of the refusal."""
 
     difference: float | None
     reasons: list[str]
 
 
 def random_keys(name: str, seed: int) -> dict[str, Any]:
-    """Keys of an architecture's Config, beside those of `tiny`."""
+    """Keys of an architecture's Config besides those of `tiny`."""
     config, draw = architecture(name).config, random.Random(f"{name} {seed}")
     hints = get_type_hints(config)
     keys: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def random_keys(name: str, seed: int) -> dict[str, Any]:
 
 
 def random_net(name: str, seed: int) -> Any:
-    """A net in fp32; keys that do not go together are drawn anew."""
+    """A net in fp32; contradictory keys are sampled again."""
     for attempt in range(100):
         try:
             return tiny(name, **random_keys(name, 1000 * seed + attempt)).float()
@@ -86,12 +86,12 @@ def random_net(name: str, seed: int) -> Any:
 
 
 def outcome(net: Any) -> Outcome:
-    """Write a net for CTranslate2, run it there, and compare: log-probabilities or states.
+    """Convert a net for CTranslate2, run it, and compare log-probabilities or states.
 
-    Raises AssertionError where greedy decoding writes other tokens.
+    Raises AssertionError if greedy decoding returns other tokens.
     """
-    if found := refusals(net):
-        return Outcome(None, found)
+    if actual := refusals(net):
+        return Outcome(None, actual)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         write(net, Path(folder), vocabulary_of(net), "float32")
         kind = EncoderDecoder if isinstance(net, EncoderDecoder) else type(net)
@@ -109,7 +109,7 @@ def vocabulary_of(net: Any) -> Vocabulary:
 
 
 def words_of(ids: Any) -> list[str]:
-    """Their names there."""
+    """Their names in the vocabulary."""
     return [f"w{i}" for i in ids]
 
 
@@ -133,19 +133,19 @@ def _pairs(net: Any, folder: str) -> Iterator[float]:
     backend = Translator(folder, intra_threads=1)
     sources, targets = rows_of(net, (5, 9, 2)), rows_of(net, (7, 3, 4), 1)
     words = [[words_of(row) for row in side] for side in (sources, targets)]
-    found = backend.translate_batch(
+    actual = backend.translate_batch(
         words[0], beam_size=1, max_decoding_length=NEW, min_decoding_length=0, return_end_token=True
     )
     scores = backend.score_batch(*words)
-    for src, tgt, written, scored in zip(sources, targets, found, scores, strict=True):
+    for src, tgt, written, scored in zip(sources, targets, actual, scores, strict=True):
 
         def logits(ids: list[int], src: list[int] = src) -> torch.Tensor:
             return net(torch.tensor([src]), torch.tensor([ids]))[0]
 
         assert written.hypotheses[0] == words_of(greedy(logits, [START]))
         ours = logits([START, *tgt]).log_softmax(-1)
-        theirs = torch.tensor(scored.log_probs)
-        yield _difference(ours[range(len(tgt) + 1), [*tgt, END]], theirs)
+        reference = torch.tensor(scored.log_probs)
+        yield _difference(ours[range(len(tgt) + 1), [*tgt, END]], reference)
 
 
 def _texts(net: Any, folder: str) -> Iterator[float]:
@@ -154,7 +154,7 @@ def _texts(net: Any, folder: str) -> Iterator[float]:
     backend = Generator(folder, intra_threads=1)
     longest = longest_prompt(net) or 9
     rows = rows_of(net, (longest, 2, min(5, longest)))
-    found = backend.generate_batch(
+    actual = backend.generate_batch(
         [words_of(row) for row in rows],
         max_length=NEW,
         include_prompt_in_result=False,
@@ -165,10 +165,10 @@ def _texts(net: Any, folder: str) -> Iterator[float]:
     def logits(ids: list[int]) -> torch.Tensor:
         return net(torch.tensor([ids]))[0]
 
-    for row, written, theirs in zip(rows, found, given, strict=True):
+    for row, written, reference in zip(rows, actual, given, strict=True):
         assert written.sequences_ids[0] == greedy(logits, row)
         ours = logits(row).log_softmax(-1)
-        yield _difference(ours, torch.tensor(theirs[: len(row)]))
+        yield _difference(ours, torch.tensor(reference[: len(row)]))
 
 
 def _states(net: Any, folder: str) -> Iterator[float]:
@@ -179,17 +179,17 @@ def _states(net: Any, folder: str) -> Iterator[float]:
     if net.embedding.types is not None:
         last = net.embedding.types.num_embeddings - 1
         types = [[min(last, place // 2 % 2) for place in range(len(row))] for row in rows]
-    found = Encoder(folder, intra_threads=1).forward_batch(rows, token_type_ids=types)
-    for place, (row, theirs) in enumerate(
-        zip(rows, np.array(found.last_hidden_state), strict=True)
+    actual = Encoder(folder, intra_threads=1).forward_batch(rows, token_type_ids=types)
+    for place, (row, reference) in enumerate(
+        zip(rows, np.array(actual.last_hidden_state), strict=True)
     ):
         kinds = None if types is None else torch.tensor([types[place]])
         ours = net.encode(Tokens.from_ids(torch.tensor([row])), kinds)[0]
-        yield _difference(ours, torch.tensor(theirs[: len(row)]))
+        yield _difference(ours, torch.tensor(reference[: len(row)]))
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest; of numbers above 1 their share of the largest."""
+    """The largest difference; of numbers above 1 relative to the largest."""
     return float((ours - theirs).abs().max() / max(1.0, float(ours.abs().max())))
 
 
@@ -200,5 +200,5 @@ def _open(kind: Any) -> bool:
 def _names(kind: Any) -> list[str]:
     """The names of a closed choice."""
     if get_origin(kind) is Literal:
-        return [each for each in get_args(kind) if isinstance(each, str)]
+        return [item for item in get_args(kind) if isinstance(item, str)]
     return [name for part in get_args(kind) for name in _names(part)]

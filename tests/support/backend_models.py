@@ -1,4 +1,4 @@
-"""Random models with a tokenizer that was trained on a few lines."""
+"""Random models with a tokenizer trained on a few lines."""
 
 from itertools import product
 from pathlib import Path
@@ -12,20 +12,20 @@ from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.convert import convert_model
 from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import architecture
-from option_space import randomised
+from option_space import randomized
 
 TEXTS = ["the cat sat on the mat", "a dog ran home", "the dog sat", "cats and dogs ran"]
 VOCAB = 40
 
 
 def model_of(name: str, **keys: Any) -> Any:
-    """Of an architecture at a tiny size, in fp32."""
+    """A random model of an architecture at a tiny size, in fp32."""
     template = "both" if name == "bert" else "none"
     tokenizer = train_tokenizer(TEXTS, kind="bpe", vocab_size=VOCAB, template=template)
     vocabularies = dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size"), VOCAB)
     config = config_of(name, SIZES | vocabularies | {"d_model": 16}, keys)
     torch.manual_seed(0)
-    net = randomised(architecture(name).build(config))
+    net = randomized(architecture(name).build(config))
     ids = GenerationIds()
     if name != "bert":
         ids = GenerationIds((tokenizer.bos_id,), (tokenizer.eos_id,))
@@ -39,7 +39,7 @@ def all_scores(
 ) -> dict[tuple[int, ...], float]:
     """The score of every output of at most `longest` tokens.
 
-    `log_probs_of(sources, ids)` gives log-probabilities (N, T, V) and what is added to a score.
+    `log_probs_of(sources, ids)` returns log-probabilities (N, T, V) and a term added to each score.
     """
     [end], [start], never = (
         model.end_ids(),
@@ -47,7 +47,7 @@ def all_scores(
         set(model.ids.suppressed_ids),
     )
     others = [token for token in range(VOCAB) if token != end and token not in never]
-    found = {}
+    actual = {}
     for size in range(longest):
         prefixes = [*product(others, repeat=size)]
         ids = torch.tensor([[start, *prefix] for prefix in prefixes])
@@ -56,14 +56,14 @@ def all_scores(
         so_far = log_probs[:, :-1].gather(2, ids[:, 1:, None]).sum((1, 2))
         for token in [end] if size < longest - 1 else [end, *others]:
             total = (so_far + log_probs[:, -1, token]) / (size + 1) ** penalty + added
-            found |= {(*p, token): each for p, each in zip(prefixes, total.tolist(), strict=True)}
-    return found
+            actual |= {(*p, token): item for p, item in zip(prefixes, total.tolist(), strict=True)}
+    return actual
 
 
 def saved(
     name: str, directory: Path, precisions: tuple[str, ...] = ("float32",), **keys: Any
 ) -> Any:
-    """A model directory with forms and their manifest, and the model itself."""
+    """A model directory with conversions and their manifest, and the model."""
     model = model_of(name, **keys)
     model.save(directory)
     manifest = Manifest.new(directory, type(model).__name__)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The chi-square test, for what is drawn at random with a fixed seed."""
+"""The chi-square test for samples with a fixed seed."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def fits(observed: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether counts look drawn from the expected ones: false once in some 2,000 right draws.
+    """True if counts agree with the expected ones: false for one in some 2,000 correct samples.
 
     By the cube-root approximation of the chi-square distribution (Wilson and Hilferty 1931).
     """
@@ -24,12 +24,12 @@ def fits(observed: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def fits_uniform(observed: np.ndarray) -> bool:
-    """Whether counts look drawn from a uniform distribution."""
+    """True if counts agree with a uniform distribution."""
     return fits(observed, np.full(np.shape(observed), np.mean(observed)))
 
 
 def fits_outcomes(counts: Counter[Any], probs: Mapping[Any, float]) -> bool:
-    """Whether outcomes look drawn with these probabilities; rare ones are put together."""
+    """True if outcomes agree with these probabilities; rare ones are merged."""
     assert set(counts) <= {outcome for outcome, prob in probs.items() if prob}
     bins = [np.zeros(2)]
     for outcome in sorted(probs, key=lambda outcome: probs[outcome]):

@@ -83,7 +83,7 @@ GONE = "a pipe without a reader"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended; `signal` is 0 where it exited by itself."""
+    """The end of a command; `signal` is 0 if it exited without one."""
 
     code: int
     signal: int
@@ -150,7 +150,7 @@ class Commands:
 
 
 def default_signals() -> None:
-    """Handle signals as a program started from a terminal does, whatever the parent ignores.
+    """Handle signals as in a program started from a terminal, also if the parent ignores them.
 
     Under `nohup` or in the background of a shell pytest, and so every child, ignores some.
     """
@@ -160,10 +160,10 @@ def default_signals() -> None:
 
 
 def run_whole(wanted: bool) -> None:
-    """Whether files are synced and reports have their curves in this process, as users have it.
+    """Sync files and draw the curves of reports in this process if set, as for users.
 
-    No test can cut the power, but a tiny run waits for the disk a hundred times; and the curves,
-    where what writes them is imported, are half of its work.
+    No test can cut the power, but a tiny run waits for the disk a hundred times; and importing the
+    plotting library is half of its work.
     """
     os.fsync = FSYNC if wanted else lambda handle: None
     report = sys.modules.get("heedful.training.report")
@@ -172,7 +172,7 @@ def run_whole(wanted: bool) -> None:
 
 
 def assert_refused(outcome: Outcome, *parts: object) -> None:
-    """One clear line, exit code 2, no traceback; the line holds all the parts."""
+    """One clear line, exit code 2, no traceback; the line contains all the parts."""
     lines = outcome.err.splitlines()
     assert outcome.signal == 0, outcome
     assert outcome.code == 2, outcome
@@ -184,7 +184,7 @@ def assert_refused(outcome: Outcome, *parts: object) -> None:
 
 
 def tree(directory: Path) -> dict[str, bytes | None]:
-    """Everything below a directory: files with their content."""
+    """All files below a directory with their content."""
     return {
         str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
         for path in sorted(directory.rglob("*"))
@@ -192,7 +192,7 @@ def tree(directory: Path) -> dict[str, bytes | None]:
 
 
 def assert_same_checkpoints(run: Path, other: Path) -> None:
-    """Byte for byte, but for the seconds that each took."""
+    """Byte for byte, except for the seconds that each took."""
     left, right = tree(run / "checkpoints"), tree(other / "checkpoints")
     assert left.keys() == right.keys(), sorted(left.keys() ^ right.keys())
     for name, content in left.items():
@@ -242,7 +242,7 @@ def _child(
 
 
 def _arm(kill: dict[str, Any]) -> None:
-    """Let the process kill itself at the nth call of a kind on a path."""
+    """Let the process kill itself at the nth call of a function on a path."""
     if "interrupt_at" in kill:
         number = kill.get("signal", signal.SIGINT)
         if kill.get("ignored"):
@@ -281,7 +281,7 @@ def _arm(kill: dict[str, Any]) -> None:
 
 
 def _half(call: str, path: Path, real: Any, arguments: Any, options: Any) -> None:
-    """Do half of what the call does."""
+    """Do half of the call's work."""
     if call == "rmtree":
         (path / "model.safetensors").unlink()
     else:

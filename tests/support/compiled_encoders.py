@@ -1,6 +1,6 @@
 """Encoders as compiled graphs, for `compiled_forms.py`; as a program, as exported graphs.
 
-Each fails where a law does not hold. Without checked shapes, which cannot be compiled.
+Each fails where a property does not hold. Without checked shapes, which cannot be compiled.
 """
 
 import copy
@@ -27,7 +27,7 @@ REQUESTS = 40
 
 
 class Exported:
-    """What a `CompiledNet` is, of graphs that are exported alone."""
+    """A stand-in for `CompiledNet` with graphs that are only exported."""
 
     def __init__(self, net: Any, precision: str) -> None:
         net = copy.deepcopy(net)
@@ -55,7 +55,7 @@ def graphs() -> None:
         for precision in [*CLOSE][: 3 if name == "bert" else 2]:
             backend = exported(model, precision)
             for _ in range(4):
-                hold_backend(backend, model.eager, random_rows(draw, 30), draw, CLOSE[precision])
+                check_backend(backend, model.eager, random_rows(draw, 30), draw, CLOSE[precision])
 
 
 def exported(model: Any, precision: str) -> CompiledEncoder:
@@ -65,14 +65,14 @@ def exported(model: Any, precision: str) -> CompiledEncoder:
     return backend
 
 
-def hold_backend(backend: Any, other: Any, rows: Any, draw: random.Random, close: float) -> None:
-    """States and logits of texts and of pairs of texts are the other's."""
+def check_backend(backend: Any, other: Any, rows: Any, draw: random.Random, close: float) -> None:
+    """States and logits of texts and of pairs of texts equal the other's."""
     types = [[draw.randrange(2) for _ in row] for row in rows]
     for kinds in (None, types):
         for what in ("states", "logits"):
-            ours, theirs = (getattr(each, what)(rows, kinds) for each in (backend, other))
-            for found, wanted in zip(ours, theirs, strict=True):
-                hold(found, wanted, close, what)
+            ours, reference = (getattr(item, what)(rows, kinds) for item in (backend, other))
+            for actual, expected in zip(ours, reference, strict=True):
+                check_close(actual, expected, close, what)
 
 
 def random_rows(draw: random.Random, longest: int = 14) -> list[list[int]]:
@@ -80,8 +80,8 @@ def random_rows(draw: random.Random, longest: int = 14) -> list[list[int]]:
     return [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
 
 
-def hold(found: np.ndarray, wanted: np.ndarray, close: float, name: str) -> None:
-    """Equal within what may be lost; a precision does lose something."""
+def check_close(found: np.ndarray, wanted: np.ndarray, close: float, name: str) -> None:
+    """Equal within the tolerance; a lower precision does differ."""
     assert found.shape == wanted.shape, (name, found.shape, wanted.shape)
     assert found.dtype == np.float32
     lost = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
@@ -90,7 +90,7 @@ def hold(found: np.ndarray, wanted: np.ndarray, close: float, name: str) -> None
 
 
 def answers(backend: Any) -> Iterator[np.ndarray]:
-    """To the same requests."""
+    """The results of the same requests."""
     draw = random.Random(1)
     for _ in range(REQUESTS):
         rows = random_rows(draw)
@@ -100,29 +100,29 @@ def answers(backend: Any) -> Iterator[np.ndarray]:
 
 
 def make(folder: Path) -> None:
-    """Compile, prove and measure a classifier, and keep what its graphs answer before Inductor."""
+    """Compile, prove and measure a classifier; save the outputs of its graphs before Inductor."""
     from heedful.deploy.optimize import optimize
 
     model_of("bert", head="classify", num_layers=1).save(folder)
     model = heedful.load(folder, device="cpu", backend="eager")
     keys: dict[str, Any] = {"backends": ["compiled"], "threads": [1], "uses": ["throughput"]}
-    found = optimize(model, folder, TEXTS, precisions=[COMPILED], tolerance=100, **keys)
-    assert found.refused == {}, found.refused
-    assert [*found.proofs] == [f"compiled {COMPILED}"]
+    actual = optimize(model, folder, TEXTS, precisions=[COMPILED], tolerance=100, **keys)
+    assert actual.refused == {}, actual.refused
+    assert [*actual.proofs] == [f"compiled {COMPILED}"]
     np.savez(folder / "answers.npz", *answers(exported(model, COMPILED)))
 
 
 def use(folder: Path) -> None:
-    """Requests of any size are answered as before Inductor and near the net, and nothing is
+    """Requests of any size have the results before Inductor, close to the net's, and nothing is
     compiled."""
     eager = heedful.load(folder, backend="eager", device="cpu")
     model = heedful.load(folder, backend="compiled", precision=COMPILED)
     assert model.backend.capabilities == {"states", "logits"}
     assert model.backend.precision == COMPILED
     kept = np.load(folder / "answers.npz")
-    for found, name in zip(answers(model.backend), kept.files, strict=True):
-        hold(found, kept[name], FLIPPED, name)
-    hold(model.vectors(TEXTS), eager.vectors(TEXTS), CLOSE[COMPILED], "vectors")
+    for actual, name in zip(answers(model.backend), kept.files, strict=True):
+        check_close(actual, kept[name], FLIPPED, name)
+    check_close(model.vectors(TEXTS), eager.vectors(TEXTS), CLOSE[COMPILED], "vectors")
     assert model._net is None  # nothing was asked of the net itself
 
 

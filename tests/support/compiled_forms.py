@@ -1,6 +1,6 @@
 """A program: models that are compiled, proved, measured and kept, and a process that uses them.
 
-`python compiled_forms.py make DIR` and `... use DIR`; each fails where a law does not hold.
+`python compiled_forms.py make DIR` and `... use DIR`; each fails where a property does not hold.
 Without checked shapes, which cannot be compiled.
 """
 
@@ -37,21 +37,21 @@ def make(folder: Path, name: str) -> None:
     # Heads as wide as real ones: a constant of few numbers would be folded into the code.
     model_of(name, **one_layer(name), head_dim=32).save(folder)
     model = heedful.load(folder, device="cpu", backend="eager")
-    told: list[str] = []
+    messages: list[str] = []
     keys: dict[str, Any] = {"precisions": ["float32"], "threads": [1]}
 
     def show(what: str, total: int | None) -> AbstractContextManager[Advance]:
-        told.append(what)
+        messages.append(what)
         return nullcontext(lambda count: None)
 
     with use_display(show):
         optimize(model, folder, TEXTS, backends=["compiled"], uses=["latency"], **keys)
-        assert told.count("compiling float32: step") == 1, told
-        found = optimize(model, folder, TEXTS, backends=["eager", "compiled"], **keys)
-    assert found.refused == {}, found.refused
-    assert found.proofs["compiled float32"].same == 1
-    assert {choice.backend for _, choice, _ in found.rates} == {"eager", "compiled"}
-    assert told.count("compiling float32: step") == 1  # the same weights, so not again
+        assert messages.count("compiling float32: step") == 1, messages
+        actual = optimize(model, folder, TEXTS, backends=["eager", "compiled"], **keys)
+    assert actual.refused == {}, actual.refused
+    assert actual.proofs["compiled float32"].same == 1
+    assert {choice.backend for _, choice, _ in actual.rates} == {"eager", "compiled"}
+    assert messages.count("compiling float32: step") == 1  # the same weights, so not again
     own = sum(path.stat().st_size for path in folder.rglob("constants.safetensors"))
     assert own < (folder / "model.safetensors").stat().st_size / 2  # no weights twice
     hold_kernels(folder / "backends" / "compiled" / "float32" / KERNEL)
@@ -65,20 +65,20 @@ def hold_kernels(path: Path) -> None:
     for rows, outputs, inputs in ((1, 64, 16), (5, 200, 36), (13, 7, 4), (64, 130, 256)):
         x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
         bias = torch.randn(outputs)
-        found = _call(library.aoti_torch_cpu_heedful_float32_linear, x, pack(weight), bias)
-        torch.testing.assert_close(found, F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+        actual = _call(library.aoti_torch_cpu_heedful_float32_linear, x, pack(weight), bias)
+        torch.testing.assert_close(actual, F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
         whole = torch.randint(-127, 128, weight.shape, dtype=torch.int8)
         scale, shift = torch.rand(outputs), 128 * whole.sum(1, dtype=torch.int32)
         function = library.aoti_torch_cpu_heedful_int8_linear
-        found = _call(function, x, pack_int8(whole), scale, shift, bias)
+        actual = _call(function, x, pack_int8(whole), scale, shift, bias)
         size = x.abs().amax(1, keepdim=True) / 127
         exact = (x * (1 / size)).round().double() @ whole.double().t() * size * scale + bias
-        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=1e-3)
     zeros = torch.zeros(2, 4)
     whole = whole[:, :4].contiguous()
     shift = 128 * whole.sum(1, dtype=torch.int32)
-    found = _call(function, zeros, pack_int8(whole), scale, shift, bias)
-    assert torch.equal(found, bias.expand(2, -1))
+    actual = _call(function, zeros, pack_int8(whole), scale, shift, bias)
+    assert torch.equal(actual, bias.expand(2, -1))
 
 
 def hold_attention(path: Path) -> None:
@@ -97,8 +97,8 @@ def hold_attention(path: Path) -> None:
             for added in (masked, masked[:1, :1, :1], torch.zeros(1, 1, 1, slots)):
                 key, value = held.chunk(2, dim=1)
                 expected = F.scaled_dot_product_attention(query, key, value, added, scale=1.0)
-                found = _call(function, query, key, value, added)
-                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+                actual = _call(function, query, key, value, added)
+                torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     nothing = torch.full((1, 1, 1, slots), torch.finfo(torch.float32).min / 2)
     assert not _call(function, query, key, value, nothing).any()
 
@@ -111,7 +111,7 @@ def _call(function: Any, *given: torch.Tensor) -> torch.Tensor:
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     api.PyCapsule_New.restype = ctypes.py_object
-    addresses = [ctypes.c_void_p(api.PyCapsule_GetPointer(each, None)) for each in handles]
+    addresses = [ctypes.c_void_p(api.PyCapsule_GetPointer(handle, None)) for handle in handles]
     assert function(*addresses, ctypes.byref(result)) == 0
     capsule = api.PyCapsule_New(result, None, None)
     return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)
@@ -130,11 +130,13 @@ def use(folder: Path) -> None:
         options |= draw.choice(({"beam_size": 1}, {"beam_size": draw.randint(2, 4)}))
         if number % 5 == 0:
             options |= {"beam_size": 1, "temperature": 1.0, "num_return": 2, "seed": number}
-        ours, theirs = (
-            each.generate(rows, **options, return_details=True) for each in (model, eager)
+        ours, reference = (
+            item.generate(rows, **options, return_details=True) for item in (model, eager)
         )
-        assert model.generate(rows, **options) == [one[0].ids for one in theirs]  # without scores
-        for one, other in zip(ours, theirs, strict=True):
+        assert model.generate(rows, **options) == [
+            one[0].ids for one in reference
+        ]  # without scores
+        for one, other in zip(ours, reference, strict=True):
             assert [o.ids for o in one] == [o.ids for o in other], (number, options)
             for a, b in zip(one, other, strict=True):
                 assert abs(a.log_prob - b.log_prob) < 1e-3, (a, b)
@@ -162,13 +164,13 @@ def hold_beside_ctranslate2(model: Any) -> None:
     from heedful.deploy.convert import convert_model, open_ctranslate2
 
     rows = [[5, 6, 7], [8, 9]]
-    asked = model.request(rows, beam_size=1, max_new_tokens=8)
+    request = model.request(rows, beam_size=1, max_new_tokens=8)
     with tempfile.TemporaryDirectory() as place:
         facts = convert_model(model, Path(place), "float32")
         backend = open_ctranslate2(Path(place), facts, "float32", Settings(1))
-        found = backend.outputs(rows, asked)
-    expected = model.eager.outputs(rows, asked)
-    assert [[o.ids for o in one] for one in found] == [[o.ids for o in one] for one in expected]
+        actual = backend.outputs(rows, request)
+    expected = model.eager.outputs(rows, request)
+    assert [[o.ids for o in one] for one in actual] == [[o.ids for o in one] for one in expected]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A program: nets under compilation and export. Without checked shapes, which cannot be compiled.
 
-`python compiled_nets.py NAME ...` fails where a law does not hold for one of these architectures;
+`python compiled_nets.py NAME ...` fails where a property does not hold for these architectures;
 `schemes` stands for every position scheme.
 """
 
@@ -64,10 +64,10 @@ def train(net: Any) -> None:
 
     step = TrainStep(net, loss)
     batch = SimpleNamespace(tokens=_batch(4, 8))
-    found = torch.compile(step, fullgraph=True, backend="eager")(batch).loss
-    assert found > loss(net, batch).loss
-    torch.testing.assert_close(found, step(batch).loss, rtol=1e-6, atol=0)
-    found.backward()
+    actual = torch.compile(step, fullgraph=True, backend="eager")(batch).loss
+    assert actual > loss(net, batch).loss
+    torch.testing.assert_close(actual, step(batch).loss, rtol=1e-6, atol=0)
+    actual.backward()
 
 
 def serve(net: Any) -> None:
@@ -106,9 +106,9 @@ def _hold(net: Any, compiled: Any, request: Callable[..., Tensor]) -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         for number in range(REQUESTS):
             sizes_and_seed = (*draw.choice(sizes), draw.getrandbits(30))
-            found = request(compiled, *sizes_and_seed)
+            actual = request(compiled, *sizes_and_seed)
             if number % 5 == 0:
-                torch.testing.assert_close(found, request(net, *sizes_and_seed), **EXACT)
+                torch.testing.assert_close(actual, request(net, *sizes_and_seed), **EXACT)
 
 
 def _batch(rows: int, width: int) -> Tokens:
@@ -154,9 +154,9 @@ def export_for_any_size(net: Any) -> None:
             for group in copy.deepcopy(decoding.cache.groups)
         ]
         positions = new.positions.expand(2, BEAMS).contiguous()
-        found = step(ids.view(2, BEAMS), positions, (groups, [], None))
+        actual = step(ids.view(2, BEAMS), positions, (groups, [], None))
         expected = net.head(net.decode(new, decoding.cache))[:, 0]
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert len({group.capacity for group in decoding.cache.groups}) > 1
 
 
@@ -179,8 +179,8 @@ class _Encode(nn.Module):
         self.net = net
 
     def forward(self, tokens: Tokens) -> Tensor:
-        found = self.net.encode(tokens)
-        return found if isinstance(found, Tensor) else found.states
+        actual = self.net.encode(tokens)
+        return actual if isinstance(actual, Tensor) else actual.states
 
 
 def export(net: Any) -> None:
@@ -190,8 +190,8 @@ def export(net: Any) -> None:
     if isinstance(net, EncoderDecoder):
         encode = torch.export.export(_Encode(net), (tokens,)).module()
         torch.testing.assert_close(encode(others), net.encode(others).states, **EXACT)
-    (cache, _), (ours, position) = (_begun(net, each) for each in (tokens, others))
-    theirs = copy.deepcopy(ours)
+    (cache, _), (ours, position) = (_begun(net, item) for item in (tokens, others))
+    reference = copy.deepcopy(ours)
     real = torch.tensor([[True], [True], [False], [True]])
     new = [
         Tokens(torch.randint(VOCAB, (4, 1)), at.repeat_interleave(BEAMS)[:, None], real)
@@ -199,8 +199,8 @@ def export(net: Any) -> None:
     ]
     step = torch.export.export(_Step(net), (new[0], cache)).module()
     for more in new:
-        torch.testing.assert_close(step(more, theirs), _Step(net)(more, ours), **EXACT)
-    for mine, other in zip(ours.groups, theirs.groups, strict=True):
+        torch.testing.assert_close(step(more, reference), _Step(net)(more, ours), **EXACT)
+    for mine, other in zip(ours.groups, reference.groups, strict=True):
         assert torch.equal(mine.used, other.used)
 
 

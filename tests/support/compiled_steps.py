@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         has_eager_gradients(name, new_folder(folder, name))
     mixtral_has_eager_gradients()
     packs_rows_by_flex_attention()
-    draws_dropout_anew(new_folder(folder, "dropout"))
+    samples_new_dropout_masks(new_folder(folder, "dropout"))
     heedful.run.BlockCompiler = compiler
     trains_as_eager(new_folder(folder, "accumulation"))
     resumes(new_folder(folder, "resumed"))
@@ -78,9 +78,9 @@ def gradients(step: TrainStep, batch: Batch) -> list[Tensor]:
 
 def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
     assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        scale = theirs.abs().max()
-        torch.testing.assert_close(ours / scale, theirs / scale, rtol=0, atol=1e-6)
+    for ours, reference in zip(found, expected, strict=True):
+        scale = reference.abs().max()
+        torch.testing.assert_close(ours / scale, reference / scale, rtol=0, atol=1e-6)
 
 
 def has_eager_gradients(name: str, folder: Path) -> None:
@@ -99,8 +99,8 @@ def has_eager_gradients(name: str, folder: Path) -> None:
         shape = (*padded.tokens.ids.shape, *source, padded.tokens.segments is None)
         stance: Any = "fail_on_recompile" if shape in seen else "default"
         with torch.compiler.set_stance(stance), compiling.step(padded):
-            found = gradients(step, padded)
-        assert_same(found, gradients(eager, batch))
+            actual = gradients(step, padded)
+        assert_same(actual, gradients(eager, batch))
         seen.add(shape)
     assert len(seen) <= len(shapes) * (1 + (name == "language_modeling"))
 
@@ -120,8 +120,8 @@ def mixtral_has_eager_gradients() -> None:
     eager = TrainStep(net, batch_loss).train()
     step = copy.deepcopy(eager)
     compiler(step.net)
-    found = gradients(step, pad_batch(batch, [BatchShape(rows=4, width=8)]))
-    assert_same(found, gradients(eager, batch))
+    actual = gradients(step, pad_batch(batch, [BatchShape(rows=4, width=8)]))
+    assert_same(actual, gradients(eager, batch))
 
 
 def packs_rows_by_flex_attention() -> None:
@@ -153,8 +153,8 @@ def packs_rows_by_flex_attention() -> None:
                 assert_same(gradients(step, batch), own)
 
 
-def draws_dropout_anew(folder: Path) -> None:
-    """From torch's generator: the same after the same seed, else other elements."""
+def samples_new_dropout_masks(folder: Path) -> None:
+    """From torch's generator: equal for equal seeds, else other elements."""
     run = run_of("translation", folder, model__dropout=0.3)
     step = train_step(run).train()
     compiler(step.net)
@@ -192,7 +192,7 @@ def trains_as_eager(folder: Path) -> None:
 
 
 def resumes(folder: Path) -> None:
-    """With the bits of a run that was left alone, dropout included."""
+    """Bit-equal to an uninterrupted run, dropout included."""
     recipe = recipe_of(
         "translation", folder, training__compile=True, training__gradient_accumulation=2
     )

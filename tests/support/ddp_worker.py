@@ -33,9 +33,9 @@ def main() -> None:
         plan = run.task.plan_epoch(run.data, 0)[:world]
         targets = sum(run.load_batch(item).num_targets for item in plan)
         step = DistributedDataParallel(train_step(run).eval())
-        found = step(run.load_batch(run.task.plan_epoch(run.data, 0)[rank::world][0]))
+        actual = step(run.load_batch(run.task.plan_epoch(run.data, 0)[rank::world][0]))
         # DDP takes the mean over the processes; the loss is of all their targets.
-        (found.loss * world / targets).backward()
+        (actual.loss * world / targets).backward()
         if rank == 0:
             grads = {n: p.grad for n, p in step.module.net.named_parameters() if p.grad is not None}
             save_file(grads, folder / f"{path.stem}.safetensors")

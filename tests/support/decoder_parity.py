@@ -1,4 +1,4 @@
-"""What the parity tests of all decoder-only models share."""
+"""Parity tests of all decoder-only models."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,17 +17,17 @@ from heedful.zoo.saved import make_config
 from hf_parity import (
     CLOSE,
     Case,
-    Laws,
-    assert_drawn,
+    ParityTests,
+    assert_initialized,
     assert_same_net,
     exported,
     imported,
     random_rows,
-    randomised,
+    randomized,
 )
 from hf_parity import assert_same_outputs as assert_same_logits
 
-# Of LLaMA and its descendants: a tiny configuration of theirs, and keys of another of ours.
+# Of LLaMA and its descendants: keys of a tiny config of transformers, and of one of heedful.
 HF_SIZES: dict[str, Any] = {
     "vocab_size": 23,
     "hidden_size": 12,
@@ -51,12 +51,12 @@ TINY: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderCase(Case):
-    """A case that is a decoder.
+    """A decoder-only architecture to test.
 
     Args:
-        ours: keys of our Config that make a tiny net whose embeddings are not theirs.
-        by_rule: what a file says of those that `ours` leaves to a rule.
-        shrinks: whether new weights that end a residual branch are smaller.
+        ours: keys of our Config for a tiny net with untied embeddings.
+        by_rule: values in a file for keys of `ours` that are None.
+        shrinks: new weights that end a residual branch are smaller.
     """
 
     ours: dict[str, Any]
@@ -64,7 +64,7 @@ class DecoderCase(Case):
     shrinks: bool = True
 
 
-class DecoderLaws(Laws):
+class DecoderParityTests(ParityTests):
     case: DecoderCase
 
     def test_a_file_without_a_head_is_read_if_embeddings_are_tied(self, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ class DecoderLaws(Laws):
 
     @torch.no_grad()
     def test_an_exported_net_equals_ours_in_transformers(self, tmp_path: Path) -> None:
-        """Sizes left to a rule included."""
+        """Also for sizes with a default rule."""
         net, config = random_net(self.case.name, **self.case.ours)
         model = exported(ImportedNet(self.case.name, config, net, []), tmp_path, self.case.hf_class)
         assert_same_logits(model, net, random_rows(net.head.out.weight.size(0), [12, 5]))
@@ -92,10 +92,10 @@ class DecoderLaws(Laws):
             "num_layers": 2,
         }
         net = self.case.architecture.build(make_config(self.case.name, keys))
-        assert_drawn(net, 0.02, 0.02 / 2 if self.case.shrinks else None)
+        assert_initialized(net, 0.02, 0.02 / 2 if self.case.shrinks else None)
 
 
-class RotaryLaws(DecoderLaws):
+class RotaryParityTests(DecoderParityTests):
     """LLaMA and its descendants."""
 
     @pytest.mark.parametrize("bias", [False, True])
@@ -128,4 +128,4 @@ class RotaryLaws(DecoderLaws):
 def random_net(name: str, seed: int = 0, **keys: Any) -> tuple[DecoderOnly, Any]:
     """A net of ours in eval mode, no weight as its initialization left it, and its Config."""
     config = make_config(name, keys)
-    return randomised(architecture(name).build(config), seed), config
+    return randomized(architecture(name).build(config), seed), config

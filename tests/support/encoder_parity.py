@@ -1,4 +1,4 @@
-"""What the parity tests of all encoder-only models share."""
+"""Parity tests of all encoder-only models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from heedful.errors import UserError
 from hf_parity import (
     CLOSE,
     Case,
-    Laws,
+    ParityTests,
     Variant,
-    assert_drawn,
+    assert_initialized,
     assert_same_net,
     assert_same_outputs,
     exported,
@@ -37,17 +37,17 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderCase(Case):
-    """A case that is an encoder; `hf_class` has the head mlm.
+    """An encoder-only architecture to test; `hf_class` has the head mlm.
 
     Args:
-        classify_class, base_class: theirs that has the head classify, and none.
-        mlm_tensors, classify_tensors: what the names of a head's tensors begin with over there.
+        classify_class, base_class: classes of transformers with the head classify, and without.
+        mlm_tensors, classify_tensors: prefixes of the names of a head's tensors in files.
         norm_eps: of all norms, as published.
-        head_dropouts: before the matrices of a classifier, where that of the layers is 0.3.
-        std: of all new matrices.
-        shrinks: whether new weights that end a residual branch are smaller.
-        new_in_classifier: what a classifier lacks that is opened from a masked language model.
-        counts_by_pad: whether theirs counts positions by the padding's id, which no text may hold.
+        head_dropouts: before the matrices of a classifier, if that of the layers is 0.3.
+        std: standard deviation of all new matrices.
+        shrinks: new weights that end a residual branch are smaller.
+        new_in_classifier: tensors that a masked language model opened as a classifier lacks.
+        counts_by_pad: transformers counts positions by the id of padding, which no text may have.
     """
 
     classify_class: Any
@@ -80,7 +80,7 @@ class EncoderCase(Case):
 
 
 class Poolerless:
-    """A base class of theirs without its pooler."""
+    """A base class of transformers without its pooler."""
 
     def __init__(self, base_class: Any) -> None:
         self.base_class = base_class
@@ -92,7 +92,7 @@ class Poolerless:
         return self.base_class.from_pretrained(directory, add_pooling_layer=False, **keys)
 
 
-class EncoderLaws(Laws):
+class EncoderParityTests(ParityTests):
     case: EncoderCase
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -111,27 +111,27 @@ class EncoderLaws(Laws):
 
     def test_a_masked_lm_opened_as_a_classifier(self, tmp_path: Path) -> None:
         model = self.case.model()
-        found = imported(model, tmp_path, head="classify", num_labels=3)
-        assert_same_encoder(found.net, imported(model, tmp_path).net)
-        out, left = found.notices
+        actual = imported(model, tmp_path, head="classify", num_labels=3)
+        assert_same_encoder(actual.net, imported(model, tmp_path).net)
+        out, left = actual.notices
         assert f"not in the model: {self.case.mlm_tensors}" in out
         lacks = self.case.new_in_classifier
         assert left.endswith(f"lacks {lacks}: left as initialized")
-        assert found.net.head.labels.weight.shape == (3, 8)
-        assert 0 < found.net.head.labels.weight.abs().max() < 0.1
-        assert not found.net.head.labels.bias.any()
-        back = exported(found, tmp_path / "exported", self.case.classify_class)
+        assert actual.net.head.labels.weight.shape == (3, 8)
+        assert 0 < actual.net.head.labels.weight.abs().max() < 0.1
+        assert not actual.net.head.labels.bias.any()
+        back = exported(actual, tmp_path / "exported", self.case.classify_class)
         assert back.config.num_labels == 3
-        self.assert_same(back, found.net)
+        self.assert_same(back, actual.net)
 
     def test_any_file_without_a_head_gives_states(self, head: str, tmp_path: Path) -> None:
         model = self.case.model(self.case.heads[head])
-        found = imported(model, tmp_path, head="none")
-        assert found.net.head is None
-        (notice,) = found.notices
+        actual = imported(model, tmp_path, head="none")
+        assert actual.net.head is None
+        (notice,) = actual.notices
         tensors = self.case.mlm_tensors if head == "mlm" else self.case.classify_tensors
         assert tensors in notice
-        self.assert_same(model.base_model, found.net)
+        self.assert_same(model.base_model, actual.net)
 
     def test_a_classifier_opened_as_a_masked_lm_lacks_the_head(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"lacks the tensor {self.case.mlm_tensors}"):
@@ -179,10 +179,10 @@ class EncoderLaws(Laws):
         kinds = {"tie_embeddings": True, "head": "mlm"} | kind
         net = self.case.architecture.build(self.case.architecture.config(**sizes, **kinds))
         std = self.case.std
-        assert_drawn(net, std, std / 2**0.5 if self.case.shrinks else None)
+        assert_initialized(net, std, std / 2**0.5 if self.case.shrinks else None)
 
 
-class BertLaws(EncoderLaws):
+class BertParityTests(EncoderParityTests):
     """BERT and RoBERTa, whose base models have a pooler and whose output has two biases."""
 
     def pooled(self) -> Any:
@@ -192,11 +192,11 @@ class BertLaws(EncoderLaws):
     def test_only_the_pooler_is_unused_without_a_head(self, tmp_path: Path) -> None:
         """Of a file of the base model, whose states are as before."""
         model = self.case.model(self.pooled())
-        found = imported(model, tmp_path)
-        (notice,) = found.notices
+        actual = imported(model, tmp_path)
+        (notice,) = actual.notices
         pooler = ["pooler.dense.bias", "pooler.dense.weight"]
         assert notice.endswith(f"ignored tensors that are not in the model: {', '.join(pooler)}")
-        back = exported(found, tmp_path / "exported", self.pooled(), missing=set(pooler))
+        back = exported(actual, tmp_path / "exported", self.pooled(), missing=set(pooler))
         ids = torch.stack(self.case.rows(model, [9, 9]))
         torch.testing.assert_close(output(back, ids), output(model, ids), **CLOSE)
 
@@ -205,15 +205,15 @@ class BertLaws(EncoderLaws):
         """transformers keeps a second one, which nothing reads."""
         (other,) = (name for name in self.case.tied.values() if name.endswith("bias"))
         model = self.case.model(tie_word_embeddings=False)
-        found = imported(model, tmp_path)
-        assert found.net.head.out.weight is not found.net.embedding.tokens.weight
-        assert [notice.split(": ")[-1] for notice in found.notices] == [other]
-        self.assert_same(model, found.net)
-        again = reread(found, {})
-        assert again.config == found.config
-        assert_same_net(found.net, again.net)
-        back = exported(found, tmp_path / "exported", self.case.hf_class, missing={other})
-        self.assert_same(back, found.net)
+        actual = imported(model, tmp_path)
+        assert actual.net.head.out.weight is not actual.net.embedding.tokens.weight
+        assert [notice.split(": ")[-1] for notice in actual.notices] == [other]
+        self.assert_same(model, actual.net)
+        again = reread(actual, {})
+        assert again.config == actual.config
+        assert_same_net(actual.net, again.net)
+        back = exported(actual, tmp_path / "exported", self.case.hf_class, missing={other})
+        self.assert_same(back, actual.net)
 
 
 def assert_same_encoder(one: nn.Module, other: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of encoders' tasks share: tiny recipes, runs that are stopped, saved models."""
+"""Shared by the tests of encoders' tasks: tiny recipes, runs that are stopped, saved models."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +25,7 @@ from heedful.training.events import Event, StepDone
 from heedful.training.step import LossFunction, TrainStep
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
-from option_space import randomised
+from option_space import randomized
 
 NET: dict[str, Any] = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
 TINY: dict[str, Any] = {
@@ -39,7 +39,7 @@ TINY: dict[str, Any] = {
 
 
 def tiny(task: str, **changes: Any) -> Recipe:
-    """A recipe of a net that trains in a moment; dotted names as `training__max_steps=5`."""
+    """A recipe of a net that trains quickly; dotted names as `training__max_steps=5`."""
     keys = task_keys(task)
     data = {key: value for key, value in TINY["data"].items() if keys.includes(f"data.{key}")}
     return parse_recipe(commands.tiny({"task": task, **TINY, "data": data}, **changes))
@@ -56,7 +56,7 @@ LEARNS: dict[str, Any] = {
 
 
 class Stop(Exception):
-    """A run ends here, as if it had been killed."""
+    """Ends a run as if it had been killed."""
 
 
 class StopAt:
@@ -71,7 +71,7 @@ class StopAt:
 
 
 def assert_resumes(recipe: Recipe, folder: Path, results: Sequence[str]) -> None:
-    """A run that is killed twice and gone on with ends with the bits of one that was left alone."""
+    """A run that is killed twice and resumed is bit-equal to an uninterrupted one."""
     whole, killed = folder / "whole", folder / "killed"
     train(recipe, whole)
     for number, step in enumerate((6, 9)):
@@ -87,10 +87,9 @@ def assert_resumes(recipe: Recipe, folder: Path, results: Sequence[str]) -> None
 
 
 class PreparedTask:
-    """A task with prepared data and a model, as a run has them.
+    """A task with prepared data and a model, as in a run.
 
-    Attributes:
-        printed_lines: the lines printed by the preparation.
+    Attributes: printed_lines: the lines printed by the preparation.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class PreparedTask:
 
 
 def train_step(run: PreparedTask, device: str = "cpu") -> TrainStep:
-    """A net for a task's data with its loss, the same at every call."""
+    """A net for a task's data with its loss, equal at every call."""
     name = run.recipe.model["architecture"]
     keys = run.recipe.model | run.task.model_keys(run.data, name)
     known = architecture(name).config.__dataclass_fields__
@@ -153,7 +152,7 @@ def train_step(run: PreparedTask, device: str = "cpu") -> TrainStep:
 
 
 def words(vocabulary: Sequence[str]) -> Tokenizer:
-    """A tokenizer of whole words with a mask, as masked language models have."""
+    """A tokenizer of whole words with a mask, as of masked language models."""
     return train_tokenizer(
         [" ".join(vocabulary)], kind="word", extra_specials=("<mask>",), template="both"
     )
@@ -163,11 +162,11 @@ def random_net(name: str, **keys: Any) -> tuple[Any, nn.Module]:
     """A net whose weights are large enough that outputs differ clearly, and its Config."""
     config = make_config(name, {**NET, **keys})
     torch.manual_seed(0)
-    return config, randomised(architecture(name).build(config), 0.1)
+    return config, randomized(architecture(name).build(config), 0.1)
 
 
 def saved(folder: Path, name: str, tokenizer: Tokenizer, *, labels: Any = (), **keys: Any) -> Any:
-    """A random model in a directory, as an import writes it."""
+    """A random model in a directory, as written by an import."""
     keys = {"vocab_size": tokenizer.vocab_size, "max_length": 20, **keys}
     config, net = random_net(name, **keys)
     folder.mkdir()
@@ -191,7 +190,7 @@ def sentences(count: int) -> list[str]:
 
 
 def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
-    """A recipe of a task whose data lie in `folder`, with a net of two layers."""
+    """A recipe of a task whose data are in `folder`, with a net of two layers."""
     lines = sentences(80)
     keys: dict[str, Any] = {}
     if task in ("translation", "classification"):

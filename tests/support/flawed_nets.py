@@ -1,4 +1,4 @@
-"""Small nets of one and of two stacks, right unless given a flaw: each check is proven by one."""
+"""Small nets of one and of two stacks, correct unless they are given a flaw: one for each check."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
 
 class Net(nn.Module):
-    """What both kinds have: embeddings, positions, a tied head, flaws of them and of outputs."""
+    """Shared by both kinds: embeddings, positions, a tied head, and their flaws."""
 
     def __init__(self, flaw: str, labels: int | None) -> None:
         """labels: of a head for classes; 0: no head; None: a head over the vocabulary, tied."""
@@ -70,7 +70,7 @@ class Net(nn.Module):
         return F.dropout(x, 0.1) if self.flaw == "dropout in evaluation" else self.dropout(x)
 
     def causal(self, square: Tensor) -> Tensor:
-        """The causal part of what may be seen, (T, T)."""
+        """The causal mask, (T, T)."""
         return {
             "causal mask off by one": square.tril(1),
             "inverted causal mask": square.triu(),
@@ -78,7 +78,7 @@ class Net(nn.Module):
         }.get(self.flaw, square.tril())
 
     def leaked(self, x: Tensor, states: Tensor, real: Tensor) -> Tensor:
-        """Flaws that gradients alone show: a zero is added whose gradient is not zero."""
+        """Flaws that only gradients show: a zero is added whose gradient is not zero."""
         wrong = {
             "hidden gradient from the future": x,
             "hidden gradient from padding": states * ~real[..., None],
@@ -214,9 +214,9 @@ class OneStack(Net):
 
 
 class Prefixes:
-    """A cache for a net that remembers ids only, and reads them again at every step.
+    """A cache for a net without one: stores ids, and runs the whole net at every step.
 
-    `given` is of each row too: its source, its lengths, or where it starts.
+    `given` is, for each row, its source, its lengths or its start.
     """
 
     def __init__(self, flaw: str, rows: int, side: str, **given: Tensor | None) -> None:
@@ -240,5 +240,5 @@ class Prefixes:
 
 
 def net_of(kind: str, flaw: str = "") -> nn.Module:
-    """By its kind: two stacks, decoder, encoder, classifier or states."""
+    """A net by its kind: two stacks, decoder, encoder, classifier or states."""
     return TwoStacks(flaw) if kind == "two stacks" else OneStack(kind, flaw)

@@ -57,8 +57,8 @@ def objective(net: Any, given: Any) -> LossSum:
 
 def gradients(step: TrainStep) -> dict[str, Tensor]:
     """The whole gradient of each parameter, by its name."""
-    found = {n: p.grad for n, p in step.net.named_parameters() if p.grad is not None}
-    return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in found.items()}
+    actual = {n: p.grad for n, p in step.net.named_parameters() if p.grad is not None}
+    return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in actual.items()}
 
 
 def net_of(name: str) -> Any:
@@ -94,9 +94,9 @@ def main() -> None:
         if name == "llama":  # a head with weights of its own may be sharded by itself
             fully_shard(step.net.head, mesh=mesh)
         fully_shard(step, mesh=mesh)
-        found = step(batch(rank * share, (rank + 1) * share))
+        actual = step(batch(rank * share, (rank + 1) * share))
         # FSDP2 takes the mean over the processes; the loss is of all their targets.
-        (found.loss * world / targets).backward()
+        (actual.loss * world / targets).backward()
         grads = gradients(step)
         if rank == 0:
             save_file(grads, folder / f"{name}-{checkpointed}.safetensors")

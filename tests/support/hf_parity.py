@@ -1,4 +1,4 @@
-"""What all models' parity tests share: random models of transformers, and the laws of each case."""
+"""Parity tests of all architectures: random models of transformers, and tests of each case."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,11 +27,11 @@ from heedful.zoo.names import from_hf
 from heedful.zoo.saved import make_config
 
 CLOSE = {"rtol": 0, "atol": 1e-5}  # of logits whose size is about 1
-NEVER = {"num_heads must be at least 1, not 0": {"num_heads": 0}}
+ALWAYS_INVALID = {"num_heads must be at least 1, not 0": {"num_heads": 0}}
 
 
 class Variant(NamedTuple):
-    """One random model that the laws are held to: its class, what its config has, its seed."""
+    """One random model to test: its class, keys of its config, and its seed."""
 
     hf_class: Any
     keys: dict[str, Any]
@@ -40,28 +40,28 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What the laws need to know of an architecture; "theirs" is transformers'.
+    """One architecture to test; "ours" is heedful's, "hf" that of transformers.
 
     Args:
-        name: ours.
-        hf_config, hf_class: theirs.
-        sizes: keys of their config that make it tiny.
-        configs: keys beside them, or in their place: the laws hold for each.
-        prepare: makes of a random model one that its class could be, given the keys of its config.
-        kept: keys of their config that come back from a file of ours as they were.
-        left_out: what a config.json that says nothing means by our keys, where these differ.
-        not_built: message -> what a config.json may not say (`by_key`).
+        name: name in `heedful.zoo`.
+        hf_config, hf_class: config and model class of transformers.
+        sizes: keys of `hf_config` for a tiny model.
+        configs: further keys, which are added to `sizes` or replace some: all are tested.
+        prepare: sets tensors of a random model that its class never leaves random.
+        kept: keys of `hf_config` that an export preserves.
+        missing_key_values: keys of our Config for an empty config.json, if not our defaults.
+        unsupported: error message -> keys of config.json that cause it (`by_key`).
         other_class: an unsupported class of the model type.
-        impossible: message -> what our Config may not say, beside what none may.
+        invalid: error message -> keys of our Config that cause it.
         published: size -> parameters, a number or an approximate one (`millions`).
-        beyond: how many more the published figure counts than we have.
-        counted: a class of theirs that has exactly the published figure's parameters.
-        tying: keys of their config by which matrices are tied, where `sizes` leave them untied.
-        tied: a tensor that older files hold too -> the one that it repeats and that we write.
-        buffers: tensors that older files hold and that are no weights.
+        beyond: parameters that the published number counts in addition to ours.
+        counted: a class of transformers with exactly the published number of parameters.
+        tying: keys of `hf_config` that tie matrices, if `sizes` do not.
+        tied: name of a tensor in older files -> name of the equal tensor that is exported.
+        buffers: tensors in older files that are not weights.
         optional: tensors that a file may lack.
-        own_dropouts: keys of our Config for dropout that theirs has nowhere.
-        lengths: of the texts; with a window long ones, whose queries are taken in several parts.
+        own_dropouts: dropout keys of our Config that transformers does not have.
+        lengths: of the texts; long ones for a window, whose queries are computed in blocks.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Case:
     configs: list[dict[str, Any]]
     prepare: Callable[[Any, dict[str, Any]], None] = lambda model, keys: None
     kept: tuple[str, ...] = ()
-    left_out: dict[str, Any] = field(default_factory=dict)
-    not_built: dict[str, dict[str, Any]]
+    missing_key_values: dict[str, Any] = field(default_factory=dict)
+    unsupported: dict[str, dict[str, Any]]
     other_class: str
-    impossible: dict[str, dict[str, Any]] = field(default_factory=dict)
+    invalid: dict[str, dict[str, Any]] = field(default_factory=dict)
     published: dict[str, Any]
     beyond: Callable[[Any], int] = lambda config: 0
     counted: Any = None
@@ -87,7 +87,7 @@ class Case:
 
     @property
     def architecture(self) -> Architecture:
-        """Our architecture."""
+        """The architecture in `heedful.zoo`."""
         return architecture(self.name)
 
     @property
@@ -96,12 +96,12 @@ class Case:
         return self.architecture.formats["hf"]
 
     def variants(self) -> dict[str, Variant]:
-        """The models that the laws of outputs and weights are held to, by a name for each."""
+        """The models whose outputs and weights are compared, by name."""
         every = enumerate(self.configs)
         return {str(number): Variant(self.hf_class, keys, number) for number, keys in every}
 
     def model(self, hf_class: Any = None, seed: int = 0, **keys: Any) -> Any:
-        """A random tiny model of theirs."""
+        """A random tiny model of transformers."""
         config = self.hf_config(**self.sizes | keys)
         model = random_hf(hf_class or self.hf_class, config, seed)
         with torch.no_grad():
@@ -109,7 +109,7 @@ class Case:
         return model
 
     def rows(self, model: Any, lengths: Sequence[int], seed: int = 0) -> list[Tensor]:
-        """Texts for a model of theirs."""
+        """Random texts for a model of transformers."""
         return random_rows(model.config.vocab_size, lengths, seed)
 
     def read(self, **content: Any) -> Any:
@@ -121,9 +121,9 @@ class Case:
         return make_config(self.name, keys, "config.json")
 
     def net(self, **keys: Any) -> ImportedNet:
-        """A random tiny net of ours that their format has a place for, without a file of it."""
+        """A random tiny net of heedful that the format supports, not read from a file."""
         config = self.read(**self.hf_config(**self.sizes | keys).to_dict())
-        return ImportedNet(self.name, config, randomised(self.architecture.build(config)), [])
+        return ImportedNet(self.name, config, randomized(self.architecture.build(config)), [])
 
 
 def by_key(**keys: Any) -> dict[str, dict[str, Any]]:
@@ -136,20 +136,20 @@ def millions(value: float, within: float = 0.1) -> Any:
     return pytest.approx(value * 1e6, abs=within * 1e6)
 
 
-class Laws:
-    """What holds for every architecture; each model's test class inherits it and has its case."""
+class ParityTests:
+    """Tests of every architecture; the test class of each model inherits them and sets `case`."""
 
     case: Case
 
     def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
-        """Our net says what theirs says at every real token, with padding on either side."""
+        """Outputs are equal at every real token, with padding on either side."""
         assert_same_outputs(model, net, self.case.rows(model, self.case.lengths, seed))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         values = {
             "variant": self.case.variants(),
-            "unread": self.case.not_built,
-            "wrong": NEVER | self.case.impossible,
+            "unsupported_key": self.case.unsupported,
+            "wrong": ALWAYS_INVALID | self.case.invalid,
             "size": self.case.published | self.case.architecture.sizes,
         }
         for name, cases in values.items():
@@ -162,19 +162,19 @@ class Laws:
     ) -> None:
         hf_class, keys, seed = self.case.variants()[variant]
         model = self.case.model(hf_class, seed, **keys)
-        found = imported(model, tmp_path)
-        assert found.notices == []
-        self.assert_same(model, found.net, seed)
-        back = assert_round_trips(model, found, tmp_path, hf_class)
+        actual = imported(model, tmp_path)
+        assert actual.notices == []
+        self.assert_same(model, actual.net, seed)
+        back = assert_round_trips(model, actual, tmp_path, hf_class)
         for key in self.case.kept:
             assert getattr(back.config, key) == getattr(model.config, key), key
-        self.assert_same(back, found.net, seed)
+        self.assert_same(back, actual.net, seed)
 
     @torch.no_grad()
     def test_dropout_acts_where_transformers_applies_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """At the rate of its place: in its stead stands a function of value and rate."""
+        """With its own rate: dropout is replaced by a deterministic function of value and rate."""
 
         def bend(x: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
             return x - p * x.sin() if training else x
@@ -183,23 +183,23 @@ class Laws:
         monkeypatch.setattr(Dropout, "forward", lambda part, x: bend(x, part.p, part.training))
         monkeypatch.setattr(MultiHead, "_forms_weights", lambda *_: True)
         config = self.case.net().config
-        keys = [each.name for each in fields(config) if "dropout" in each.name]
+        keys = [item.name for item in fields(config) if "dropout" in item.name]
         rates = {key: 0.2 * number for number, key in enumerate(keys, 1)}
         config = replace(config, **rates | dict.fromkeys(self.case.own_dropouts, 0.0))
-        net = randomised(self.case.architecture.build(config))
-        found = ImportedNet(self.case.name, config, net, [])
-        model = exported(found, tmp_path, self.case.hf_class)
+        net = randomized(self.case.architecture.build(config))
+        actual = ImportedNet(self.case.name, config, net, [])
+        model = exported(actual, tmp_path, self.case.hf_class)
         self.assert_same(model, net)
         self.assert_same(model.train(), net.train())
 
     def test_missing_unknown_and_wrong_tensors_are_refused(self) -> None:
-        found = self.case.net()
-        names = self.case.format.names(found.config)
-        tensors = changed(written(found), dict.fromkeys(names.repeated))
+        actual = self.case.net()
+        names = self.case.format.names(actual.config)
+        tensors = changed(written(actual), dict.fromkeys(names.repeated))
 
         def refused(message: str, changes: dict[str, Tensor | None]) -> None:
             with pytest.raises(UserError, match=re.escape(message)):
-                from_hf(found.net, changed(tensors, changes), names, "file")
+                from_hf(actual.net, changed(tensors, changes), names, "file")
 
         needed = dict.fromkeys(tensors.keys() - set(self.case.optional))
         refused(f"file lacks the tensor {min(needed)} (and {len(needed) - 1} more)", needed)
@@ -212,30 +212,30 @@ class Laws:
                 refused(f"file: {name} is {tuple(longer.shape)}, but", {name: longer})
 
     def test_tied_matrices_are_written_once(self) -> None:
-        found = self.case.net(**self.case.tying)
-        embeddings = [part for part in found.net.modules() if isinstance(part, TokenEmbedding)]
-        assert all(part.tokens.weight is found.net.head.out.weight for part in embeddings)
-        tensors = written(found)
+        actual = self.case.net(**self.case.tying)
+        embeddings = [part for part in actual.net.modules() if isinstance(part, TokenEmbedding)]
+        assert all(part.tokens.weight is actual.net.head.out.weight for part in embeddings)
+        tensors = written(actual)
         assert self.case.tied.keys().isdisjoint(tensors)
         for alias, stored in self.case.tied.items():
             with pytest.raises(UserError, match=re.escape(f"{alias} differs from {stored}")):
-                reread(found, {alias: tensors[stored] + 1})
+                reread(actual, {alias: tensors[stored] + 1})
 
     def test_buffers_of_older_files_are_ignored(self) -> None:
-        """Tied matrices, beside the one that we write or in its place, and buffers."""
-        found = self.case.net(**self.case.tying)
-        tensors = written(found)
+        """Tied matrices, in addition to the exported one or instead of it, and buffers."""
+        actual = self.case.net(**self.case.tying)
+        tensors = written(actual)
         repeated = {alias: tensors[stored] for alias, stored in self.case.tied.items()}
-        again = reread(found, repeated | self.case.buffers)
+        again = reread(actual, repeated | self.case.buffers)
         assert again.notices == []
-        assert_same_net(again.net, found.net)
+        assert_same_net(again.net, actual.net)
         for alias, stored in self.case.tied.items():
-            again = reread(found, {stored: None, alias: tensors[stored]})
-            assert_same_net(again.net, found.net)
+            again = reread(actual, {stored: None, alias: tensors[stored]})
+            assert_same_net(again.net, actual.net)
 
-    def test_unsupported_values_are_refused_by_key(self, unread: str) -> None:
-        with pytest.raises(UserError, match=re.escape(unread)) as error:
-            self.case.read(**self.case.not_built[unread])
+    def test_unsupported_values_are_refused_by_key(self, unsupported_key: str) -> None:
+        with pytest.raises(UserError, match=re.escape(unsupported_key)) as error:
+            self.case.read(**self.case.unsupported[unsupported_key])
         assert str(error.value).startswith("config.json: ")
 
     def test_an_unsupported_class_is_refused_by_name(self) -> None:
@@ -247,13 +247,13 @@ class Laws:
 
     def test_missing_keys_have_the_defaults_of_transformers(self) -> None:
         format, bare = self.case.format.config, self.case.read()
-        assert bare == self.case.architecture.config(**self.case.left_out)
+        assert bare == self.case.architecture.config(**self.case.missing_key_values)
         full = self.case.read(**self.case.hf_config().to_dict())
         assert config_to_hf(format, bare) == config_to_hf(format, full)
 
     def test_impossible_values_are_refused(self, wrong: str) -> None:
         with pytest.raises(UserError, match=re.escape(wrong)):
-            make_config(self.case.name, (NEVER | self.case.impossible)[wrong])
+            make_config(self.case.name, (ALWAYS_INVALID | self.case.invalid)[wrong])
 
     def test_sizes_have_the_published_parameters(self, size: str) -> None:
         config = self.case.architecture.config(**self.case.architecture.sizes[size])
@@ -262,24 +262,24 @@ class Laws:
             assert count == self.case.published[size]
             if self.case.counted is not None:
                 content = config_to_hf(self.case.format.config, config)
-                theirs = self.case.counted(self.case.hf_config(**content))
-                assert count == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
+                reference = self.case.counted(self.case.hf_config(**content))
+                assert count == sum(p.numel() for p in reference.parameters() if p.requires_grad)
 
 
 # Models
 
 
 def random_hf(model_class: Any, config: Any, seed: int = 0) -> Any:
-    """A model of transformers in eval mode in which no weight is as its initialization left it."""
+    """A model of transformers in eval mode with every weight random."""
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
-    return option_space.randomised(model_class(config), 0.15)
+    return option_space.randomized(model_class(config), 0.15)
 
 
-def randomised(net: nn.Module, seed: int = 0) -> Any:
-    """The net in eval mode, no weight as its initialization left it."""
+def randomized(net: nn.Module, seed: int = 0) -> Any:
+    """The net in eval mode with every weight random."""
     torch.manual_seed(seed)
-    return option_space.randomised(net, 0.2)
+    return option_space.randomized(net, 0.2)
 
 
 def imported(model: Any, directory: Path, **keys: object) -> ImportedNet:
@@ -291,7 +291,7 @@ def imported(model: Any, directory: Path, **keys: object) -> ImportedNet:
 def exported(
     found: ImportedNet, directory: Path, model_class: Any, missing: Iterable[str] = ()
 ) -> Any:
-    """Our net, written by heedful and loaded by transformers, with just these weights missing."""
+    """A net exported by heedful and loaded by transformers, with exactly these weights missing."""
     config, tensors = net_to_hf(found.architecture, found.config, found.net)
     write_hf_directory(directory, config, tensors)
     model, report = model_class.from_pretrained(
@@ -303,11 +303,11 @@ def exported(
     return model.eval()
 
 
-def assert_drawn(net: nn.Module, std: float, ends: float | None = None) -> None:
-    """New weights: matrices of this size, biases zero, norms the identity.
+def assert_initialized(net: nn.Module, std: float, ends: float | None = None) -> None:
+    """New weights: matrices of this standard deviation, biases zero, norms the identity.
 
     Args:
-        ends: the size of matrices that end a residual branch; None: the same.
+        ends: the deviation of matrices that end a residual branch; None: the same.
     """
     last = re.compile(r".*sublayer(\..+)?\.(out|down)\.weight")
     centered = {id(part.weight) for part in net.modules() if isinstance(part, ZeroCenteredRMSNorm)}
@@ -357,44 +357,44 @@ def assert_round_trips(model: Any, found: ImportedNet, directory: Path, model_cl
     again = net_from_hf(read_hf_directory(directory / "exported"), "exported")
     assert again.config == found.config
     assert_same_net(found.net, again.net)
-    theirs, ours = dict(model.state_dict()), dict(back.state_dict())
-    assert theirs.keys() == ours.keys()
-    for name, tensor in theirs.items():
+    reference, ours = dict(model.state_dict()), dict(back.state_dict())
+    assert reference.keys() == ours.keys()
+    for name, tensor in reference.items():
         assert torch.equal(tensor, ours[name]), name
     return back
 
 
-# Rows and what is said of them
+# Rows, and outputs for them
 
 
 def output(model: Any, ids: Tensor, mask: Tensor | None = None, **inputs: Any) -> Tensor:
-    """Logits of a model of theirs, or its states where it has no head."""
-    found = model(ids, attention_mask=mask, **inputs)
-    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+    """Logits of a model of transformers, or its states if it has no head."""
+    actual = model(ids, attention_mask=mask, **inputs)
+    return actual.logits if hasattr(actual, "logits") else actual.last_hidden_state
 
 
 @torch.no_grad()
 def assert_same_outputs(
     model: Any, net: nn.Module, rows: list[Tensor], types: list[Tensor] | None = None
 ) -> None:
-    """Our net on rows that are padded on either side says what theirs says of them on the right.
+    """Outputs for rows padded on either side equal those of transformers, padded on the right.
 
-    Over there left padding moves the positions unless the caller gives them.
+    In transformers left padding shifts the positions, unless the caller passes them.
     """
     pad_id = model.config.pad_token_id or 0
     ids, _, mask = padded(rows, "right", pad_id)
-    theirs = output(
+    reference = output(
         model, ids, mask, **({} if types is None else {"token_type_ids": padded(types, "right")[0]})
     )
     for side in ("right", "left"):
         ids, lengths, placed = padded(rows, side, pad_id)
         more = {} if types is None else {"types": padded(types, side)[0]}
         ours = net(ids, lengths, padding_side=side, **more)
-        assert ours.shape == theirs.shape
+        assert ours.shape == reference.shape
         if ours.dim() == 2:  # a class for each row
-            torch.testing.assert_close(ours, theirs, **CLOSE)
+            torch.testing.assert_close(ours, reference, **CLOSE)
         else:
-            torch.testing.assert_close(ours[placed.bool()], theirs[mask.bool()], **CLOSE)
+            torch.testing.assert_close(ours[placed.bool()], reference[mask.bool()], **CLOSE)
 
 
 def padded(rows: list[Tensor], side: str, pad_id: int = 0) -> tuple[Tensor, Tensor, Tensor]:

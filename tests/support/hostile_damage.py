@@ -1,4 +1,4 @@
-"""Damage to files, drawn by Hypothesis: JSON, YAML, weights, and any bytes."""
+"""Damage to files, sampled by Hypothesis: JSON, YAML, weights, and any bytes."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 
 class Draw(Protocol):
-    """Draws one value of a strategy, as `data.draw` does."""
+    """Samples one value of a strategy, as `data.draw` does."""
 
     def __call__(self, strategy: st.SearchStrategy[Any]) -> Any: ...
 
@@ -51,11 +51,11 @@ def damage(draw: Draw, folder: Path, others: list[Path]) -> None:
         path = draw(st.one_of(some(top), some(files)))
         way = draw(some(("content", "content", "content", "content", "exchanged", "absent")))
         if way == "content":
-            path.write_bytes(_hurt(draw, path.suffix, path.read_bytes()))
+            path.write_bytes(_damage_value(draw, path.suffix, path.read_bytes()))
         elif way == "exchanged":
             name = path.relative_to(folder)
-            found = [other / name for other in others if (other / name).is_file()]
-            shutil.copyfile(draw(some(found or files)), path) if found else path.unlink()
+            actual = [other / name for other in others if (other / name).is_file()]
+            shutil.copyfile(draw(some(actual or files)), path) if actual else path.unlink()
         else:
             path.unlink()
             instead = draw(some(("nothing", "folder", "loop")))
@@ -65,13 +65,13 @@ def damage(draw: Draw, folder: Path, others: list[Path]) -> None:
                 path.symlink_to(path.name)
 
 
-def hurt_json(draw: Draw, data: bytes) -> bytes:
-    """JSON with other values or keys in it, or none."""
+def damage_json(draw: Draw, data: bytes) -> bytes:
+    """JSON with changed, added or removed values or keys."""
     try:
         content = json.loads(data)
     except ValueError:
-        return hurt_bytes(draw, data)
-    places = _places(content)
+        return damage_bytes(draw, data)
+    places = _locations(content)
     if not places or draw(some((True, False, False, False, False))):
         return draw(st.one_of(some(JUNK), st.just(data[: len(data) // 2]), st.just(data + b"}")))
     for _ in range(draw(some((1, 1, 1, 2)))):
@@ -91,13 +91,13 @@ def hurt_json(draw: Draw, data: bytes) -> bytes:
     return text.encode()
 
 
-def hurt_yaml(draw: Draw, data: bytes) -> bytes:
-    """YAML that is hostile, or has a few bytes exchanged."""
-    return draw(some(YAML)) if draw(st.booleans()) else hurt_bytes(draw, data)
+def damage_yaml(draw: Draw, data: bytes) -> bytes:
+    """Hostile YAML, or YAML with a few bytes replaced."""
+    return draw(some(YAML)) if draw(st.booleans()) else damage_bytes(draw, data)
 
 
-def hurt_bytes(draw: Draw, data: bytes) -> bytes:
-    """Bytes cut short, doubled, or with some in the middle exchanged."""
+def damage_bytes(draw: Draw, data: bytes) -> bytes:
+    """Bytes truncated, doubled, or with some replaced."""
     start = draw(st.integers(0, len(data)))
     more = draw(
         st.one_of(some((b"[", b": ", b"\t", b"\xff", b"*", b"\n\n- x")), st.binary(max_size=3))
@@ -106,36 +106,36 @@ def hurt_bytes(draw: Draw, data: bytes) -> bytes:
     return draw(some(changed))
 
 
-def _hurt(draw: Draw, suffix: str, data: bytes) -> bytes:
+def _damage_value(draw: Draw, suffix: str, data: bytes) -> bytes:
     if suffix == ".jsonl":
         lines = data.split(b"\n")
         place = draw(st.integers(0, len(lines) - 1))
-        lines[place] = hurt_json(draw, lines[place])
+        lines[place] = damage_json(draw, lines[place])
         return b"\n".join(lines)
-    hurt = {".safetensors": _hurt_weights, ".json": hurt_json, ".yaml": hurt_yaml}
-    return hurt.get(suffix, hurt_bytes)(draw, data)
+    hurt = {".safetensors": _damage_weights, ".json": damage_json, ".yaml": damage_yaml}
+    return hurt.get(suffix, damage_bytes)(draw, data)
 
 
-def _hurt_weights(draw: Draw, data: bytes) -> bytes:
-    """A safetensors file with something wrong in its header, its length, or its numbers."""
+def _damage_weights(draw: Draw, data: bytes) -> bytes:
+    """A safetensors file with a wrong header, length or numbers."""
     size = int.from_bytes(data[:8], "little")
     header, body = data[8 : 8 + size], data[8 + size :]
     way = draw(some(("header", "header", "numbers", "size", "bytes")))
     if way == "bytes" or len(header) < size:
-        return hurt_bytes(draw, data)
+        return damage_bytes(draw, data)
     if way == "size":
         return struct.pack("<Q", draw(some((0, 7, 10**8, len(data), 2**63)))) + data[8:]
     if way == "numbers":
         word = draw(some((b"\0\0\xc0\x7f", b"\0\0\x80\x7f")))  # NaN, infinity
         start = 4 * draw(st.integers(0, len(body) // 4))
         return data[: 8 + size] + body[:start] + word * ((len(body) - start) // 4)
-    header = hurt_json(draw, header)
+    header = damage_json(draw, header)
     return struct.pack("<Q", len(header)) + header + body
 
 
-def _places(content: Any) -> list[tuple[Any, Any]]:
-    """(container, key or index) of every value in JSON, those nearest to the top first."""
-    found: list[tuple[Any, Any]] = []
+def _locations(content: Any) -> list[tuple[Any, Any]]:
+    """(container, key or index) of every value in JSON, the outermost first."""
+    actual: list[tuple[Any, Any]] = []
     waiting = [content]
     while waiting:
         holder = waiting.pop(0)
@@ -144,6 +144,6 @@ def _places(content: Any) -> list[tuple[Any, Any]]:
             pairs = holder.items()
         elif isinstance(holder, list):
             pairs = enumerate(holder[:8])
-        found += [(holder, key) for key, _ in pairs]
+        actual += [(holder, key) for key, _ in pairs]
         waiting += [value for _, value in pairs]
-    return found
+    return actual

@@ -20,13 +20,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from commands import GONE
-from hostile_damage import VALUES, Draw, damage, hurt_json, hurt_yaml
+from hostile_damage import VALUES, Draw, damage, damage_json, damage_yaml
 from hostile_world import EXPORTS, MODELS, RECIPES, WORDS, copy_of
 
 
 @dataclass
 class Use:
-    """A command line, or with `call` an expression of the library; `ending` is a signal it gets."""
+    """A command line, or with `call` an expression of the library; `ending`: a signal to send."""
 
     words: list[str]
     stdin: bytes = "".join(f"{line}\n" for line in WORDS).encode()
@@ -138,7 +138,7 @@ words_of_users = st.one_of(some(NUMBERS), some(TEXTS), some(PATHS))
 
 
 def prepare(here: Path) -> None:
-    """What the paths of `PATHS` name in the folder that a command runs in."""
+    """Create the paths of `PATHS` in the folder that a command runs in."""
     here.mkdir()
     (here / "file").write_text("x\n")
     (here / "folder").mkdir()
@@ -164,9 +164,9 @@ def right_use(draw: Draw, world: Path, here: Path, lines: list[str] = LINES) -> 
 
 
 def values(draw: Draw, world: Path, here: Path) -> Use:
-    """Values of options and arguments that no one should give."""
+    """Values of options and arguments that are out of range."""
     use = right_use(draw, world, here)
-    options = [each for each in _parameters(use.words) if each.param_type_name == "option"]
+    options = [item for item in _parameters(use.words) if item.param_type_name == "option"]
     for _ in range(draw(some((1, 1, 1, 2, 3)))):
         if options and draw(some((True, True, False))):
             option = draw(some(options))
@@ -184,7 +184,7 @@ def values(draw: Draw, world: Path, here: Path) -> Use:
 
 
 def words(draw: Draw, world: Path, here: Path) -> Use:
-    """Command lines with words too few, too many, twice, cut, or in another order."""
+    """Command lines with missing, extra, repeated, truncated or reordered words."""
     use = right_use(draw, world, here)
     for _ in range(draw(some((1, 1, 2)))):
         if not use.words:
@@ -200,7 +200,7 @@ def words(draw: Draw, world: Path, here: Path) -> Use:
 
 
 def other_paths(draw: Draw, world: Path, here: Path) -> Use:
-    """Models of another kind, other files, or something that is neither, in a path's place."""
+    """Models of another kind, other files, or neither, as a path."""
     use = right_use(draw, world, here)
     names = sorted(path.name for path in world.iterdir())
     paths = [n for n, word in enumerate(use.words) if word.startswith(f"{world}/")]
@@ -227,7 +227,7 @@ def damaged_models(draw: Draw, world: Path, here: Path) -> Use:
 
 
 def damaged_runs(draw: Draw, world: Path, here: Path) -> Use:
-    """Runs that go on, or are averaged, from a folder in which something is damaged."""
+    """Runs that are resumed, or averaged, from a folder with damaged files."""
     out = copy_of(world / "run", here / "out")
     damage(draw, out, [world / "fast"])
     lines = ["train out --resume --quiet", "average out out2", "translate out"]
@@ -258,8 +258,8 @@ def recipe_files(draw: Draw, world: Path, here: Path) -> Use:
     from heedful.recipe_files import RECIPES as SHIPPED
 
     source = draw(some([*(world / name for name in RECIPES), *sorted(SHIPPED.glob("*.yaml"))]))
-    hurt = hurt_json if source.suffix == ".json" else hurt_yaml
-    (here / "recipe.json").write_bytes(hurt(draw, source.read_bytes()))
+    damage_content = damage_json if source.suffix == ".json" else damage_yaml
+    (here / "recipe.json").write_bytes(damage_content(draw, source.read_bytes()))
     limits = "--set training.max_steps=1 --set data.generated.num_train=20"
     lines = [
         f"train recipe.json --out out --quiet {limits}",
@@ -270,7 +270,7 @@ def recipe_files(draw: Draw, world: Path, here: Path) -> Use:
 
 
 def training_data(draw: Draw, world: Path, here: Path) -> Use:
-    """Training on files that hold something else."""
+    """Training on files with other content."""
     name = draw(some(("lm", "mlm", "noise", "pairs", "classes")))
     use = Use(["train", f"{world}/{name}.json", "--out", "out", "--quiet"])
     files = [*sorted(path.name for path in world.iterdir() if path.is_file()), "folder"]
@@ -285,7 +285,7 @@ def training_data(draw: Draw, world: Path, here: Path) -> Use:
 
 
 def streams(draw: Draw, world: Path, here: Path) -> Use:
-    """Closed, full and broken streams, texts that are none, and narrow terminals."""
+    """Closed, full and broken streams, invalid texts, and narrow terminals."""
     use = right_use(draw, world, here)
     use.closed = draw(some(((), (), (0,), (1,), (2,), (0, 1, 2))))
     use.stdout = draw(some((None, "/dev/full", GONE)))
@@ -303,7 +303,7 @@ def endings(draw: Draw, world: Path, here: Path) -> Use:
 
 
 def calls(draw: Draw, world: Path, here: Path) -> Use:
-    """Calls of the library with values that no one should give, of the kinds that it takes."""
+    """Calls of the library with values out of range, of the right types."""
     whole = some((-1, 0, 1, 3, 10**9, 2**63, 10**23, -(2**63)))
     real = st.one_of(some((-1.0, 0.0, 0.5)), st.floats(), some((1e308, -1e308, 5e-324)))
     text = st.one_of(some(TEXTS), st.text(max_size=9), some(("\ud800", "a\0b", "x" * 5000)))
@@ -320,8 +320,8 @@ def calls(draw: Draw, world: Path, here: Path) -> Use:
         "prefixes": some((["\ud800"], ["a" * 5000], [""], ["a", "a", "a"])),
         "forced": some(({0: -1}, {0: 10**9}, {-1: 3})),
     }
-    chosen = draw(st.lists(some(sorted(options)), min_size=1, max_size=2))
-    given = {"max_new_tokens": 4} | {name: draw(options[name]) for name in chosen}
+    selected = draw(st.lists(some(sorted(options)), min_size=1, max_size=2))
+    given = {"max_new_tokens": 4} | {name: draw(options[name]) for name in selected}
     pools = {"T": text, "N": whole, "F": real}
     form = re.sub(r"\b([TNF])\b(?!')", lambda match: repr(draw(pools[match[1]])), form)
     return Use([], call=form.replace("{o}", f"**{given!r}").replace("W + '", f"'{world}"))
@@ -399,7 +399,7 @@ def _start(
     columns: int,
     ending: tuple[signal.Signals, float] | None,
 ) -> None:
-    """In the new process: limit its memory, close its streams, and set off its ending."""
+    """In the new process: limit its memory, close its streams, and set its ending."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
@@ -419,7 +419,7 @@ def _start(
 
 
 def _call(expression: str) -> None:
-    """Evaluate a call of the library and end, its errors told as those of a command."""
+    """Evaluate a call of the library and exit, with its errors printed as those of a command."""
     import heedful
     from heedful.cli.guard import run_checked
     from heedful.recipe_files import load_recipe

@@ -37,7 +37,7 @@ RECIPES = ("short.json", "lm.json", "mlm.json", "noise.json", "pairs.json", "cla
 
 
 def make_world(world: Path) -> None:
-    """Fill a new folder with all that `hostile_input.py` names."""
+    """Fill a new folder with everything that `hostile_input.py` names."""
     world.mkdir(parents=True)
     for name in NETS:
         _make_net(world, name)
@@ -77,7 +77,7 @@ def _make_net(world: Path, name: str) -> None:
 
 
 def _optimize(model: Path) -> None:
-    found = optimize(
+    actual = optimize(
         load(model, device="cpu", backend="eager"),
         model,
         WORDS,
@@ -88,7 +88,7 @@ def _optimize(model: Path) -> None:
         pairs=[([5, 6, 2], [5, 6, 2])] * 9,
         tolerance=100,
     )
-    assert found.proofs
+    assert actual.proofs
     assert (model / "backends" / "shortlist.safetensors").is_file()
 
 

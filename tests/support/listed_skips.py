@@ -1,6 +1,6 @@
 """A test may be skipped only for a listed reason; any other skip is a failure.
 
-A package that is missing would otherwise turn the tests that need it off without a word.
+Otherwise a missing package would silently disable the tests that need it.
 """
 
 from collections.abc import Generator
@@ -16,7 +16,7 @@ LISTED = (
 
 
 def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Make a report of an unlisted skip one of a failure."""
+    """Turn the report of an unlisted skip into a failure."""
     if not report.skipped or hasattr(report, "wasxfail") or not isinstance(report.longrepr, tuple):
         return
     reason = report.longrepr[2].removeprefix("Skipped: ")

@@ -1,7 +1,7 @@
 """The option space of the 2017 Transformer at tiny sizes, for the tests that search it.
 
-Nets are in fp64 with every weight random (biases and norms too), so that a law may be held to
-1e-9: no leak is small enough to pass for rounding.
+Nets are in fp64 with every weight random (biases and norms too), so that properties can be checked
+to 1e-9 and no leak is taken for rounding.
 """
 
 from collections.abc import Sequence
@@ -56,11 +56,11 @@ def configs(draw: st.DrawFn, *, dropout: float = 0.0) -> Config:
 def random_net(config: Config, seed: int = 0) -> EncoderDecoder:
     """A net in fp64 and eval mode in which no weight is zero or one by its initialization."""
     torch.manual_seed(seed)
-    return randomised(build(config).double())
+    return randomized(build(config).double())
 
 
 @torch.no_grad()
-def randomised(net: Any, by: float = 0.3) -> Any:
+def randomized(net: Any, by: float = 0.3) -> Any:
     """The net in eval mode, no weight as its initialization left it."""
     for parameter in net.parameters():
         if parameter.requires_grad:  # transformers' Marian has a table of sines among them
@@ -86,7 +86,7 @@ class Text(NamedTuple):
     source: Tensor
 
     def then(self, more: Tensor) -> "Text":
-        """The text with more ids behind it."""
+        """The text with more ids appended."""
         return self._replace(ids=torch.cat([self.ids, more]))
 
 
@@ -109,7 +109,7 @@ def lengths_in(rows: Sequence[Tensor]) -> Tensor:
 def outputs(
     net: Any, texts: Sequence[Text], side: PaddingSide = "right", **padding: Any
 ) -> list[Tensor]:
-    """What any net gives at the real tokens of each text, out of one padded batch."""
+    """Outputs of a net at the real tokens of each text, from one padded batch."""
     rows, sources = [text.ids for text in texts], [text.source for text in texts]
     ids = pad(rows, side, **padding)
     if isinstance(net, EncoderDecoder):
@@ -124,7 +124,7 @@ def outputs(
 
 
 def alone(net: Any, texts: Sequence[Text]) -> list[Tensor]:
-    """The same of each text in a batch of its own, without padding and without lengths."""
+    """The same for each text in a batch of its own, without padding and without lengths."""
     two = isinstance(net, EncoderDecoder)
     return [
         (net(text.source[None], text.ids[None]) if two else net(text.ids[None]))[0]
@@ -149,5 +149,5 @@ def pad(rows: Sequence[Tensor], side: str, *, width: int = 0, pad_id: int | None
 
 
 def real(length: int, width: int, side: str) -> slice:
-    """Where the `length` real tokens stand in a row of `width`."""
+    """The indices of the `length` real tokens in a row of `width`."""
     return slice(0, length) if side == "right" else slice(width - length, width)

@@ -21,19 +21,19 @@ class Recording(TorchDispatchMode):
     ) -> Any:
         if function._schema.is_mutable:
             self._changed += [(t, t.clone()) for t in tree_leaves(args) if isinstance(t, Tensor)]
-        found = function(*args, **(kwargs or {}))
-        self.operations.append((function, args, kwargs or {}, found))
-        return found
+        actual = function(*args, **(kwargs or {}))
+        self.operations.append((function, args, kwargs or {}, actual))
+        return actual
 
     def undo(self) -> None:
-        """Put back the memory that the operations changed."""
+        """Restore the memory that the operations changed."""
         for tensor, before in reversed(self._changed):
             tensor.copy_(before)
 
     def replay(self) -> None:
-        """Run them again: each writes its results where its former results are."""
+        """Run them again: each writes its results to the memory of its former results."""
         for function, args, kwargs, former in self.operations:
-            if any(each.alias_info is not None for each in function._schema.returns):
+            if any(item.alias_info is not None for item in function._schema.returns):
                 if function._schema.is_mutable:
                     function(*args, **kwargs)
                 continue  # a view shows what its base holds now
@@ -43,7 +43,7 @@ class Recording(TorchDispatchMode):
                     old.copy_(new)
 
     def signature(self) -> Iterator[Any]:
-        """What a replay cannot change: the operations, their shapes and their numbers."""
+        """Constant in a replay: the operations, their shapes and their numbers."""
         for function, args, kwargs, _ in self.operations:
             yield str(function)
             for leaf in tree_leaves((args, kwargs)):
@@ -51,7 +51,7 @@ class Recording(TorchDispatchMode):
 
 
 def record(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """As `record_on_cuda`, after which nothing has been run either."""
+    """Like `record_on_cuda`, which does not run the operations either."""
     with Recording() as recording:
         result = run()
     recording.undo()

@@ -1,4 +1,4 @@
-"""What the parity tests of encoder-decoder models share: pairs of texts, either padding."""
+"""Parity tests of all encoder-decoder models: pairs of texts, padded on either side."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ from heedful.export.hf import net_from_hf
 from heedful.export.hf_directory import HfDirectory
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.tokens import Tokens
-from hf_parity import CLOSE, Case, Laws, by_key, imported, padded, random_rows
+from hf_parity import CLOSE, Case, ParityTests, by_key, imported, padded, random_rows
 
 SOURCE_LENGTHS = [7, 3, 11, 1]
 TARGET_LENGTHS = [5, 9, 2, 1]
 
 # Of BART and Marian, whose files are alike.
-BART_NOT_BUILT = by_key(
+BART_UNSUPPORTED = by_key(
     tie_word_embeddings=False,
     encoder_layerdrop=0.1,
     decoder_layerdrop=0.1,
@@ -41,25 +41,25 @@ BART_SIZES: dict[str, Any] = {
 
 
 def tied_to(stored: str, prefix: str = "") -> dict[str, str]:
-    """The names of older files for the one matrix of source, target and output."""
+    """Names in older files of the matrix that source, target and output share."""
     both = (f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
     return dict.fromkeys([*both, "lm_head.weight"], stored)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqCase(Case):
-    """A case that is an encoder with a decoder.
+    """An encoder-decoder architecture to test.
 
     Args:
-        base_class: theirs that has no head.
-        base_configs: as `configs`, of models without head.
+        base_class: class of transformers without a head.
+        base_configs: as `configs`, for models without a head.
     """
 
     base_class: Any
     base_configs: tuple[dict[str, Any], ...] = ({},)
 
 
-class Seq2SeqLaws(Laws):
+class Seq2SeqParityTests(ParityTests):
     case: Seq2SeqCase
 
     def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
@@ -69,18 +69,18 @@ class Seq2SeqLaws(Laws):
     def test_a_base_models_file_is_read(self, tmp_path: Path) -> None:
         for number, keys in enumerate(self.case.base_configs):
             model = self.case.model(self.case.base_class, **keys)
-            found = imported(model, tmp_path / str(number))
-            pairs = pairs_for(found.net, "right")
+            actual = imported(model, tmp_path / str(number))
+            pairs = pairs_for(actual.net, "right")
             real = pairs.tgt_mask.bool()
-            theirs = theirs_of(model, pairs).last_hidden_state[real]
-            ours = found.net.states(
+            reference = hf_outputs(model, pairs).last_hidden_state[real]
+            ours = actual.net.states(
                 Tokens.from_ids(pairs.src, pairs.src_lengths),
                 Tokens.from_ids(pairs.tgt, pairs.tgt_lengths),
             )
-            torch.testing.assert_close(ours[real], theirs, **CLOSE)
+            torch.testing.assert_close(ours[real], reference, **CLOSE)
 
 
-class BartLaws(Seq2SeqLaws):
+class BartParityTests(Seq2SeqParityTests):
     """BART and Marian."""
 
     @torch.no_grad()
@@ -88,10 +88,10 @@ class BartLaws(Seq2SeqLaws):
         model = self.case.model()
         model.final_logits_bias.zero_()
         tensors = {k: v for k, v in model.state_dict().items() if k != "final_logits_bias"}
-        found = net_from_hf(HfDirectory(model.config.to_dict(), {}, tensors), "here")
-        assert found.notices == ["here lacks head.out.bias: left as initialized"]
-        assert not found.net.head.out.bias.any()
-        assert_same_logits(model, found.net)
+        actual = net_from_hf(HfDirectory(model.config.to_dict(), {}, tensors), "here")
+        assert actual.notices == ["here lacks head.out.bias: left as initialized"]
+        assert not actual.net.head.out.bias.any()
+        assert_same_logits(model, actual.net)
 
 
 class Pairs(NamedTuple):
@@ -106,7 +106,7 @@ class Pairs(NamedTuple):
 
 
 def random_pairs(src_vocab: int, tgt_vocab: int, side: str, seed: int = 0) -> Pairs:
-    """The same texts for each side."""
+    """Random pairs of texts, equal for either padding side."""
     sources = random_rows(src_vocab, SOURCE_LENGTHS, seed)
     targets = random_rows(tgt_vocab, TARGET_LENGTHS, seed + 1)
     src, src_lengths, src_mask = padded(sources, side, pad_id=5)
@@ -115,16 +115,16 @@ def random_pairs(src_vocab: int, tgt_vocab: int, side: str, seed: int = 0) -> Pa
 
 
 def pairs_for(net: EncoderDecoder, side: str, seed: int = 0) -> Pairs:
-    """Of its vocabularies."""
+    """`random_pairs` for the vocabularies of a net."""
     both = (net.src_embedding, net.tgt_embedding)
     return random_pairs(*(part.tokens.num_embeddings for part in both), side, seed)
 
 
-def ours_of(net: EncoderDecoder, pairs: Pairs, side: Any) -> Tensor:
+def heedful_logits(net: EncoderDecoder, pairs: Pairs, side: Any) -> Tensor:
     return net(pairs.src, pairs.tgt, pairs.src_lengths, pairs.tgt_lengths, padding_side=side)
 
 
-def theirs_of(model: Any, pairs: Pairs) -> Any:
+def hf_outputs(model: Any, pairs: Pairs) -> Any:
     return model(
         input_ids=pairs.src,
         attention_mask=pairs.src_mask,
@@ -135,17 +135,17 @@ def theirs_of(model: Any, pairs: Pairs) -> Any:
 
 
 def assert_same_logits(model: Any, net: EncoderDecoder, seed: int = 0) -> None:
-    """At every real target position, padded on either side here and on the right over there.
+    """Logits are equal at every real target position, padded on either side in heedful.
 
-    Over there left padding moves the positions of a model that has them in its embeddings.
+    In transformers pairs are padded on the right: left padding shifts added positions.
     """
     right = pairs_for(net, "right", seed)
-    theirs = theirs_of(model, right).logits[right.tgt_mask.bool()]
-    assert theirs.std() > 0.1
+    reference = hf_outputs(model, right).logits[right.tgt_mask.bool()]
+    assert reference.std() > 0.1
     for side in ("right", "left"):
         pairs = pairs_for(net, side, seed)
-        ours = ours_of(net, pairs, side)[pairs.tgt_mask.bool()]
-        torch.testing.assert_close(ours, theirs, **CLOSE)
+        ours = heedful_logits(net, pairs, side)[pairs.tgt_mask.bool()]
+        torch.testing.assert_close(ours, reference, **CLOSE)
 
 
 def random_bias(model: Any, keys: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""The option space of all families, put together from the parts by hand.
+"""The option space of all families, built from parts.
 
-As in `option_space.py` nets are in fp64 with every weight random, so that a law may be held to
-1e-9. Angles of rotary positions are in fp32, but the same ones however a text is computed.
+As in `option_space.py` nets are in fp64 with every weight random, so that properties can be checked
+to 1e-9. Angles of rotary positions are in fp32, but equal however a text is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ from heedful.parts.rotary import (
     Scaling,
     YarnScaling,
 )
-from option_space import VOCAB, configs, random_net, randomised
+from option_space import VOCAB, configs, random_net, randomized
 
 MAX_LENGTH = 40
 LABELS = 3
@@ -172,7 +172,7 @@ def encoder(single: Single, head: str = "none", seed: int = 0) -> EncoderOnly:
 
 
 def _random(net: Any) -> Any:
-    return randomised(init_weights(net).double())
+    return randomized(init_weights(net).double())
 
 
 def _embedding(single: Single, *, types: bool = False) -> TokenEmbedding:

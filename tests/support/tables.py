@@ -1,4 +1,4 @@
-"""Next-token functions of random tables, all that they allow, and a state that shows a mistake."""
+"""Next-token functions of random tables, their search spaces, and a state that reveals mistakes."""
 
 import itertools
 import math
@@ -68,7 +68,7 @@ def whole_space(
 
 
 class Remembered:
-    """A state that holds what it was fed, so that a wrong reordering shows."""
+    """A state that stores its inputs, so that a wrong reordering shows."""
 
     def __init__(self, batch: int) -> None:
         self.prefixes = torch.zeros(batch, 0, dtype=torch.long)
@@ -88,7 +88,7 @@ class Remembered:
 
 
 def remembering(row: Callable[[tuple[int, ...]], Any]) -> Callable[[Tensor, Remembered], Tensor]:
-    """A function that looks at the last token alone and asks its state for the rest."""
+    """A function that reads the last token, and the rest from its state."""
 
     def next_log_probs(prefixes: Tensor, state: Remembered) -> Tensor:
         new = prefixes if state.prefixes.shape[1] == 0 else prefixes[:, -1:]

@@ -1,4 +1,4 @@
-"""What makes the host wait for a device, counted."""
+"""Counts the operations that make the host wait for a device."""
 
 from collections import Counter
 from typing import Any

@@ -113,7 +113,7 @@ def test_held_out_texts_are_truncated_but_never_dropped(tmp_path: Path, too_long
 def test_an_unknown_label_is_refused_with_its_line(file: str, tmp_path: Path, split: str) -> None:
     valid = write_tsv(tmp_path / "valid.tsv", [("the cat", "beast"), ("", "x"), ("ant", "insect")])
     files = {"valid": {"file": file}, split: {"file": valid}}
-    changes = {f"data__{name}": each for name, each in files.items()}
+    changes = {f"data__{name}": item for name, item in files.items()}
     printed_lines: list[str] = []
     with pytest.raises(UserError, match=r"valid\.tsv, line 3: label 'insect' is not among"):
         train(recipe_of(file, **changes), tmp_path / "run", print_line=printed_lines.append)

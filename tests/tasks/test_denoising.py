@@ -140,7 +140,7 @@ def test_stops_are_the_tokens_that_end_a_sentence():
         assert {tokenizer.decode([index]).strip() for index in stops} == {".", "?", "!"}
 
 
-def test_decoded_samples_have_masks_and_sentinels():
+def test_decoded_samples_show_masks_and_sentinels():
     specials = ("<mask>", "<extra_0>", "<extra_1>")
     tokenizer = train_tokenizer([WORDS], kind="word", extra_specials=specials)
     the, dog = tokenizer.encode("the dog")
@@ -164,7 +164,7 @@ def test_missing_special_tokens_are_named():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_run_ends_the_same(kind, tmp_path):
+def test_a_killed_and_resumed_run_is_equal(kind, tmp_path):
     recipe = recipe_of(tmp_path, kind)
     assert_resumes(recipe, tmp_path, ("scores.json", "samples.txt", "config.json"))
     model = heedful.load(tmp_path / "whole", device="cpu")
@@ -185,7 +185,7 @@ def test_a_killed_run_ends_the_same(kind, tmp_path):
         assert tokenizer.specials.mask_id in never
 
 
-def test_a_model_learns_to_repair(tmp_path):
+def test_a_model_learns_to_restore_texts(tmp_path):
     # Pairs of four phrases that share no word: the rest of a phrase determines what is missing.
     phrases = ["a b c d e f", "g h i j k l", "m n o p q r", "s t u v w x"]
     pairs = {(i, j): f"{phrases[i]} {phrases[j]}" for i in range(4) for j in range(4)}
@@ -213,8 +213,8 @@ def test_a_model_learns_to_repair(tmp_path):
     assert any(sample.output == sample.reference for sample in event.samples)
 
 
-def test_a_translation_starts_from_it(tmp_path):
-    """The joint vocabulary is kept; mask and sentinels are never written."""
+def test_a_translation_run_starts_from_a_denoising_model(tmp_path):
+    """The joint vocabulary is kept; mask and sentinels are never generated."""
     for kind in KINDS:
         start = {"init_from": str(tmp_path / kind), "model": {}, "training__max_steps": 2}
         translation = encoder_runs.recipe_of("translation", tmp_path, **start)
@@ -236,10 +236,10 @@ def test_a_translation_starts_from_it(tmp_path):
         count = len(list(source.net.parameters()))
         assert any(f"{count} tensors" in line for line in printed_lines)
         assert not any("initialized" in line for line in printed_lines)
-        never_written(model, specials)
+        never_generated(model, specials)
 
 
-def never_written(model: Any, specials: set[int]) -> None:
+def never_generated(model: Any, specials: set[int]) -> None:
     """Suppressed tokens are never generated, by greedy or beam search, even if preferred."""
     with torch.no_grad():
         weight = model.net.head.out.weight

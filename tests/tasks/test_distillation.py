@@ -51,7 +51,7 @@ def logits(seed: int, n: int = 7, classes: int = 5) -> torch.Tensor:
     return torch.randn(n, classes, generator=generator, dtype=torch.float64) * 3
 
 
-def wanted(**keys: Any) -> Distillation:
+def expected_losses(**keys: Any) -> Distillation:
     return Distillation(
         **({"distillation_weight": 0.0, "cross_entropy_weight": 0.0, "cosine_weight": 0.0} | keys)
     )
@@ -63,7 +63,7 @@ def wanted(**keys: Any) -> Distillation:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 8.0])
 def test_soft_targets_are_the_divergence_of_the_softened_distributions(temperature):
     student, teacher = logits(0), logits(1)
-    p, q = ((each / temperature).softmax(-1) for each in (teacher, student))
+    p, q = ((item / temperature).softmax(-1) for item in (teacher, student))
     by_hand = temperature**2 * (p * (p.log() - q.log())).sum()
     actual = soft_target_loss(student, teacher, temperature)
     torch.testing.assert_close(actual.double(), by_hand, rtol=1e-5, atol=1e-6)
@@ -118,12 +118,14 @@ def gradients(net: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
+def test_with_cross_entropy_only_the_loss_is_the_tasks(task, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
     own = batch_loss(student, batch, label_smoothing=0.1)
     own.loss.backward()
     expected = gradients(student)
-    actual = DistillationLoss(wanted(cross_entropy_weight=1.0), teacher, 0.1)(student, batch)
+    actual = DistillationLoss(expected_losses(cross_entropy_weight=1.0), teacher, 0.1)(
+        student, batch
+    )
     actual.loss.backward()
     torch.testing.assert_close((actual.loss, actual.nll), (own.loss, own.nll))
     assert actual.tokens == own.tokens == batch.num_targets
@@ -133,13 +135,13 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("key", ["distillation_weight", "cosine_weight"])
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(task, key, tmp_path):
+def test_a_student_equal_to_its_teacher_has_zero_gradients(task, key, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
-    actual = DistillationLoss(wanted(**{key: 1.0}), student)(student, batch)
+    actual = DistillationLoss(expected_losses(**{key: 1.0}), student)(student, batch)
     actual.loss.backward()
     assert actual.loss.item() == pytest.approx(0, abs=1e-4)
     same = gradients(student)
-    DistillationLoss(wanted(**{key: 1.0}), teacher)(student, batch).loss.backward()
+    DistillationLoss(expected_losses(**{key: 1.0}), teacher)(student, batch).loss.backward()
     other = gradients(student)
     assert max(float(gradient.abs().max()) for gradient in same.values()) < 1e-4
     assert max(float(gradient.abs().max()) for gradient in other.values()) > 1e-2
@@ -149,16 +151,19 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(task, key, tmp_path)
 def test_the_three_losses_are_added_with_their_weights(task, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
     single = [
-        float(DistillationLoss(wanted(**{k: 1.0}), teacher)(student, batch).loss) for k in LEVELS
+        float(DistillationLoss(expected_losses(**{k: 1.0}), teacher)(student, batch).loss)
+        for k in LEVELS
     ]
     assert min(single) > 0.001
-    together = DistillationLoss(wanted(**LEVELS), teacher)(student, batch)
+    together = DistillationLoss(expected_losses(**LEVELS), teacher)(student, batch)
     expected = sum(w * loss for w, loss in zip(LEVELS.values(), single, strict=True))
     assert float(together.loss) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(task, monkeypatch, tmp_path):
+def test_losses_are_independent_of_chunks_and_the_teacher_has_no_gradient(
+    task, monkeypatch, tmp_path
+):
     batch, student, teacher = two_nets(task, tmp_path)
     results = []
     for elements in (10**9, 24):
@@ -166,7 +171,7 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(task, monkeypatc
         monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
         monkeypatch.setattr(losses, "_BLOCK_ELEMENTS", elements)
         torch.manual_seed(5)
-        actual = DistillationLoss(wanted(**LEVELS), teacher)(student, batch)
+        actual = DistillationLoss(expected_losses(**LEVELS), teacher)(student, batch)
         actual.loss.backward()
         results.append((actual, gradients(student)))
     (one, first), (many, second) = results
@@ -189,7 +194,7 @@ def test_a_student_is_initialized_from_every_second_layer(own, reference, layers
     student, teacher = (
         bert.build(bert.Config(12, num_layers=count, **keys)) for count in (own, reference)
     )
-    layers_of, copied, drawn = copy_layers(student, teacher)
+    layers_of, copied, initialized = copy_layers(student, teacher)
     assert layers_of == {"encoder.blocks": layers}
     own_result, given = weights_of(student), weights_of(teacher)
     for index, layer in enumerate(layers):
@@ -201,7 +206,7 @@ def test_a_student_is_initialized_from_every_second_layer(own, reference, layers
             assert own_result[name].data_ptr() != given[origin].data_ptr()
     assert torch.equal(own_result["embedding.tokens.weight"], given["embedding.tokens.weight"])
     assert copied == sorted(own_result)
-    assert drawn == []
+    assert initialized == []
 
 
 def test_layers_of_both_stacks_are_copied_and_others_are_named():
@@ -214,10 +219,10 @@ def test_layers_of_both_stacks_are_copied_and_others_are_named():
     student = vaswani2017.build(
         vaswani2017.Config(12, 12, num_encoder_layers=2, num_decoder_layers=2, **keys)
     )
-    layers_of, _, drawn = copy_layers(student, teacher)
+    layers_of, _, initialized = copy_layers(student, teacher)
     assert layers_of == {"encoder.blocks": (0, 2), "decoder.blocks": (0, 1)}
-    assert drawn
-    assert all(".feedforward.sublayer." in name for name in drawn)
+    assert initialized
+    assert all(".feedforward.sublayer." in name for name in initialized)
     with pytest.raises(UserError, match=r"4 layers in encoder\.blocks, the teacher 2"):
         copy_layers(teacher, student)
 
@@ -247,7 +252,7 @@ def student_of(task: str, folder: Path, teacher: Path, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_student_learns_and_a_resumed_run_ends_the_same(task, teachers, tmp_path):
+def test_a_student_learns_and_a_resumed_run_is_equal(task, teachers, tmp_path):
     folder, teacher = teachers(task)
     before = {name: tensor.clone() for name, tensor in load_tensors(teacher / WEIGHTS).items()}
     recipe = student_of(task, folder, teacher)
@@ -272,7 +277,7 @@ def test_a_student_with_copied_layers_has_the_sizes_and_weights_of_its_teacher(
 ):
     """With a tiny learning rate the copied weights stay."""
     folder, teacher = teachers(task)
-    wanted = heedful.load(teacher, device="cpu").config
+    expected_losses = heedful.load(teacher, device="cpu").config
     keys = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
     recipe = student_of(task, folder, teacher, training__max_steps=1, training__schedule=keys)
     own_keys = layers_of(task, 1) | {"dropout": 0.25}
@@ -283,7 +288,7 @@ def test_a_student_with_copied_layers_has_the_sizes_and_weights_of_its_teacher(
         print_line=printed_lines.append,
     )
     student = heedful.load(tmp_path / "run", device="cpu").config
-    assert student == replace(wanted, **own_keys)
+    assert student == replace(expected_losses, **own_keys)
     assert any("blocks: layers 0 of the teacher" in line for line in printed_lines)
     own, given = (load_tensors(path / WEIGHTS) for path in (tmp_path / "run", teacher))
     for name, tensor in own.items():
@@ -303,7 +308,7 @@ def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
         recipe, folder, inherited=InheritedParts((teacher.src_tokenizer, teacher.tgt_tokenizer))
     )
     batch = run.load_batch(np.arange(40))
-    keys = wanted(distillation_weight=1.0, temperature=1.0)
+    keys = expected_losses(distillation_weight=1.0, temperature=1.0)
     with torch.no_grad():
         return float(DistillationLoss(keys, teacher.net)(student.net, batch).loss)
 
@@ -326,7 +331,7 @@ def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_p
 
 
 @pytest.fixture
-def taught(teachers):
+def data_with_teacher_outputs(teachers):
     """A prepared task, and a function that returns data with teacher outputs."""
     folder, teacher = teachers("translation")
     master = heedful.load(teacher, device="cpu")
@@ -343,14 +348,14 @@ def taught(teachers):
     return master, make
 
 
-def test_sequences_are_the_teachers_own_translations(teachers, taught, tmp_path):
+def test_sequences_are_the_teachers_translations(teachers, data_with_teacher_outputs, tmp_path):
     folder, teacher = teachers("translation")
     keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 2}
     recipe = student_of("translation", folder, teacher, distillation=keys, training__max_steps=1)
     printed_lines: list[str] = []
     train(recipe, tmp_path / "run", print_line=printed_lines.append)
     assert any("translates" in line for line in printed_lines)
-    master, make = taught
+    master, make = data_with_teacher_outputs
     run, made = make(beam_size=2)
     own, actual = pairs_of(run.data), pairs_of(made)
     sources = [source for source, _ in own]
@@ -376,14 +381,14 @@ def pairs_of(data: Any) -> list[tuple[list[int], list[int]]]:
     return [(one.tolist(), other.tolist()) for one, other in zip(src, tgt, strict=True)]
 
 
-def test_references_and_back_translations_are_included(teachers, taught):
+def test_references_and_back_translations_are_included(teachers, data_with_teacher_outputs):
     _, teacher = teachers("translation")
     more = {
         "include_references": True,
         "more_teachers": str(teacher),
         "back_translation_models": [str(teacher)],
     }
-    master, make = taught
+    master, make = data_with_teacher_outputs
     tokenizers = master.src_tokenizer, master.tgt_tokenizer
     run, first = make(beam_size=1)
     _, both = make(OtherTeachers([master], [master]), beam_size=1, **more)
@@ -401,8 +406,8 @@ def test_references_and_back_translations_are_included(teachers, taught):
     assert len(actual[1]) > len(actual[0]) + len(own)
 
 
-def test_the_output_with_the_highest_chrf_is_selected(taught):
-    master, make = taught
+def test_the_output_with_the_highest_chrf_is_selected(data_with_teacher_outputs):
+    master, make = data_with_teacher_outputs
     made = []
     for by_chrf in (False, True):
         run, data = make(OtherTeachers((), [master]), beam_size=3, select_by_chrf=by_chrf)
@@ -412,13 +417,13 @@ def test_the_output_with_the_highest_chrf_is_selected(taught):
     sources, targets = zip(*own, strict=True)
     texts = src.decode_batch(sources), tgt.decode_batch(targets)
     there, back = [], []
-    for given, wanted, actual in ((*texts, there), (*reversed(texts), back)):
+    for given, expected_losses, actual in ((*texts, there), (*reversed(texts), back)):
         beams = master.generate(
             given, beam_size=3, num_return=3, stop_rule="optimal", return_details=True
         )
-        for beam, text in zip(beams, wanted, strict=True):
-            ended = [each for each in beam if each.finished]
-            scores = [sentence_chrf([each.text], [text]) for each in ended]
+        for beam, text in zip(beams, expected_losses, strict=True):
+            ended = [item for item in beam if item.finished]
+            scores = [sentence_chrf([item.text], [text]) for item in ended]
             actual.append(ended[scores.index(max(scores))] if ended else None)
     expected = [(ids, best.ids) for (ids, _), best in zip(own, there, strict=True) if best]
     for (_, ids), best in zip(own, back, strict=True):
@@ -427,9 +432,9 @@ def test_the_output_with_the_highest_chrf_is_selected(taught):
     assert made[1] != made[0]
 
 
-def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, taught):
+def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, data_with_teacher_outputs):
     _, teacher = teachers("translation")
-    master, make = taught
+    master, make = data_with_teacher_outputs
     short = heedful.load(teacher, device="cpu")
     run, _ = make(beam_size=2)  # as above: they are there already
     targets = [tgt for _, tgt in pairs_of(run.data)]
@@ -442,9 +447,9 @@ def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, taught):
     assert not [ids for ids in left_out if ids in remaining]
 
 
-def test_an_interruption_loses_at_most_one_shard(taught, monkeypatch, tmp_path):
+def test_an_interruption_loses_at_most_one_shard(data_with_teacher_outputs, monkeypatch, tmp_path):
     """Progress counts the rows of all passes, those of reused shards included."""
-    master, make = taught
+    master, make = data_with_teacher_outputs
     settings = {"beam_size": 2, "include_references": True, "back_translation_models": "nowhere"}
     plain, requested, stops = type(master).generate, list[int](), list[int]()
     reports: list[tuple[str, int, int]] = []
@@ -483,7 +488,7 @@ def test_an_interruption_loses_at_most_one_shard(taught, monkeypatch, tmp_path):
     assert made["stopped"] == made["shards"] == made["at once"]
 
 
-def test_a_resumed_run_on_sequences_ends_the_same(teachers, tmp_path):
+def test_a_resumed_run_on_sequences_is_equal(teachers, tmp_path):
     folder, teacher = teachers("translation")
     keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 1}
     assert_resumes(student_of("translation", folder, teacher, distillation=keys), tmp_path, ())
@@ -541,21 +546,21 @@ def test_contradictory_settings_are_refused(changes, parts, teachers, tmp_path):
 @pytest.mark.parametrize(
     "key", ["include_references", "back_translation_models", "select_by_chrf", "more_teachers"]
 )
-def test_settings_of_sequences_need_that_level(key, tmp_path):
+def test_settings_of_level_sequence_need_that_level(key, tmp_path):
     value = "runs/x" if key in ("back_translation_models", "more_teachers") else True
     alone = parse_recipe(tiny(distillation={key: value}))
     refused(alone, tmp_path, key, "distillation.teacher")
-    taught = parse_recipe(tiny(distillation={"teacher": "x", key: value}))
-    refused(taught, tmp_path, key, "level sequence")
+    data_with_teacher_outputs = parse_recipe(tiny(distillation={"teacher": "x", key: value}))
+    refused(data_with_teacher_outputs, tmp_path, key, "level sequence")
 
 
-def test_a_teacher_of_another_kind(teachers, tmp_path):
+def test_a_teacher_of_another_kind_is_refused(teachers, tmp_path):
     _, teacher = teachers("masked_lm")
     folder, _ = teachers("classification")
     refused(student_of("classification", folder, teacher), tmp_path, "classifier", "masked")
 
 
-def test_a_teacher_of_other_labels(teachers, tmp_path):
+def test_a_teacher_with_other_labels_is_refused(teachers, tmp_path):
     _, teacher = teachers("classification")
     lines = [f"{line}\t{'p' if 'dog' in line else 'q'}" for line in sentences(80)]
     recipe = student_of("classification", tmp_path, teacher)

@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("task", TASKS)
 
 @both
 @pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert"])
-def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str, task: str) -> None:
+def test_loss_and_gradients_equal_transformers(tmp_path: Path, name: str, task: str) -> None:
     sizes = {"vocab_size": 19, "pad_token_id": 1, "num_labels": 3}
     if name == "DistilBert":
         sizes |= {"dim": 12, "n_heads": 3, "n_layers": 2, "hidden_dim": 20}
@@ -39,19 +39,19 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str,
     rows = pack_ids([[0, *rng.integers(2, 19, n - 1).tolist()] for n in (9, 4, 6)], 19)
     labels, second = np.array([0, 2, 1]), np.full(3, 2)
     batch = collate_texts(rows, np.arange(3), pad_id=1, labels=labels, second=second)
-    wanted, types = batch.targets, {}
+    labels, types = batch.targets, {}
     if task == "masked_lm":
         batch = collate_texts(rows, np.arange(3), pad_id=1)
-        places, printed_lines = (
+        places, targets = (
             torch.tensor([0, 5, 9, 12, 18, 20]),
             torch.tensor([7, 3, 0, 18, 11, 4]),
         )
-        wanted = torch.full((27,), -100).index_copy(0, places, printed_lines).view(3, 9)
-        batch = replace(batch, targets=printed_lines, target_positions=places)
+        labels = torch.full((27,), -100).index_copy(0, places, targets).view(3, 9)
+        batch = replace(batch, targets=targets, target_positions=places)
     elif name == "Bert":
         types = {"token_type_ids": batch.types}
     mask = batch.tokens.real.long()
-    expected = reference(batch.tokens.ids, attention_mask=mask, labels=wanted, **types).loss
+    expected = reference(batch.tokens.ids, attention_mask=mask, labels=labels, **types).loss
     expected = expected * batch.num_targets
     actual = batch_loss(net, batch)
     torch.testing.assert_close(actual.loss, expected, rtol=1e-5, atol=1e-5)
@@ -69,19 +69,19 @@ def test_a_run_starts_from_an_encoder(tmp_path: Path, name: str, task: str) -> N
     # Published models have more rows than their tokenizers have ids.
     keys = {"head": "none"} if task == "masked_lm" else {}
     source = saved(tmp_path / "source", name, TOKENIZER, vocab_size=30, **keys)
-    printed_lines: list[str] = []
+    targets: list[str] = []
     start = {"init_from": str(tmp_path / "source"), "model": {}, "training__max_steps": 1}
-    train(recipe_of(task, tmp_path, **start), tmp_path / "run", print_line=printed_lines.append)
+    train(recipe_of(task, tmp_path, **start), tmp_path / "run", print_line=targets.append)
     model = heedful.load(tmp_path / "run", device="cpu")
     assert (model.config.vocab_size, model.config.max_length) == (30, 20)
     assert model.tokenizer.content() == TOKENIZER.content()
-    (new,) = [line for line in printed_lines if "initialized" in line]
-    unused = [line for line in printed_lines if "not used" in line]
+    (new,) = [line for line in targets if "initialized" in line]
+    unused = [line for line in targets if "not used" in line]
     if task == "classification":
         assert new.partition(": ")[2] == "head.dense (2), head.labels (2)"
     assert len(unused) == (task == "classification")
     for line in (new, *unused):
-        assert all(each.startswith("head.") for each in line.partition(": ")[2].split(", "))
+        assert all(item.startswith("head.") for item in line.partition(": ")[2].split(", "))
     # After a single step, whose rate is small, the weights are still near those of the source.
     moved = model.net.embedding.tokens.weight - source.net.embedding.tokens.weight
     assert 0 < moved.detach().abs().max().item() < 0.01
@@ -94,7 +94,7 @@ PACKED = {"objective": {"pack": True, "whole_word": True, "mlm_probability": 0.3
     ("task", "accumulate", "changes"),
     [("classification", 2, {}), ("masked_lm", 1, {}), ("masked_lm", 2, PACKED)],
 )
-def test_a_run_that_is_killed_ends_as_one_that_is_not(
+def test_a_killed_and_resumed_run_is_equal(
     tmp_path: Path, task: str, accumulate: int, changes: dict[str, Any]
 ) -> None:
     recipe = recipe_of(task, tmp_path, training__gradient_accumulation=accumulate, **changes)
@@ -145,7 +145,9 @@ OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
     ("task", "changes", "message"),
     [(task, *each) for task in TASKS for each in (*WRONG, *OWN[task])],
 )
-def test_wrong_keys(tmp_path: Path, task: str, changes: dict[str, Any], message: str) -> None:
+def test_wrong_keys_are_refused(
+    tmp_path: Path, task: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message.replace("TASK", task)):
         train(recipe_of(task, tmp_path, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()

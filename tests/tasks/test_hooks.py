@@ -36,7 +36,7 @@ def test_the_documentation_has_the_hooks_of_the_class_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_run_calls_the_hooks_in_order_and_they_leave_the_task_as_it_is(
+def test_a_run_calls_the_hooks_in_order_and_the_task_keeps_no_state(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))  # nothing is prepared yet

@@ -242,7 +242,7 @@ def test_a_run_learns_to_fill_in(tmp_path: Path) -> None:
     model = heedful.load(tmp_path / "run", device="cpu")
     assert isinstance(model, MaskedLanguageModel)
     fillings = model.fill("the two <mask> the two near the <mask> house", top_k=2)
-    assert [each[0].token for each in fillings] == ["saw", "two"]
+    assert [filling[0].token for filling in fillings] == ["saw", "two"]
     assert fillings[1][0].probability > 0.5
     assert fillings[1][0].text == "the two <mask> the two near the two house"
     assert model.embed(["the two saw the two"]).shape == (1, 64)

@@ -68,14 +68,14 @@ def test_specials_stay_and_only_selected_tokens_change(
     assert (inputs[~selected] == ids[~selected]).all()
     assert set(inputs[selected]) <= {MASK, *ORDINARY}
     num_ordinary = int((~special).sum())
-    wanted = max(1, round(fraction * num_ordinary)) if num_ordinary else 0
+    expected = max(1, round(fraction * num_ordinary)) if num_ordinary else 0
     if not whole_word:
-        assert selected.sum() == wanted
+        assert selected.sum() == expected
         return
     words = words_of(special, starts)
     assert all(len(set(selected[word])) == 1 for word in words)
     longest = max(map(len, words), default=0)
-    assert wanted <= selected.sum() < wanted + max(longest, 1)
+    assert expected <= selected.sum() < expected + max(longest, 1)
 
 
 def words_of(special: np.ndarray, starts: np.ndarray) -> list[list[int]]:
@@ -166,8 +166,8 @@ def test_long_words_of_short_texts_are_selected_as_often_as_short_ones() -> None
     ids = np.array([1, *range(10, 17), 2])
     starts = np.array([1, 1, 0, 0, 1, 1, 1, 1, 1], dtype=bool)  # one word of 3, four of 1
     masking = Masking(whole_word=True)
-    chosen = [hide(ids, masking, seed, word_starts=starts)[1] for seed in range(2_000)]
-    words = np.array(chosen)[:, [1, 4, 5, 6, 7]].sum(axis=0)
+    selected = [hide(ids, masking, seed, word_starts=starts)[1] for seed in range(2_000)]
+    words = np.array(selected)[:, [1, 4, 5, 6, 7]].sum(axis=0)
     assert words.sum() == 2_000  # one token is wanted, so one word is taken
     assert fits_uniform(words)
 

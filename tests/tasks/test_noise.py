@@ -62,7 +62,7 @@ def test_the_example_of_the_paper() -> None:
     assert targets == "<X> for inviting <Y> last <Z> </s>"
 
 
-def test_counts_are_the_authors() -> None:
+def test_counts_equal_the_authors_code() -> None:
     # round(length x 0.15) and round(noise / 3), halves to even, at least 1 of each; 568 tokens
     # are the paper's inputs of 568 - 85 + 28 + EOS = 512 and targets of 114
     table = {2: (1, 1), 3: (1, 1), 10: (2, 1), 16: (2, 1), 17: (3, 1), 30: (4, 1), 31: (5, 2)}
@@ -105,10 +105,10 @@ def test_all_masks_are_equally_likely() -> None:
     ]
     noise, rng = T5Noise(noise_density=0.44, mean_span_length=2.0, random_roll=False), rng_of(0)
     assert noise.counts(9) == (4, 2)
-    drawn = Counter(tuple(noise.mask(9, rng).tolist()) for _ in range(3_000))
+    samples = Counter(tuple(noise.mask(9, rng).tolist()) for _ in range(3_000))
     assert len(possible) == 12
-    assert set(drawn) == set(possible)
-    assert fits_uniform(np.array([drawn[mask] for mask in possible]))
+    assert set(samples) == set(possible)
+    assert fits_uniform(np.array([samples[mask] for mask in possible]))
 
 
 def test_a_short_text_loses_its_end_always_unless_the_mask_is_rolled() -> None:
@@ -135,7 +135,7 @@ def authors_sentinels(ids: np.ndarray, mask: np.ndarray) -> list[int]:
 
 
 @given(ids=text_ids.filter(len), seed=seeds)
-def test_both_sides_are_the_authors_where_the_text_begins_with_a_kept_token(
+def test_both_sides_equal_the_authors_code_if_the_first_token_is_kept(
     ids: np.ndarray, seed: int
 ) -> None:
     mask = rng_of(seed).random(len(ids)) < 0.4
@@ -261,8 +261,8 @@ def test_infilled_spans_have_poisson_lengths() -> None:
     lengths = np.minimum([tokens for masks, tokens in runs if masks == 1], 8)
     assert len(lengths) > 4_500
     assert fits(np.bincount(lengths), poisson(3.0, 8) * len(lengths))
-    drawn = np.minimum(BartNoise().span_lengths(60_000, rng_of(1)), 8)
-    assert fits(np.bincount(drawn), poisson(3.0, 8) * len(drawn))
+    samples = np.minimum(BartNoise().span_lengths(60_000, rng_of(1)), 8)
+    assert fits(np.bincount(samples), poisson(3.0, 8) * len(samples))
 
 
 def test_all_orders_of_kept_tokens_and_spans_are_equally_likely() -> None:
@@ -294,17 +294,17 @@ def test_all_orders_of_sentences_are_equally_likely() -> None:
     sentences = ([10, STOP], [11, 12, STOP, STOP], [13])
     possible = [tuple(itertools.chain(*order)) for order in itertools.permutations(sentences)]
     rng = rng_of(0)
-    drawn = Counter(tuple(noisy(ids, rng, permute_sentences=True).tolist()) for _ in range(1_200))
-    assert set(drawn) == set(possible)
-    assert fits_uniform(np.array([drawn[order] for order in possible]))
+    samples = Counter(tuple(noisy(ids, rng, permute_sentences=True).tolist()) for _ in range(1_200))
+    assert set(samples) == set(possible)
+    assert fits_uniform(np.array([samples[order] for order in possible]))
 
 
 def test_all_rotations_are_equally_likely() -> None:
     ids, rng = np.arange(10, 17), rng_of(0)
-    drawn = Counter(tuple(noisy(ids, rng, rotate=True).tolist()) for _ in range(1_400))
+    samples = Counter(tuple(noisy(ids, rng, rotate=True).tolist()) for _ in range(1_400))
     possible = [(*range(i, 17), *range(10, i)) for i in range(10, 17)]
-    assert set(drawn) == set(possible)
-    assert fits_uniform(np.array([drawn[order] for order in possible]))
+    assert set(samples) == set(possible)
+    assert fits_uniform(np.array([samples[order] for order in possible]))
 
 
 # Recipes

@@ -23,7 +23,7 @@ def prepare(cache: Path, **changes: Any) -> RunData:
     return preparation.prepare(task, cache, InheritedParts(), lambda line: None)
 
 
-def of_pairs(cache: Path, folder: Path, ending: str = ".txt", **changes: Any) -> str:
+def prepare_pairs(cache: Path, folder: Path, ending: str = ".txt", **changes: Any) -> str:
     """The name of the prepared folder of pairs, whose files are written into `folder`."""
     folder.mkdir(parents=True)
     names = {}
@@ -38,13 +38,13 @@ def test_a_corpus_that_was_moved_or_renamed_is_not_prepared_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {
-        of_pairs(tmp_path / "cache", tmp_path / "one"),
-        of_pairs(tmp_path / "cache", tmp_path / "two", ".en.gz-not"),
+        prepare_pairs(tmp_path / "cache", tmp_path / "one"),
+        prepare_pairs(tmp_path / "cache", tmp_path / "two", ".en.gz-not"),
     }
     monkeypatch.chdir(tmp_path)
-    names.add(of_pairs(tmp_path / "cache", Path("three")))
+    names.add(prepare_pairs(tmp_path / "cache", Path("three")))
     monkeypatch.setattr("heedful.__version__", "9.9")
-    names.add(of_pairs(tmp_path / "cache", tmp_path / "four"))
+    names.add(prepare_pairs(tmp_path / "cache", tmp_path / "four"))
     assert len(names) == 1
 
 

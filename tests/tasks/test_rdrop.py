@@ -30,13 +30,13 @@ def gradients(net, loss):
 def by_hand(net, batch):
     """The authors' code with the mean over both passes, on full logits."""
     states = [target_states(net, batch) for _ in range(2)]
-    logits = [net.head(each) for each in states]  # a classifier's head draws dropout too
+    logits = [net.head(item) for item in states]  # a classifier's head draws dropout too
     losses = [
-        F.cross_entropy(each, batch.targets, label_smoothing=SMOOTHING, reduction="sum")
-        for each in logits
+        F.cross_entropy(item, batch.targets, label_smoothing=SMOOTHING, reduction="sum")
+        for item in logits
     ]
-    p, q = (each.log_softmax(-1) for each in logits)
-    both = [F.kl_div(*each, log_target=True, reduction="sum") for each in ((p, q), (q, p))]
+    p, q = (item.log_softmax(-1) for item in logits)
+    both = [F.kl_div(*item, log_target=True, reduction="sum") for item in ((p, q), (q, p))]
     return sum(losses) / 2 + ALPHA * sum(both) / 2 / 2
 
 

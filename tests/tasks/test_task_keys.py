@@ -44,7 +44,7 @@ def with_dates() -> None:
     plugins.load_plugin(*DATES)
 
 
-def test_the_table_of_built_in_tasks_is_that_of_their_classes() -> None:
+def test_the_table_of_built_in_tasks_equals_their_classes() -> None:
     for task, keys in BUILT_IN.items():
         assert plugins.task.get(task).recipe_keys is keys
     assert {*SHIPPED} <= {*plugins.task.names()}
@@ -99,7 +99,7 @@ def test_declared_names_and_the_keys_of_defaults_are_keys_of_a_recipe(task: str)
         ("dates", "data.generated.num_symbols=3", "leave it out"),
     ],
 )
-def test_the_command_refuses_a_key_with_the_key_to_use_instead(
+def test_the_command_names_the_key_to_use_instead(
     commands: Any, tmp_path: Path, task: str, setting: str, advice: str
 ) -> None:
     name = next(name for name in shipped_recipes() if load_recipe(name).task == task)
@@ -110,7 +110,7 @@ def test_the_command_refuses_a_key_with_the_key_to_use_instead(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_file_is_named_where_it_sets_the_key(tmp_path: Path) -> None:
+def test_the_recipe_file_that_sets_the_key_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
         "task: masked_lm\ndata: {generated: {num_valid: 3}}\ntraining: {max_steps: 1}\n"
@@ -151,7 +151,7 @@ def test_a_validation_size_is_a_number_of_rows_or_a_share(size: float) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_a_key_by_its_earlier_name_is_answered_with_its_name(
+def test_an_earlier_name_of_a_key_is_refused_with_the_new_one(
     old: str, new: str, tmp_path: Path
 ) -> None:
     """In a file, and on the command line; names of other sections stay unknown."""
@@ -214,14 +214,14 @@ def test_a_key_that_is_set_is_not_replaced_by_the_tasks_default(task: str) -> No
     assert content["training"] == {"max_steps": 1, **own}  # the caller's dictionary stays
 
 
-def test_sections_given_as_objects_get_the_tasks_defaults_too() -> None:
+def test_sections_as_objects_have_the_tasks_defaults_too() -> None:
     plain = Recipe(**content_of("language_modeling"))
     made = type(plain.training)(max_steps=1)
     assert Recipe(task="language_modeling", training=made) == plain
 
 
 @pytest.mark.parametrize("task", SHIPPED)
-def test_a_recipe_of_defaults_differs_in_nothing_and_comes_back_whole(task: str) -> None:
+def test_a_recipe_of_defaults_has_no_differences_and_survives_a_round_trip(task: str) -> None:
     recipe = parse_recipe(content_of(task))
     values = {**recipe.values(), "plugins": [], "training.max_steps": None, "task": "translation"}
     defaults = default_values(task)
@@ -234,7 +234,7 @@ def test_a_recipe_of_defaults_differs_in_nothing_and_comes_back_whole(task: str)
 
 @contextmanager
 def recorded() -> Iterator[set[tuple[str, str]]]:
-    """The keys that are read meanwhile, as the class of their section and their name."""
+    """The keys that are read in the block, as class of the section and name."""
     actual: set[tuple[str, str]] = set()
     plain, dump = Strict.__getattribute__, TokenizerRecipe.model_dump
 
@@ -260,7 +260,7 @@ def sections() -> dict[str, str]:
 
 
 def runs_of(task: str, folder: Path) -> Iterator[Recipe]:
-    """Recipes that together use all that a task reads: other files, each level."""
+    """Recipes that together use all keys of a task: other files, each level."""
     small = {
         "training__max_steps": 1,
         "training__evaluate_every": 1,

@@ -56,7 +56,7 @@ def saved_bytes(net, *, activation_checkpointing):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_block_saves_little_but_its_input(name):
+def test_a_block_saves_little_more_than_its_input(name):
     net = tiny(name, dropout=0.3)
     plain = saved_bytes(net, activation_checkpointing=False)
     fewer = saved_bytes(net, activation_checkpointing=True)

@@ -22,7 +22,7 @@ from heedful.training.verdict import ExpectationListener, general_verdicts, verd
 BAND = {"step": 4, "low": 1.5, "high": 2.0}
 
 
-def said(loss: float, step: int = 4) -> list[str]:
+def printed_lines(loss: float, step: int = 4) -> list[str]:
     """The lines printed for an evaluation, for a recipe with one band."""
     lines: list[str] = []
     listener = ExpectationListener([Expectation(**BAND)], lines.append)
@@ -35,10 +35,10 @@ def said(loss: float, step: int = 4) -> list[str]:
     [(1.5, "within"), (2.0, "within"), (1.499, "below"), (2.001, "above"), (float("nan"), "above")],
 )
 def test_a_loss_is_within_below_or_above_a_band(loss: float, word: str) -> None:
-    (line,) = said(loss)
+    (line,) = printed_lines(loss)
     assert line.startswith(f"check: step 4: loss {loss:.3f} is {word} 1.5 to 2")
     assert ("heedful verify" in line) == (word != "within")
-    assert said(loss, step=2) == []
+    assert printed_lines(loss, step=2) == []
 
 
 def test_bands_are_ignored_after_a_change_of_settings() -> None:
@@ -119,7 +119,7 @@ def test_a_clear_fall_is_distinguished_from_noise(seed: int, count: int, level: 
             assert general_verdicts(of_losses([*falling]), Path("run"))[0].good
 
 
-def test_noise_is_rarely_taken_for_a_fall() -> None:
+def test_noise_is_rarely_reported_as_a_fall() -> None:
     rng = np.random.default_rng(0)
     actual = [
         general_verdicts(of_losses([*rng.normal(2, 0.1, 60)]), Path("run"))[0].good

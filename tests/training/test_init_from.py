@@ -57,19 +57,19 @@ def test_tensors_that_were_not_copied_are_summarized(source, tmp_path):
     unused = next(line for line in printed_lines if "of its tensors not used" in line)
     own = {name: t.shape for name, t in load_tensors(tmp_path / "run" / WEIGHTS).items()}
     given = {name: t.shape for name, t in load_tensors(source / WEIGHTS).items()}
-    drawn = {name for name in own if own[name] != given.get(name)}
-    assert f"{len(drawn)} initialized" in new
-    blocks = sum(name.startswith("encoder.blocks.") for name in drawn)
+    initialized = {name for name in own if own[name] != given.get(name)}
+    assert f"{len(initialized)} initialized" in new
+    blocks = sum(name.startswith("encoder.blocks.") for name in initialized)
     assert f"encoder.blocks ({blocks})" in new
     left = {name for name in given if given[name] != own.get(name)}
     assert f"{len(left)} of its tensors not used" in unused
     names = json.loads((tmp_path / "run/init_from.json").read_text())
-    assert set(names["initialized"]) == drawn
+    assert set(names["initialized"]) == initialized
     assert set(names["not_used"]) == left
-    assert set(names["loaded"]) == own.keys() - drawn
+    assert set(names["loaded"]) == own.keys() - initialized
     assert f"           all names are in {tmp_path / 'run/init_from.json'}" in printed_lines
     assert f"           model.d_ff is 48, where {source} has 32" in printed_lines
-    assert f"{len(own) - len(drawn)} tensors of" in "\n".join(printed_lines)
+    assert f"{len(own) - len(initialized)} tensors of" in "\n".join(printed_lines)
 
 
 def test_sizes_of_the_source_replace_those_of_a_recipe(source, tmp_path, commands):

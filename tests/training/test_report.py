@@ -267,9 +267,9 @@ def test_non_finite_values_are_left_out_of_the_curves(tmp_path: Path) -> None:
     bad = StepDone(110, 1, math.nan, math.nan, 1e-3, math.inf, 1e4, 1, 1.0)
     worse = Evaluated(110, 1, 1.0, math.inf, math.inf, 0.5, {"bleu": math.nan})
     _, page = report(tmp_path, [*a_run(), bad, worse])
-    drawn = [number for curve in curves_of(page) for point in curve for number in point]
-    assert drawn
-    assert all(map(math.isfinite, drawn))
+    numbers = [number for curve in curves_of(page) for point in curve for number in point]
+    assert numbers
+    assert all(map(math.isfinite, numbers))
     only_bad, _ = report(tmp_path, [bad])
     assert "Learning rate" in only_bad
     assert "<b>Loss</b>" not in only_bad
@@ -278,14 +278,14 @@ def test_non_finite_values_are_left_out_of_the_curves(tmp_path: Path) -> None:
 def test_the_curves_are_the_events(tmp_path: Path) -> None:
     _, page = report(tmp_path, a_run())
     training, held_out = curves_of(page)[:2]
-    for drawn, kind in ((training, StepDone), (held_out, Evaluated)):
+    for points, kind in ((training, StepDone), (held_out, Evaluated)):
         # Neither has label smoothing, so that they can be compared.
         expected = [(e.step, e.nll) for e in a_run() if isinstance(e, kind)]
-        assert len(drawn) == len(expected)
+        assert len(points) == len(expected)
         # Both axes are linear: differences on paper are those of the data, by one factor.
-        (x0, y0), (x1, y1) = drawn[0], drawn[-1]
+        (x0, y0), (x1, y1) = points[0], points[-1]
         (s0, v0), (s1, v1) = expected[0], expected[-1]
-        for (x, y), (step, value) in zip(drawn, expected, strict=True):
+        for (x, y), (step, value) in zip(points, expected, strict=True):
             assert (x - x0) / (x1 - x0) == pytest.approx((step - s0) / (s1 - s0), abs=2e-3)
             assert (y - y0) / (y1 - y0) == pytest.approx((value - v0) / (v1 - v0), abs=5e-3)
     titles = [text for tag, text in page.texts if tag == "title"]
@@ -305,13 +305,13 @@ def test_every_point_is_inside_the_chart(values: list[float], log: bool, from_ze
     if not kept:
         assert chart.series == []
         return
-    (drawn,) = curves_of(Page(draw(chart)))
-    assert len(drawn) == len(kept)
+    (samples,) = curves_of(Page(draw(chart)))
+    assert len(samples) == len(kept)
     left, bottom, width, height = PLOT
-    for x, y in drawn:
+    for x, y in samples:
         assert left * WIDTH - 0.1 <= x <= (left + width) * WIDTH + 0.1
         assert (1 - bottom - height) * HEIGHT - 0.1 <= y <= (1 - bottom) * HEIGHT + 0.1
-    higher = sorted(zip(kept, drawn, strict=True))
+    higher = sorted(zip(kept, samples, strict=True))
     for (_, (_, lower_y)), (_, (_, upper_y)) in pairwise(higher):
         assert upper_y <= lower_y
 
@@ -319,9 +319,9 @@ def test_every_point_is_inside_the_chart(values: list[float], log: bool, from_ze
 def test_long_curves_are_downsampled_to_means() -> None:
     values = [(step, float(step % 2)) for step in range(1, 100_001)]
     page = Page(draw(Chart("t", [Series("s", values)]).drawable()))
-    (drawn,) = curves_of(page)
-    assert MAX_POINTS / 2 < len(drawn) <= MAX_POINTS
-    heights = [y for _, y in drawn]
+    (samples,) = curves_of(page)
+    assert MAX_POINTS / 2 < len(samples) <= MAX_POINTS
+    heights = [y for _, y in samples]
     assert max(heights) - min(heights) < HEIGHT  # finite, and all near one half
     assert any("100k" in text for _, text in page.texts)
 
@@ -360,6 +360,6 @@ def test_marking_loses_no_text(reference: str, output: str) -> None:
 
 def test_a_chart_does_not_depend_on_the_users_settings_of_matplotlib() -> None:
     chart = Chart("t", [Series("s", [(1, 2.0), (2, 1.0)])]).drawable()
-    drawn = draw(chart)
+    svg = draw(chart)
     with rc_context({"axes.facecolor": "red", "patch.force_edgecolor": True, "lines.marker": "x"}):
-        assert draw(chart) == drawn
+        assert draw(chart) == svg

@@ -38,7 +38,7 @@ def whole(commands, tmp_path_factory):
     return make
 
 
-def go_on(commands, recipe, out, kill=None):
+def resume_run(commands, recipe, out, kill=None):
     """The next session, resumed if the folder has a checkpoint."""
     more = ["--resume"] if (out / "recipe.yaml").exists() else []
     return commands.train(recipe, out, *more, kill=kill)
@@ -96,10 +96,10 @@ def test_killed_at_random_moments(commands, whole, tmp_path, seed, changes):
     for attempt in range(6):  # again where a machine that has become faster outran every moment
         out = tmp_path / f"run{attempt}"
         moments = [draw.uniform(0.05, 0.9) * seconds for _ in range(3)]
-        sessions = [go_on(commands, recipe, out, {"seconds": moment}) for moment in moments]
+        sessions = [resume_run(commands, recipe, out, {"seconds": moment}) for moment in moments]
         assert {(s.code, s.signal) for s in sessions} <= {(-1, 9), (0, 0)}, (moments, sessions)
         kills += sum(session.signal == 9 for session in sessions)
-        ended = go_on(commands, recipe, out)
+        ended = resume_run(commands, recipe, out)
         assert ended.code == 0, (moments, ended.err)
         assert_same_end(out, reference)
         if kills >= 2:
@@ -172,9 +172,9 @@ def test_killed_inside_a_write(commands, whole, tmp_path, points):
     seed = {"data__generated__seed": 7 + list(POINTS.values()).index(points)}
     recipe, out = write_recipe(tmp_path / "recipe.json", **seed), tmp_path / "run"
     for point in points:
-        killed = go_on(commands, recipe, out, point)
+        killed = resume_run(commands, recipe, out, point)
         assert killed.signal == 9, (point, killed)
-    ended = go_on(commands, recipe, out)
+    ended = resume_run(commands, recipe, out)
     assert ended.code == 0, ended.err
     _, reference, _ = whole(**seed)
     assert_same_end(out, reference)
@@ -185,7 +185,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(commands, whole, tmp_path):
     out = tmp_path / "run"
     # 3 evaluates: a stop there, and one between two evaluations.
     for step in (2, 3, 7):
-        stopped = go_on(commands, recipe, out, {"interrupt_at": step})
+        stopped = resume_run(commands, recipe, out, {"interrupt_at": step})
         assert (stopped.code, stopped.signal) == (130, 0), stopped
         line = stopped.err.splitlines()
         assert line == [f"stopped and saved; continue with: heedful train {out} --resume"]
@@ -206,13 +206,13 @@ def test_sigterm_ends_an_evaluation_which_the_resumed_run_repeats(commands, whol
     recipe, reference, _ = whole()
     out = tmp_path / "run"
     for nth in (2, 1):  # that of step 6, and again where it is made first of all
-        stopped = go_on(commands, recipe, out, {"interrupt_decoding": nth})
+        stopped = resume_run(commands, recipe, out, {"interrupt_decoding": nth})
         assert (stopped.code, stopped.signal) == (130, 0), stopped
         evaluated = [e.step for e in read_log(out / "log.jsonl") if isinstance(e, Evaluated)]
         assert evaluated == [3]
         newest = Checkpoints(out / "checkpoints", 3).newest()
         assert newest == out / "checkpoints/interim-00000006"
-    assert go_on(commands, recipe, out).code == 0
+    assert resume_run(commands, recipe, out).code == 0
     assert_same_files(out, reference)
     assert_same_checkpoints(out, reference)
     evaluated = [e.step for e in read_log(out / "log.jsonl") if isinstance(e, Evaluated)]
@@ -222,14 +222,14 @@ def test_sigterm_ends_an_evaluation_which_the_resumed_run_repeats(commands, whol
 def test_interrupted_twice_at_one_step_keeps_its_state(commands, whole, tmp_path):
     recipe, reference, _ = whole()
     out = tmp_path / "run"
-    assert go_on(commands, recipe, out, {"interrupt_at": 5}).code == 130
+    assert resume_run(commands, recipe, out, {"interrupt_at": 5}).code == 130
     saved = out / "checkpoints/interim-00000005"
     before = tree(saved)
     point = at("replace", r"interim-00000005$", "before")
     # The checkpoint of this step is there: it is neither removed nor written again.
     Checkpoints(out / "checkpoints", 3).save(5, torch.nn.Linear(1, 1), {}, {}, interim=True)
     assert tree(saved) == before
-    assert go_on(commands, recipe, out, point).code == 0
+    assert resume_run(commands, recipe, out, point).code == 0
     assert_same_files(out, reference)
 
 
@@ -237,8 +237,8 @@ def test_an_unfinished_run_has_a_model_with_its_step(commands, whole, tmp_path):
     """After an interruption before the first evaluation, and while the run is locked."""
     recipe, reference, _ = whole()
     out = tmp_path / "run"
-    assert go_on(commands, recipe, out, {"interrupt_at": 1}).code == 130
-    assert not [each for each in read_log(out / "log.jsonl") if isinstance(each, Evaluated)]
+    assert resume_run(commands, recipe, out, {"interrupt_at": 1}).code == 130
+    assert not [item for item in read_log(out / "log.jsonl") if isinstance(item, Evaluated)]
     assert commands.run("translate", out, stdin=b"a\n").code == 0
     assert read_step(out / WEIGHTS) == 1
     (out / ".lock").touch()
@@ -246,7 +246,7 @@ def test_an_unfinished_run_has_a_model_with_its_step(commands, whole, tmp_path):
     (out / WEIGHTS).unlink()
     refused = commands.run("translate", out, stdin=b"a\n")
     assert_refused(refused, "holds a run, but no model yet: it is written after the first step")
-    assert go_on(commands, recipe, out).code == 0
+    assert resume_run(commands, recipe, out).code == 0
     assert_same_files(out, reference)
 
 

@@ -1,4 +1,4 @@
-"""The learning rate: every formula against numbers worked out by hand or written another way."""
+"""The learning rate: every formula against numbers computed by hand or in another way."""
 
 import math
 
@@ -18,7 +18,7 @@ def rates(steps, *, d_model=512, max_steps=None, **keys):
     return [rate(step) for step in steps]
 
 
-def test_paper_is_equation_3():
+def test_noam_is_equation_3():
     actual = rates([1, 2000, 4000, 16000], d_model=512, name="noam", warmup_steps=4000)
     # 512^-0.5 = 1 / (16 √2); 4000^-1.5 and the square roots by hand
     width = 1 / (16 * math.sqrt(2))
@@ -73,7 +73,7 @@ def test_without_warmup_the_first_rate_is_the_peak(name):
     assert 0 < second <= 1.0
 
 
-def test_paper_refuses_a_learning_rate():
+def test_noam_refuses_a_learning_rate():
     with pytest.raises(UserError, match="learning_rate to null"):
         rates([1], name="noam", learning_rate=0.1)
     with pytest.raises(UserError, match="warmup_steps of at least 1"):

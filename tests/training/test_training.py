@@ -148,7 +148,7 @@ def test_only_matrices_have_weight_decay(name):
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(net.parameters()))
 
 
-def test_muon_is_torchs_for_the_matrices_of_blocks_and_adamw_for_the_rest():
+def test_muon_is_used_for_matrices_of_blocks_and_adamw_for_all_else():
     nets = [small_net() for _ in range(3)]
     ours = make_optimizer(nets[0], Optimizer(name="muon", weight_decay=0.1))
     inside = {
@@ -162,10 +162,10 @@ def test_muon_is_torchs_for_the_matrices_of_blocks_and_adamw_for_the_rest():
     adamw = make_optimizer(nets[2], Optimizer(name="adamw", weight_decay=0.1))
     for number in range(3):
         torch.manual_seed(number)
-        drawn = {name: torch.randn_like(p) for name, p in nets[0].named_parameters()}
+        gradients = {name: torch.randn_like(p) for name, p in nets[0].named_parameters()}
         for net, optimizer in zip(nets, (ours, muon, adamw), strict=True):
             for name, p in net.named_parameters():
-                p.grad = drawn[name].clone()
+                p.grad = gradients[name].clone()
             for group in optimizer.param_groups:
                 group["lr"] = 0.01
             optimizer.step()
@@ -175,18 +175,18 @@ def test_muon_is_torchs_for_the_matrices_of_blocks_and_adamw_for_the_rest():
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
-def test_a_step_that_is_not_taken_leaves_weights_and_state_as_they_were(name):
+def test_a_skipped_step_does_not_change_weights_or_state(name):
     """Steps with gradients that are not finite change nothing."""
     nets = [small_net(), small_net()]
     with_bad, without = (make_optimizer(net, Optimizer(name=name)) for net in nets)
     torch.manual_seed(0)
     for bad in (True, False, False, True, False):
-        drawn = {name: torch.randn_like(p) for name, p in nets[0].named_parameters()}
+        gradients = {name: torch.randn_like(p) for name, p in nets[0].named_parameters()}
         for net, optimizer in zip(nets, (with_bad, without), strict=True):
             if bad and optimizer is without:
                 continue
             for parameter_name, p in net.named_parameters():
-                p.grad = drawn[parameter_name] * (math.nan if bad else 1.0)
+                p.grad = gradients[parameter_name] * (math.nan if bad else 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = 0.01
             optimizer.found_inf = torch.tensor(float(bad))
@@ -208,7 +208,7 @@ def run_to_end(tmp_path, keys, **hooks):
     return trainer.run(), trainer, seen
 
 
-def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path):
+def test_patience_counts_evaluations_without_improvement(tmp_path):
     """The best weights are saved at once, as are those of the first step."""
     keys = settings(max_steps=100, evaluate_every=2, patience=2)
     values, order = iter([1.0, 3.0, 2.0, 4.0, 4.0, 3.9, 99.0]), []
@@ -268,9 +268,9 @@ def test_the_moving_average_is_evaluated_and_saved_and_changes_no_step(tmp_path)
     )
     expected = [copied(nets[0])]
     for number in range(1, 7):
-        for each in (trainer, plain):
+        for item in (trainer, plain):
             torch.manual_seed(number)
-            each._step()
+            item._step()
         decay = min(0.5, (1 + number) / (10 + number))
         after.append(copied(nets[0]))
         for name, weight in copied(nets[1]).items():
@@ -483,7 +483,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad
     assert all(bool(p.isfinite().all()) for p in net.parameters())
 
 
-def test_a_gradient_that_is_not_finite_stops_too(tmp_path):
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
     net = small_net()
     net.head.out.weight.register_hook(lambda gradient: gradient * math.nan)
     trainer, _ = trainer_of(net, pairs([(3, 4)]), [[0]], settings(), tmp_path)

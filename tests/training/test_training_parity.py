@@ -1,7 +1,7 @@
 """Parity of training: equal losses from equal weights and batches, over many steps.
 
-Dropout is off, as two implementations draw it differently; everything else that a step depends on
-is ours on one side and transformers' and torch's on the other.
+Dropout is off, as its random numbers differ; everything else that a step depends on is heedful's on
+one side and that of transformers and torch on the other.
 """
 
 import math

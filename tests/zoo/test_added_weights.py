@@ -1,4 +1,4 @@
-"""Models on disk that hold only what was trained, and name the model that has the rest."""
+"""Models on disk with only the trained weights, and a reference to a base model for the others."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ WEIGHTS = "model.safetensors"
 
 
 def added_to(base: Path, out: Path, change: float = 0.5) -> Any:
-    """A model whose biases alone were trained, saved with a base."""
+    """A model of which only biases were trained, saved with a base."""
     model = load(base, device="cpu")
     for name, weight in model.net.named_parameters():
         weight.requires_grad_(name.endswith("bias"))
@@ -40,13 +40,13 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def test_only_trained_weights_are_written_and_the_model_opens_whole(base: Path) -> None:
+def test_only_trained_weights_are_written_and_the_loaded_model_is_complete(base: Path) -> None:
     out = base.parent / "added"
     model = added_to(base, out)
     assert load_file(out / WEIGHTS).keys() == trainable(model.net).keys()
-    ours, theirs = weights_of(load(out, device="cpu").net), weights_of(model.net)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, reference = weights_of(load(out, device="cpu").net), weights_of(model.net)
+    assert ours.keys() == reference.keys()
+    assert all(torch.equal(ours[name], reference[name]) for name in ours)
     moved = shutil.move(base.parent, base.parent.parent / "elsewhere")  # both together
     assert load(moved / "added", device="cpu").score(TEXTS) == model.score(TEXTS)
     load(moved / "added", device="cpu").save(moved / "whole")
@@ -54,16 +54,16 @@ def test_only_trained_weights_are_written_and_the_model_opens_whole(base: Path) 
     assert load(moved / "whole", device="cpu").score(TEXTS) == model.score(TEXTS)
 
 
-def test_a_base_with_another_head_lends_only_what_is_frozen(tmp_path: Path) -> None:
+def test_a_base_with_another_head_is_used_for_frozen_weights_only(tmp_path: Path) -> None:
     model_of("bert", head="mlm").save(tmp_path / "base")
     model = model_of("bert", head="classify")
-    theirs = weights_of(load(tmp_path / "base", device="cpu").net)
+    reference = weights_of(load(tmp_path / "base", device="cpu").net)
     for name, weight in model.net.named_parameters():
         if not name.startswith("head"):
-            weight.requires_grad_(False).copy_(theirs[name].detach())
+            weight.requires_grad_(False).copy_(reference[name].detach())
     model.save(tmp_path / "added", base=tmp_path / "base")
-    ours, theirs = weights_of(load(tmp_path / "added", device="cpu").net), weights_of(model.net)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ours, reference = weights_of(load(tmp_path / "added", device="cpu").net), weights_of(model.net)
+    assert all(torch.equal(ours[name], reference[name]) for name in reference)
 
 
 def test_a_base_that_moved_or_changed_is_one_line(base: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_damaged_entry_is_one_line(base: Path, entry: Any, match: str) -> None
         load(path.parent, device="cpu")
 
 
-def test_what_cannot_be_a_base_is_refused(base: Path) -> None:
+def test_unusable_bases_are_refused(base: Path) -> None:
     out = base.parent / "added"
     model = added_to(base, out)
     before = (base / WEIGHTS).read_bytes()
@@ -117,7 +117,7 @@ def test_what_cannot_be_a_base_is_refused(base: Path) -> None:
     assert (base / WEIGHTS).read_bytes() == before
 
 
-def test_averages_are_of_whole_weights_and_backends_need_them(base: Path) -> None:
+def test_averages_use_complete_weights_and_conversions_need_them(base: Path) -> None:
     parts = [base.parent / "one", base.parent / "two"]
     nets = [weights_of(added_to(base, out, i).net) for i, out in enumerate(parts)]
     mean = average_weights([part / WEIGHTS for part in parts])
@@ -133,7 +133,7 @@ def test_info_shows_the_base(base: Path) -> None:
         CliRunner().invoke(make_app(), ["info", str(path)]).output.splitlines()
         for path in (base, base.parent / "added")
     ]
-    assert [[row.split()[1] for row in each if row.startswith("base ")] for each in rows] == [
+    assert [[row.split()[1] for row in item if row.startswith("base ")] for item in rows] == [
         [],
         ["../base,"],
     ]

@@ -3,8 +3,15 @@
 import torch
 
 from heedful.zoo import bart
-from hf_parity import assert_drawn, by_key, millions, transformers
-from seq2seq_parity import BART_NOT_BUILT, BART_SIZES, BartLaws, Seq2SeqCase, random_bias, tied_to
+from hf_parity import assert_initialized, by_key, millions, transformers
+from seq2seq_parity import (
+    BART_SIZES,
+    BART_UNSUPPORTED,
+    BartParityTests,
+    Seq2SeqCase,
+    random_bias,
+    tied_to,
+)
 
 BART = Seq2SeqCase(
     name="bart",
@@ -28,10 +35,11 @@ BART = Seq2SeqCase(
         {"d_model": 14, "encoder_attention_heads": 7, "decoder_attention_heads": 2, "dropout": 0},
     ],
     prepare=random_bias,
-    left_out={"attention_dropout": 0.0, "activation_dropout": 0.0} | bart.SIZES["large"],
-    not_built=BART_NOT_BUILT | by_key(normalize_embedding=False, static_position_embeddings=True),
+    missing_key_values={"attention_dropout": 0.0, "activation_dropout": 0.0} | bart.SIZES["large"],
+    unsupported=BART_UNSUPPORTED
+    | by_key(normalize_embedding=False, static_position_embeddings=True),
     other_class="BartForSequenceClassification",
-    impossible={
+    invalid={
         "src_vocab_size is 7 and tgt_vocab_size 50265": {"src_vocab_size": 7},
         "d_model 768 is not divisible by num_decoder_heads 5": {"num_decoder_heads": 5},
     },
@@ -44,11 +52,11 @@ BART = Seq2SeqCase(
 )
 
 
-class TestLaws(BartLaws):
+class TestParity(BartParityTests):
     case = BART
 
 
 def test_a_new_model_is_initialized_as_published() -> None:
     torch.manual_seed(0)
     net = bart.build(bart.Config(50, 50, d_model=64, num_heads=4, d_ff=128, max_length=64))
-    assert_drawn(net, 0.02)
+    assert_initialized(net, 0.02)

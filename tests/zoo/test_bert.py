@@ -8,7 +8,7 @@ import torch
 
 from encoder_parity import (
     SIZES,
-    BertLaws,
+    BertParityTests,
     EncoderCase,
     Poolerless,
     assert_same_outputs,
@@ -57,7 +57,7 @@ BERT = EncoderCase(
     head_dropouts=(0, 0.3),
     std=0.02 * 0.8796,  # drawn within two standard deviations of 0.02
     kept=("num_labels",),
-    not_built=by_key(
+    unsupported=by_key(
         is_decoder=True,
         add_cross_attention=True,
         position_embedding_type="relative_key",
@@ -82,49 +82,49 @@ BERT = EncoderCase(
 )
 
 
-class TestLaws(BertLaws):
+class TestParity(BertParityTests):
     case = BERT
 
 
 @torch.no_grad()
 def test_pretraining_files_load_without_the_second_task(tmp_path: Path) -> None:
     model = BERT.model(transformers.BertForPreTraining)
-    found = imported(model, tmp_path)
-    (notice,) = found.notices
+    actual = imported(model, tmp_path)
+    (notice,) = actual.notices
     assert "bert.pooler.dense.bias, bert.pooler.dense.weight, cls.seq_relationship.bias" in notice
     ids = torch.stack(random_rows(VOCAB, [9, 9]))
-    torch.testing.assert_close(found.net(ids), model(ids).prediction_logits, **CLOSE)
+    torch.testing.assert_close(actual.net(ids), model(ids).prediction_logits, **CLOSE)
 
 
 def test_a_base_model_opened_as_a_classifier_keeps_its_pooler(tmp_path: Path) -> None:
     model = BERT.model(transformers.BertModel)
-    found = imported(model, tmp_path, head="classify", num_labels=2)
-    (left,) = found.notices
+    actual = imported(model, tmp_path, head="classify", num_labels=2)
+    (left,) = actual.notices
     assert left.endswith("lacks head.labels.bias, head.labels.weight: left as initialized")
-    assert torch.equal(found.net.head.dense.weight, model.pooler.dense.weight)
+    assert torch.equal(actual.net.head.dense.weight, model.pooler.dense.weight)
 
 
 @pytest.mark.parametrize("head", ["mlm", "classify", "none"])
 def test_names_of_the_first_release_are_read(head: str) -> None:
-    """Norms as gamma and beta."""
+    """Norms named gamma and beta."""
     classes = {"mlm": "ForMaskedLM", "classify": "ForSequenceClassification", "none": "Model"}
-    found = BERT.net(architectures=[f"Bert{classes[head]}"])
+    actual = BERT.net(architectures=[f"Bert{classes[head]}"])
     changes: dict[str, Any] = {}
-    for name, tensor in written(found).items():
+    for name, tensor in written(actual).items():
         if "LayerNorm" in name:
             old = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
             changes |= {name: None, old: tensor}
     assert len(changes) == 2 * 2 * (5 + (head == "mlm"))
-    again = reread(found, changes)
+    again = reread(actual, changes)
     assert not again.notices
-    assert_same_net(found.net, again.net)
+    assert_same_net(actual.net, again.net)
 
 
 # Mistakes of published implementations.
 
 
 def test_padding_follows_lengths_not_ids(tmp_path: Path) -> None:
-    """The padding's id inside a text is a token as any other."""
+    """The id of padding inside a text is an ordinary token."""
     model = BERT.model()
     rows = [torch.tensor([0, 4, 0, 0, 9, 0]), torch.tensor([0, 0])]
     assert_same_outputs(model, imported(model, tmp_path).net, rows)

@@ -77,5 +77,5 @@ def test_the_decoder_may_have_other_heads_and_hidden_units():
     config = replace(config, num_decoder_heads=1, decoder_d_ff=16)
     own = bart.decoder_block(config, BLOCK)
     encoder, decoder = two_stacks(config, BLOCK, decoder_block=own)
-    found = [(one.attention.num_heads, one.feedforward.d_ff) for one in decoder.blocks]
-    assert (encoder.blocks, found) == ([BLOCK], [(1, 16), (1, 16)])
+    actual = [(one.attention.num_heads, one.feedforward.d_ff) for one in decoder.blocks]
+    assert (encoder.blocks, actual) == ([BLOCK], [(1, 16), (1, 16)])

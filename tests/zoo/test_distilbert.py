@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from encoder_parity import EncoderCase, EncoderLaws
+from encoder_parity import EncoderCase, EncoderParityTests
 from heedful.zoo import distilbert
 from hf_parity import by_key, imported, millions, transformers
 
@@ -34,7 +34,7 @@ DISTILBERT = EncoderCase(
     norm_eps=1e-12,
     head_dropouts=(0, 0.2),
     kept=("num_labels",),
-    not_built=by_key(activation="other", sinusoidal_pos_embds="other"),
+    unsupported=by_key(activation="other", sinusoidal_pos_embds="other"),
     other_class="DistilBertForQuestionAnswering",
     published={"base": millions(66, 0.5)},
     beyond=lambda config: -(config.d_model**2 + 3 * config.d_model + config.vocab_size),  # the head
@@ -45,7 +45,7 @@ DISTILBERT = EncoderCase(
 TINY: dict[str, Any] = {"vocab_size": 3, "d_model": 6, "num_heads": 1, "num_layers": 1, "d_ff": 2}
 
 
-class TestLaws(EncoderLaws):
+class TestParity(EncoderParityTests):
     case = DISTILBERT
 
 
@@ -53,15 +53,15 @@ class TestLaws(EncoderLaws):
 
 
 def test_sinusoids_alternate_and_are_not_trained() -> None:
-    """Sines at even, cosines at odd dimensions, as their code fills its table."""
+    """Sines at even, cosines at odd dimensions, as in the authors' code."""
     torch.manual_seed(0)
     sizes = DISTILBERT.sizes | {"dim": 6, "n_heads": 1, "sinusoidal_pos_embds": True}
-    theirs = transformers.DistilBertModel(transformers.DistilBertConfig(**sizes))
+    reference = transformers.DistilBertModel(transformers.DistilBertConfig(**sizes))
     config = distilbert.Config(**TINY, max_length=16, positions="sinusoidal")
     net = distilbert.build(config)
     table = net.embedding.positions.weight
     torch.testing.assert_close(
-        table, theirs.embeddings.position_embeddings.weight.detach(), rtol=0, atol=1e-6
+        table, reference.embeddings.position_embeddings.weight.detach(), rtol=0, atol=1e-6
     )
     before = table.clone()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
@@ -73,9 +73,9 @@ def test_sinusoids_alternate_and_are_not_trained() -> None:
 
 
 def test_the_position_table_of_a_file_is_used(tmp_path: Path) -> None:
-    """Also where its config calls it sinusoidal: weights are never guessed."""
+    """Also if its config declares it sinusoidal: weights are never replaced."""
     model = DISTILBERT.model(sinusoidal_pos_embds=True)
-    found = imported(model, tmp_path)
-    theirs = model.distilbert.embeddings.position_embeddings.weight
-    assert torch.equal(found.net.embedding.positions.weight, theirs)
-    assert not found.net.embedding.positions.weight.requires_grad
+    actual = imported(model, tmp_path)
+    reference = model.distilbert.embeddings.position_embeddings.weight
+    assert torch.equal(actual.net.embedding.positions.weight, reference)
+    assert not actual.net.embedding.positions.weight.requires_grad

@@ -10,7 +10,7 @@ from decoder_parity import (
     HF_SIZES,
     TINY,
     DecoderCase,
-    DecoderLaws,
+    DecoderParityTests,
     assert_same_logits,
 )
 from heedful.parts.rotary import LinearScaling
@@ -55,9 +55,9 @@ GEMMA3 = DecoderCase(
     shrinks=False,
     by_rule={"head_dim": 4},
     kept=("sliding_window", "layer_types", "rope_parameters", "final_logit_softcapping"),
-    left_out={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
+    missing_key_values={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
     | {"d_ff": 9216, "max_length": 131072, "window": 4096},
-    not_built=by_key(hidden_activation="tanh", use_bidirectional_attention=True)
+    unsupported=by_key(hidden_activation="tanh", use_bidirectional_attention=True)
     | {
         "layer_types is full_attention, sliding_attention, but every k-th": {
             "layer_types": ["full_attention", "sliding_attention"]
@@ -71,7 +71,7 @@ GEMMA3 = DecoderCase(
     },
     own_dropouts=("dropout",),
     other_class="Gemma3ForSequenceClassification",
-    impossible={"rope_layout": {"rope_layout": "interleaved"}},
+    invalid={"rope_layout": {"rope_layout": "interleaved"}},
     # Table 1 for those from 4B on, there rounded; of the others the files' own.
     published={
         "270m": 268_098_176,
@@ -85,20 +85,20 @@ GEMMA3 = DecoderCase(
 )
 
 
-class TestLaws(DecoderLaws):
+class TestParity(DecoderParityTests):
     case = GEMMA3
 
 
 def test_scores_are_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As transformers' own function for it does, which its Gemma 3 gives no cap."""
+    """As by the function of transformers, which its Gemma 3 does not use."""
     model = GEMMA3.model(attn_logit_softcapping=0.5)
     net = imported(model, tmp_path).net
     rows = random_rows(23, [9, 4])
     with pytest.raises(AssertionError):
         assert_same_logits(model, net, rows)
-    theirs = transformers.models.gemma3.modeling_gemma3
-    capped = partial(theirs.eager_attention_forward, softcap=0.5)
-    monkeypatch.setattr(theirs, "eager_attention_forward", capped)
+    reference = transformers.models.gemma3.modeling_gemma3
+    capped = partial(reference.eager_attention_forward, softcap=0.5)
+    monkeypatch.setattr(reference, "eager_attention_forward", capped)
     assert_same_logits(model, net, rows)
 
 
@@ -114,8 +114,8 @@ def test_a_cache_is_filled_by_more_tokens_than_a_window_takes_at_once(tmp_path: 
     torch.testing.assert_close(logits[mask.bool()], whole[mask.bool()], **CLOSE)
 
 
-def test_old_files_give_the_same_config() -> None:
-    """As those of the first release: bases and a scaling that is of the global layers alone."""
+def test_files_of_the_first_release_have_the_same_config() -> None:
+    """With bases, and a scaling of the global layers only."""
     old = {"rope_theta": 9.0, "rope_local_base_freq": 7.0, "sliding_window_pattern": 3}
     config = GEMMA3.read(**old, rope_scaling={"rope_type": "linear", "factor": 8.0})
     assert (config.rope_base, config.local_rope_base, config.global_every) == (9.0, 7.0, 3)

@@ -28,8 +28,8 @@ NEW = 9
 ENDS = [1, 5, 11, 17, 23]  # several, so that outputs of random weights do end
 
 
-def made(name: str, seed: int) -> Any:
-    """A random model of transformers whose outputs differ, and end now and then."""
+def random_hf_model(name: str, seed: int) -> Any:
+    """A random model of transformers with different outputs, some of which end."""
     case = CASES[name]
     long = {key: 64 for key in LONG if key in case.sizes}
     keys = case.sizes | SMALL | long | BEGIN_AND_END.get(name, {})
@@ -42,7 +42,7 @@ def made(name: str, seed: int) -> Any:
 
 
 def trimmed(ids: list[int]) -> list[int]:
-    """Up to and with the first end mark."""
+    """The ids up to the first EOS, included."""
     ends = [place for place, token in enumerate(ids) if token in ENDS]
     return ids[: ends[0] + 1] if ends else ids
 
@@ -58,13 +58,13 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # the stop rule of an imported model is transformers' own
 
 
-def theirs_of(model: Any, text: Any, options: dict[str, Any]) -> Any:
-    """What transformers generates of a text, with the scores of beams."""
+def hf_outputs(model: Any, text: Any, options: dict[str, Any]) -> Any:
+    """The outputs of transformers for a text, with the scores of beams."""
     names = {"beam_size": "num_beams", "num_return": "num_return_sequences"}
     keys = {"max_new_tokens": NEW} | {names.get(key, key): options[key] for key in options}
     keys |= {"min_new_tokens": options.get("min_new_tokens", 1) - 1}  # without the end
     if banned := keys.pop("banned", ()):
-        keys["bad_words_ids"] = [each if isinstance(each, list) else [each] for each in banned]
+        keys["bad_words_ids"] = [item if isinstance(item, list) else [item] for item in banned]
     mask = torch.ones_like(text[None])
     keys |= {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
     return model.generate(text[None], attention_mask=mask, **keys)
@@ -75,39 +75,41 @@ def theirs_of(model: Any, text: Any, options: dict[str, Any]) -> Any:
 def test_generation_equals_transformers_for_texts_of_unequal_lengths(
     name: str, tmp_path: Path
 ) -> None:
-    """Also where hypotheses finish early or fill the limit, and another stop rule differs."""
+    """Also if hypotheses finish early or fill the limit, and with another stop rule."""
     early = full = others = 0
     for seed in (2, 3):  # of which some end early and some do not
-        model = made(name, seed)
+        model = random_hf_model(name, seed)
         model.save_pretrained(tmp_path / f"hf{seed}")
         ours = import_hf(tmp_path / f"hf{seed}", tmp_path / f"ours{seed}")
         texts = random_rows(VOCAB, [4, 7, 1], seed, low=3)
         for options in OPTIONS[seed % 2 :: 2]:
-            asked = {"max_new_tokens": NEW} | options
-            found = ours.generate([row.tolist() for row in texts], **asked, return_details=True)
-            for text, outputs in zip(texts, found, strict=True):
+            arguments = {"max_new_tokens": NEW} | options
+            actual = ours.generate(
+                [row.tolist() for row in texts], **arguments, return_details=True
+            )
+            for text, outputs in zip(texts, actual, strict=True):
                 # One at a time: GPT's and GPT-Neo's positions over there are moved by left padding.
-                expected = theirs_of(model, text, options)
+                expected = hf_outputs(model, text, options)
                 start = 1 if name in ENCODER_DECODERS else len(text)
                 ids = [trimmed(row[start:].tolist()) for row in expected.sequences]
                 assert [output.ids for output in outputs] == ids, (seed, options)
                 if options:
                     scores = expected.sequences_scores.tolist()
                     assert [output.score for output in outputs] == pytest.approx(scores, abs=1e-4)
-                early += min(len(output.ids) for output in outputs) < asked["max_new_tokens"]
-                full += len(outputs[0].ids) == asked["max_new_tokens"]
+                early += min(len(output.ids) for output in outputs) < arguments["max_new_tokens"]
+                full += len(outputs[0].ids) == arguments["max_new_tokens"]
             rows = [row.tolist() for row in texts]
-            options = {**asked, "stop_rule": "optimal", "return_details": True}
-            others += ours.generate(rows, **options) != found
+            options = {**arguments, "stop_rule": "optimal", "return_details": True}
+            others += ours.generate(rows, **options) != actual
     assert min(early, full, others) > 0
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "marian"])
 @torch.no_grad()
 def test_default_options_come_from_the_generation_config(name: str, tmp_path: Path) -> None:
-    """The same as over there, where `generation_config.json` says how, and after a round trip."""
+    """Equal to transformers with `generation_config.json`, also after a round trip."""
     for own in ({"num_beams": 3, "length_penalty": 0.4, "no_repeat_ngram_size": 2}, {}):
-        model = made(name, 4)
+        model = random_hf_model(name, 4)
         for key, value in own.items():
             setattr(model.generation_config, key, value)
         model.save_pretrained(tmp_path / f"hf{len(own)}")
@@ -116,11 +118,11 @@ def test_default_options_come_from_the_generation_config(name: str, tmp_path: Pa
         again = import_hf(tmp_path / f"back{len(own)}", tmp_path / f"again{len(own)}")
         assert again.metadata.options == ours.metadata.options
         [prompt] = random_rows(VOCAB, [6], 2, low=3)
-        theirs = model.generate(
+        reference = model.generate(
             prompt[None], attention_mask=torch.ones_like(prompt[None]), max_new_tokens=NEW
         )[0]
         start = 1 if name in ENCODER_DECODERS else len(prompt)
-        expected = trimmed(theirs[start:].tolist())
+        expected = trimmed(reference[start:].tolist())
         assert ours.generate([prompt.tolist()], max_new_tokens=NEW) == [expected]
         # Drawing, and greedy decoding, put the beam aside.
         plain = ours.generate([prompt.tolist()], max_new_tokens=NEW, beam_size=1)

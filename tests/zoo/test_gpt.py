@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoder_parity import DecoderCase, DecoderLaws, random_net
+from decoder_parity import DecoderCase, DecoderParityTests, random_net
 from heedful.errors import UserError
 from heedful.export.hf import net_to_hf
 from hf_parity import transformers
@@ -20,7 +20,7 @@ GPT = DecoderCase(
     ],
     lengths=(7, 3, 11, 1),
     ours={"vocab_size": 19, "d_model": 12, "num_heads": 3, "num_layers": 2, "max_length": 16},
-    not_built={
+    unsupported={
         "afn is 'tanh'; supported: 'gelu', 'relu'": {"afn": "tanh"},
         "resid_pdrop is 0.1 and embd_pdrop is 0.0, but": {"resid_pdrop": 0.1, "embd_pdrop": 0.0},
     },
@@ -35,7 +35,7 @@ GPT = DecoderCase(
 )
 
 
-class TestLaws(DecoderLaws):
+class TestParity(DecoderParityTests):
     case = GPT
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoder_parity import DecoderCase, DecoderLaws, assert_same_logits, random_net
+from decoder_parity import DecoderCase, DecoderParityTests, assert_same_logits, random_net
 from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
@@ -24,7 +24,7 @@ GPT2 = DecoderCase(
     ],
     lengths=(7, 3, 11, 1),
     ours={"vocab_size": 19, "d_model": 12, "num_heads": 3, "num_layers": 2, "max_length": 16},
-    not_built=by_key(
+    unsupported=by_key(
         scale_attn_weights=False,
         scale_attn_by_inverse_layer_idx=True,
         add_cross_attention=True,
@@ -50,18 +50,18 @@ GPT2 = DecoderCase(
 )
 
 
-class TestLaws(DecoderLaws):
+class TestParity(DecoderParityTests):
     case = GPT2
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
 def test_a_net_without_biases_is_exported_with_zeros(tied: bool, tmp_path: Path) -> None:
-    """And comes back without, also after transformers has written it again."""
+    """It is imported without biases, also after transformers has written it again."""
     net, config = random_net("gpt2", **GPT2.ours, bias=False, tie_embeddings=tied)
     assert not any(name.endswith("bias") for name, _ in net.named_parameters())
-    found = ImportedNet("gpt2", config, net, [])
-    model = exported(found, tmp_path / "ours", transformers.GPT2LMHeadModel)
+    actual = ImportedNet("gpt2", config, net, [])
+    model = exported(actual, tmp_path / "ours", transformers.GPT2LMHeadModel)
     assert_same_logits(model, net, random_rows(19, [12, 5]))
     model.save_pretrained(tmp_path / "theirs")
     for directory in ("ours", "theirs"):
@@ -83,9 +83,9 @@ def test_trained_biases_of_a_file_are_not_dropped(tmp_path: Path) -> None:
     assert_same_net(net_from_hf(HfDirectory(content, {}, without), "file").net, net)
     with pytest.raises(UserError, match=r"transformer\.h\.1\.mlp\.c_fc\.bias should be zeros"):
         net_from_hf(directory, "file")
-    found = net_from_hf(directory, "file", bias=True)
-    assert found.net.decoder.blocks[1].feedforward.sublayer.up.bias[3] == 1e-6
-    assert "heedful_bias" not in net_to_hf("gpt2", found.config, found.net)[0]
+    actual = net_from_hf(directory, "file", bias=True)
+    assert actual.net.decoder.blocks[1].feedforward.sublayer.up.bias[3] == 1e-6
+    assert "heedful_bias" not in net_to_hf("gpt2", actual.config, actual.net)[0]
     assert {tensor.dtype for tensor in net_to_hf("gpt2", config, net.half())[1].values()} == {
         torch.float16
     }

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoder_parity import DecoderCase, DecoderLaws, assert_same_logits, random_net
+from decoder_parity import DecoderCase, DecoderParityTests, assert_same_logits, random_net
 from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import read_hf_directory
@@ -71,8 +71,8 @@ GPT3 = DecoderCase(
     ],
     ours=TINY | NEO,
     kept=("attention_layers",),
-    left_out=NEO | {"d_model": 2048, "num_heads": 16, "num_layers": 24},
-    not_built=by_key(activation_function="tanh")
+    missing_key_values=NEO | {"d_model": 2048, "num_heads": 16, "num_layers": 24},
+    unsupported=by_key(activation_function="tanh")
     | {"resid_dropout is 0.0 and attention_dropout is 0.5, but": {"attention_dropout": 0.5}}
     | {
         f"attention_types is {types}, but heedful's gpt3 supports {layers} layers": {
@@ -104,15 +104,15 @@ GPT3 = DecoderCase(
 )
 
 
-class TestLaws(DecoderLaws):
+class TestParity(DecoderParityTests):
     case = GPT3
 
 
 # --- which layers see what ------------------------------------------------------------------
 
 
-def test_attention_types_may_be_listed_or_missing() -> None:
-    """What is left out are 24 layers in turn, and a window of 256."""
+def test_attention_types_can_be_listed_or_missing() -> None:
+    """The defaults are 24 alternating layers, and a window of 256."""
     listed = GPT3.read(num_layers=2, attention_types=[[["global"], 1], [["local"], 1]])
     assert listed.window == 256
     assert GPT3.read(window_size=9).window == 9
@@ -125,14 +125,14 @@ def test_attention_types_may_be_listed_or_missing() -> None:
 
 @torch.no_grad()
 def test_scaled_scores_equal_scaled_queries(tmp_path: Path) -> None:
-    """GPT-Neo's files with query weights divided by the root of the head's width."""
+    """GPT-Neo's files with query weights divided by the root of the head width."""
     net, _ = random_net("gpt3", **TINY | {"qkv_bias": False})
     plain = gpt3.build(gpt3.Config(**TINY | NEO))
     plain.load_state_dict(net.state_dict())
     for block in plain.decoder.blocks:
         block.self_attention.sublayer.qkv.weight[:12] /= 2.0  # √4
-    found = ImportedNet("gpt3", gpt3.Config(**TINY | NEO), plain, [])
-    model = exported(found, tmp_path, transformers.GPTNeoForCausalLM)
+    actual = ImportedNet("gpt3", gpt3.Config(**TINY | NEO), plain, [])
+    model = exported(actual, tmp_path, transformers.GPTNeoForCausalLM)
     assert_same_logits(model, net, random_rows(19, [14, 5]))
 
 
@@ -171,8 +171,8 @@ def test_a_file_of_gpt_neo_is_not_read_with_scaled_scores(tmp_path: Path) -> Non
 def test_a_model_without_windows_is_exported_as_gpt_2(tied: bool, tmp_path: Path) -> None:
     keys = {"window": None, "tie_embeddings": tied, "d_ff": 7, "norm_eps": 1e-2}
     net, config = random_net("gpt3", **TINY | keys)
-    found = ImportedNet("gpt3", config, net, [])
-    model = exported(found, tmp_path, transformers.GPT2LMHeadModel)
+    actual = ImportedNet("gpt3", config, net, [])
+    model = exported(actual, tmp_path, transformers.GPT2LMHeadModel)
     assert_same_logits(model, net, random_rows(19, [14, 5]))
     again = net_from_hf(read_hf_directory(tmp_path), "file")
     assert again.architecture == "gpt2"

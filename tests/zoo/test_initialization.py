@@ -14,7 +14,7 @@ from parity_cases import CASES
 
 
 def tables(net: Any) -> dict[str, torch.Tensor]:
-    """All tensors of a net that are no parameters, buffers or not."""
+    """All tensors of a net that are not parameters, buffers or not."""
     return {
         f"{path}.{name}": value
         for path, module in net.named_modules()
@@ -27,16 +27,16 @@ def tables(net: Any) -> dict[str, torch.Tensor]:
 def test_an_uninitialized_net_uses_no_random_numbers_and_has_all_tables(name: str) -> None:
     case = CASES[name]
     config = case.read(**case.hf_config(**case.sizes).to_dict())
-    drawn = initialized_net(name, config)
+    initialized = initialized_net(name, config)
     before = torch.get_rng_state()
-    net = uninitialized_net(name, config, weights_of(drawn), "here")
+    net = uninitialized_net(name, config, weights_of(initialized), "here")
     assert torch.equal(torch.get_rng_state(), before)
-    drawn = initialized_net(name, config)
+    initialized = initialized_net(name, config)
     assert not torch.equal(torch.get_rng_state(), before)
-    ours, theirs = tables(net), tables(drawn)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    tied = [list(dict(each.named_parameters())) for each in (net, drawn)]
+    ours, reference = tables(net), tables(initialized)
+    assert ours.keys() == reference.keys()
+    assert all(torch.equal(ours[key], reference[key]) for key in ours)
+    tied = [list(dict(item.named_parameters())) for item in (net, initialized)]
     assert tied[0] == tied[1]
     assert all(parameter.isfinite().all() for parameter in net.parameters())
 

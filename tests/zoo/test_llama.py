@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryLaws, assert_same_logits, random_net
+from decoder_parity import (
+    HF_SIZES,
+    TINY,
+    DecoderCase,
+    RotaryParityTests,
+    assert_same_logits,
+    random_net,
+)
 from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import read_hf_directory
@@ -82,8 +89,8 @@ LLAMA = DecoderCase(
     lengths=(9, 4, 23, 1),
     ours=TINY | {"d_ff": None, "num_kv_heads": None},
     by_rule={"d_ff": 256, "num_kv_heads": 4, "head_dim": 4},
-    left_out={"d_ff": 11008},
-    not_built=by_key(hidden_act="tanh", partial_rotary_factor=0.5)
+    missing_key_values={"d_ff": 11008},
+    unsupported=by_key(hidden_act="tanh", partial_rotary_factor=0.5)
     | {
         "'dynamic'; it depends on the length": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
         "'longrope'; it depends on the length": {
@@ -109,7 +116,7 @@ LLAMA = DecoderCase(
     },
     own_dropouts=("dropout",),
     other_class="LlamaForSequenceClassification",
-    impossible={
+    invalid={
         "rope_scaling: Input tag 'dynamic' found using 'type' does not match": {
             "rope_scaling": {"type": "dynamic"}
         },
@@ -157,12 +164,12 @@ LLAMA = DecoderCase(
 )
 
 
-class TestLaws(RotaryLaws):
+class TestParity(RotaryParityTests):
     case = LLAMA
 
 
-def in_hf(net: Any, config: Any, directory: Path) -> Any:
-    """Our net as transformers loads it."""
+def loaded_by_transformers(net: Any, config: Any, directory: Path) -> Any:
+    """heedful's net as loaded by transformers."""
     return exported(ImportedNet("llama", config, net, []), directory, transformers.LlamaForCausalLM)
 
 
@@ -243,12 +250,12 @@ ROPE_FILES: dict[str, tuple[dict[str, Any], float, dict[str, Any] | None]] = {
 def test_rotary_keys_of_old_and_new_files(
     content: dict[str, Any], base: float, scaling: dict[str, Any] | None
 ) -> None:
-    """As transformers itself understands them."""
+    """As transformers reads them."""
     config = LLAMA.read(**content)
     assert config.rope_base == base
     assert asdict(config)["rope_scaling"] == scaling
-    theirs = transformers.LlamaConfig(**json.loads(json.dumps(content)))
-    rotation = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(theirs)
+    reference = transformers.LlamaConfig(**json.loads(json.dumps(content)))
+    rotation = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(reference)
     ours = rotary_module(config)
     torch.testing.assert_close(ours.table, rotation.inv_freq, rtol=1e-5, atol=0)
     assert ours.factor == pytest.approx(rotation.attention_scaling)
@@ -256,10 +263,10 @@ def test_rotary_keys_of_old_and_new_files(
 
 @torch.no_grad()
 def test_ntk_scaling_is_exported_as_a_larger_base(tmp_path: Path) -> None:
-    """And comes back as just that: with the same frequencies, bit by bit."""
+    """And imported as such, with bit-equal frequencies."""
     keys = TINY | {"d_model": 32, "rope_scaling": {"type": "ntk", "factor": 3}}
     net, config = random_net("llama", **keys)
-    assert_same_logits(in_hf(net, config, tmp_path), net, random_rows(19, [12, 5]))
+    assert_same_logits(loaded_by_transformers(net, config, tmp_path), net, random_rows(19, [12, 5]))
     again = net_from_hf(read_hf_directory(tmp_path), "file")
     assert again.config.rope_base == 10000.0 * 3 ** (8 / 6)
     assert again.config.rope_scaling is None
@@ -282,12 +289,12 @@ def test_all_values_of_a_scaling_are_stored_as_plain_keys() -> None:
 def test_the_default_attention_factor_of_yarn_equals_transformers(
     factor: float, over: float | None, under: float | None
 ) -> None:
-    """For every subset of the two numbers that the factor follows from."""
+    """For every subset of the two numbers that determine the factor."""
     both = {"mscale": over, "mscale_all_dim": under}
     scaling = YARN | {"factor": factor, ORIGINAL: 16}
     scaling |= {key: value for key, value in both.items() if value is not None}
     config = transformers.LlamaConfig(**LLAMA.sizes, rope_parameters=scaling)
     ours = rotary_module(LLAMA.read(**config.to_dict()))
-    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
-    assert ours.factor == pytest.approx(theirs.attention_scaling)
-    torch.testing.assert_close(ours.table, theirs.inv_freq)
+    reference = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    assert ours.factor == pytest.approx(reference.attention_scaling)
+    torch.testing.assert_close(ours.table, reference.inv_freq)

@@ -8,7 +8,14 @@ import torch
 
 from heedful.zoo import marian
 from hf_parity import by_key, millions, transformers
-from seq2seq_parity import BART_NOT_BUILT, BART_SIZES, BartLaws, Seq2SeqCase, random_bias, tied_to
+from seq2seq_parity import (
+    BART_SIZES,
+    BART_UNSUPPORTED,
+    BartParityTests,
+    Seq2SeqCase,
+    random_bias,
+    tied_to,
+)
 
 SRC_VOCAB, TGT_VOCAB = 23, 29
 SEPARATE: dict[str, Any] = {
@@ -28,7 +35,7 @@ ODD: dict[str, Any] = {
 
 
 def prepare(model: Any, keys: dict[str, Any]) -> None:
-    """Position tables as they are, and a bias on the logits, where there are any."""
+    """Random position tables are kept; the logits get a bias, if the model has one."""
     for stack in (model.get_encoder(), model.get_decoder()):
         stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
     random_bias(model, keys)
@@ -50,7 +57,7 @@ MARIAN = Seq2SeqCase(
         ODD,
     ],
     prepare=prepare,
-    left_out={
+    missing_key_values={
         "d_model": 1024,
         "num_heads": 16,
         "num_encoder_layers": 12,
@@ -60,7 +67,8 @@ MARIAN = Seq2SeqCase(
         "activation": "gelu",
         "scale_embeddings": False,
     },
-    not_built=BART_NOT_BUILT | by_key(normalize_embedding=True, static_position_embeddings=False),
+    unsupported=BART_UNSUPPORTED
+    | by_key(normalize_embedding=True, static_position_embeddings=False),
     other_class="MarianForCausalLM",
     published={"base": millions(73.9), "big": millions(235.9)},
     beyond=lambda config: -config.tgt_vocab_size,  # the bias is no parameter over there
@@ -74,12 +82,12 @@ MARIAN = Seq2SeqCase(
 )
 
 
-class TestLaws(BartLaws):
+class TestParity(BartParityTests):
     case = MARIAN
 
 
 def test_a_file_of_opus_mt_is_the_base_size() -> None:
-    """What the files of its first models say, many keys of which nothing reads any longer."""
+    """The config of its first models, many keys of which are no longer read."""
     content = {
         "_num_labels": 3,
         "activation_dropout": 0.0,

@@ -2,7 +2,7 @@
 
 import torch
 
-from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryLaws
+from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryParityTests
 from hf_parity import by_key, transformers
 
 OURS = TINY | {"window": 3}
@@ -45,8 +45,8 @@ MISTRAL = DecoderCase(
     ours=OURS,
     by_rule={"head_dim": 4},
     kept=("sliding_window",),
-    left_out={"head_dim": None, "max_length": 131072, "norm_eps": 1e-6},
-    not_built=by_key(hidden_act="tanh")
+    missing_key_values={"head_dim": None, "max_length": 131072, "norm_eps": 1e-6},
+    unsupported=by_key(hidden_act="tanh")
     | {
         "layer_types has full_attention": {"layer_types": ["full_attention"]},
         "'dynamic'": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
@@ -61,5 +61,5 @@ MISTRAL = DecoderCase(
 )
 
 
-class TestLaws(RotaryLaws):
+class TestParity(RotaryParityTests):
     case = MISTRAL

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryLaws, random_net
+from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryParityTests, random_net
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.experts import Experts, balance_loss, record_router_logits
@@ -35,11 +35,11 @@ MIXTRAL = DecoderCase(
     ],
     ours=OURS,
     kept=("sliding_window", "router_aux_loss_coef"),
-    left_out={"head_dim": None, "max_length": 131072, "balance_weight": 0.001},
-    not_built=by_key(hidden_act="tanh", router_jitter_noise=0.1),
+    missing_key_values={"head_dim": None, "max_length": 131072, "balance_weight": 0.001},
+    unsupported=by_key(hidden_act="tanh", router_jitter_noise=0.1),
     own_dropouts=("dropout",),
     other_class="MixtralForSequenceClassification",
-    impossible={"top_k 9 is above num_experts 8": {"top_k": 9}},
+    invalid={"top_k 9 is above num_experts 8": {"top_k": 9}},
     published={"8x7b": 46_702_792_704, "8x22b": 140_620_634_112},
     counted=transformers.MixtralForCausalLM,
     tying={"tie_word_embeddings": True},
@@ -47,7 +47,7 @@ MIXTRAL = DecoderCase(
 )
 
 
-class TestLaws(RotaryLaws):
+class TestParity(RotaryParityTests):
     case = MIXTRAL
 
 
@@ -58,9 +58,9 @@ def experts_of(net: Any) -> list[Experts]:
     return [part for part in net.modules() if isinstance(part, Experts)]
 
 
-def theirs_loss(logits: list[torch.Tensor], top_k: int, mask: Any) -> torch.Tensor:
+def hf_loss(logits: list[torch.Tensor], top_k: int, mask: Any) -> torch.Tensor:
     function = transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func
-    flat = tuple(each.flatten(0, 1) for each in logits)
+    flat = tuple(logit.flatten(0, 1) for logit in logits)
     return function(flat, logits[0].size(-1), top_k, mask)
 
 
@@ -73,11 +73,11 @@ def test_the_balance_loss_equals_transformers(side: str | None, top_k: int) -> N
     mask = None if tokens.real is None else tokens.real.long()
     torch.manual_seed(0)
     logits = [torch.randn(3, 5, 4, requires_grad=True) for _ in range(3)]
-    found, expected = balance_loss(logits, top_k, tokens.real), theirs_loss(logits, top_k, mask)
-    torch.testing.assert_close(found, expected)
-    for ours, theirs in zip(*(torch.autograd.grad(x, logits) for x in (found, expected)),
+    actual, expected = balance_loss(logits, top_k, tokens.real), hf_loss(logits, top_k, mask)
+    torch.testing.assert_close(actual, expected)
+    for ours, reference in zip(*(torch.autograd.grad(x, logits) for x in (actual, expected)),
                             strict=True):  # fmt: skip
-        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(ours, reference)
 
 
 def batch_of(ids: torch.Tensor, lengths: torch.Tensor) -> Batch:
@@ -91,25 +91,25 @@ def batch_of(ids: torch.Tensor, lengths: torch.Tensor) -> Batch:
 
 
 def test_the_loss_of_a_training_step_equals_transformers(tmp_path: Any) -> None:
-    """With its auxiliary loss; likelihoods, evaluation and the net itself are without."""
+    """With its auxiliary loss, which likelihoods, evaluation and the net itself do not include."""
     model = MIXTRAL.model(output_router_logits=True, router_aux_loss_coef=0.5)
     net = imported(model, tmp_path).net
     ids, lengths, mask = padded(random_rows(23, [7, 9, 4]), "right")
-    theirs = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+    reference = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
     batch = batch_of(ids, lengths)
     step = TrainStep(net, batch_loss)
-    found = step(batch)
-    torch.testing.assert_close(found.loss / found.tokens, theirs.loss, rtol=1e-5, atol=1e-5)
+    actual = step(batch)
+    torch.testing.assert_close(actual.loss / actual.tokens, reference.loss, rtol=1e-5, atol=1e-5)
     plain = batch_loss(net, batch)
-    torch.testing.assert_close(found.nll, plain.nll)
-    expected = 0.5 * found.tokens * theirs.aux_loss
-    torch.testing.assert_close(found.loss - plain.loss, expected, rtol=1e-4, atol=1e-4)
-    (found.loss / found.tokens).backward()
-    theirs.loss.backward()
+    torch.testing.assert_close(actual.nll, plain.nll)
+    expected = 0.5 * actual.tokens * reference.aux_loss
+    torch.testing.assert_close(actual.loss - plain.loss, expected, rtol=1e-4, atol=1e-4)
+    (actual.loss / actual.tokens).backward()
+    reference.loss.backward()
     for layer, block in zip(model.model.layers, net.decoder.blocks, strict=True):
         router = block.feedforward.sublayer.router
         torch.testing.assert_close(router.weight.grad, layer.mlp.gate.weight.grad)
-    assert all(each.collected is None for each in experts_of(net))  # nothing stays on the net
+    assert all(item.collected is None for item in experts_of(net))  # nothing stays on the net
     without = imported(MIXTRAL.model(router_aux_loss_coef=0.0), tmp_path / "without").net
     assert torch.equal(TrainStep(without, batch_loss)(batch).loss, batch_loss(without, batch).loss)
 
@@ -119,7 +119,7 @@ def test_the_loss_of_a_training_step_equals_transformers(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_experts_are_called_with_their_tokens_only(grad: bool) -> None:
-    """And in training each has a gradient, if only of zeros."""
+    """In training each has a gradient, possibly of zeros."""
     net, _ = random_net("mixtral", **OURS | {"num_experts": 8, "num_layers": 1})
     experts = net.decoder.blocks[0].feedforward.sublayer
     met: list[int] = []
@@ -129,7 +129,7 @@ def test_experts_are_called_with_their_tokens_only(grad: bool) -> None:
     with torch.set_grad_enabled(grad), record_router_logits([experts]) as logits:
         net(ids).sum()
         out = net(ids).sum()
-    assert [each.shape for each in logits] == [(1, 2, 8)] * 2
+    assert [logit.shape for logit in logits] == [(1, 2, 8)] * 2
     assert sum(met) == 2 * 2 * 2
     assert len(met) == (16 if grad else sum(1 for count in met if count))
     if grad:
@@ -140,7 +140,7 @@ def test_experts_are_called_with_their_tokens_only(grad: bool) -> None:
 def test_calling_every_expert_with_all_tokens_gives_the_same_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a graph, whose shapes are fixed; gradients included."""
+    """As in a graph of fixed shapes; gradients included."""
     net, _ = random_net("mixtral", **OURS)
     ids = torch.stack(random_rows(19, [7, 7]))
 

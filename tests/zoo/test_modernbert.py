@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from encoder_parity import SIZES, EncoderCase, EncoderLaws
+from encoder_parity import SIZES, EncoderCase, EncoderParityTests
 from heedful.parts.tokens import Tokens
 from hf_parity import CLOSE, by_key, imported, millions, random_rows, transformers
 
@@ -51,7 +51,7 @@ MODERNBERT = EncoderCase(
     norm_eps=1e-5,
     head_dropouts=(0, 0.0),
     shrinks=True,
-    not_built=by_key(hidden_activation="tanh", norm_bias=True, mlp_bias=True, decoder_bias=False)
+    unsupported=by_key(hidden_activation="tanh", norm_bias=True, mlp_bias=True, decoder_bias=False)
     | {
         "embedding_dropout is 0.0 and mlp_dropout is 0.5, but": {"mlp_dropout": 0.5},
         "layer_types is sliding_attention, full_attention": {
@@ -75,26 +75,26 @@ MODERNBERT = EncoderCase(
 )
 
 
-class TestLaws(EncoderLaws):
+class TestParity(EncoderParityTests):
     case = MODERNBERT
 
 
 @pytest.mark.parametrize("size", [9, 300])
 @torch.no_grad()
 def test_packed_texts_equal_separate_texts(size: int, tmp_path: Path) -> None:
-    """Unpadded: several texts in a row, also where local layers take it in parts."""
+    """Several texts in a row without padding, also if local layers compute it in blocks."""
     net = imported(MODERNBERT.model(), tmp_path).net
     lengths = [size, 4, 1, size // 2]
     rows = random_rows(23, lengths)
     segments = torch.arange(4).repeat_interleave(torch.tensor(lengths))[None]
     states = net.encode(Tokens.from_ids(torch.cat(rows)[None], segments=segments))[0]
-    for row, found in zip(rows, states.split(lengths), strict=True):
-        torch.testing.assert_close(found, net.encode(Tokens.from_ids(row[None]))[0], **CLOSE)
+    for row, actual in zip(rows, states.split(lengths), strict=True):
+        torch.testing.assert_close(actual, net.encode(Tokens.from_ids(row[None]))[0], **CLOSE)
 
 
 @torch.no_grad()
 def test_the_pooling_key_matters_for_classifiers_only() -> None:
-    """The published base model's says mean, which its masked language model does not use."""
+    """The published base model has mean pooling, which its masked language model does not use."""
     published: dict[str, Any] = {
         "architectures": ["ModernBertForMaskedLM"],
         "classifier_pooling": "mean",

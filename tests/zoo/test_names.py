@@ -63,7 +63,7 @@ NAMES = Names(
 
 
 def file_of(**sizes: Any) -> dict[str, Tensor]:
-    """What a file of a new net holds."""
+    """The tensors of a file of a new net."""
     return to_hf(Net(**sizes), NAMES)
 
 
@@ -74,7 +74,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def refuses(
     file: Mapping[str, Tensor | None], message: str, names: Names = NAMES, **sizes: Any
 ) -> None:
-    """The file (None: not there) is refused with the message, and the net is as it was."""
+    """A file (None: a missing one) is refused with the message, and the net is unchanged."""
     net = Net(**sizes)
     held = {name: tensor for name, tensor in file.items() if tensor is not None}
     before = {name: weight.detach().clone() for name, weight in weights_of(net).items()}
@@ -137,12 +137,12 @@ WRONG: dict[str, dict[str, Tensor | None]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_tensors_that_do_not_fit_are_named(message: str) -> None:
+def test_mismatched_tensors_are_named(message: str) -> None:
     refuses({**file_of(), **WRONG[message]}, message)
 
 
 def test_each_part_of_a_joined_matrix_must_fit() -> None:
-    """Parts that only add up to the right height would be taken apart at the wrong rows."""
+    """Parts whose heights only add up to the right sum would be split at the wrong rows."""
     file = file_of(heads=4, groups=2)
     query, key = file["base.h.1.q.weight"], file["base.h.1.k.weight"]
     message = r"base.h.1.q.weight is \(6, 4\), but .*layers.1.attention.qkv.weight needs \(6, 8\)"
@@ -169,9 +169,9 @@ def test_an_optional_weight_is_left_as_initialized_with_a_notice() -> None:
     assert from_hf(net, file, names, "file") == ["file lacks head.bias: left as initialized"]
     assert torch.equal(net.head.bias, bias)
     assert torch.equal(net.embedding.weight, source.embedding.weight)
-    drawn = Net()
-    from_hf(net, file, names, "file", lambda: drawn)
-    assert torch.equal(net.head.bias, drawn.head.bias)
+    new_net = Net()
+    from_hf(net, file, names, "file", lambda: new_net)
+    assert torch.equal(net.head.bias, new_net.head.bias)
     del file["base.h.0.k.bias"]  # half of an optional tensor is no tensor
     refuses(file, "lacks the tensor base.h.0.k.bias$", names)
 

@@ -6,13 +6,13 @@ from test_marian import ODD
 from test_marian import prepare as prepare_marian
 
 from hf_parity import by_key, millions, transformers
-from seq2seq_parity import BART_NOT_BUILT, BART_SIZES, BartLaws, Seq2SeqCase, tied_to
+from seq2seq_parity import BART_SIZES, BART_UNSUPPORTED, BartParityTests, Seq2SeqCase, tied_to
 
 UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
 
 
 def prepare(model: Any, keys: dict[str, Any]) -> None:
-    """As Marian's; the matrix that nothing reads where none is shared is the source's."""
+    """As for Marian; an unused shared matrix equals that of the source."""
     prepare_marian(model, keys)
     getattr(model, "model", model).shared.weight.copy_(model.get_encoder().embed_tokens.weight)
 
@@ -29,7 +29,7 @@ PEGASUS = Seq2SeqCase(
         ODD | {"activation_function": "relu"},
     ],
     prepare=prepare,
-    left_out={
+    missing_key_values={
         "src_vocab_size": 50265,
         "tgt_vocab_size": 50265,
         "num_encoder_layers": 12,
@@ -37,16 +37,16 @@ PEGASUS = Seq2SeqCase(
         "activation": "gelu",
         "scale_embeddings": False,
     },
-    not_built={
+    unsupported={
         message: keys
-        for message, keys in BART_NOT_BUILT.items()
+        for message, keys in BART_UNSUPPORTED.items()
         if keys.keys().isdisjoint(("tie_word_embeddings", "normalize_before"))
         and "add_final_layer_norm" not in keys
     }
     | by_key(normalize_before=False, add_final_layer_norm=False, normalize_embedding=True)
     | by_key(static_position_embeddings=False, tie_word_embeddings="decoder"),
     other_class="PegasusForCausalLM",
-    impossible={
+    invalid={
         "src_vocab_size is 7 and tgt_vocab_size 96103": {"src_vocab_size": 7},
         "'none' or 'all'": {"tie_embeddings": "decoder"},
     },
@@ -58,5 +58,5 @@ PEGASUS = Seq2SeqCase(
 )
 
 
-class TestLaws(BartLaws):
+class TestParity(BartParityTests):
     case = PEGASUS

@@ -1,6 +1,6 @@
 """Qwen3 against transformers: norms of queries and keys, import and export, sizes."""
 
-from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryLaws
+from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryParityTests
 from hf_parity import by_key, transformers
 
 QWEN3 = DecoderCase(
@@ -23,9 +23,9 @@ QWEN3 = DecoderCase(
     ],
     ours=TINY,
     by_rule={"head_dim": 4},
-    left_out={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
+    missing_key_values={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
     | {"d_ff": 22016, "max_length": 32768, "tie_embeddings": False, "rope_base": 10000.0},
-    not_built=by_key(hidden_act="tanh", use_sliding_window=True)
+    unsupported=by_key(hidden_act="tanh", use_sliding_window=True)
     | {"layer_types has sliding_attention": {"layer_types": ["sliding_attention"]}},
     own_dropouts=("dropout",),
     other_class="Qwen3ForSequenceClassification",
@@ -42,5 +42,5 @@ QWEN3 = DecoderCase(
 )
 
 
-class TestLaws(RotaryLaws):
+class TestParity(RotaryParityTests):
     case = QWEN3

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_parity import SIZES, BertLaws, EncoderCase, Poolerless, output
+from encoder_parity import SIZES, BertParityTests, EncoderCase, Poolerless, output
 from heedful.errors import UserError
 from heedful.zoo import roberta
 from hf_parity import CLOSE, by_key, imported, millions, transformers
@@ -44,8 +44,8 @@ ROBERTA = EncoderCase(
     head_dropouts=(0.3, 0.3),
     kept=("num_labels", "pad_token_id", "max_position_embeddings"),
     # BERT's epsilon, and 512 rows of positions less 2.
-    left_out={"norm_eps": 1e-12, "type_vocab_size": 2, "max_length": 510},
-    not_built=by_key(
+    missing_key_values={"norm_eps": 1e-12, "type_vocab_size": 2, "max_length": 510},
+    unsupported=by_key(
         is_decoder=True,
         add_cross_attention=True,
         position_embedding_type="relative_key_query",
@@ -66,12 +66,12 @@ ROBERTA = EncoderCase(
 )
 
 
-class TestLaws(BertLaws):
+class TestParity(BertParityTests):
     case = ROBERTA
 
 
 def test_the_published_config_gives_the_default_config() -> None:
-    """What the published base model's config.json says."""
+    """The config.json of the published base model."""
     published = {
         "architectures": ["RobertaForMaskedLM"],
         "attention_probs_dropout_prob": 0.1,

@@ -14,7 +14,7 @@ from heedful.errors import UserError
 from heedful.pipelines import ModelMetadata, load, open_net
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.names import weights_of
-from option_space import alone, assert_same, randomised, texts_of
+from option_space import alone, assert_same, randomized, texts_of
 
 CONFIGS = settings(
     deadline=None,
@@ -24,10 +24,10 @@ CONFIGS = settings(
 
 
 def saved(name, config, folder, **metadata):
-    """A model with random weights, and where it is saved."""
+    """A model with random weights, and its folder."""
     torch.manual_seed(0)
     model = open_net(
-        randomised(architecture(name).build(config)),
+        randomized(architecture(name).build(config)),
         config,
         ModelMetadata(name, "-", **metadata),
         None,
@@ -46,9 +46,9 @@ def test_every_net_is_equal_after_saving_and_loading(name, data):
         opened = load(Path(folder) / "model", device="cpu")
         net = opened.net
         assert opened.config == config
-        ours, theirs = weights_of(net), weights_of(model.net)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        ours, reference = weights_of(net), weights_of(model.net)
+        assert ours.keys() == reference.keys()
+        assert all(torch.equal(ours[key], reference[key]) for key in ours)
         texts = texts_of((6, 1, 3))
         assert_same(alone(net.double(), texts), alone(model.net.double(), texts))
 
@@ -58,7 +58,7 @@ HUGE = (1_022, 10**6, 2**30, 2**31 - 1)
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_damaged_size_is_a_one_line_error_or_changes_no_weight(name, tmp_path):
-    """Each whole number of `config.json` in turn, far too large for the tensors or any memory."""
+    """Each integer of `config.json` in turn, far too large for the tensors or any memory."""
     config = config_of(name, SIZES, {})
     model = saved(name, config, tmp_path / "model")
     path = tmp_path / "model" / "config.json"
@@ -71,14 +71,14 @@ def test_a_damaged_size_is_a_one_line_error_or_changes_no_weight(name, tmp_path)
             keys = content["model"] | {key: huge}
             path.write_text(json.dumps(content | {"model": keys}))
             try:
-                ours, theirs = (
+                ours, reference = (
                     weights_of(load(tmp_path / "model", device="cpu").net),
                     weights_of(model.net),
                 )
             except UserError as error:
                 messages.append(str(error))
             else:
-                assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+                assert all(torch.equal(ours[name], reference[name]) for name in reference)
     assert len(messages) >= 4 * 3  # layers, widths and words
     assert not any("\n" in message for message in messages)
 

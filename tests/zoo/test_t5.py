@@ -24,16 +24,16 @@ from hf_parity import (
     transformers,
     written,
 )
-from seq2seq_parity import Seq2SeqCase, Seq2SeqLaws, assert_same_logits, tied_to
+from seq2seq_parity import Seq2SeqCase, Seq2SeqParityTests, assert_same_logits, tied_to
 
 VOCAB = 23
 V1_1: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 
 def untie(model: Any, keys: dict[str, Any]) -> None:
-    """An output matrix of its own, where its config says so.
+    """A separate output matrix if the config has one.
 
-    Transformers 5 ties it in a new model whatever the config says, and not in a model that is read.
+    Transformers 5 ties it in new models whatever the config is, and not in loaded ones.
     """
     if keys.get("tie_word_embeddings") is False:
         model.lm_head.weight = nn.Parameter(torch.randn(VOCAB, model.config.d_model) / 4)
@@ -70,7 +70,7 @@ T5 = Seq2SeqCase(
         {"feed_forward_proj": "gated-gelu_python", "dropout_rate": 0, "d_ff": 5},
     ],
     prepare=untie,
-    not_built=by_key(
+    unsupported=by_key(
         is_decoder=True,
         is_encoder_decoder=False,
         feed_forward_proj="gated-tanh",
@@ -84,7 +84,7 @@ T5 = Seq2SeqCase(
         }
     },
     other_class="T5EncoderModel",
-    impossible={"src_vocab_size is 7 and tgt_vocab_size 32128": {"src_vocab_size": 7}},
+    invalid={"src_vocab_size is 7 and tgt_vocab_size 32128": {"src_vocab_size": 7}},
     published={
         "small": 60_506_624,
         "base": 222_903_552,
@@ -101,31 +101,31 @@ T5 = Seq2SeqCase(
 )
 
 
-class TestLaws(Seq2SeqLaws):
+class TestParity(Seq2SeqParityTests):
     case = T5
 
 
 @torch.no_grad()
 def test_relative_biases_are_stored_once_for_all_layers() -> None:
-    found = T5.net()
-    tables = [name for name in written(found) if "relative_attention_bias" in name]
+    actual = T5.net()
+    tables = [name for name in written(actual) if "relative_attention_bias" in name]
     assert sorted(tables) == [
         "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
         "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     ]
     src = torch.stack(random_rows(VOCAB, [9]))
     calls = []
-    first, second = (block.self_attention.sublayer.position for block in found.net.encoder.blocks)
+    first, second = (block.self_attention.sublayer.position for block in actual.net.encoder.blocks)
     assert first is second
     first.register_forward_hook(lambda module, inputs, output: calls.append(output))
-    found.net.encode(Tokens.from_ids(src))
+    actual.net.encode(Tokens.from_ids(src))
     (scores,) = calls  # formed once for all layers
     assert scores.abs().max() > 0
 
 
 @torch.no_grad()
 def test_hidden_units_beyond_the_range_of_fp16() -> None:
-    """They occur in published models; the 16 bits that heedful computes in can hold them."""
+    """They occur in published models; bfloat16, which heedful uses, can represent them."""
     net = T5.net().net
     for stack in (net.encoder, net.decoder):
         for block in stack.blocks:
@@ -141,7 +141,7 @@ def test_hidden_units_beyond_the_range_of_fp16() -> None:
 
 @torch.no_grad()
 def test_a_file_of_transformers_4_is_read(tmp_path: Path) -> None:
-    """It says that the output is not tied, stores shared matrices again, and an unused table."""
+    """It declares an untied output, repeats shared matrices, and has an unused table."""
     model = T5.model(**V1_1)
     model.save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
@@ -153,22 +153,22 @@ def test_a_file_of_transformers_4_is_read(tmp_path: Path) -> None:
     unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     tensors[unused] = torch.zeros(32, 3)
     write_hf_directory(tmp_path / "old", content, tensors)
-    found = net_from_hf(read_hf_directory(tmp_path / "old"), "old", max_length=12)
-    assert found.notices == [f"old: ignored tensors that are not in the model: {unused}"]
-    assert_same_logits(model, found.net)
+    actual = net_from_hf(read_hf_directory(tmp_path / "old"), "old", max_length=12)
+    assert actual.notices == [f"old: ignored tensors that are not in the model: {unused}"]
+    assert_same_logits(model, actual.net)
 
 
 @torch.no_grad()
 def test_an_output_that_transformers_5_tied_but_does_not_scale_is_read(tmp_path: Path) -> None:
-    """Of a new model of version 1.1 it stores one matrix, in the words that it has for two."""
+    """A new model of version 1.1 is saved with one matrix, declared as two."""
     config = transformers.T5Config(**T5.sizes | V1_1)
     model = random_hf(transformers.T5ForConditionalGeneration, config)
     assert model.lm_head.weight is model.shared.weight
-    found = imported(model, tmp_path)
-    assert found.notices == [f"{tmp_path} lacks lm_head.weight: shared.weight is used instead"]
-    assert not found.config.tie_embeddings
-    assert_same_logits(model, found.net)
-    assert_round_trips(model, found, tmp_path, transformers.T5ForConditionalGeneration)
+    actual = imported(model, tmp_path)
+    assert actual.notices == [f"{tmp_path} lacks lm_head.weight: shared.weight is used instead"]
+    assert not actual.config.tie_embeddings
+    assert_same_logits(model, actual.net)
+    assert_round_trips(model, actual, tmp_path, transformers.T5ForConditionalGeneration)
 
 
 @torch.no_grad()
@@ -179,13 +179,13 @@ def test_max_length_limits_heedful_only(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"200 tokens.*max_length 12"):
         net(long, long)
     net = imported(model, tmp_path, max_length=200).net
-    theirs = model(input_ids=long, decoder_input_ids=long, use_cache=False).logits
-    torch.testing.assert_close(net(long, long), theirs, **CLOSE)
+    reference = model(input_ids=long, decoder_input_ids=long, use_cache=False).logits
+    torch.testing.assert_close(net(long, long), reference, **CLOSE)
 
 
 @torch.no_grad()
 def test_a_new_model_is_initialized_as_in_transformers(tmp_path: Path) -> None:
-    """Every standard deviation but that of an output matrix of its own."""
+    """Every standard deviation except that of a separate output matrix."""
     sizes: dict[str, Any] = {
         "vocab_size": 200,
         "d_model": 64,
@@ -200,14 +200,14 @@ def test_a_new_model_is_initialized_as_in_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     _, ours = net_to_hf("t5", config, t5.build(config))
     torch.manual_seed(0)
-    theirs = transformers.T5ForConditionalGeneration(
+    reference = transformers.T5ForConditionalGeneration(
         transformers.T5Config(**sizes, feed_forward_proj="gated-gelu")
     ).state_dict()
     for name, tensor in ours.items():
         if tensor.dim() == 1:
             assert torch.equal(tensor, torch.ones_like(tensor)), name
         else:
-            assert tensor.std() == pytest.approx(float(theirs[name].std()), rel=0.1), name
+            assert tensor.std() == pytest.approx(float(reference[name].std()), rel=0.1), name
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ def config(**changes: Any) -> Config:
 
 
 def torch_transformer(config: Config) -> nn.Transformer:
-    """One with random biases and norms, which torch starts at zero and one."""
+    """A `torch.nn.Transformer` with random biases and norms, which torch starts at zero and one."""
     torch.manual_seed(1)
     transformer = nn.Transformer(
         config.d_model,
@@ -92,16 +92,16 @@ def test_logits_and_gradients_equal_torch(padded: bool, changes: dict[str, Any])
         tgt_key_padding_mask=tgt_pad,
         memory_key_padding_mask=src_pad,
     )
-    theirs = around.head(states)
+    reference = around.head(states)
     looked_at = torch.ones(B, T, dtype=torch.bool) if tgt_real is None else tgt_real
-    torch.testing.assert_close(ours[looked_at], theirs[looked_at], rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours[looked_at], reference[looked_at], rtol=0, atol=1e-5)
     with torch.no_grad():
         fused = net.eval()(src, tgt, *lengths)
-    torch.testing.assert_close(fused[looked_at], theirs[looked_at], rtol=0, atol=1e-5)
+    torch.testing.assert_close(fused[looked_at], reference[looked_at], rtol=0, atol=1e-5)
 
     upstream = torch.randn(B, T, VOCAB) * looked_at[..., None] / looked_at.sum()
     ours.backward(upstream)
-    theirs.backward(upstream)
+    reference.backward(upstream)
     grads = copy.deepcopy(transformer)
     for grad, parameter in zip(grads.parameters(), transformer.parameters(), strict=True):
         assert parameter.grad.any()
@@ -161,9 +161,9 @@ def counted(net: nn.Module) -> dict[str, int]:
 def test_sizes_have_the_parameters_of_the_paper(size: str, total: int, paper: float) -> None:
     """Within 4% of Table 3 at its shared vocabulary of about 37,000.
 
-    Nothing is left out or counted twice. The differences, -1,917,504 for base (as many as 3,745
-    more entries would bring) and +1,245,376 for big (1,216 fewer), have opposite signs: no one
-    vocabulary gives both of the paper's figures, which are rounded.
+    The differences, -1,917,504 for base (as many as 3,745 more entries would add) and +1,245,376
+    for big (1,216 fewer), have opposite signs: no single vocabulary has both rounded figures of the
+    paper.
     """
     paper_config = Config(37_000, 37_000, **SIZES[size])
     with torch.device("meta"):
@@ -180,14 +180,14 @@ def test_sizes_have_the_parameters_of_the_paper(size: str, total: int, paper: fl
 def test_the_number_of_parameters_has_a_closed_form(
     positions: Any, placement: Any, tie: Any, bias: bool
 ) -> None:
-    chosen = config(
+    selected = config(
         positions=positions,
         norm_placement=placement,
         tie_embeddings=tie,
         bias=bias,
         src_vocab_size=VOCAB if tie == "all" else 55,
     )
-    assert counted(build(chosen)) == closed_form(chosen)
+    assert counted(build(selected)) == closed_form(selected)
 
 
 # Dropout of the whole net
@@ -207,7 +207,7 @@ def test_each_dropout_has_its_configured_rate() -> None:
 
 
 def test_every_dropout_acts_in_training_and_none_in_evaluation() -> None:
-    """A rate that is kept and never applied is as wrong as one that is applied to answers."""
+    """Also if a rate is stored and never applied, or applied in evaluation."""
     torch.manual_seed(0)
     net = build(config(num_encoder_layers=1, num_decoder_layers=1))
     src, tgt = torch.randint(VOCAB, (B, S)), torch.randint(VOCAB, (B, T))
@@ -260,7 +260,7 @@ def test_a_missing_vocabulary_is_refused_by_name() -> None:
 
 
 def test_a_config_is_frozen() -> None:
-    chosen = config()
+    selected = config()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        chosen.d_model = 64
-    assert Config(**dataclasses.asdict(chosen)) == chosen
+        selected.d_model = 64
+    assert Config(**dataclasses.asdict(selected)) == selected

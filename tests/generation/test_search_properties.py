@@ -1,4 +1,4 @@
-"""Laws of every kind of search: beams, groups of beams, greedy decoding and sampling."""
+"""Properties of every kind of search: beams, groups of beams, greedy decoding and sampling."""
 
 import math
 from collections.abc import Callable
@@ -24,19 +24,19 @@ Found = list[list[Hypothesis]]
 
 
 def search(kind: str, function: Callable[..., Tensor], start: Any, **options: Any) -> Found:
-    """What each sentence of a batch gives."""
+    """The results of each sentence of a batch."""
     seeds, count = options.pop("seeds", range(len(start))), NUM_RETURN[kind]
     if kind == "greedy":
         return greedy_search(function, start, **options)
     if kind == "sampled":
-        found = sample(function, start, seeds=seeds, num_samples=count, **options)
-        return [found[at : at + count] for at in range(0, len(found), count)]
+        actual = sample(function, start, seeds=seeds, num_samples=count, **options)
+        return [actual[at : at + count] for at in range(0, len(actual), count)]
     groups = {"num_groups": 2, "diversity_penalty": 0.7} if kind == "groups" else {}
     return beam_search(function, start, beam_size=count, num_return=count, **groups, **options)
 
 
 def allow_again(log_probs: Tensor, context: Context) -> Tensor:
-    """A rule from elsewhere: token 4 is as likely as before all rules."""
+    """A plugin rule: token 4 has its log-probability before all rules."""
     assert context.model_log_probs is not None
     four = torch.tensor([4])
     return log_probs.index_copy(1, four, context.model_log_probs[:, four])
@@ -73,7 +73,7 @@ OF_KIND = {"beams": SCORES | STOPS, "groups": SCORES | STOPS, "greedy": SCORES, 
     limits=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     data=st.data(),
 )
-def test_a_result_depends_on_neither_batch_nor_order_nor_state(
+def test_results_are_independent_of_batch_order_and_state(
     kind: str, seed: int, holes: float, limits: list[int], data: st.DataObject
 ) -> None:
     """Sentences, and groups or samples of one sentence, end at different steps and leave."""
@@ -121,7 +121,7 @@ def test_a_result_depends_on_neither_batch_nor_order_nor_state(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_search_never_looks_into_start(kind: str) -> None:
+def test_searches_ignore_the_content_of_start(kind: str) -> None:
     """Left padding, or EOS in the prompt, changes nothing; rules see `prompts` alone."""
     rules = [RepetitionPenalty(1.4), NoRepeatNgram(2, include_prompt=True)]
     options = {"rules": rules, "eos_id": EOS, "max_new_tokens": 6, "prompts": [[3], [2, 1]]}
@@ -131,7 +131,7 @@ def test_a_search_never_looks_into_start(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_call_a_step_for_all_rows_of_sentences_that_are_not_done(kind: str) -> None:
+def test_each_step_is_one_call_for_all_open_sentences(kind: str) -> None:
     shapes = []
 
     def endless(prefixes: Tensor) -> Tensor:
@@ -144,26 +144,26 @@ def test_one_call_a_step_for_all_rows_of_sentences_that_are_not_done(kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cut_leaves_something_where_eos_may_not_come(kind: str) -> None:
+def test_truncation_keeps_a_token_if_eos_is_excluded(kind: str) -> None:
     likely_end = from_table({}, [0.9, 0.06, 0.04])
     limits = {"max_new_tokens": 3, "min_new_tokens": 3}
-    [[found, *_]] = search(kind, likely_end, [[]], eos_id=EOS, rules=[TopK(1)], **limits)
-    assert found.ids == [1, 1, 0]
+    [[actual, *_]] = search(kind, likely_end, [[]], eos_id=EOS, rules=[TopK(1)], **limits)
+    assert actual.ids == [1, 1, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forced_tokens_win_over_rules_and_have_the_models_value(kind: str) -> None:
+def test_forced_tokens_override_rules_and_have_the_models_log_probability(kind: str) -> None:
     """A forced prefix, and a rule that forces the first token, as a language's in translation."""
     row = random_rows(2, SIZE)
     rules = [BannedTokens([3]), Temperature(0.5)]
     limits = {"eos_id": EOS, "max_new_tokens": 2, "min_new_tokens": 2}
     for options in ({"rules": rules, "forced_prefix": [[3]]},
                     {"rules": [*rules, ForcedTokens({0: 3})]}):  # fmt: skip
-        [[found, *_]] = search(kind, from_rows(row), [[]], **limits, **options)
-        first, second = parts_of(row, (), found.ids)
-        assert found.ids[0] == 3
+        [[actual, *_]] = search(kind, from_rows(row), [[]], **limits, **options)
+        first, second = parts_of(row, (), actual.ids)
+        assert actual.ids[0] == 3
         scale = 2 if kind in ("beams", "groups") else 1  # whose numbers are those under the rules
-        assert found.token_log_probs == pytest.approx([first, scale * second])
+        assert actual.token_log_probs == pytest.approx([first, scale * second])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,16 +177,16 @@ def test_a_banned_token_that_a_later_rule_allows_has_the_models_log_probability(
     state = {"state": Remembered(1)} if with_state else {}
     function = remembering(row) if with_state else from_rows(row)
     options = {"eos_id": EOS, "max_new_tokens": 4, "min_new_tokens": 4, "rules": rules}
-    for found in search(kind, function, [[5]], **options, **state)[0]:
-        wanted = parts_of(row, (5,), found.ids)
+    for actual in search(kind, function, [[5]], **options, **state)[0]:
+        expected = parts_of(row, (5,), actual.ids)
         if kind in ("beams", "groups"):
-            wanted[0] = wanted[2] = 0.0
-        assert (found.ids[0], found.ids[2]) == (3, 3)
-        assert found.token_log_probs == pytest.approx(wanted)
+            expected[0] = expected[2] = 0.0
+        assert (actual.ids[0], actual.ids[2]) == (3, 3)
+        assert actual.token_log_probs == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_sentences(kind: str) -> None:
+def test_no_sentences_have_no_outputs(kind: str) -> None:
     assert search(kind, from_rows(random_rows(0, 3)), [], eos_id=EOS, max_new_tokens=3) == []
 
 
@@ -216,7 +216,7 @@ def test_no_sentences(kind: str) -> None:
         ({"rules": [lambda log_probs, _: log_probs[:, 1:]]}, "must keep"),
     ],
 )
-def test_bad_arguments(kind: str, options: dict[str, Any], says: str) -> None:
+def test_wrong_arguments_are_refused(kind: str, options: dict[str, Any], says: str) -> None:
     good = {"start": [[1], [2]], "eos_id": EOS, "max_new_tokens": 5}
     with pytest.raises(UserError, match=says):
         search(kind, from_rows(random_rows(0, SIZE)), **(good | options))
@@ -224,8 +224,8 @@ def test_bad_arguments(kind: str, options: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rules", [[], [BannedTokens([0, 1, 2])]], ids=["no rules", "rules"])
-def test_bad_log_probabilities(kind: str, rules: list[Any]) -> None:
-    """They are looked at before the rules."""
+def test_wrong_log_probabilities_are_refused(kind: str, rules: list[Any]) -> None:
+    """They are checked before the rules."""
 
     def late(prefixes: Tensor) -> Tensor:
         out = from_table({}, [0.0, 0.2, 0.2, 0.3, 0.3])(prefixes)

@@ -68,8 +68,8 @@ def windows_in_parts() -> Iterator[None]:
 def test_a_batch_of_n_equals_n_batches_of_one_for_any_padding(
     net: Any, lengths: list[int], side: str, more: int, pad_id: int | None
 ) -> None:
-    """So left padding is right padding, more padding changes nothing, and nor does what stands in
-    it: it may be the id of EOS, or of any word in the row. Some sources are empty."""
+    """Left padding equals right padding; neither its amount nor its ids matter, even EOS or a word
+    of the row. Some sources are empty."""
     texts = texts_of(lengths)
     texts[0] = Text(torch.full_like(texts[0].ids, pad_id or 0), texts[0].source)
     assert_same(outputs(net, texts, side, width=7 + more, pad_id=pad_id), alone(net, texts))
@@ -93,15 +93,15 @@ def test_an_empty_row_is_finite_and_does_not_affect_others(
     net: Any, length: int, side: str
 ) -> None:
     texts = texts_of([length, 0, 1])
-    found = outputs(net, texts, side, width=7)
-    assert all(row.isfinite().all() for row in found)
-    assert_same([found[0], found[2]], alone(net, [texts[0], texts[2]]))
+    actual = outputs(net, texts, side, width=7)
+    assert all(row.isfinite().all() for row in actual)
+    assert_same([actual[0], actual[2]], alone(net, [texts[0], texts[2]]))
 
 
 @SEARCH
 @given(nets(), LENGTHS, SIDES)
 def test_training_and_inference_paths_are_equal(net: Any, lengths: list[int], side: str) -> None:
-    """Plain products where gradients are formed, fused kernels where not."""
+    """Plain products with gradients, fused kernels without."""
     taken: set[str] = set()
 
     def spy(name: str, function: Any) -> Any:
@@ -121,7 +121,7 @@ def test_training_and_inference_paths_are_equal(net: Any, lengths: list[int], si
 
 
 def states_of(net: Any, rows: list[Tensor], side: Any, **padding: Any) -> Tensor:
-    """States before the head; rows are their own sources."""
+    """States before the head; each row is its own source."""
     tokens = tokens_of(rows, side, **padding)
     if isinstance(net, EncoderDecoder):
         return net.states(tokens, tokens)
@@ -134,7 +134,7 @@ def states_of(net: Any, rows: list[Tensor], side: Any, **padding: Any) -> Tensor
 def test_padding_has_no_gradient_and_all_values_are_finite(
     single: Single, build: Any, lengths: list[int], side: str
 ) -> None:
-    """In training, dropout and empty rows included. One id stands in the padding alone."""
+    """In training, with dropout and empty rows. One id occurs in padding only."""
     net = build(single).train()
     rows = [row % (VOCAB - 1) for row in random_rows(lengths, 0)]
     states = states_of(net, rows, side, width=7, pad_id=VOCAB - 1)
@@ -161,7 +161,7 @@ def test_gradients_flow_to_every_parameter(single: Single, kind: str, seed: int)
     one_key = all(window == 1 for window in single.windows)
     for name, parameter in net.named_parameters():
         if "position.weight" in name and one_key:
-            continue  # who sees one key alone gives it all weight, whatever its score
+            continue  # who layer_dependencies one key alone gives it all weight, whatever its score
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
@@ -189,11 +189,11 @@ def test_every_row_of_every_weight_has_a_gradient(placement: Any, positions: Any
         assert learns.all(), name
 
 
-# Who sees whom
+# Who layer_dependencies whom
 
 
-def sees(single: Single, length: int, *, causal: bool) -> Tensor:
-    """(T, T), True where a layer after another lets row know of column."""
+def layer_dependencies(single: Single, length: int, *, causal: bool) -> Tensor:
+    """(T, T), True where the layers let the state of a row depend on a column."""
     places = torch.arange(length)
     distances = places[:, None] - places
     known = torch.eye(length, dtype=torch.bool)
@@ -208,19 +208,19 @@ def sees(single: Single, length: int, *, causal: bool) -> Tensor:
 @given(singles(), st.sampled_from([decoder, encoder, two_stacks]), st.integers(2, 8), st.data(),
        SIDES)  # fmt: skip
 @torch.no_grad()
-def test_a_token_depends_on_its_visible_tokens_only(
+def test_a_token_depends_on_exactly_its_visible_tokens(
     single: Single, build: Any, length: int, data: st.DataObject, side: str
 ) -> None:
-    """Windows of layers add up. Whom it may know it does know: a constant would not pass."""
+    """Windows of layers add up. Visible tokens must have an effect: a constant would not pass."""
     net = build(single)
     changed = data.draw(st.integers(0, length - 1), "changed")
     (text,) = texts_of([length])
     other = text.ids.clone()
     other[changed] = (other[changed] + 1) % VOCAB
     both = [text, text._replace(ids=other)]
-    before, after = (outputs(net, [each], side, width=9)[0] for each in both)
+    before, after = (outputs(net, [item], side, width=9)[0] for item in both)
     differ = (after - before).abs().amax(-1)
-    known = sees(single, length, causal=build is not encoder)[:, changed]
+    known = layer_dependencies(single, length, causal=build is not encoder)[:, changed]
     torch.testing.assert_close(after[~known], before[~known], **EXACT)
     # Deep in a ReLU's dead side a token may be blind: it is enough that the token itself differs
     # and, of the others, not all are blind.
@@ -246,17 +246,17 @@ def test_every_target_position_depends_on_the_source_and_earlier_tokens(placemen
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padding_queries_have_zero_attention_outputs(side: Any) -> None:
-    """Of the source's own, the target's own and the cross-attention; empty sources likewise."""
+    """In self-attention of source and target and in cross-attention; empty sources likewise."""
     net = random_net(TINY)
-    found: dict[str, Tensor] = {}
+    actual: dict[str, Tensor] = {}
     for name, module in net.named_modules():
         if isinstance(module, MultiHead):
-            module.register_forward_hook(lambda _, __, out, name=name: found.update({name: out}))
+            module.register_forward_hook(lambda _, __, out, name=name: actual.update({name: out}))
     sources, targets = torch.tensor([4, 2, 0]), torch.tensor([1, 3, 2])
     src, tgt = (pad(random_rows(n.tolist(), 0), side, width=4) for n in (sources, targets))
     net(src, tgt, sources, targets, padding_side=side)
-    assert len(found) == 6
-    for name, out in found.items():
+    assert len(actual) == 6
+    for name, out in actual.items():
         written = padding_mask(sources if name.startswith("encoder") else targets, 4, side)
         if "cross" in name:
             written = written & (sources > 0)[:, None]
@@ -266,7 +266,7 @@ def test_padding_queries_have_zero_attention_outputs(side: Any) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.no_grad()
 def test_every_position_scheme_depends_on_the_order_of_tokens(scheme: str) -> None:
-    """What the laws leave: they hold for a scheme that says nothing."""
+    """The other properties would also hold for a scheme without effect."""
     row = torch.stack(random_rows([9], 0))
     net = encoder(Single(scheme, windows=(None,)))
     turned = (net(row.flip(1)).flip(1) - net(row)).abs().max()
@@ -290,8 +290,10 @@ def test_every_position_scheme_depends_on_the_order_of_tokens(scheme: str) -> No
 def test_rows_without_visible_keys_are_finite_in_half_precision(
     scheme: str, dtype: torch.dtype
 ) -> None:
-    """Forward and backward: empty sources, empty targets, packed rows, windows. Blocked keys stay
-    blocked beside scores of any size."""
+    """Forward and backward: empty sources, empty targets, packed rows, windows.
+
+    Hidden keys have weight zero next to scores of any size.
+    """
     net = two_stacks(Single(scheme, windows=(2, None))).to(dtype).train()
     ids = torch.stack(random_rows([6, 6], 0))
     lengths = torch.tensor([4, 0])
@@ -311,10 +313,10 @@ def test_rows_without_visible_keys_are_finite_in_half_precision(
     moved[:, :2] = (ids[:, :2] + 1) % VOCAB
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            found = net(moved, lengths, segments=segments, padding_side="left")
+            actual = net(moved, lengths, segments=segments, padding_side="left")
             before = net(ids, lengths, segments=segments, padding_side="left")
-        assert found.isfinite().all()
-        assert torch.equal(found[0, 2:], before[0, 2:])
+        assert actual.isfinite().all()
+        assert torch.equal(actual[0, 2:], before[0, 2:])
 
 
 # Heads, types and what is refused
@@ -326,7 +328,7 @@ def test_rows_without_visible_keys_are_finite_in_half_precision(
 def test_class_logits_use_the_first_real_token(
     single: Single, lengths: list[int], side: str, seed: int
 ) -> None:
-    """Not from the first column, which is padding where rows are padded on the left."""
+    """Not the first column, which is padding in rows padded on the left."""
     net, texts = encoder(single, "classes", seed), texts_of(lengths, seed)
     states = [net.encode(Tokens.from_ids(text.ids[None]))[0, 0] for text in texts]
     assert_same(outputs(net, texts, side, width=7), [net.head(state[None])[0] for state in states])
@@ -364,7 +366,7 @@ def test_lengths_out_of_range_are_refused(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 def test_too_long_sequences_are_refused_with_both_lengths(positions: Any) -> None:
-    """A row may be wider, where padding or other texts stand beside it."""
+    """A row may be wider because of padding or of other texts in it."""
     config = Config(VOCAB, VOCAB, 4, 1, 1, 1, 4, max_length=MAX_LENGTH, positions=positions)
     net = random_net(config)
     fits, too_long = (torch.zeros(1, n, dtype=torch.int64) for n in (MAX_LENGTH, MAX_LENGTH + 1))
@@ -379,7 +381,7 @@ def test_too_long_sequences_are_refused_with_both_lengths(positions: Any) -> Non
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 def test_all_tensors_move_with_the_model(positions: Any) -> None:
-    """The meta device refuses any tensor of another device, as an accelerator does."""
+    """The meta device refuses tensors of other devices, as an accelerator does."""
     net = build(Config(VOCAB, VOCAB, 12, 3, 1, 1, 8, positions=positions)).to("meta").train()
     ids = torch.zeros(2, 3, dtype=torch.int64, device="meta")
     assert net(ids, ids).device.type == "meta"
