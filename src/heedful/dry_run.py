@@ -25,8 +25,8 @@ from heedful.training.precision import AUTOCAST, resolve_precision
 from heedful.training.schedules import total_steps
 from heedful.training.step import TrainStep
 
-MEASURED = 5  # steps, after one that is not measured
-ENOUGH = 20.0  # seconds, after which no further step is measured
+MEASURED_STEPS = 5  # after one that is not measured
+MAX_MEASURED_SECONDS = 20.0  # then no further step is measured
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of a unit of ru_maxrss
 
 
@@ -133,7 +133,7 @@ def _measure(
     seconds: list[float] = []
     tokens: list[int] = []
     state_bytes = 0
-    for batches in islice(steps, MEASURED + 1):
+    for batches in islice(steps, MEASURED_STEPS + 1):
         began = time.perf_counter()
         for batch in batches:
             with torch.autocast(device.type, AUTOCAST[precision], enabled=precision != "fp32"):
@@ -146,7 +146,7 @@ def _measure(
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - began)
         tokens.append(sum(batch.num_tokens for batch in batches))
-        if sum(seconds) > ENOUGH:
+        if sum(seconds) > MAX_MEASURED_SECONDS:
             break
     measured = slice(1, None) if len(seconds) > 1 else slice(None)
     times, counts = seconds[measured], tokens[measured]
@@ -154,14 +154,15 @@ def _measure(
 
 
 def _state_bytes(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    gradients = [each.grad for each in net.parameters() if each.grad is not None]
+    parameters = [*net.parameters()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     state = [
         value
         for values in optimizer.state.values()
         for value in values.values()
         if isinstance(value, Tensor)
     ]
-    return sum(each.nbytes for each in [*net.parameters(), *gradients, *state])
+    return sum(tensor.nbytes for tensor in [*parameters, *gradients, *state])
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -65,7 +65,7 @@ class Registry:
     def names(self) -> list[str]:
         """All registered names, including those of plugins."""
         import_module(self.package)
-        _load_from_outside()
+        _load_external_plugins()
         return [*self._entries]
 
     def get(self, name: str) -> Any:
@@ -182,7 +182,7 @@ def require(names: Iterable[str], where: str) -> None:
     """
     for name in names:
         if name not in _loaded:
-            _load_from_outside()
+            _load_external_plugins()
         if name not in _loaded:
             raise UserError(
                 f"{where} needs the plugin {name}, which is not loaded: set {VARIABLE} to its "
@@ -198,7 +198,7 @@ def nearest(key: str, known: Iterable[str]) -> str:
 
 
 @cache
-def _load_from_outside() -> None:
+def _load_external_plugins() -> None:
     for path in os.environ.get(VARIABLE, "").split(os.pathsep):
         if path:
             load_plugin(path)
@@ -231,7 +231,8 @@ def _described(entry: object) -> str:
 
 
 def _line_of(error: Exception, file: str) -> str:
-    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == file]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
     if isinstance(error, SyntaxError):
         lines.append(error.lineno)
     return f", line {lines[-1]}" if lines else ""

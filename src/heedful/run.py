@@ -210,11 +210,11 @@ def _train_in(
             expectations = ExpectationListener(recipe.expect, print_line)
             run.trainer.listeners = [*listeners, *logs, expectations]
         facts = {"facts": _facts(run, device, command)}
-        folder.note(report=facts)
+        folder.update_facts(report=facts)
         reason, scores = _train_and_score(run, out, print_line)
         if scores is not None:
             result = {"labels": [*scores.labels], "confusion": [[*row] for row in scores.confusion]}
-            folder.note(report={**facts, "scores": scores.by_name, **result})
+            folder.update_facts(report={**facts, "scores": scores.by_name, **result})
     events = read_log(out / "log.jsonl")
     for verdict in general_verdicts(events, out) if scores else ():
         print_line(str(verdict))
@@ -240,7 +240,7 @@ def _start(
     else:
         parts = new_parts(task, out, device, print_line)
         save_description(parts.model, out)
-        folder.note(**parts.names)
+        folder.update_facts(**parts.data_facts)
     parts.model.net.to(device)
     epochs = EpochBatches(task, parts.data)
     first = epochs.plan_epoch(0)  # raises UserError for an example larger than a batch

@@ -60,12 +60,12 @@ class TaskKeys:
         """The error message for a key that is set but not read, with the key to use instead."""
         group = next((group for group in _SAME_PURPOSE if _of_train(name) in group), ())
         section = name.rpartition(".")[0]
-        own = [
+        known = [
             key.replace("data.train", section) if key.startswith("data.train.") else key
             for key in group
             if key in self.names
         ]
-        advice = f"use {alternatives(own)}" if own else "leave it out"
+        advice = f"use {alternatives(known)}" if known else "leave it out"
         return f"{name} is not read by the task {task}; {advice}"
 
     def fill(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,9 +144,7 @@ TEXTS = ALL.plus(
     *("data.folder", "data.train.text", "data.train.text_field"),
     *("data.valid_size", "data.text_unit"),
 )
-LANGUAGE_MODELLING = replace(
-    TEXTS, names=TEXTS.names - {"data.max_length", "data.truncation"}
-).plus(
+LANGUAGE_MODELING = replace(TEXTS, names=TEXTS.names - {"data.max_length", "data.truncation"}).plus(
     *("objective.context", *_WORD_DISTILLATION),
     # Brown et al. 2020, appendix B.
     defaults={
@@ -180,7 +178,7 @@ DENOISING = TEXTS.plus(
 )
 BUILT_IN = {
     "translation": PAIRS,
-    "language_modeling": LANGUAGE_MODELLING,
+    "language_modeling": LANGUAGE_MODELING,
     "masked_lm": MASKED_LM,
     "denoising": DENOISING,
     "classification": CLASSIFICATION,

@@ -81,31 +81,31 @@ def remove_entries(
     directory = cache_folder()
     entries = list_entries(directory)
     if names:
-        asked = [_find_entry(entries, name) for name in names]
-        entries = [entry for entry in entries if entry in asked]
+        named = [_find_entry(entries, name) for name in names]
+        entries = [entry for entry in entries if entry in named]
     elif older_than is not None:
         oldest = datetime.now().timestamp() - older_than * _DAY
         entries = [entry for entry in entries if entry.last_used <= oldest]
-    kept = []
+    in_use = []
     for entry in entries:
         if remove_entry(entry):
             typer.echo(f"removed {entry.path.name}, {decimal(entry.size)}")
         else:
-            kept.append(entry.path.name)
+            in_use.append(entry.path.name)
     remove_unfinished_entries(directory)
-    if kept and names:
-        raise UserError(f"{', '.join(kept)}: in use by a run; remove it when the run has ended")
-    for name in kept:
+    if in_use and names:
+        raise UserError(f"{', '.join(in_use)}: in use by a run; remove it when the run has ended")
+    for name in in_use:
         note(f"{name} is in use by a run, and kept")
 
 
 def _find_entry(entries: "list[CacheEntry]", name: str) -> "CacheEntry":
-    """The one entry whose name begins so."""
-    found = [entry for entry in entries if entry.path.name.startswith(name)]
-    if len(found) != 1:
-        problem = "several prepared data have names" if found else "no prepared data have a name"
+    """The only entry whose name begins with `name`."""
+    matches = [entry for entry in entries if entry.path.name.startswith(name)]
+    if len(matches) != 1:
+        problem = "several prepared data have names" if matches else "no prepared data have a name"
         raise UserError(f"{problem} that begins with {name!r}; heedful cache ls shows all names")
-    return found[0]
+    return matches[0]
 
 
 add_command(app, "ls", list_entries)

@@ -31,7 +31,7 @@ def hf(
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
     hf.check_precision(precision)
     opened = pipelines.load(model, device="cpu", backend="eager")
-    hf.export_hf(opened, out, precision=precision, overwrite=overwrite, say=note)
+    hf.export_hf(opened, out, precision=precision, overwrite=overwrite, on_notice=note)
     typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")
 
 

@@ -116,7 +116,7 @@ def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None
 def set_signature(function: Any, parameters: Sequence[inspect.Parameter]) -> None:
     """Let typer see these parameters in place of a function's own."""
     vars(function)["__signature__"] = inspect.Signature(parameters)
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def _given_options(**values: Any) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from heedful.errors import UserError
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # the parser's own errors
 _NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller batches or beams"
-# The message of torch.
-_OF_MEMORY = ("allocate memory", "out of memory", "Storage size calculation overflowed")
-_OF_TABLES = ("index out of range in self", "is out of bounds for dimension")
+# Parts of torch's messages.
+_MEMORY_MESSAGES = ("allocate memory", "out of memory", "Storage size calculation overflowed")
+_INDEX_MESSAGES = ("index out of range in self", "is out of bounds for dimension")
 _received: list[int] = []  # signals that end the process
 _debug: list[bool] = []  # not empty: show tracebacks
 _LONGEST = 1_000  # characters of an error's line
@@ -37,11 +37,11 @@ def run_checked(
     """
     try:
         _open_streams()
-        _heed_signals()
+        _convert_signals()
         code = command(prog_name="heedful", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        if _received:  # libraries may make something else of it, or of half a file
+        if _received:  # a library may have raised another error because of it
             sys.exit(128 + _received[0])
         _end(error, explain)
     sys.exit(code if isinstance(code, int) else 0)
@@ -59,9 +59,11 @@ def _end(error: BaseException, explain: Callable[[Any], str] | None) -> None:
         _fail(f"{error.filename or 'cannot read or write'}: {error.strerror or error}")
     if isinstance(error, RecursionError):
         _fail("something in the input is nested too deep")
-    if isinstance(error, IndexError) and any(part in str(error) for part in _OF_TABLES):
+    if isinstance(error, IndexError) and any(part in str(error) for part in _INDEX_MESSAGES):
         _fail("a token is beyond the model's table: its tokenizer is damaged or of another model")
-    of_torch = isinstance(error, RuntimeError) and any(part in str(error) for part in _OF_MEMORY)
+    of_torch = isinstance(error, RuntimeError) and any(
+        part in str(error) for part in _MEMORY_MESSAGES
+    )
     if isinstance(error, MemoryError) or of_torch:
         _fail(_NO_MEMORY)
     raise error
@@ -81,7 +83,8 @@ def show_tracebacks() -> None:
 def one_line(text: str) -> str:
     """A text as one line that any terminal shows; a long one is cut in its middle."""
     shown = "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
     )
     half = _LONGEST // 2
     return shown if len(shown) <= _LONGEST else f"{shown[:half]} […] {shown[-half:]}"
@@ -115,7 +118,7 @@ class _Stdout(io.TextIOWrapper):
 
 
 def _open_streams() -> None:
-    """Have three open streams, whatever the caller closed: files must not take their numbers.
+    """Open the standard streams that the caller closed, so that no file gets their descriptors.
 
     A closed stdin is empty; writing to a closed stdout fails. Text is UTF-8, as in files.
     """
@@ -141,7 +144,7 @@ def _open_streams() -> None:
         )
 
 
-def _heed_signals() -> None:
+def _convert_signals() -> None:
     """Turn signals that end the process into exceptions; ignored signals (nohup) stay ignored."""
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -41,7 +41,7 @@ def hf(
 
     keys = dict(read_setting(setting, "head=classify") for setting in settings or [])
     model = import_hf(
-        directory, out, overwrite=overwrite, architecture=architecture, say=note, **keys
+        directory, out, overwrite=overwrite, architecture=architecture, on_notice=note, **keys
     )
     count = pipelines.parameter_count(model.net)
     typer.echo(f"{out}: a {model.kind}, {model.metadata.architecture} of {count:,} parameters")

@@ -104,7 +104,7 @@ class Prover:
             raise UserError(f"{len(texts)} validation texts but {len(answers)} answers")
         self.model, self.answers = model, answers
         self.eager = model.eager
-        self._rows = self._read(texts)
+        self._rows = self._validation_rows(texts)
         self._targets: list[list[int]] | None = None
         outputs = self._outputs(self.eager)
         if isinstance(model, Translator):
@@ -136,7 +136,7 @@ class Prover:
         """Source and target ids of a translator, without EOS."""
         return [*zip(self._rows, self._targets or [], strict=True)]
 
-    def _read(self, texts: Sequence[str]) -> list[list[int]]:
+    def _validation_rows(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of the texts that are not blank, cut to the model's length."""
         rows = cut_ids(self.model, texts)
         if self.answers is not None:
@@ -154,7 +154,7 @@ class Prover:
                 new = {"max_new_tokens": max(1, min(32, model.config.max_length // 2))}
             request = model.request(rows, beam_size=1, **new)
             results = self._in_batches(
-                rows, lambda p: backend.outputs(_select(rows, p), request.select(p))
+                rows, lambda batch: backend.outputs(_select(rows, batch), request.select(batch))
             )
             return [outputs[0].ids for outputs in results]
         if isinstance(model, Classifier):
@@ -167,14 +167,14 @@ class Prover:
         if isinstance(model, Generator):
             request = model.request(rows)
 
-            def log_probs(p: list[int]) -> list[np.ndarray]:
-                batch_targets = None if targets is None else _select(targets, p)
-                return backend.log_probs(_select(rows, p), batch_targets, request.select(p))
+            def log_probs(batch: list[int]) -> list[np.ndarray]:
+                batch_targets = None if targets is None else _select(targets, batch)
+                return backend.log_probs(_select(rows, batch), batch_targets, request.select(batch))
 
             return self._in_batches(rows, log_probs)
         if isinstance(model, Classifier):
-            return self._in_batches(rows, lambda p: backend.logits(_select(rows, p)))
-        states = self._in_batches(rows, lambda p: backend.states(_select(rows, p)))
+            return self._in_batches(rows, lambda batch: backend.logits(_select(rows, batch)))
+        states = self._in_batches(rows, lambda batch: backend.states(_select(rows, batch)))
         return [row_states.mean(0) for row_states in states]
 
     def _in_batches(

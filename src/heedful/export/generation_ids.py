@@ -82,19 +82,26 @@ def read_generation_ids(
         return configured(f"{name}_token_id") or fallback
 
     single = [word[0] for word in words if len(word) == 1] + (rules.get("suppress_tokens") or [])
-    read = {"end": role("eos"), "never": sorted(set(_ids("bad_words_ids", single)))}
+    read = {
+        "eos_ids": role("eos"),
+        "suppressed_ids": sorted(set(_ids("bad_words_ids", single))),
+    }
     if issubclass(kind, Translator):
-        read["start"] = (configured("decoder_start_token_id") or role(_START_ROLES[family]))[:1]
-        read["first"] = _ids("forced_bos_token_id", rules.get("forced_bos_token_id"))
-        read["last"] = _ids("forced_eos_token_id", rules.get("forced_eos_token_id"))
+        read["decoder_start_ids"] = (
+            configured("decoder_start_token_id") or role(_START_ROLES[family])
+        )[:1]
+        read["forced_bos_id"] = _ids("forced_bos_token_id", rules.get("forced_bos_token_id"))
+        read["forced_eos_id"] = _ids("forced_eos_token_id", rules.get("forced_eos_token_id"))
         is_default = not generation and "forced_eos_token_id" not in config
         if is_default and family in _FORCED_EOS:
-            read["last"] = read["end"]
+            read["forced_eos_id"] = read["eos_ids"]
     else:
-        read["start"] = role("bos") if tokenizer is None else list(tokenizer.prefix_ids)
+        read["decoder_start_ids"] = role("bos") if tokenizer is None else list(tokenizer.prefix_ids)
     valid = {key: tuple(id for id in ids if id < vocab_size) for key, ids in read.items()}
-    first, last = (next(iter(valid.get(key, ())), None) for key in ("first", "last"))
-    ids = GenerationIds(valid["start"], valid["end"], valid["never"], first, last)
+    forced = {
+        key: next(iter(valid.pop(key, ())), None) for key in ("forced_bos_id", "forced_eos_id")
+    }
+    ids = GenerationIds(**valid, **forced)
     notices = []
     if beyond := {id for ids in read.values() for id in ids if id >= vocab_size}:
         numbers = ", ".join(map(str, sorted(beyond)))

@@ -37,7 +37,7 @@ from heedful.zoo.hf import config_keys_from_hf, config_to_hf, labels_to_hf
 from heedful.zoo.names import from_hf, to_hf
 from heedful.zoo.saved import make_config, uninitialized_net
 
-Say = Callable[[str], None]
+OnNotice = Callable[[str], None]
 
 _TASKS: dict[type[SavedModel], str] = {
     Translator: "text_to_text",
@@ -57,7 +57,7 @@ def import_hf(
     *,
     overwrite: bool = False,
     architecture: str | None = None,
-    say: Say = lambda line: None,
+    on_notice: OnNotice = lambda line: None,
     **config_keys: object,
 ) -> AnyModel:
     """Convert a directory in the Hugging Face format to a heedful model directory, and open it.
@@ -69,7 +69,7 @@ def import_hf(
         overwrite: replace a model directory at `out`.
         architecture: the architecture to build; default: heedful's own for the model type, or the
             only one of a plugin.
-        say: called with notices: settings that are not imported, missing files.
+        on_notice: called with notices: settings that are not imported, missing files.
         config_keys: keys of heedful's Config that override the directory's, as head="classify".
 
     Raises:
@@ -88,7 +88,7 @@ def import_hf(
     notices = [*imported.notices, *notices, *_tokenizer_notices(model, directory)]
     model.save(out)
     for notice in notices:
-        say(notice)
+        on_notice(notice)
     return model
 
 
@@ -98,7 +98,7 @@ def export_hf(
     *,
     precision: str = "float32",
     overwrite: bool = False,
-    say: Say = lambda line: None,
+    on_notice: OnNotice = lambda line: None,
 ) -> None:
     """Write a directory for the Auto classes of `transformers`, which does not need heedful.
 
@@ -108,7 +108,7 @@ def export_hf(
     Args:
         precision: type of the weights, one of `PRECISIONS`.
         overwrite: replace a model directory at `out`.
-        say: called with notices.
+        on_notice: called with notices.
 
     Raises:
         UserError: an architecture or setting that the format does not support; an unknown
@@ -145,11 +145,13 @@ def export_hf(
     write_hf_directory(Path(out), content, tensors, generation, write_text)
     own = _format_of(metadata.architecture).config
     if own is None or own.model_type != content["model_type"]:
-        say(f"{metadata.architecture} is exported as {content['model_type']}, with equal outputs")
+        on_notice(
+            f"{metadata.architecture} is exported as {content['model_type']}, with equal outputs"
+        )
     if not model.has_tokenizer:
-        say("the model has no tokenizer: the directory accepts ids only")
+        on_notice("the model has no tokenizer: the directory accepts ids only")
     elif (Path(out) / "tokenizer_target").exists():
-        say(
+        on_notice(
             "the tokenizer in the directory is that of the source; that of the target is in "
             "tokenizer_target/, because transformers has one tokenizer per directory"
         )

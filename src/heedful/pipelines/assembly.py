@@ -1,4 +1,4 @@
-"""A model of a net from any training loop, with its tokenizers: it generates, classifies, saves."""
+"""`from_net`: a saved-model object around a net from any training loop, with its tokenizers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -87,9 +87,10 @@ def from_net(
 def continuation_ids(tokenizer: Tokenizer) -> GenerationIds:
     """The start, end and suppressed tokens of a language model with a tokenizer of heedful."""
     suppressed = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id}
-    never = tuple(sorted(token for token in suppressed if token is not None))
     return GenerationIds(
-        decoder_start_ids=tokenizer.prefix_ids, eos_ids=(tokenizer.eos_id,), suppressed_ids=never
+        decoder_start_ids=tokenizer.prefix_ids,
+        eos_ids=(tokenizer.eos_id,),
+        suppressed_ids=tuple(sorted(token for token in suppressed if token is not None)),
     )
 
 

@@ -58,7 +58,7 @@ class LanguageModeling(Task):
     """Language modeling on texts that are concatenated and cut into windows."""
 
     objective_class = WindowSettings
-    recipe_keys = task_keys.LANGUAGE_MODELLING
+    recipe_keys = task_keys.LANGUAGE_MODELING
     row_columns: ClassVar[tuple[str, ...]] = ("text",)
     default_model: ClassVar[dict[str, Any]] = {"architecture": "gpt2"}
     length_key = "objective.context"

@@ -52,7 +52,7 @@ class RunParts:
     teacher: SavedModel | None
 
     @property
-    def names(self) -> dict[str, Any]:
+    def data_facts(self) -> dict[str, Any]:
         """The fields of `RunFacts` by which the prepared data are opened again."""
         outputs = self.data.outputs
         return {
@@ -154,7 +154,7 @@ def _prepare_again(task: Task, out: Path, device: torch.device, print_line: Prin
     except UserError as error:
         raise UserError(f"{problem} and cannot be prepared again: {error}") from None
     facts = facts_of_run(out)
-    if parts.names != {key: getattr(facts, key) for key in parts.names}:
+    if parts.data_facts != {key: getattr(facts, key) for key in parts.data_facts}:
         raise UserError(
             f"{problem}, and the files that they were made from have changed; restore the old "
             "files, or start a new run"

@@ -170,7 +170,7 @@ class RunFolder:
         facts = RunFacts(heedful.__version__, precision)
         write_json(self.path / MARKER, asdict(facts))
 
-    def note(self, **facts: Any) -> None:
+    def update_facts(self, **facts: Any) -> None:
         """Update some fields of the run's `RunFacts`."""
         write_json(self.path / MARKER, asdict(replace(facts_of_run(self.path), **facts)))
 

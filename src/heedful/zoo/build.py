@@ -308,8 +308,8 @@ def encoder_only(
 
 def classifier_dropout(config: Any) -> float:
     """Dropout before the linear layer of the classes; default: that of the layers."""
-    own: float | None = config.classifier_dropout
-    return config.dropout if own is None else own
+    dropout: float | None = config.classifier_dropout
+    return config.dropout if dropout is None else dropout
 
 
 def encoder_decoder(

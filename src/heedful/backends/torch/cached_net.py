@@ -22,7 +22,7 @@ from heedful.parts.tokens import Tokens
 
 @runtime_checkable
 class DecodingNet(Protocol):
-    """A net, or several together, whose next tokens a search can ask for.
+    """A net, or several together, that computes next-token distributions for a search.
 
     Attributes:
         max_length: positions of the net.
