@@ -63,9 +63,13 @@ TEACHERS = {
 def main() -> None:
     """Train, compare, write the page; exits with an error if a loss is outside its band."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--data", type=Path, default=Path(), help="where the data sets are")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder of the data sets")
     parser.add_argument("--runs", type=Path, default=RUNS / "bands", help="folder of the runs")
-    parser.add_argument("--only", default="", help="run these, by commas; keep the rest")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="recipes to run, comma-separated; the page keeps the results of the others",
+    )
     arguments = parser.parse_args()
     names = [name for name in shipped_recipes() if recipe_with_bands(name).expect]
     if arguments.quick:

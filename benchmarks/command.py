@@ -69,8 +69,8 @@ Used = dict[str, float]  # resources of a process
 def main() -> None:
     """Measure, and write the page."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=9, help="of starts")
-    parser.add_argument("--file-rounds", type=int, default=3, help="of files")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds that measure start-up")
+    parser.add_argument("--file-rounds", type=int, default=3, help="rounds that measure files")
     arguments = parser.parse_args()
     quick = arguments.quick
     shape = SMALL["quick"] if quick else SHAPES["tiny"]

@@ -58,12 +58,16 @@ PACKAGES = ("transformers", "ctranslate2", "llama-cpp-python", "gguf")
 def main() -> None:
     """Measure every size, search and batch, and write the page, the chart and the records."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--sizes", default=",".join(SHAPES), help="by commas")
+    parser.add_argument("--sizes", default=",".join(SHAPES), help="model sizes, comma-separated")
     parser.add_argument("--rounds", type=int, default=5, help="the minimum number of rounds")
-    parser.add_argument("--seconds", type=float, default=20, help="of all rounds of a setting")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="minimum seconds of all rounds of a setting"
+    )
     known = {"backends": "ctranslate2,compiled", "precisions": "int8"}
     for name, default in known.items():
-        parser.add_argument(f"--{name}", default=default, help="that optimize tries, by commas")
+        parser.add_argument(
+            f"--{name}", default=default, help=f"{name} that optimize measures, comma-separated"
+        )
     arguments = parser.parse_args()
     shapes = {name: SHAPES[name] for name in arguments.sizes.split(",")}
     timing = {"rounds": arguments.rounds, "least": LEAST, "lasting": arguments.seconds}

@@ -47,7 +47,9 @@ QUICK = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "vocab_size
 def main() -> None:
     """Measure every system, and write the page and the records."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=5, help="the median is over these")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds, of which the median is taken"
+    )
     arguments = parser.parse_args()
     quick = arguments.quick
     rounds = 1 if quick else arguments.rounds

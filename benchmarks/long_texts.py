@@ -47,7 +47,9 @@ def main() -> None:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--one", nargs=2, metavar=("KIND", "LENGTH"), help="memory of one layer")
     parser.add_argument("--rounds", type=int, default=5, help="the minimum number of rounds")
-    parser.add_argument("--seconds", type=float, default=10, help="of the rounds of a length")
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="minimum seconds of all rounds of a length"
+    )
     arguments = parser.parse_args()
     if arguments.one:
         print(memory(arguments.one[0], int(arguments.one[1])))

@@ -113,7 +113,9 @@ def main() -> None:
         needed = run in ("teacher", "student")
         parser.add_argument(f"--{run}", type=Path, required=needed, help="folder of a run")
     parser.add_argument("--limit", type=int, help="translate only the first sentences")
-    parser.add_argument("--rounds", type=int, default=7, help="the median is over these")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="rounds, of which the median is taken"
+    )
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else arguments.rounds
     batches = BATCHES[-1:] if arguments.quick else BATCHES

@@ -73,9 +73,15 @@ QUICK = {"quick": Size(16, 2, 1, 32, 4, 8, 50)}
 def main() -> None:
     """Measure every size and write the page."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--peers", default="torch,transformers", help="by commas; may be empty")
-    parser.add_argument("--rounds", type=int, default=7, help="the median is over these")
-    parser.add_argument("--steps", type=int, default=2, help="steps of each in each round")
+    parser.add_argument(
+        "--peers",
+        default="torch,transformers",
+        help="other implementations, comma-separated; may be empty",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="rounds, of which the median is taken"
+    )
+    parser.add_argument("--steps", type=int, default=2, help="steps per implementation and round")
     arguments = parser.parse_args()
     peers = [peer for peer in arguments.peers.split(",") if peer]
     if not installed("transformers"):

@@ -1,4 +1,4 @@
-"""Writes docs/results/backends.md: which nets CTranslate2 runs, as the tests find it."""
+"""Writes docs/results/backends.md: which nets CTranslate2 supports, as the tests measure it."""
 
 import sys
 from collections import Counter
@@ -25,7 +25,7 @@ Windows are kept to step by step: a prompt longer than a layer's window runs in 
 
 
 def render() -> str:
-    """The page as it should be now; AssertionError where a net that runs gives something else."""
+    """The current page; raises AssertionError if a supported net has other outputs there."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     from backend_cases import CLOSE, TRIED, outcome, random_net
     from heedful.zoo import ARCHITECTURES

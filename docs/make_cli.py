@@ -16,7 +16,7 @@ NOTE = "<!-- Written by `make docs` from the commands' own help. Do not edit. --
 
 
 def render() -> str:
-    """The page that the commands have now."""
+    """The current page."""
     root: Any = get_command(make_app())
     context = Context(root, info_name="heedful", **SETTINGS)
     parts = ["# The command line", f"```\n{root.get_help(context)}\n```"]
@@ -29,7 +29,7 @@ def render() -> str:
 
 
 def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Commands with their names, those of inner groups too."""
+    """Commands with their names, those of nested groups included."""
     for name, command in group.commands.items():
         yield f"{prefix}{name}", command
         if hasattr(command, "commands"):

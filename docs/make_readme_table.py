@@ -21,7 +21,7 @@ LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino
 
 
 def render() -> str:
-    """The lines between the markers as they should be now."""
+    """The current lines between the markers."""
     rows = [row for rows in (_quality, _speed, _students) for row in rows()]
     machines = {_machine(_read(page)) for _, _, _, page in rows}
     links = [(*cells, f"[{page}](docs/results/{page}.md)") for *cells, page in rows]

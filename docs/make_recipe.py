@@ -31,7 +31,7 @@ AS_TRAIN = ("data.valid", "data.test")  # have the keys of data.train
 
 
 def render() -> str:
-    """The page as it should be now."""
+    """The current page."""
     sections: dict[str, list[str]] = {"": []}
     for name, field, is_section in keys_of(Recipe):
         parent, _, last = name.rpartition(".")

@@ -95,15 +95,25 @@ class ProcessorTime:
 
 
 def main() -> None:
-    """Train the rows that are asked for and write the page."""
+    """Train the rows of `--rows`, and write the page."""
     parser = argument_parser(__doc__ or "")
     names = sorted(path.stem for path in HERE.glob("*.yaml"))
     parser.add_argument("experiment", choices=names, help="EXPERIMENT.yaml beside this script")
     parser.add_argument("--data", type=Path, default=Path(), help="folder of the text")
-    parser.add_argument("--rows", nargs="*", default=[], help="train these rows first")
-    parser.add_argument("--seed", type=int, default=1, help="of the rows that are trained")
-    parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="their folders")
-    parser.add_argument("--conditions", default="otherwise idle machine", help="for the records")
+    parser.add_argument(
+        "--rows", nargs="*", default=[], help="rows to train before the page is written"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="random seed of the rows that are trained"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/ablation"), help="folder of the runs"
+    )
+    parser.add_argument(
+        "--conditions",
+        default="otherwise idle machine",
+        help="load of the machine, as text for the records",
+    )
     arguments = parser.parse_args()
     experiment = Experiment(HERE / f"{arguments.experiment}.yaml")
     name = f"{arguments.experiment}_ablation"
@@ -120,7 +130,7 @@ def main() -> None:
 
 
 def run_row(experiment: Experiment, row: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train a row, or go on with it; its record."""
+    """Train a row, or resume its run; returns its record."""
     settings = experiment.settings(row)
     values = {"data": arguments.data, "runs": arguments.runs} | _seeds(arguments.seed)
     arguments.runs.mkdir(parents=True, exist_ok=True)
@@ -157,12 +167,12 @@ def run_row(experiment: Experiment, row: str, arguments: argparse.Namespace) -> 
 
 
 def _same_test_text(experiment: Experiment, *rows: str) -> bool:
-    """Whether rows translate the same test text, and not in opposite directions."""
+    """True if all rows translate the same test text in the same direction."""
     return len({experiment.settings(row).get("data.test.tgt") for row in rows}) == 1
 
 
 def first_pairs(files: dict[str, Path], folder: Path, count: int) -> dict[str, Path]:
-    """The training files cut to their first lines, by recipe key."""
+    """The training files by recipe key, reduced to their first `count` lines."""
     folder.mkdir(parents=True, exist_ok=True)
     shortened = {}
     for key in ("data.train.src", "data.train.tgt"):
@@ -179,7 +189,7 @@ def _directory(arguments: argparse.Namespace, row: str) -> Path:
 
 
 def _test_outputs(directory: Path) -> Path:
-    """Where the translations of the test text with the PLAIN search are kept."""
+    """The file of the translations of the test text by the search `PLAIN`."""
     return directory.with_name(f"{directory.name}.test.txt")
 
 

@@ -1,7 +1,7 @@
-"""Denoising first: translation from a tenth of Multi30k's pairs, with and without pre-training.
+"""Denoising pre-training: translation from a tenth of Multi30k's pairs, with it and without.
 
 DATA is the folder of Multi30k's train, val and test_2016_flickr (.en.gz, .de.gz). Pre-training
-reads all training sentences of both languages as single texts, not knowing which belong together.
+uses all training sentences of both languages as single texts, not as pairs.
 """
 
 import gzip
@@ -55,7 +55,7 @@ QUICK = [
 
 
 def main() -> None:
-    """Train what is not there yet, translate the test set, write."""
+    """Train the missing runs, translate the test set, and write the page."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
     parser.add_argument("--runs", type=Path, default=RUNS / "denoising", help="folder of the runs")
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def first_lines(path: Path, folder: Path) -> Path:
-    """The first pairs' side as a file of its own."""
+    """Write the first lines of a file to a new file in `folder`; returns its path."""
     out = folder / f"first.{path.name.removesuffix('.gz')}"
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         out.write_text("".join(islice(lines, PAIRS)), encoding="utf-8")
@@ -124,7 +124,7 @@ def first_lines(path: Path, folder: Path) -> Path:
 
 
 def scored(run: Run) -> dict[str, Any]:
-    """BLEU and chrF of the test set with beam 5."""
+    """BLEU and chrF of a run on the test set with beam size 5."""
     pairs = run.pairs("test")
     outputs = run.model().translate([src for src, _ in pairs], beam_size=5, too_long="truncate")
     references = [tgt for _, tgt in pairs]
