@@ -78,7 +78,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """`optimize` measures each setting on its texts once a round, and not again for a while."""
-    monkeypatch.setattr("heedful.deploy.measure._SHORTEST", 0.0)
+    monkeypatch.setattr("heedful.deploy.measure._MIN_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="session")

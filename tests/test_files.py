@@ -11,12 +11,12 @@ from heedful.errors import UserError
 from heedful.files import (
     MODEL_FILES,
     atomic_open,
+    atomic_replace,
     check_new,
     check_writable,
     parse_json,
     plain_name,
     read_text,
-    replace_whole,
     write_directory,
     write_json,
     write_text,
@@ -43,10 +43,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_folders_made_for_a_file_that_is_not_written_are_removed(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     for name in ("new/inner/file", "old/inner/file"):
-        with pytest.raises(ZeroDivisionError), replace_whole(tmp_path / name):
+        with pytest.raises(ZeroDivisionError), atomic_replace(tmp_path / name):
             1 / 0  # noqa: B018
     assert [path.name for path in tmp_path.rglob("*")] == ["old"]
-    with replace_whole(tmp_path / "new/inner/file") as beside:
+    with atomic_replace(tmp_path / "new/inner/file") as beside:
         beside.touch()
     assert (tmp_path / "new/inner/file").is_file()
 

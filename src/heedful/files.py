@@ -35,7 +35,7 @@ _AT_CWD, _EXCHANGE = -100, 2  # constants of renameat2(2)
 
 
 @contextmanager
-def replace_whole(named: Path) -> Iterator[Path]:
+def atomic_replace(named: Path) -> Iterator[Path]:
     """Replace a file or directory atomically: the block writes to the path that is yielded.
 
     The path is a temporary one beside `named`, synced and renamed after the block, so that readers
@@ -49,23 +49,23 @@ def replace_whole(named: Path) -> Iterator[Path]:
             yield scratch
         return
     path = Path(os.path.realpath(named))  # the target of a link is replaced, not the link
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     new_folders = missing_folders(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path)
-        yield beside
-        for entry in (*beside.rglob("*"), beside):
+        yield temporary
+        for entry in (*temporary.rglob("*"), temporary):
             _sync(entry)
-        if beside.is_dir() and path.exists():
-            _exchange(beside, path)
+        if temporary.is_dir() and path.exists():
+            _exchange(temporary, path)
         else:
-            beside.replace(path)
+            temporary.replace(path)
         _sync(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from None
     finally:
-        remove(beside)
+        remove(temporary)
         remove_empty(new_folders)
 
 
@@ -89,16 +89,16 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 def atomic_open(path: Path) -> Iterator[BinaryIO]:
     """An open binary file that replaces `path` when the block ends without error.
 
-    As `replace_whole`, for content that is written in parts. After an interruption (Ctrl-C,
+    As `atomic_replace`, for content that is written in parts. After an interruption (Ctrl-C,
     SIGTERM, SIGHUP) the unfinished file is kept, named `path` and `.partial`.
     """
-    with replace_whole(path) as beside, beside.open("wb") as file:
+    with atomic_replace(path) as temporary, temporary.open("wb") as file:
         try:
             yield file
         except (KeyboardInterrupt, SystemExit):
             file.flush()
-            if beside.stat().st_size and (path.is_file() or not path.exists()):
-                os.replace(beside, partial_of(path))
+            if temporary.stat().st_size and (path.is_file() or not path.exists()):
+                os.replace(temporary, partial_of(path))
             raise
 
 
@@ -109,13 +109,13 @@ def partial_of(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`replace_whole` for text, in UTF-8."""
-    with replace_whole(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+    """`atomic_replace` for text, in UTF-8."""
+    with atomic_replace(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """`replace_whole` for JSON that a person may read."""
+    """`atomic_replace` for JSON that a person may read."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -269,7 +269,7 @@ def check_new(
 def write_directory(
     path: Path, fill: Callable[[Path], None], owns: Collection[str] = MODEL_FILES
 ) -> None:
-    """Replace a directory atomically with one that `fill` writes (`replace_whole`).
+    """Replace a directory atomically with one that `fill` writes (`atomic_replace`).
 
     Leftovers of killed processes are removed first. A link at `path` stays a link.
 
@@ -280,9 +280,9 @@ def write_directory(
         UserError: the old directory holds other entries; a full disk, no permission.
     """
     check_new(path, overwrite=True, owns=owns)
-    with replace_whole(path) as beside:
-        beside.mkdir()
-        fill(beside)
+    with atomic_replace(path) as temporary:
+        temporary.mkdir()
+        fill(temporary)
 
 
 def remove_leftovers(path: Path) -> None:
@@ -301,13 +301,13 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def is_leftover(name: str) -> bool:
-    """True for the name of a temporary file or directory of `replace_whole`."""
+    """True for the name of a temporary file or directory of `atomic_replace`."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
 def missing_folders(folder: Path) -> list[Path]:
     """The folder and its parents, as far as they do not exist, innermost first."""
-    return [each for each in (folder, *folder.parents) if not each.exists()]
+    return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

@@ -32,32 +32,32 @@ CHANGES_STEPS = (
 )
 
 
-def check_changes(before: Recipe, now: Recipe, asked: Collection[str], where: str) -> None:
+def check_changes(before: Recipe, now: Recipe, explicit_keys: Collection[str], where: str) -> None:
     """Refuse a recipe that the run in `where` cannot be resumed with.
 
     Args:
-        asked: keys, or sections of keys, that were set explicitly for the resumed run.
+        explicit_keys: keys, or sections of keys, that were set explicitly for the resumed run.
 
     Raises:
         UserError: a changed key that steps depend on and that was not set explicitly or cannot be
             changed.
     """
-    refused, may_be_asked = [], True
+    refused, can_be_set = [], True
     for change in changed_keys(before, now):
         key = name_of(change)
-        is_asked = any(key == other or key.startswith(f"{other}.") for other in asked)
-        if key in MAY_CHANGE or (key in CHANGES_STEPS and is_asked):
+        is_explicit = any(key == other or key.startswith(f"{other}.") for other in explicit_keys)
+        if key in MAY_CHANGE or (key in CHANGES_STEPS and is_explicit):
             continue
         refused.append(change)
-        may_be_asked = may_be_asked and key in CHANGES_STEPS
+        can_be_set = can_be_set and key in CHANGES_STEPS
     if refused:
-        way_out = (
+        advice = (
             "resume with its own recipe.yaml, or give the changed keys with --set"
-            if may_be_asked
+            if can_be_set
             else "start a new run, or resume with its own recipe.yaml"
         )
         raise UserError(
-            f"cannot resume {where} with another recipe; changed: {', '.join(refused)}; {way_out}"
+            f"cannot resume {where} with another recipe; changed: {', '.join(refused)}; {advice}"
         )
 
 

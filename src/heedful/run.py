@@ -209,7 +209,7 @@ def _train_in(
                 logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
             expectations = ExpectationListener(recipe.expect, print_line)
             run.trainer.listeners = [*listeners, *logs, expectations]
-        facts = {"facts": _facts(run, device, command)}
+        facts = {"facts": _report_facts(run, device, command)}
         folder.update_facts(report=facts)
         reason, scores = _train_and_score(run, out, print_line)
         if scores is not None:
@@ -417,7 +417,7 @@ def _choose_final(run: _Run) -> str:
     return source
 
 
-def _facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:
+def _report_facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:
     return {
         "command": command,
         "parameters": f"{parameter_count(run.model.net):,}",

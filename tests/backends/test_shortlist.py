@@ -17,7 +17,7 @@ from heedful.backends.manifest import FOLDER, SHORTLIST, Manifest, conversion_pa
 from heedful.backends.shortlist import Shortlist, make_shortlist
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.convert import convert_model, open_ctranslate2
-from heedful.deploy.optimize import Findings, _Bench
+from heedful.deploy.optimize import Findings, _Converter
 from heedful.deploy.prove import Prover
 from heedful.errors import UserError
 from heedful.generation import beam_search
@@ -196,6 +196,6 @@ def test_a_shortlist_that_a_backend_does_not_support_runs_eager(tmp_path: Path) 
     (place / "shared_vocabulary.json").write_text(json.dumps(names), encoding="utf-8")
     findings = Findings(Manifest.new(tmp_path, "Translator"))
     forms = {("ctranslate2", "float32"): facts}
-    bench = _Bench(model, tmp_path, tmp_path, 100, findings, forms)
-    assert bench.shortlist(PAIRS, Prover(model, TEXTS)) is model.shortlist is not None
+    converter = _Converter(model, tmp_path, tmp_path, 100, findings, forms)
+    assert converter.shortlist(PAIRS, Prover(model, TEXTS)) is model.shortlist is not None
     assert "blanks" in findings.refused["a shortlist in ctranslate2"]

@@ -12,7 +12,7 @@ from commands import tiny, tree
 from heedful import plugins
 from heedful.cli.app import make_app
 from heedful.config import parse_recipe
-from heedful.data.prepared import MANIFEST, Hold, cache_folder, prepare_once
+from heedful.data.prepared import MANIFEST, FolderLock, cache_folder, prepare_once
 from heedful.errors import UserError
 from heedful.tasks.preparation import prepare
 from heedful.tasks.run_data import InheritedParts
@@ -86,7 +86,7 @@ def test_only_the_named_entries_are_removed(cache: Path) -> None:
 @pytest.mark.parametrize("how", ["name", "--all", "--older-than"])
 def test_data_in_use_are_kept(cache: Path, how: str) -> None:
     used, free = add(cache, 1), add(cache, 2)
-    hold = Hold(used)
+    hold = FolderLock(used)
     before = tree(used)
     words = {"name": [used.name, free.name], "--all": [how], "--older-than": [how, 0]}[how]
     assert list_names()[used.name]["in_use"] is True

@@ -248,4 +248,4 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     assert strict.code == 0
     assert ("a shortlist" in strict.out) is (heedful.load(model).shortlist is None)
     (model / "run.json").unlink(missing_ok=True)
-    assert_refused(commands.run(*asked), "remembers no")
+    assert_refused(commands.run(*asked), "has no record of its")

@@ -33,7 +33,7 @@ def make(folder: Path, name: str) -> None:
     from heedful.deploy import measure
     from heedful.deploy.optimize import optimize
 
-    measure._SHORTEST = 0.0  # as the fixture `brief`, in both folders
+    measure._MIN_SECONDS = 0.0  # as the fixture `brief`, in both folders
     # Heads as wide as real ones: a constant of few numbers would be folded into the code.
     model_of(name, **one_layer(name), head_dim=32).save(folder)
     model = heedful.load(folder, device="cpu", backend="eager")

@@ -19,5 +19,5 @@ for _name in (
 ):
     import_module(_name)
 sys.modules["heedful.training.report"].pages().get_template("report.html.j2")
-sys.modules["heedful.deploy.measure"]._SHORTEST = 0.0  # as the fixture `brief`
+sys.modules["heedful.deploy.measure"]._MIN_SECONDS = 0.0  # as the fixture `brief`
 torch.set_num_threads(1)

@@ -71,10 +71,10 @@ def test_a_batch_is_the_noise_of_each_text(kind, tmp_path):
 
 def test_noise_of_held_out_texts_is_independent_of_the_seed(tmp_path):
     job = ready(tmp_path)
-    before = job.task.held_out(job.data, "valid").src.ids.tolist()
+    before = job.task.held_out_pairs(job.data, "valid").src.ids.tolist()
     (tmp_path / "b").mkdir()
     other = ready(tmp_path / "b", training__seed=9)
-    assert other.task.held_out(other.data, "valid").src.ids.tolist() == before
+    assert other.task.held_out_pairs(other.data, "valid").src.ids.tolist() == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,7 +96,7 @@ def test_batches_keep_to_the_budget(kind, tmp_path):
 @pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 1.0), (0.3, 1.5), (0.8, 4.0)])
 def test_no_text_exceeds_its_length_bound(roll, density, mean):
     noise = T5Noise(noise_density=density, mean_span_length=mean, random_roll=roll)
-    longest = noise.longest_sides(40)
+    longest = noise.max_side_lengths(40)
     count = len(noise.specials(40))
     tokenizer = train_tokenizer([WORDS], kind="word", extra_specials=noise.specials(40))
     tokens = noise_tokens(tokenizer)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from heedful.errors import UserError
-from heedful.files import replace_whole
+from heedful.files import atomic_replace
 
 Ids = NDArray[np.int64]
 Row = Sequence[int] | NDArray[np.integer[Any]]
@@ -75,8 +75,8 @@ class Shortlist:
         content = {"always": self.always, "starts": self.starts, "tokens": self.tokens}
         content["sizes"] = np.array([self.target_size])
         content["tokenizers"] = np.frombuffer(tokenizers.encode(), np.uint8)
-        with replace_whole(path) as beside:
-            beside.write_bytes(save(content))
+        with atomic_replace(path) as temporary:
+            temporary.write_bytes(save(content))
 
     @classmethod
     def load(cls, path: Path, tokenizers: str) -> "Shortlist":
@@ -113,8 +113,10 @@ class Shortlist:
     def _check(self, path: Path) -> None:
         """Raises UserError for arrays that do not fit each other."""
         ids = np.concatenate([self.always, self.tokens])
-        whole = all(array.dtype.kind == "i" and array.ndim == 1 for array in (self.starts, ids))
-        fits = whole and len(self.starts) > 0 and self.starts[0] == 0
+        are_integers = all(
+            array.dtype.kind == "i" and array.ndim == 1 for array in (self.starts, ids)
+        )
+        fits = are_integers and len(self.starts) > 0 and self.starts[0] == 0
         fits = (
             fits and self.starts[-1] == len(self.tokens) and bool((np.diff(self.starts) >= 0).all())
         )

@@ -22,7 +22,7 @@ _MODULES = {"import": "import_", "list": "list_"}  # names that Python reserves
 
 
 def make_app(names: Sequence[str] = ()) -> typer.Typer:
-    """The command, with some of its commands or all: to build all takes longer than a sentence.
+    """The command with the named commands, or with all of them, which takes longer to build.
 
     With all of them there are also the flags that install completion in a shell.
     """
@@ -41,8 +41,8 @@ def make_app(names: Sequence[str] = ()) -> typer.Typer:
     return app
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(__version__)
         raise typer.Exit
 

@@ -58,25 +58,25 @@ def distill(
     if not teacher.is_dir():
         raise UserError(f"{teacher} does not exist; give the directory that a training wrote")
     # JSON, so that no path is taken for a number or a date.
-    named = f"distillation.teacher={dumps(str(teacher), ensure_ascii=False)}"
+    teacher_setting = f"distillation.teacher={dumps(str(teacher), ensure_ascii=False)}"
     settings = flags.overrides
     if (recipe is None) != student:
         raise UserError("give a recipe for the new model, or --student, and not both")
     if recipe is None:
         recipe, name = STUDENT, f"{teacher.resolve().name}{SMALLER}"
-        if (of_teacher := teacher / "recipe.yaml").is_file():
-            data = load_recipe(of_teacher).data.model_dump(exclude_unset=True)
+        if (teacher_recipe := teacher / "recipe.yaml").is_file():
+            data = load_recipe(teacher_recipe).data.model_dump(exclude_unset=True)
             settings = [f"data={dumps(data, ensure_ascii=False)}", *settings]
     else:
         name = f"{recipe_path(recipe).stem}{DISTILLED}"
-    loaded = load_recipe(recipe, [*settings, named])
-    chosen = loaded.distillation
-    how = {
-        "word": f"its probabilities of each token (temperature {chosen.temperature:g})",
-        "sequence": f"its own outputs (beam of {chosen.beam_size})",
-    }[chosen.level]
+    loaded = load_recipe(recipe, [*settings, teacher_setting])
+    distillation = loaded.distillation
+    targets = {
+        "word": f"its probabilities of each token (temperature {distillation.temperature:g})",
+        "sequence": f"its own outputs (beam of {distillation.beam_size})",
+    }[distillation.level]
     out = out or Path("runs") / name
     console = make_console(quiet=quiet or json)
-    console.print(f"{out} learns from {teacher}: {how}")
+    console.print(f"{out} learns from {teacher}: {targets}")
     result = run_recipe(loaded, out, console)
     print_result(result) if json else report_result(result, console)

@@ -103,7 +103,7 @@ def _backends(path: Path) -> dict[str, str]:
         )
     }
     if reason := manifest.mismatch_reason(path):
-        rows["  left"] = reason
+        rows["  not used"] = reason
     for use, best in manifest.best.items():
         size = f"{best.workers} x {best.threads or 'all'}"
         rows[f"  {use}"] = f"{best.backend} {best.precision}, workers x threads {size}"

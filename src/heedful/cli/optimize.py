@@ -84,7 +84,7 @@ def optimize(
         rich_help_panel=IN_OUT,
     ),
     json: Json = False,
-    tried: Candidates,
+    candidates: Candidates,
 ) -> None:
     """Find the fastest backend of a model on this machine's CPU, for other commands to use.
 
@@ -103,7 +103,7 @@ def optimize(
     from heedful.backends.ctranslate2.conversion import PRECISIONS
     from heedful.deploy.optimize import BACKENDS, USES, check_names, optimize
 
-    check_names(tried.backend or (), tried.precision or (), tried.threads or ())
+    check_names(candidates.backend or (), candidates.precision or (), candidates.threads or ())
     opened = pipelines.load(model, device="cpu", backend="eager")
     held_out = _held_out(model, src, ref)
     with bars_on_stderr():
@@ -111,12 +111,12 @@ def optimize(
             opened,
             model,
             *held_out,
-            backends=tried.backend or BACKENDS,
-            precisions=tried.precision or PRECISIONS,
-            uses=USES if tried.use == "both" else (tried.use,),
-            tolerance=tried.tolerance,
-            threads=tried.threads or (),
-            pairs=_training_pairs(model) if tried.shortlist else None,
+            backends=candidates.backend or BACKENDS,
+            precisions=candidates.precision or PRECISIONS,
+            uses=USES if candidates.use == "both" else (candidates.use,),
+            tolerance=candidates.tolerance,
+            threads=candidates.threads or (),
+            pairs=_training_pairs(model) if candidates.shortlist else None,
         )
     if json:
         print_json(_content(findings))
@@ -154,7 +154,7 @@ def _training_pairs(model: Path) -> list[tuple[Any, Any]]:
     )
     columns = open_columns(_prepared_path(model, "train", remedy))
     if "tgt" not in columns:
-        raise UserError("a shortlist is of a translator; leave out --shortlist")
+        raise UserError("a shortlist is for translators only; leave out --shortlist")
     src, tgt = columns.sequences("src"), columns.sequences("tgt")
     return [(src[row], tgt[row]) for row in range(len(columns))]
 
@@ -170,7 +170,7 @@ def _prepared_path(model: Path, name: str, remedy: str) -> Path:
         path = cache_folder() / plain_name(data, model / MARKER) / name
         if path.exists():
             return path
-    raise UserError(f"{model} remembers no {remedy}")
+    raise UserError(f"{model} has no record of its {remedy}")
 
 
 def _content(findings: "Findings") -> dict[str, Any]:

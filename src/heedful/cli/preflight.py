@@ -17,7 +17,7 @@ from heedful.errors import UserError
 from heedful.files import check_writable
 
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
-_READ = {"input", "src", "tgt", "ref"}  # options whose files are read
+_INPUT_OPTIONS = {"input", "src", "tgt", "ref"}  # options whose files are read
 Debug = Annotated[
     bool,
     typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=GENERAL),
@@ -56,11 +56,11 @@ def _example(paragraph: str) -> str | None:
 
 
 def _check(values: dict[str, Any]) -> None:
-    for name, value in _single(values):
+    for name, value in _each_value(values):
         text = str(value) if isinstance(value, str | Path) else ""
         if any("\ud800" <= each <= "\udfff" for each in text):
             raise UserError(f"--{name} {value}: not UTF-8; convert it")
-    for name in _READ & values.keys():
+    for name in _INPUT_OPTIONS & values.keys():
         if values[name] is not None and not _exists(values[name]):
             text = "; a text is an argument: MODEL TEXT" if "texts" in values else ""
             raise UserError(f"--{name} {values[name]}: No such file{text}")
@@ -70,7 +70,7 @@ def _check(values: dict[str, Any]) -> None:
     if output is None:
         return
     check_writable(output)
-    for name, value in _single(values):
+    for name, value in _each_value(values):
         if name == "output" or not isinstance(value, Path) or not value.exists():
             continue
         if output.exists() and os.path.samefile(value, output):
@@ -86,7 +86,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _single(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _each_value(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each value with its name, those of repeated options one by one."""
     for name, value in values.items():
         yield from ((name, each) for each in (value if isinstance(value, list) else [value]))

@@ -53,7 +53,7 @@ def _entry(path: Path) -> CacheEntry:
 
 
 def is_in_use(entry: CacheEntry) -> bool:
-    """True if a process has the folder open (`prepared.Hold`)."""
+    """True if a process has the folder open (`prepared.FolderLock`)."""
     with user_errors("read", entry.path), (entry.path / MANIFEST).open("rb") as file:
         return not _try_lock(file.fileno())
 

@@ -19,13 +19,13 @@ from heedful.files import open_bytes, read_json, user_errors, write_directory, w
 FORMAT = 2  # raise it when the stored files change, or the way they are made from the same text
 MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
 
-_VARIABLE = "HEEDFUL_CACHE"  # environment variable with the folder of the cache
+_CACHE_VARIABLE = "HEEDFUL_CACHE"  # environment variable with the folder of the cache
 
 
 def cache_folder() -> Path:
     """The folder of prepared data: `data` in HEEDFUL_CACHE; default: in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(_VARIABLE) or Path(home) / "heedful") / "data"
+    return Path(os.environ.get(_CACHE_VARIABLE) or Path(home) / "heedful") / "data"
 
 
 def content_key(paths: Sequence[Path]) -> list[str]:
@@ -60,10 +60,10 @@ def prepare_once(
     content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
     path = directory / hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
 
-    def fill(beside: Path) -> None:
-        prepare(beside)
-        digests = {name: _digest(beside / name) for name in _files(beside)}
-        write_json(beside / MANIFEST, {"about": about or {}, "key": key, "files": digests})
+    def fill(folder: Path) -> None:
+        prepare(folder)
+        digests = {name: _digest(folder / name) for name in _files(folder)}
+        write_json(folder / MANIFEST, {"about": about or {}, "key": key, "files": digests})
 
     if not path.is_dir():
         with user_errors("write", directory):
@@ -92,7 +92,7 @@ def check_prepared(path: Path) -> None:
         )
 
 
-class Hold:
+class FolderLock:
     """A shared lock on a prepared folder, so that `heedful cache rm` does not remove it.
 
     Held until the object is deleted or the process ends.

@@ -21,9 +21,8 @@ Unit: TypeAlias = Literal["line", "paragraph", "file"]
 
 LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
 
-LONGEST_LINE = (
-    1 << 28
-)  # bytes; files without line ends, such as binary ones, are not read to memory
+# Bytes; a file without line breaks, such as a binary one, is not read into memory.
+LONGEST_LINE = 1 << 28
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 
@@ -252,7 +251,7 @@ def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iter
             f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns;"
             " convert it"
         )
-    return {"line": _plain_lines, "paragraph": _paragraphs, "file": _whole}[unit](path)
+    return {"line": _plain_lines, "paragraph": _paragraphs, "file": _whole_file}[unit](path)
 
 
 def _plain_lines(path: Path) -> Iterator[_Entry]:
@@ -267,7 +266,7 @@ def _paragraphs(path: Path) -> Iterator[_Entry]:
         yield _Entry(numbers[0], len(lines), ["\n".join(lines)] if has_text else [])
 
 
-def _whole(path: Path) -> Iterator[_Entry]:
+def _whole_file(path: Path) -> Iterator[_Entry]:
     lines = list(read_lines(path, keep_ends=True))
     text = "".join(lines)
     yield _Entry(1, len(lines), [text] if text.strip() else [])

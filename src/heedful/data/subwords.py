@@ -119,10 +119,10 @@ class UnigramSampling:
         return ids[::-1]
 
 
-Split: TypeAlias = BpeDropout | UnigramSampling
+Splitter: TypeAlias = BpeDropout | UnigramSampling
 
 
-def make_splitter(tokenizer: Tokenizer, strength: float) -> Split:
+def make_splitter(tokenizer: Tokenizer, strength: float) -> Splitter:
     """The subword regularization of a tokenizer's kind.
 
     Args:
@@ -225,7 +225,7 @@ class _Words:
         starts: (W,), the index of its first token in the ids of the column.
     """
 
-    def __init__(self, stored: Sequences, tokenizer: Tokenizer, split: Split) -> None:
+    def __init__(self, stored: Sequences, tokenizer: Tokenizer, splitter: Splitter) -> None:
         special = np.zeros(tokenizer.vocab_size, np.bool_)
         special[[*tokenizer.special_ids]] = True
         # A piece begins a word whatever piece is before it: here it is the piece itself.
@@ -234,7 +234,7 @@ class _Words:
         first = begins[ids]
         first[1:] |= special[ids[:-1]]
         first[stored.offsets[:-1][stored.lengths > 0]] = True
-        self.stored, self._split, self._vocab_size = stored, split, tokenizer.vocab_size
+        self.stored, self._split, self._vocab_size = stored, splitter, tokenizer.vocab_size
         self.starts = np.flatnonzero(first)
         self.rows = np.searchsorted(stored.offsets, self.starts, side="right") - 1
         numbers: dict[bytes, int] = {}

@@ -10,7 +10,7 @@ from heedful.errors import UserError, format_names
 from heedful.files import plain_name, read_object
 
 _BATCH_ROWS = 4_096  # rows in memory at a time
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; pyarrow accepts a truncated stream without it
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # pyarrow accepts a truncated stream without it
 
 
 def is_table(path: Path) -> bool:
@@ -67,7 +67,8 @@ def read_table(path: Path, columns: Sequence[tuple[str, bool]]) -> Iterator[list
         with _user_errors(file, pa):
             if path.is_dir():
                 with pa.OSFile(str(file)) as source:
-                    if source.read_at(len(_END), max(0, source.size() - len(_END))) != _END:
+                    start = max(0, source.size() - len(_STREAM_END))
+                    if source.read_at(len(_STREAM_END), start) != _STREAM_END:
                         raise pa.ArrowInvalid("it is truncated")
                     source.seek(0)
                     with pa.ipc.open_stream(source) as stream:
@@ -84,7 +85,10 @@ def _rows(
 ) -> Iterator[list[str]]:
     """The cells of the rows of record batches, with the fields of structs as columns."""
     flat = schema.empty_table().flatten().schema
-    to_text = {name: _converter(file, schema, flat, name, is_any, pa) for name, is_any in columns}
+    to_text = {
+        name: _converter(file, schema, flat, name, allows_labels, pa)
+        for name, allows_labels in columns
+    }
     for batch in batches:
         batch.validate(full=True)  # sizes and UTF-8: pyarrow reads out of bounds otherwise
         table = pa.Table.from_batches([batch]).flatten()
@@ -95,7 +99,7 @@ def _rows(
 
 
 def _converter(
-    file: Path, schema: Any, flat: Any, name: str, is_any: bool, pa: Any
+    file: Path, schema: Any, flat: Any, name: str, allows_labels: bool, pa: Any
 ) -> Callable[[Any], str]:
     """The function from a cell of a column to text.
 
@@ -112,10 +116,10 @@ def _converter(
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     allowed = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view]
-    allowed += [pa.types.is_integer, pa.types.is_boolean] if is_any else []
+    allowed += [pa.types.is_integer, pa.types.is_boolean] if allows_labels else []
     if not any(is_type(kind) for is_type in allowed):
         raise UserError(f"{file}: {name!r} holds {kind}, not text; name another column")
-    classes = _classes(schema, name) if is_any else []
+    classes = _classes(schema, name) if allows_labels else []
 
     def text(value: Any) -> str:
         if value is None:

@@ -33,14 +33,14 @@ def convert_model(
     """
     facts: list[dict[str, Any]] = []
 
-    def fill(beside: Path) -> None:
+    def fill(folder: Path) -> None:
         if backend == CTranslate2.name:
-            facts.append(asdict(write_ctranslate2(model, beside, precision)))
+            facts.append(asdict(write_ctranslate2(model, folder, precision)))
             return
         from heedful.backends.aot.compile import compile_net
 
         longest = model.config.max_length
-        facts.append(asdict(compile_net(model.net, longest, beside, precision)))
+        facts.append(asdict(compile_net(model.net, longest, folder, precision)))
 
     write_directory(conversion_path(directory, backend, precision), fill)
     return facts[0]

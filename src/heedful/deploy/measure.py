@@ -23,8 +23,8 @@ _NUM_SINGLE, _NUM_BATCHED = 12, 256  # texts measured one at a time, and in one 
 _NUM_SEQUENTIAL = 64  # texts in one call of a backend without workers
 # For each round of timing, the share of the best median rate that a setting must reach.
 SURVIVAL_SHARES = (0.7, 0.7, 0.9, 0.9, 0.9, 0.9)
-_SHORTEST, _LONGEST = 0.1, 2.0  # least and most seconds of a measurement
-_BATCHES = (8, 16, 32, 64)  # prompts of mean length in a batch
+_MIN_SECONDS, _MAX_SECONDS = 0.1, 2.0  # least and most seconds of a measurement
+_BATCH_SIZES = (8, 16, 32, 64)  # prompts of mean length in a batch
 _NEW_TOKENS = 32  # of a language model
 
 Conversion = tuple[str, str]  # backend and precision
@@ -45,15 +45,15 @@ def candidates(
     """
     is_generator = isinstance(model, Generator)
     beams = model.options().rows if isinstance(model, Generator) else 1
-    more = _NEW_TOKENS if isinstance(model, LanguageModel) else 0
-    lengths = [len(row) + more for row in _rows(model, texts[:_NUM_BATCHED])]
+    num_new = _NEW_TOKENS if isinstance(model, LanguageModel) else 0
+    lengths = [len(row) + num_new for row in _rows(model, texts[:_NUM_BATCHED])]
     mean = sum(lengths) / len(lengths)
-    budgets = [max(1, round(mean * size * beams)) for size in _BATCHES]
-    tried = [(Eager.name, "float32")] if Eager.name in backends else []
+    budgets = [max(1, round(mean * size * beams)) for size in _BATCH_SIZES]
+    to_measure = [(Eager.name, "float32")] if Eager.name in backends else []
     # Compiled graphs take no shortlist.
-    tried += [c for c in conversions if c[0] != "compiled" or not model.shortlist]
+    to_measure += [c for c in conversions if c[0] != "compiled" or not model.shortlist]
     choices: list[tuple[Use, BackendChoice]] = []
-    for (backend, precision), count in product(tried, sorted(set(threads) or {1, cores()})):
+    for (backend, precision), count in product(to_measure, sorted(set(threads) or {1, cores()})):
         has_no_workers = backend != CTranslate2.name
         workers = 1 if has_no_workers else max(1, cores() // count)
         if "latency" in uses:
@@ -87,7 +87,7 @@ def measure(
             for use, choice in remaining:
                 size = _NUM_BATCHED if choice.backend == CTranslate2.name else _NUM_SEQUENTIAL
                 parts = [texts[first : first + size] for first in range(0, len(texts), size)]
-                with _run_by(model, open_choice(choice)):
+                with _backend_set(model, open_choice(choice)):
                     _rate(model, singles[:1], choice)  # the first call of a backend is slower
                     rate = _rate(model, singles if use == "latency" else parts, choice)
                 rates[use, choice].append(rate)
@@ -105,7 +105,7 @@ def measure(
 
 
 @contextmanager
-def _run_by(model: SavedModel, backend: Any) -> Iterator[None]:
+def _backend_set(model: SavedModel, backend: Any) -> Iterator[None]:
     """Run the model with another backend inside the context."""
     before, model.backend = model.backend, backend
     try:
@@ -122,7 +122,7 @@ def _rate(model: SavedModel, parts: Sequence[Sequence[str]], choice: BackendChoi
         options["max_new_tokens"] = _NEW_TOKENS
     num_tokens, seconds, began = 0, 0.0, time.perf_counter()
     for number, part in enumerate(cycle(parts)):
-        if seconds > (_SHORTEST if number >= len(parts) else _LONGEST):
+        if seconds > (_MIN_SECONDS if number >= len(parts) else _MAX_SECONDS):
             break
         if isinstance(model, Generator):
             generations = model.generate(_rows(model, part), **options, return_details=True)

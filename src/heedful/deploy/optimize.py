@@ -104,8 +104,8 @@ def optimize(
             the model, with every reason.
     """
     check_names(backends, precisions, threads)
-    real = [text for text in texts if text.strip()]
-    if not real:
+    nonblank = [text for text in texts if text.strip()]
+    if not nonblank:
         raise UserError("the validation text is empty; give it at least one line")
     if read_base(directory / WEIGHTS) is not None:
         raise UserError(
@@ -114,41 +114,41 @@ def optimize(
         )
     findings = Findings(Manifest.new(directory, cast(Kind, type(model).__name__)))
 
-    def fill(beside: Path) -> None:
-        bench = _Bench(model, directory, beside / "work", tolerance, findings)
+    def fill(folder: Path) -> None:
+        converter = _Converter(model, directory, folder / "work", tolerance, findings)
         model.shortlist = None
         prover = None
-        conversions = [(b, p) for b in backends for p in precisions if _exists(b, p, model)]
+        conversions = [(b, p) for b in backends for p in precisions if _has_precision(b, p, model)]
         if conversions or pairs is not None:
             prover = Prover(model, texts, answers)
         with track("building and proving", len(conversions)) as advance:
             for conversion in conversions:
                 assert prover is not None
-                bench.build(conversion, prover)
+                converter.build(conversion, prover)
                 advance(1)
         if prover is not None and pairs is not None:
             with track("counting a shortlist", 1) as advance:
-                shortlist = bench.shortlist(pairs, prover)
+                shortlist = converter.shortlist(pairs, prover)
                 advance(1)
             if shortlist is not None:
-                shortlist.save(beside / SHORTLIST, sha256_of(tokenizer_files(directory)))
-        settings = candidates(model, bench.conversions, real, backends, threads, uses)
+                shortlist.save(folder / SHORTLIST, sha256_of(tokenizer_files(directory)))
+        settings = candidates(model, converter.conversions, nonblank, backends, threads, uses)
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"no requested backend runs this model: {reasons}")
-        findings.rates = measure(model, real, settings, bench.open_choice)
+        findings.rates = measure(model, nonblank, settings, converter.open_choice)
         best = {use: choice for use, choice, _ in reversed(findings.rates)}
-        for backend in {backend for backend, _ in bench.conversions}:
-            (bench.work / FOLDER / backend).rename(beside / backend)
-        shutil.rmtree(bench.work, ignore_errors=True)
-        findings.manifest = replace(findings.manifest, best=best).with_files(beside)
-        write_json(beside / MANIFEST, asdict(findings.manifest))
+        for backend in {backend for backend, _ in converter.conversions}:
+            (converter.work / FOLDER / backend).rename(folder / backend)
+        shutil.rmtree(converter.work, ignore_errors=True)
+        findings.manifest = replace(findings.manifest, best=best).with_files(folder)
+        write_json(folder / MANIFEST, asdict(findings.manifest))
 
     write_directory(directory / FOLDER, fill, {MANIFEST, SHORTLIST, *BACKENDS})
     return findings
 
 
-def _exists(backend: str, precision: str, model: SavedModel) -> bool:
+def _has_precision(backend: str, precision: str, model: SavedModel) -> bool:
     """A backend has conversions in a precision."""
     if backend == "compiled":
         return precision in _COMPILED_GENERATORS or not isinstance(model, Generator)
@@ -170,7 +170,7 @@ def check_names(backends: Sequence[str], precisions: Sequence[str], threads: Seq
 
 
 @dataclass
-class _Bench:
+class _Converter:
     """Builds, proves and opens conversions of a model in a folder.
 
     Attributes:

@@ -12,7 +12,7 @@ from heedful.files import MODEL_FILES, check_new, write_directory, write_json
 from heedful.pipelines import Classifier, Generator, SavedModel, Translator
 
 EXAMPLE = "example.py"
-_HEAD = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{more}."""
+_HEADER = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{more}."""
 
 import sys
 from pathlib import Path
@@ -77,16 +77,16 @@ def export_ctranslate2(
     check_new(directory, overwrite=overwrite, owns=MODEL_FILES)
     sides = (model.src_tokenizer, model.tgt_tokenizer) if model.has_tokenizer else (None, None)
 
-    def fill(beside: Path) -> None:
+    def fill(folder: Path) -> None:
         adds_end = False
         if isinstance(model, Translator) and model.has_tokenizer:
             adds_end = not set(model.src_tokenizer.suffix_ids) & set(model.end_ids())
-        write_ctranslate2(model, beside, precision, adds_end=adds_end)
+        write_ctranslate2(model, folder, precision, adds_end=adds_end)
         for name, tokenizer in zip(_names(model), sides, strict=False):
             if tokenizer is not None:
-                write_json(beside / name, tokenizer.content()["tokenizer"])
+                write_json(folder / name, tokenizer.content()["tokenizer"])
         if model.has_tokenizer:
-            (beside / EXAMPLE).write_text(_example(model), encoding="utf-8")
+            (folder / EXAMPLE).write_text(_example(model), encoding="utf-8")
 
     write_directory(directory, fill)
 
@@ -122,14 +122,14 @@ def _example(model: SavedModel) -> str:
         )
         if model.tgt_tokenizer.has_own_pieces:
             keys["decode"] = "target.decoder.decode(result.hypotheses[0])"
-        return (_HEAD + _TRANSLATE).format(**keys)
+        return (_HEADER + _TRANSLATE).format(**keys)
     if isinstance(model, Generator):
         keys |= {"what": "Continues lines", "kind": "Generator"}
         keys["prefix"] = [model.tokenizer.piece(token) for token in model.tokenizer.prefix_ids]
         keys["options"] = f"max_length={min(64, max_length // 2)}"
-        return (_HEAD + _GENERATE).format(**keys)
+        return (_HEADER + _GENERATE).format(**keys)
     keys |= {"kind": "Encoder", "more": " and numpy", "imports": "import numpy as np\n"}
     if isinstance(model, Classifier):
         keys |= {"what": "Classifies lines", "labels": [*model.labels], "head": HEAD}
-        return (_HEAD + _CLASSIFY).format(**keys)
-    return (_HEAD + _EMBED).format(**keys, what="Embeds lines as vectors")
+        return (_HEADER + _CLASSIFY).format(**keys)
+    return (_HEADER + _EMBED).format(**keys, what="Embeds lines as vectors")

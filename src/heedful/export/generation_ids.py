@@ -98,10 +98,13 @@ def read_generation_ids(
     else:
         read["decoder_start_ids"] = role("bos") if tokenizer is None else list(tokenizer.prefix_ids)
     valid = {key: tuple(id for id in ids if id < vocab_size) for key, ids in read.items()}
-    forced = {
-        key: next(iter(valid.pop(key, ())), None) for key in ("forced_bos_id", "forced_eos_id")
-    }
-    ids = GenerationIds(**valid, **forced)
+    ids = GenerationIds(
+        decoder_start_ids=valid["decoder_start_ids"],
+        eos_ids=valid["eos_ids"],
+        suppressed_ids=valid["suppressed_ids"],
+        forced_bos_id=next(iter(valid.get("forced_bos_id", ())), None),
+        forced_eos_id=next(iter(valid.get("forced_eos_id", ())), None),
+    )
     notices = []
     if beyond := {id for ids in read.values() for id in ids if id >= vocab_size}:
         numbers = ", ".join(map(str, sorted(beyond)))

@@ -218,11 +218,11 @@ def net_from_hf(
     config = make_config(name, config_keys | keys, where)
     net = uninitialized_net(name, config, directory.tensors, where)
 
-    def drawn() -> nn.Module:
+    def initialized_net() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             return kind.build(config)
 
-    notices = from_hf(net, directory.tensors, format.names(config), where, drawn)
+    notices = from_hf(net, directory.tensors, format.names(config), where, initialized_net)
     return ImportedNet(name, config, net.eval(), notices)
 
 

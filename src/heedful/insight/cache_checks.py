@@ -59,13 +59,13 @@ def cached_decoding(probe: Probe) -> Outcome:
     """Compare the logits of steps with a cache with those of whole prefixes."""
     if not probe.causal:
         raise Skipped("an encoder does not decode")
-    is_ours = isinstance(probe.net, DecoderOnly | EncoderDecoder)
-    if not is_ours and not (hasattr(probe.net, "start") and hasattr(probe.net, "step")):
+    is_heedful_net = isinstance(probe.net, DecoderOnly | EncoderDecoder)
+    if not is_heedful_net and not (hasattr(probe.net, "start") and hasattr(probe.net, "step")):
         begin = "rows" if probe.is_single_stack else "src, src_lengths"
         raise Skipped(f"the net has no start({begin}, capacity=...) and step(ids, cache)")
     worst = 0.0
     make_scenarios = _decoder_scenarios if probe.is_single_stack else _encoder_decoder_scenarios
-    start = _begin_ours if is_ours else _begin
+    start = _begin_heedful_net if is_heedful_net else _begin
     for scenario in make_scenarios(probe):
         step, reorder = start(probe, scenario)
         error, where = _decode(probe, scenario, step, reorder)
@@ -113,7 +113,7 @@ def _begin(probe: Probe, scenario: _Scenario) -> tuple[_Step, _Reorder | None]:
     return lambda ids: net.step(ids, cache), getattr(cache, "reorder", None)
 
 
-def _begin_ours(probe: Probe, scenario: _Scenario) -> tuple[_Step, _Reorder | None]:
+def _begin_heedful_net(probe: Probe, scenario: _Scenario) -> tuple[_Step, _Reorder | None]:
     """Start decoding with one of heedful's nets, whose cache supports beams."""
     net, longest = cast(Any, probe.net), probe.width(probe.output_side)
     rows: Any = 3

@@ -103,21 +103,21 @@ def infer_kind(
         )
     if count == 2:
         return NetKind(("src", "tgt"), causal=True, output_kind="tokens", reach=1)
-    ours = isinstance(net, DecoderOnly | EncoderOnly)
-    if causal is None and not ours:
+    is_heedful_net = isinstance(net, DecoderOnly | EncoderOnly)
+    if causal is None and not is_heedful_net:
         raise UserError(
             "a net with one stack: pass causal=True for a decoder, causal=False for an encoder; "
             "stacks=2 if it takes a source and a target"
         )
     causal = isinstance(net, DecoderOnly) if causal is None else causal
-    if ours and outputs is None:
+    if is_heedful_net and outputs is None:
         outputs = "tokens" if isinstance(net.head, OutputHead) else None
         if net.head is None or isinstance(net.head, ClassificationHead):
             outputs = "states" if net.head is None else "classes"
     kind = NetKind(("ids",), causal, outputs, reach=1)
     layers = [module for module in net.modules() if isinstance(module, Attention)]
     # Other nets may have windows, except those with one output per text.
-    if any(layer.window is None for layer in layers) if ours else kind.is_pooled:
+    if any(layer.window is None for layer in layers) if is_heedful_net else kind.is_pooled:
         kind.reach = None
     return kind
 

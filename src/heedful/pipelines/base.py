@@ -288,9 +288,9 @@ class SavedModel:
         weights = weights_of(self.net)  # which opens the net, and so its Config
         check_parameters(self.metadata.architecture, self.config, weights)
 
-        def fill(beside: Path) -> None:
-            save_description(self, beside)
-            file = beside / WEIGHTS
+        def fill(folder: Path) -> None:
+            save_description(self, folder)
+            file = folder / WEIGHTS
             if base is None:
                 save_tensors(file, weights)
             else:

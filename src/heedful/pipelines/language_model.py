@@ -58,8 +58,10 @@ class LanguageModel(Generator):
     def batches(
         self, rows: Sequence[Sequence[int]], options: Options, workers: int = 1
     ) -> Iterator[list[int]]:
-        """Batches of prompts that fit the net with their new tokens, then of other prompts of
-        equal length."""
+        """Batches of the prompts that fit the net with their new tokens, then of the longer ones.
+
+        The longer prompts of a batch have equal lengths.
+        """
         new = options.max_new_tokens or _NEW_TOKENS
         fitting = [row if len(row) + new <= self.config.max_length else [] for row in rows]
         # The length that counts is the one after the last new token.

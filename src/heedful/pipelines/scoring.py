@@ -72,7 +72,7 @@ def score_pairs(
 ) -> TextSums:
     """Sums over the tokens of each target given its source, EOS included."""
     pairs = _encode_pairs(model, sources, targets, too_long)
-    batches = _pair_batches(model, pairs, _checked(batch_tokens))
+    batches = _pair_batches(model, pairs, _max_batch_tokens(batch_tokens))
     return text_sums(model, batches, len(sources))
 
 
@@ -109,7 +109,7 @@ def _window_sums(
     stride: int,
     batch_tokens: int | None = None,
 ) -> TextSums:
-    max_tokens = _checked(batch_tokens)
+    max_tokens = _max_batch_tokens(batch_tokens)
     plan = plan_evaluation_windows(
         texts.lengths, context=context, stride=stride, max_tokens=max_tokens
     )
@@ -117,7 +117,7 @@ def _window_sums(
     return text_sums(model, batches, len(texts))
 
 
-def _checked(batch_tokens: int | None) -> int:
+def _max_batch_tokens(batch_tokens: int | None) -> int:
     """The padded tokens of a batch; raises UserError below 1."""
     if batch_tokens is not None and batch_tokens < 1:
         raise UserError(f"batch_tokens must be at least 1, not {batch_tokens}")

@@ -69,7 +69,7 @@ class Denoising(Task):
     def check(self) -> None:
         super().check()
         longest = self.recipe.data.max_length
-        side = int(self.noise.longest_sides(longest).max())
+        side = int(self.noise.max_side_lengths(longest).max())
         if side > longest:
             raise UserError(
                 f"objective: the noise may extend a text of data.max_length {longest} to {side} "
@@ -100,7 +100,7 @@ class Denoising(Task):
         return two_stack_keys(self.recipe, data, name)
 
     def describe_model(self, data: RunData, name: str) -> ModelMetadata:
-        tokenizer, pairs = data.tokenizer, self.held_out(data, "valid")
+        tokenizer, pairs = data.tokenizer, self.held_out_pairs(data, "valid")
         ids = GenerationIds()
         if isinstance(self.noise, T5Noise):  # outputs contain sentinels
             suppressed = tokenizer.special_ids - {tokenizer.eos_id, tokenizer.unk_id}
@@ -122,7 +122,7 @@ class Denoising(Task):
     def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
         """Upper bounds of the source and target lengths of each training text."""
         lengths = data.ids("train").lengths
-        src, tgt = self.noise.longest_sides(int(lengths.max()))
+        src, tgt = self.noise.max_side_lengths(int(lengths.max()))
         return src[lengths], tgt[lengths]
 
     def collate(self, data: RunData, item: PlannedRows) -> Batch:
@@ -145,7 +145,7 @@ class Denoising(Task):
         write_text(out / "samples.txt", "\n".join(samples))
         return write_scores(data, out, counts, token_metrics(sums))
 
-    def held_out(self, data: RunData, split: str) -> Pairs:
+    def held_out_pairs(self, data: RunData, split: str) -> Pairs:
         """The texts of a held-out split with the same noise at every evaluation."""
         rows = PlannedRows(0, np.arange(len(data.splits[split])))
         return self.corrupt(data, split, rows, HELD_OUT_SEED)
@@ -166,7 +166,7 @@ class Denoising(Task):
         return collate_pairs(*pairs, indices, start_ids=[data.start_id], pad_id=pad_id)
 
     def _split_sums(self, model: Translator, data: RunData, split: str) -> LossSum:
-        pairs = self.held_out(data, split)
+        pairs = self.held_out_pairs(data, split)
         return held_out_loss(
             model.net,
             self.loss,

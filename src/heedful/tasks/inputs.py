@@ -20,7 +20,7 @@ from heedful.task_keys import TaskKeys, alternatives
 from heedful.tasks.run_data import RawData
 
 SPLITS = ("train", "valid", "test")
-SOURCES = ("src", "tgt", "text", "file")
+SOURCES = ("src", "tgt", "text", "file")  # keys of a split that name its files
 
 
 def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
@@ -113,20 +113,20 @@ def drop_held_out_from_train(rows: dict[str, Rows]) -> dict[str, Rows]:
     return rows | {"train": drop_held_out(rows["train"], held_out)}
 
 
-def joint_tokenizer(recipe: Recipe, train: Rows, **more: Any) -> tuple[Tokenizer, Tokenizer]:
+def joint_tokenizer(recipe: Recipe, train: Rows, **options: Any) -> tuple[Tokenizer, Tokenizer]:
     """One new tokenizer for both sides; options: those of `train_tokenizer`."""
     texts = [text for name in train.columns if name != LABEL for text in train[name]]
-    tokenizer = make_tokenizer(recipe, texts, **more)
+    tokenizer = make_tokenizer(recipe, texts, **options)
     return tokenizer, tokenizer
 
 
-def make_tokenizer(recipe: Recipe, texts: list[str], **more: Any) -> Tokenizer:
+def make_tokenizer(recipe: Recipe, texts: list[str], **options: Any) -> Tokenizer:
     """A tokenizer with the recipe's settings, trained on `texts`."""
     settings = recipe.tokenizer.model_dump(exclude={"path", "joint"})
     if settings["vocab_size"] == "auto":
         default_size = None if settings["kind"] == "byte" else 8_000
         settings |= {"vocab_size": default_size, "or_fewer": True}
-    return train_tokenizer(texts, **settings, **more)
+    return train_tokenizer(texts, **settings, **options)
 
 
 def resolve_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:

@@ -67,7 +67,7 @@ class Noise(Strict):
         """Source and target of a text without BOS and EOS."""
         raise NotImplementedError
 
-    def longest_sides(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
+    def max_side_lengths(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
         """Upper bounds of the lengths of source and target for texts of 0 to `max_length` tokens;
         all lengths include EOS."""
         raise NotImplementedError
@@ -158,7 +158,7 @@ class T5Noise(Noise):
     def sides(self, text: Ids, rng: np.random.Generator, tokens: NoiseTokens) -> tuple[Ids, Ids]:
         return self.insert_sentinels(text, self.mask(len(text), rng), tokens)
 
-    def longest_sides(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
+    def max_side_lengths(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
         sides = np.zeros((2, max_length + 1), dtype=np.int64)
         for length in range(1, max_length + 1):
             dropped, spans = self._most_spans(length)
@@ -232,7 +232,7 @@ class BartNoise(Noise):
         num_spans = int(np.searchsorted(ends, total)) + 1 if total else 0
         return np.diff(ends[:num_spans], prepend=0)
 
-    def longest_sides(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
+    def max_side_lengths(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
         return np.tile(np.arange(max_length + 1), (2, 1))
 
     def specials(self, max_length: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from heedful.config import Recipe
 from heedful.data.columns import Columns, open_columns, write_columns
 from heedful.data.encoding import encode_rows
-from heedful.data.prepared import Hold, content_key, prepare_once
+from heedful.data.prepared import FolderLock, content_key, prepare_once
 from heedful.data.rows import Rows, format_of
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import format_names
@@ -40,7 +40,7 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
 
 def open_data(directory: Path, start_id: int | None) -> RunData:
     """Open a folder written by `prepare`; `start_id`: as in `InheritedParts`."""
-    hold = Hold(directory)
+    hold = FolderLock(directory)
     src = Tokenizer.load(directory / "src.json")
     other = directory / "tgt.json"
     tgt = Tokenizer.load(other) if other.is_file() else src

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.columns import Columns, Sequences, open_columns
-from heedful.data.prepared import Hold
+from heedful.data.prepared import FolderLock
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 
@@ -61,14 +61,14 @@ class RunData:
     splits: dict[str, Columns]
     start_id: int
     outputs: Path | None = None
-    holds: tuple[Hold, ...] = field(default=(), repr=False, compare=False)
+    holds: tuple[FolderLock, ...] = field(default=(), repr=False, compare=False)
 
     def with_teacher_outputs(self, outputs: Path | None) -> "RunData":
         """The data with the `train` of the prepared folder `outputs`; None: unchanged."""
         if outputs is None:
             return self
         train = open_columns(outputs / "train")
-        splits, holds = self.splits | {"train": train}, (*self.holds, Hold(outputs))
+        splits, holds = self.splits | {"train": train}, (*self.holds, FolderLock(outputs))
         return replace(self, splits=splits, outputs=outputs, holds=holds)
 
     @property

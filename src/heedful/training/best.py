@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from heedful.files import replace_whole
+from heedful.files import atomic_replace
 from heedful.zoo.saved import WEIGHTS, load_tensors, read_metadata, save_tensors
 
 
@@ -46,11 +46,11 @@ class BestModel:
 
     def publish(self) -> None:
         """Make the stored weights `model.safetensors`, with their step in its metadata."""
-        with replace_whole(self._model) as beside:
+        with atomic_replace(self._model) as temporary:
             try:
-                os.link(self.path, beside)
+                os.link(self.path, temporary)
             except OSError:  # a file system without hard links
-                shutil.copyfile(self.path, beside)
+                shutil.copyfile(self.path, temporary)
 
     def write_final(self) -> tuple[dict[str, Tensor], str]:
         """Write the final `model.safetensors`: the stored weights without metadata.

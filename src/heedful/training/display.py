@@ -14,7 +14,7 @@ from heedful.training.events import (
     RunFinished,
     RunStarted,
     StepDone,
-    criterion,
+    describe_criterion,
     format_score,
     score_label,
 )
@@ -111,7 +111,8 @@ class RunDisplay(ProgressBars):
         """A note behind a loss that differs from the negative log-likelihood, or ""."""
         if math.isclose(loss, nll, rel_tol=1e-4):
             return ""
-        return f" ({criterion(self._recipe, held_out=held_out) or 'not the likelihood alone'})"
+        criterion = describe_criterion(self._recipe, held_out=held_out)
+        return f" ({criterion or 'not the likelihood alone'})"
 
     def _progress_text(self, step: int) -> str:
         return f"{step:,}" if self._total is None else f"{step:,}/{self._total:,}"

@@ -223,7 +223,7 @@ def score_label(name: str) -> str:
     return labels.get(name, name.replace("_", " "))
 
 
-def criterion(recipe: Mapping[str, Any], *, held_out: bool = False) -> str:
+def describe_criterion(recipe: Mapping[str, Any], *, held_out: bool = False) -> str:
     """A description of the terms that a recipe's loss has besides the likelihood, or "".
 
     Args:

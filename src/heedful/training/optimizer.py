@@ -32,10 +32,10 @@ def make_optimizer(net: nn.Module, settings: Optimizer) -> torch.optim.Optimizer
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
-    return MuonBesideAdamW(linears, adamw, settings.weight_decay) if linears else adamw
+    return MuonWithAdamW(linears, adamw, settings.weight_decay) if linears else adamw
 
 
-class MuonBesideAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(torch.optim.Optimizer):
     """Muon for some matrices and AdamW for the other parameters, as one optimizer.
 
     The update of Muon is the orthogonalized momentum of the gradient (Jordan et al. 2024, "Muon: An

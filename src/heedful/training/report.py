@@ -1,6 +1,6 @@
 """The report of a run: one HTML file without scripts or external resources.
 
-Its content are the events of the run, its recipe, facts and final scores; its layout is
+Its content is the events of the run, its recipe, facts and final scores; its layout is
 `report.html.j2`, its style `report.css`.
 """
 
@@ -27,7 +27,7 @@ from heedful.training.events import (
     RunFinished,
     RunStarted,
     StepDone,
-    criterion,
+    describe_criterion,
     format_score,
     score_label,
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MAX_SAMPLES = 20
 MAX_LABELS = 12  # of a confusion matrix that is shown
 # The headings of the three texts of a sample, by task.
-SAMPLES = {
+SAMPLE_HEADINGS = {
     "language_modeling": ("prompt", "", "continuation"),
     "masked_lm": ("masked", "original", "filled in"),
     "denoising": ("corrupted", "target", "output"),
@@ -86,14 +86,16 @@ def write_report(
             title=title,
             run=run,
             verdicts=verdicts(events, folder or out.parent),
-            criterion=criterion(recipe),
+            criterion=describe_criterion(recipe),
             decoded=[score_label(name) for name in run.metrics if name in metric.names()],
             evaluation=recipe.get("evaluation", {}),
             is_averaged=recipe.get("training", {}).get("ema_decay") is not None,
             labels=labels,
             per_label=per_label(table, labels) if labels else {},
             confusion=table.tolist() if 0 < len(labels) <= MAX_LABELS else None,
-            sample_names=SAMPLES.get(recipe.get("task", ""), ("source", "reference", "output")),
+            sample_names=SAMPLE_HEADINGS.get(
+                recipe.get("task", ""), ("source", "reference", "output")
+            ),
             reasons=REASONS,
             scores={
                 name: entry if isinstance(entry, Mapping) else {"score": entry}

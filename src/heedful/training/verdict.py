@@ -1,4 +1,4 @@
-"""Checks of a run by its events, in sentences.
+"""Checks of a run by its events; each result is a sentence.
 
 A recipe may have bands for the held-out loss, which hold for the data that it names. Two checks
 hold for any data: the training loss falls, and the held-out loss is below the unigram entropy of
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heedful.config import Expectation
-from heedful.training.events import Evaluated, Event, RunStarted, StepDone, criterion
+from heedful.training.events import Evaluated, Event, RunStarted, StepDone, describe_criterion
 
 PREFIX = "check:"
 _STANDARD_ERRORS = 3.0  # least fall of the loss, in standard errors of a difference of two means
@@ -43,16 +43,16 @@ class ExpectationListener:
     def __init__(self, expected: Sequence[Expectation], print_line: Callable[[str], None]) -> None:
         self._by_step = {band.step: band for band in expected}
         self._print_line = print_line
-        self._kind = ""
+        self._criterion = ""
 
     def on(self, event: Event) -> None:
         """Compare a held-out loss with its band."""
         if isinstance(event, RunStarted):
-            self._kind = criterion(event.recipe, held_out=True)
+            self._criterion = describe_criterion(event.recipe, held_out=True)
             if event.changes:
                 self._by_step = {}
         if isinstance(event, Evaluated) and event.step in self._by_step:
-            self._print_line(str(_in_band(self._by_step[event.step], event, self._kind)))
+            self._print_line(str(_check_band(self._by_step[event.step], event, self._criterion)))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -66,7 +66,7 @@ def verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
     expected = recipe.get("expect", []) if is_of_one_recipe else []
     bands = {band["step"]: Expectation(**band) for band in expected}
     results = [
-        _in_band(bands[event.step], event, criterion(recipe, held_out=True))
+        _check_band(bands[event.step], event, describe_criterion(recipe, held_out=True))
         for event in events
         if isinstance(event, Evaluated) and event.step in bands
     ]
@@ -78,10 +78,10 @@ def general_verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
     steps = [event for event in events if isinstance(event, StepDone)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
     entropies = [event.unigram_entropy for event in events if isinstance(event, RunStarted)]
-    results = [_falling([event.nll for event in steps])] if len(steps) > 1 else []
+    results = [_check_falling_loss([event.nll for event in steps])] if len(steps) > 1 else []
     if evaluations and entropies and entropies[-1] is not None:
         best = min(evaluations, key=lambda event: event.perplexity)
-        results.append(_above_frequencies(best, entropies[-1]))
+        results.append(_check_unigram_entropy(best, entropies[-1]))
     if results:
         command = f"`heedful verify {shlex.quote(str(folder))}`"
         hint = "checks masks and gradients, and that a copy of the model overfits one batch"
@@ -89,7 +89,7 @@ def general_verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
     return results
 
 
-def _in_band(expected: Expectation, event: Evaluated, kind: str) -> Verdict:
+def _check_band(expected: Expectation, event: Evaluated, kind: str) -> Verdict:
     band = f"{expected.low:g} to {expected.high:g}"
     loss = f"step {event.step}: {f'{kind} ' if kind else ''}loss {event.loss:.3f}"
     if expected.low <= event.loss <= expected.high:
@@ -102,7 +102,7 @@ def _in_band(expected: Expectation, event: Evaluated, kind: str) -> Verdict:
     )
 
 
-def _falling(losses: Sequence[float]) -> Verdict:
+def _check_falling_loss(losses: Sequence[float]) -> Verdict:
     """Check that the mean of the first tenth of the losses is clearly above that of the last.
 
     The noise is estimated by second differences, which a linear fall does not affect. For too few
@@ -126,7 +126,7 @@ def _falling(losses: Sequence[float]) -> Verdict:
     )
 
 
-def _above_frequencies(best: Evaluated, entropy: float) -> Verdict:
+def _check_unigram_entropy(best: Evaluated, entropy: float) -> Verdict:
     loss = f"the held-out loss at step {best.step:,}, {best.nll:.3f} nats per target,"
     bound = f"{entropy:.3f}, the unigram entropy of the targets"
     if best.nll < entropy:

@@ -9,7 +9,7 @@ from heedful.errors import UserError
 from heedful.parts.feedforward import Activation, Gate
 
 Keys = dict[str, Any]
-# Hugging Face name -> our name; of several for one of ours, the first is written.
+# Hugging Face name -> heedful name; of several for one heedful name, the first is written.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -67,7 +67,9 @@ class Hf:
     def write(self, value: Any) -> dict[str, Any]:
         """The keys of `config.json` for a value of the field."""
         if self.values is not None:
-            value = next(hf_value for hf_value, ours in self.values.items() if ours == value)
+            value = next(
+                hf_value for hf_value, our_value in self.values.items() if our_value == value
+            )
         return dict.fromkeys(self.keys, value)
 
 
@@ -118,32 +120,32 @@ def config_keys_from_hf(
     if names[0] not in format.classes:
         known = ", ".join(format.classes)
         raise UserError(f"{where}: class {names[0]} is not supported; supported: {known}")
-    ours = {**format.defaults, **format.classes[names[0]]}
+    values = {**format.defaults, **format.classes[names[0]]}
     defaults = {field.name: field.default for field in fields(config)}
     if "num_labels" in defaults:  # a file without labels has two
-        ours["num_labels"] = len(content.get("id2label") or ()) or content.get("num_labels") or 2
+        values["num_labels"] = len(content.get("id2label") or ()) or content.get("num_labels") or 2
     for name, hf in _annotated(config).items():
         if not content.keys().isdisjoint(hf.keys):
-            ours[name] = hf.read(content, ours.get(name, defaults[name]), where)
-        if hf.like is not None and ours[name] == ours[hf.like]:
-            ours[name] = None
-    return ours | format.read(dict(content), defaults | ours)
+            values[name] = hf.read(content, values.get(name, defaults[name]), where)
+        if hf.like is not None and values[name] == values[hf.like]:
+            values[name] = None
+    return values | format.read(dict(content), defaults | values)
 
 
 def config_to_hf(format: HfConfig, config: Any) -> dict[str, Any]:
     """The content of `config.json` for a Config."""
-    ours = asdict(config)
+    values = asdict(config)
     classes = format.classes.items()
-    name = next(name for name, keys in classes if keys.items() <= ours.items())
+    name = next(name for name, keys in classes if keys.items() <= values.items())
     content: dict[str, Any] = {"architectures": [name], "model_type": format.model_type}
     content |= format.fixed
     for key, hf in _annotated(type(config)).items():
-        value = ours[key]
+        value = values[key]
         if value is None and hf.like is not None:
-            value = ours[hf.like]
+            value = values[hf.like]
         content |= hf.write(value)
-    if ours.get("num_labels", 2) != 2:  # `config.json` has the labels, not their number
-        content |= labels_to_hf([f"LABEL_{label}" for label in range(ours["num_labels"])])
+    if values.get("num_labels", 2) != 2:  # `config.json` has the labels, not their number
+        content |= labels_to_hf([f"LABEL_{label}" for label in range(values["num_labels"])])
     return content | format.write(config)
 
 

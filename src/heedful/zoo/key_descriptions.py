@@ -51,7 +51,7 @@ DESCRIPTIONS = {
     "tgt_vocab_size": "Entries of the target vocabulary, which follow from the tokenizer.",
     "tie_embeddings": "Share one matrix between token embeddings and output layer.",
     "top_k": "Experts per token.",
-    "type_vocab_size": "Number of segment types.",
+    "type_vocab_size": "Number of token types (BERT's two segments).",
     "vocab_size": "Entries of the vocabulary, which follow from the tokenizer.",
-    "window": "Tokens that a layer with local attention sees; null: all.",
+    "window": "Keys that a query attends to in a layer with local attention; null: all.",
 }

@@ -34,12 +34,12 @@ class Config(Base):
     mlp_bias: Annotated[bool, Hf("mlp_bias")] = False
 
 
-_TWO: dict[str, Any] = {"max_length": 4096, "norm_eps": 1e-5}
-_THREE: dict[str, Any] = {"vocab_size": 128256, "num_kv_heads": 8, "max_length": 8192}
-_THREE |= {"norm_eps": 1e-5, "rope_base": 500000.0}
-_STRETCHED = _THREE | {"max_length": 131072, "rope_scaling": {"type": "llama3"}}
-_SMALL = _STRETCHED | {"d_ff": 8192, "tie_embeddings": True}
-_SMALL |= {"rope_scaling": {"type": "llama3", "factor": 32.0}}
+_LLAMA_2: dict[str, Any] = {"max_length": 4096, "norm_eps": 1e-5}
+_LLAMA_3: dict[str, Any] = {"vocab_size": 128256, "num_kv_heads": 8, "max_length": 8192}
+_LLAMA_3 |= {"norm_eps": 1e-5, "rope_base": 500000.0}
+_LLAMA_3_1 = _LLAMA_3 | {"max_length": 131072, "rope_scaling": {"type": "llama3"}}
+_LLAMA_3_2 = _LLAMA_3_1 | {"d_ff": 8192, "tie_embeddings": True}
+_LLAMA_3_2 |= {"rope_scaling": {"type": "llama3", "factor": 32.0}}
 _13B: dict[str, Any] = {"d_model": 5120, "num_heads": 40, "num_layers": 40}
 _65B: dict[str, Any] = {"d_model": 8192, "num_heads": 64, "num_layers": 80}
 _70B = _65B | {"num_kv_heads": 8, "d_ff": 28672}
@@ -49,17 +49,17 @@ SIZES: dict[str, dict[str, Any]] = {  # and their parameters
     "13b": _13B,  # 13.0B
     "33b": {"d_model": 6656, "num_heads": 52, "num_layers": 60},  # 32.5B
     "65b": _65B,  # 65.3B
-    "2-7b": _TWO,
-    "2-13b": _TWO | _13B,
-    "2-70b": _TWO | _70B,  # 69.0B
-    "3-8b": _THREE | {"d_ff": 14336},  # 8.0B
-    "3-70b": _THREE | _70B,  # 70.6B
-    "3.1-8b": _STRETCHED | {"d_ff": 14336},
-    "3.1-70b": _STRETCHED | _70B,
-    "3.1-405b": _STRETCHED  # 405.9B
+    "2-7b": _LLAMA_2,
+    "2-13b": _LLAMA_2 | _13B,
+    "2-70b": _LLAMA_2 | _70B,  # 69.0B
+    "3-8b": _LLAMA_3 | {"d_ff": 14336},  # 8.0B
+    "3-70b": _LLAMA_3 | _70B,  # 70.6B
+    "3.1-8b": _LLAMA_3_1 | {"d_ff": 14336},
+    "3.1-70b": _LLAMA_3_1 | _70B,
+    "3.1-405b": _LLAMA_3_1  # 405.9B
     | {"d_model": 16384, "num_heads": 128, "num_layers": 126, "d_ff": 53248},
-    "3.2-1b": _SMALL | {"d_model": 2048, "num_layers": 16},  # 1.24B
-    "3.2-3b": _SMALL | {"d_model": 3072, "num_heads": 24, "num_layers": 28},  # 3.21B
+    "3.2-1b": _LLAMA_3_2 | {"d_model": 2048, "num_layers": 16},  # 1.24B
+    "3.2-3b": _LLAMA_3_2 | {"d_model": 3072, "num_heads": 24, "num_layers": 28},  # 3.21B
 }
 
 

@@ -75,7 +75,7 @@ def layer_names(path: str, hf_name: str, modules: Mapping[str, str], **more: boo
 
     `more`: attributes of `Name`.
     """
-    return [Name(f"{path}.{ours}", f"{hf_name}.{hf}", **more) for ours, hf in modules.items()]
+    return [Name(f"{path}.{module}", f"{hf_name}.{hf}", **more) for module, hf in modules.items()]
 
 
 @torch.no_grad()
@@ -109,7 +109,7 @@ def from_hf(
         if copy not in loaded and source in loaded:
             loaded[copy] = loaded[source]
             notices.append(f"{where} lacks {copy}: {source} is used instead")
-    started = {slot.owner for slot in slots if slot.hf_name in loaded}
+    partly_loaded = {slot.owner for slot in slots if slot.hf_name in loaded}
     filled: list[_Slot] = []
     absent, missing = set(), []
     for group in groups:
@@ -124,7 +124,7 @@ def from_hf(
         elif present:
             _check_tensors(present, loaded, where)
             filled.append(present[0])
-        elif first.owner in started or not re.fullmatch(names.optional, first.path):
+        elif first.owner in partly_loaded or not re.fullmatch(names.optional, first.path):
             missing.append(first.hf_name)
         else:
             absent.add(first.path)

@@ -125,8 +125,8 @@ def rope_to_hf(config: Any) -> dict[str, Any]:
         return {"rope_theta": base, "rope_scaling": None}
     if scaling is None:
         return {"rope_scaling": None}
-    ours, table = asdict(scaling), HF_SCALINGS[scaling.type]
-    values = {key: ours[name] for key, name in table.items() if ours[name] is not None}
+    arguments, table = asdict(scaling), HF_SCALINGS[scaling.type]
+    values = {key: arguments[name] for key, name in table.items() if arguments[name] is not None}
     return {"rope_scaling": {"rope_type": scaling.type, **values}}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
-from heedful.files import replace_whole, scratch_folder
+from heedful.files import atomic_replace, scratch_folder
 from heedful.plugins import nearest
 from heedful.zoo import architecture
 from heedful.zoo.names import FLOATS, abbreviate_names, weights_of
@@ -51,14 +51,14 @@ def save_tensors(
 ) -> None:
     """Write tensors to one safetensors file, completely or not at all."""
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replace_whole(path) as beside, scratch_folder(path) as folder:
+    with atomic_replace(path) as temporary, scratch_folder(path) as folder:
         file = folder / path.name
         try:
             save_file(content, file, metadata=metadata)
         except SafetensorError as error:
             raise OSError(str(error)) from None
         file.chmod(0o644)  # safetensors creates files that only their owner can read
-        file.replace(beside)
+        file.replace(temporary)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
