@@ -286,10 +286,10 @@ def test_rows_of_an_experiment_inherit_settings(monkeypatch: pytest.MonkeyPatch)
                 assert value in [
                     experiment.settings(base).get(key) for base in experiment.bases(row)
                 ]
-            shown = {"data": "DATA", "runs": "RUNS", "seed": 1, "other": 2}
+            command = {"data": "DATA", "runs": "RUNS", "seed": 1, "other": 2}
             load_recipe(
                 experiment.recipe,
-                [f"{key}={value.format(**shown)}" for key, value in settings.items()],
+                [f"{key}={value.format(**command)}" for key, value in settings.items()],
             )
 
 
@@ -349,8 +349,8 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(student.iterdir()) if path.is_file()}
     words = ["--data", str(text), "--teacher", str(teacher), "--student", str(student)]
     page, data = bench("students", *words, "--limit", "4")
-    named = "--data DATA --teacher TEACHER --student STUDENT --limit 4"
-    assert data["command"] == f"python benchmarks/students.py --quick {named}"
+    command = "--data DATA --teacher TEACHER --student STUDENT --limit 4"
+    assert data["command"] == f"python benchmarks/students.py --quick {command}"
     assert data["sentences"] == 4
     names = ["teacher, beam 5", "teacher, greedy", "student, greedy", "student, greedy, shortlist"]
     assert [*data["systems"]] == [*names, "student, beam 2, shortlist"]
@@ -443,8 +443,8 @@ def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
         assert np.mean(one["estimates"]) == pytest.approx(np.mean(one["losses"]), rel=0.05)
         assert len(one["losses"]) == 2
     assert "| the same in transformers' GPT-2" in page
-    named = "python benchmarks/shakespeare.py --quick --data DATA --runs RUNS --seeds 2"
-    assert data["command"] == named
+    command = "python benchmarks/shakespeare.py --quick --data DATA --runs RUNS --seeds 2"
+    assert data["command"] == command
 
 
 def test_long_texts(bench: Bench, tmp_path: Path) -> None:

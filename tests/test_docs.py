@@ -13,8 +13,8 @@ LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
 
 
 def test_cli_page_is_up_to_date() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "make_cli.py"))["render"]()
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == made, "run `make docs`"
+    page = runpy.run_path(str(ROOT / "docs" / "make_cli.py"))["render"]()
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == page, "run `make docs`"
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "SECURITY.md"])

@@ -89,10 +89,10 @@ def test_replayed_steps_equal_plain_steps_after_any_cache_operations(
                 for item in (plain, replayed):
                     item.reorder(parents)
             case "select":
-                kept = torch.randint(texts, (data.draw(st.integers(1, texts)),))
+                sentences = torch.randint(texts, (data.draw(st.integers(1, texts)),))
                 for item in (plain, replayed):
-                    item.select(kept)
-                rows = rows.view(texts, beams, -1)[kept].flatten(0, 1)
+                    item.select(sentences)
+                rows = rows.view(texts, beams, -1)[sentences].flatten(0, 1)
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -18,17 +18,17 @@ LONGEST, PENALTY = 3, 0.7
 def scores_of(model: Any, row: list[int], beta: float) -> dict[tuple[int, ...], float]:
     """The score of every output, from the last layer's attention to the source in a pass over whole
     outputs."""
-    layer, seen = model.net.decoder.blocks[-1].cross_attention.sublayer, {}
+    layer, weights_by_layer = model.net.decoder.blocks[-1].cross_attention.sublayer, {}
 
     def log_probs_of(source: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         with ExitStack() as hooks:
             for name in ("q", "kv"):
-                hook = lambda module, given, out, name=name: seen.update({name: out})  # noqa: E731
+                hook = lambda module, inputs, out, name=name: weights_by_layer.update({name: out})  # noqa: E731
                 hooks.enter_context(getattr(layer, name).register_forward_hook(hook))
             log_probs = model.net(source, ids).log_softmax(-1)
         heads, width = layer.num_heads, layer.head_dim
         scale = 1 if layer.scale == 1 else width**-0.5  # T5 scales the weights instead
-        query, key = seen["q"], seen["kv"][..., : heads * width]
+        query, key = weights_by_layer["q"], weights_by_layer["kv"][..., : heads * width]
         parts = zip(query.split(width, -1), key.split(width, -1), strict=True)
         attention = torch.stack([(q @ k.mT * scale).softmax(-1) for q, k in parts]).mean(0)
         return log_probs, beta * attention.sum(1).clamp(max=1).log().sum(-1)

@@ -195,11 +195,11 @@ def test_samples_are_not_repeated_for_the_limits_of_other_rows(
     with torch.no_grad():
         model.net.head.out.weight.zero_()
     backend = backend_of(model, tmp_path)
-    seen = []
+    rows_passed = []
     whole = backend._results
 
     def counted(rows: list[list[int]], *rest: Any) -> list[Any]:
-        seen.extend(rows)
+        rows_passed.extend(rows)
         return whole(rows, *rest)
 
     monkeypatch.setattr(backend, "_results", counted)
@@ -219,7 +219,7 @@ def test_samples_are_not_repeated_for_the_limits_of_other_rows(
     )
     assert backend.unsupported_reasons(rows, call) == []
     actual = backend.outputs(rows, call)
-    assert len(seen) == len(rows)
+    assert len(rows_passed) == len(rows)
     for place, limit in enumerate(limits):
         samples = [item for of_row in actual[place :: len(limits)] for item in of_row]
         lengths = Counter((len(item.ids), item.finished) for item in samples)
@@ -248,16 +248,16 @@ def test_workers_run_batches_in_parallel(
     model = model_of("bert", head="classify")
     expected = model.class_logits(TEXTS)
     model.backend = backend = backend_of(model, tmp_path, workers=2)
-    read, given, done = backend.logits, [], []
+    read, rows_passed, done = backend.logits, [], []
 
     def logits(rows: Any, types: Any = None) -> Any:
-        given.append(len(rows))
+        rows_passed.append(len(rows))
         return read(rows, types)
 
     monkeypatch.setattr(backend, "logits", logits)
     actual = model.class_logits(TEXTS, batch_tokens=budget, progress=done.append)
     assert np.allclose(actual, expected, atol=CLOSE)
-    assert (len(given), sum(given), sum(done)) == (calls, len(TEXTS), len(TEXTS))
+    assert (len(rows_passed), sum(rows_passed), sum(done)) == (calls, len(TEXTS), len(TEXTS))
 
 
 @pytest.mark.parametrize(
@@ -286,11 +286,11 @@ def test_unsupported_options_are_reported_and_run_eager(
     rows = model.prompt_ids(texts)
     reasons = model.backend.unsupported_reasons(rows, model.request(rows, **options))
     assert any(word in reason for reason in reasons), reasons
-    given = {"max_new_tokens": 6} | options
-    actual = [model.generate(texts, **given) for _ in range(2)]
+    all_options = {"max_new_tokens": 6} | options
+    actual = [model.generate(texts, **all_options) for _ in range(2)]
     assert len([r for r in caplog.records if word in r.getMessage()]) == 1
     model.backend = None
-    assert actual[0] == model.generate(texts, **given)
+    assert actual[0] == model.generate(texts, **all_options)
 
 
 def test_a_prompt_beyond_the_window_runs_eager(tmp_path: Path) -> None:

@@ -54,11 +54,11 @@ def test_em_equals_ibm_model_1(chunk: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_lists_have_probable_frequent_and_required_ids() -> None:
-    made = make_shortlist(PAIRS, 9, 6, always=[5], num_frequent=1, num_translations=1)
-    assert made.always.tolist() == [0, 5]  # token 0 and 1 are equally frequent: the first
-    assert [made.translations(source).tolist() for source in range(4)] == [[0], [1], [2], []]
-    assert made.allowed_ids([1, 1, 2]).tolist() == [0, 1, 2, 5]
-    assert made.recall(PAIRS) == pytest.approx(8 / 9)  # all but token 3
+    shortlist = make_shortlist(PAIRS, 9, 6, always=[5], num_frequent=1, num_translations=1)
+    assert shortlist.always.tolist() == [0, 5]  # token 0 and 1 are equally frequent: the first
+    assert [shortlist.translations(source).tolist() for source in range(4)] == [[0], [1], [2], []]
+    assert shortlist.allowed_ids([1, 1, 2]).tolist() == [0, 1, 2, 5]
+    assert shortlist.recall(PAIRS) == pytest.approx(8 / 9)  # all but token 3
     assert make_shortlist(PAIRS, 9, 6, shared=True, num_translations=1).translations(
         3
     ).tolist() == [3]
@@ -68,16 +68,17 @@ def test_lists_have_probable_frequent_and_required_ids() -> None:
 
 
 def test_saved_shortlists_are_equal_and_damaged_ones_are_refused(tmp_path: Path) -> None:
-    made, path = make_shortlist(PAIRS, 9, 6), tmp_path / "list.safetensors"
-    made.save(path, "ours")
+    shortlist, path = make_shortlist(PAIRS, 9, 6), tmp_path / "list.safetensors"
+    shortlist.save(path, "ours")
     again = Shortlist.load(path, "ours")
     assert all(
-        np.array_equal(made.translations(source), again.translations(source)) for source in range(9)
+        np.array_equal(shortlist.translations(source), again.translations(source))
+        for source in range(9)
     )
-    assert np.array_equal(made.always, again.always)
+    assert np.array_equal(shortlist.always, again.always)
     with pytest.raises(UserError, match="other tokenizers than the model's"):
         Shortlist.load(path, "theirs")
-    Shortlist(made.always, made.starts, made.tokens + 6, 6).save(path, "ours")
+    Shortlist(shortlist.always, shortlist.starts, shortlist.tokens + 6, 6).save(path, "ours")
     with pytest.raises(UserError, match="do not fit"):
         Shortlist.load(path, "ours")
     path.write_bytes(path.read_bytes()[:-30])
@@ -86,8 +87,8 @@ def test_saved_shortlists_are_equal_and_damaged_ones_are_refused(tmp_path: Path)
 
 
 def test_the_vocabulary_map_of_ctranslate2_has_token_names() -> None:
-    made = Shortlist(np.array([0]), np.array([0, 2, 2]), np.array([1, 2]), 3)
-    assert list(made.vocabulary_map(["a", "b"], ["x", "y", "z"])) == ["\tx\n", "a\ty z\n"]
+    shortlist = Shortlist(np.array([0]), np.array([0, 2, 2]), np.array([1, 2]), 3)
+    assert list(shortlist.vocabulary_map(["a", "b"], ["x", "y", "z"])) == ["\tx\n", "a\ty z\n"]
 
 
 @pytest.mark.parametrize("options", [{"beam_size": 1}, {"beam_size": 3, "num_return": 2}])
@@ -97,12 +98,12 @@ def test_eager_search_uses_only_the_listed_tokens(options: dict[str, int]) -> No
     [start], [end] = model.ids.decoder_start_ids, model.ids.eos_ids
     starts = np.arange(0, 4 * VOCAB + 1, 4)
     samples = np.random.default_rng(1).integers(4, VOCAB, 4 * VOCAB)
-    model.shortlist = made = Shortlist(np.array([end, 3]), starts, samples, VOCAB)
+    model.shortlist = shortlist = Shortlist(np.array([end, 3]), starts, samples, VOCAB)
     rows = [[5, 6, 7, 8, 2], [9, 2], [5, 12, 2]]
     request = model.request(rows, max_new_tokens=7, **options)
     actual = model.eager.outputs(rows, request)
     for row, outputs in zip(rows, actual, strict=True):
-        words = torch.tensor(made.allowed_ids(row))
+        words = torch.tensor(shortlist.allowed_ids(row))
 
         def listed_log_probs(
             prefixes: torch.Tensor, row: list[int] = row, words: torch.Tensor = words
@@ -132,9 +133,9 @@ def test_ctranslate2_outputs_equal_eager_with_the_same_list(tmp_path: Path) -> N
     facts = convert_model(model, tmp_path, "float32")
     marks = {model.tokenizer.unk_id, model.tokenizer.bos_id, model.tokenizer.eos_id}
     always = np.array(sorted(marks))  # it puts them on every list
-    made = Shortlist(always, np.arange(0, 201, 5), np.arange(200) % 37 + 3, 40)
-    write_vocabulary_map(made, conversion_path(tmp_path, "ctranslate2", "float32"))
-    model.shortlist = made
+    shortlist = Shortlist(always, np.arange(0, 201, 5), np.arange(200) % 37 + 3, 40)
+    write_vocabulary_map(shortlist, conversion_path(tmp_path, "ctranslate2", "float32"))
+    model.shortlist = shortlist
     backend = open_ctranslate2(tmp_path, facts, "float32", Settings(1))
     differ = 0
     for row in np.random.default_rng(0).integers(6, 40, (6, 4)).tolist():
@@ -162,11 +163,12 @@ def test_a_model_is_opened_only_with_its_own_shortlist(tmp_path: Path) -> None:
     model.save(tmp_path)
     assert load(tmp_path).shortlist is None
     size = model.tokenizer.vocab_size
-    made, path = make_shortlist(PAIRS, size, size), tmp_path / FOLDER / SHORTLIST
+    shortlist, path = make_shortlist(PAIRS, size, size), tmp_path / FOLDER / SHORTLIST
     path.parent.mkdir()
-    made.save(path, sha256_of(tokenizer_files(tmp_path)))
+    shortlist.save(path, sha256_of(tokenizer_files(tmp_path)))
     assert (
-        load(tmp_path).eager.shortlist.allowed_ids([1]).tolist() == made.allowed_ids([1]).tolist()
+        load(tmp_path).eager.shortlist.allowed_ids([1]).tolist()
+        == shortlist.allowed_ids([1]).tolist()
     )
     # Trained on other text, with as many tokens.
     other = train_tokenizer(["other words"], kind="char", vocab_size=None)

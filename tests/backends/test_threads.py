@@ -47,8 +47,10 @@ def test_weights_are_counted_once_per_stream(
     assert counted == [model.net]
 
 
-@pytest.mark.parametrize(("asked", "seen"), [(None, 1), (3, 3)])
-def test_the_number_of_threads_is_restored_after_a_pass(asked: int | None, seen: int) -> None:
+@pytest.mark.parametrize(("num_threads", "expected"), [(None, 1), (3, 3)])
+def test_the_number_of_threads_is_restored_after_a_pass(
+    num_threads: int | None, expected: int
+) -> None:
     actual = []
 
     class Net(torch.nn.Module):
@@ -61,6 +63,6 @@ def test_the_number_of_threads_is_restored_after_a_pass(asked: int | None, seen:
             return self.encoder.weight[None].expand(len(ids), 2, 2)
 
     with run_with(4):
-        Eager(Net(), 8, settings=Settings(asked)).logits([[1, 2]])
+        Eager(Net(), 8, settings=Settings(num_threads)).logits([[1, 2]])
         assert torch.get_num_threads() == 4
-    assert actual == [seen]
+    assert actual == [expected]

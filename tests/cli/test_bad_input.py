@@ -37,7 +37,7 @@ def model(trained, tmp_path):
 
 
 @pytest.fixture
-def here(tmp_path):
+def workdir(tmp_path):
     """A folder with the files that the commands below name."""
     english = "".join(f"{line}\n" for line in SENTENCES * 4)
     files = {
@@ -188,57 +188,57 @@ REFUSED = [  # a command, and what its one line must say
 
 
 @pytest.mark.parametrize(("line", "parts"), [(line, parts) for line, *parts in REFUSED])
-def test_bad_input_is_one_line_and_leaves_no_files(commands, trained, here, line, parts):
+def test_bad_input_is_one_line_and_leaves_no_files(commands, trained, workdir, line, parts):
     line, _, stdin = line.partition(" < ")
     words = [str(trained) if word == "M" else word for word in shlex.split(line)]
-    given = (here / stdin).read_bytes() if stdin else b""
+    stdin_bytes = (workdir / stdin).read_bytes() if stdin else b""
     starts = [words]
     if words[0] == "train":
         starts = [[*words, "--quiet"]]
         if "--out" not in words:  # in a new folder, and in one that is there and empty
-            (here / "made").mkdir()
+            (workdir / "made").mkdir()
             starts = [[*words, "--quiet", "--out", out] for out in ("runs/new", "made")]
-    before = tree(here)
+    before = tree(workdir)
     for start in starts:
-        assert_refused(commands.run(*start, stdin=given, cwd=here), *parts)
-        assert tree(here) == before
+        assert_refused(commands.run(*start, stdin=stdin_bytes, cwd=workdir), *parts)
+        assert tree(workdir) == before
 
 
 # --- what is no error, or none once it is corrected -----------------------------------------
 
 
-def test_a_corrected_command_runs_in_the_same_folder(commands, here):
+def test_a_corrected_command_runs_in_the_same_folder(commands, workdir):
     """No file of the failed start is used: the corpus is another one."""
     more = ("--set", "model.d_model=18", "--set", "model.num_heads=4")
-    assert_refused(commands.train(here / "copy.json", here / "mine", *more), "divisible")
+    assert_refused(commands.train(workdir / "copy.json", workdir / "mine", *more), "divisible")
     more = ("--set", "model.d_model=16", "--set", "data.generated.num_symbols=4")
-    ended = commands.train(here / "copy.json", here / "mine", *more)
+    ended = commands.train(workdir / "copy.json", workdir / "mine", *more)
     assert (ended.code, ended.err) == (0, "")
-    config = json.loads((here / "mine/config.json").read_text())
+    config = json.loads((workdir / "mine/config.json").read_text())
     assert (config["model"]["d_model"], config["model"]["src_vocab_size"]) == (16, 4 + 4)
 
 
-def test_an_empty_input_has_an_empty_translation(commands, trained, here):
-    ended = commands.run("translate", trained, "--input", here / "empty")
+def test_an_empty_input_has_an_empty_translation(commands, trained, workdir):
+    ended = commands.run("translate", trained, "--input", workdir / "empty")
     assert (ended.code, ended.out, ended.err) == (0, "", "")
 
 
 @pytest.mark.parametrize("name", ["a.en", "a.de"])
-def test_dropped_pairs_are_reported_also_with_held_out_pairs(commands, here, name):
+def test_dropped_pairs_are_reported_also_with_held_out_pairs(commands, workdir, name):
     """The summary was once missing if the recipe named no validation files."""
     for side in ("a.en", "a.de"):
-        lines = (here / side).read_text().splitlines(keepends=True)
+        lines = (workdir / side).read_text().splitlines(keepends=True)
         blank = "\n" if side == name else "one more\n"
-        (here / side).write_text("".join([*lines[:3], blank, *lines[3:]]))
-    ended = commands.run("train", "pairs.json", "--out", "out", cwd=here)
+        (workdir / side).write_text("".join([*lines[:3], blank, *lines[3:]]))
+    ended = commands.run("train", "pairs.json", "--out", "out", cwd=workdir)
     assert ended.code == 0, ended.err
     counts = "source 1, target 0" if name == "a.en" else "source 0, target 1"
     assert f"33 lines read, 32 pairs kept; 1 dropped as empty ({counts})" in ended.out
     assert "4 lines read, 4 pairs kept" in ended.out
 
 
-def test_lines_that_are_too_long_are_left_out_and_counted(commands, trained, here):
-    outcome = commands.run("translate", trained, "--input", here / "long")
+def test_lines_that_are_too_long_are_left_out_and_counted(commands, trained, workdir):
+    outcome = commands.run("translate", trained, "--input", workdir / "long")
     assert outcome.code == 0
     lines = outcome.out.split("\n")
     assert lines[1:3] == ["", ""]
@@ -260,19 +260,19 @@ def test_lines_before_an_interruption_are_kept(tmp_path):
             raise error
 
     out.write_text("old\n")
-    for error, kept in ((KeyboardInterrupt, True), (SystemExit, True), (UserError, False)):
+    for error, is_kept in ((KeyboardInterrupt, True), (SystemExit, True), (UserError, False)):
         with pytest.raises(error):
             write_until(error)
         assert out.read_text() == "old\n"
         names = {path.name for path in tmp_path.iterdir()}
-        assert names == ({"out", "out.partial"} if kept else {"out"})
-        if kept:
+        assert names == ({"out", "out.partial"} if is_kept else {"out"})
+        if is_kept:
             assert (tmp_path / "out.partial").read_text() == "new\n"
             (tmp_path / "out.partial").unlink()
 
 
-def test_truncated_lines_are_counted(commands, trained, here):
-    cut = commands.run("translate", trained, "--input", here / "long", "--truncate")
+def test_truncated_lines_are_counted(commands, trained, workdir):
+    cut = commands.run("translate", trained, "--input", workdir / "long", "--truncate")
     assert cut.code == 0, cut.err
     assert len(cut.out.splitlines()) == 4
     assert "truncated lines: 2" in cut.err.splitlines()
@@ -286,9 +286,9 @@ def test_truncated_lines_are_counted(commands, trained, here):
     ("way", "counted"),
     [("truncate", "truncated to the maximum length"), ("drop", "dropped as too long")],
 )
-def test_long_training_pairs(commands, here, way, counted):
+def test_long_training_pairs(commands, workdir, way, counted):
     words = ("train", "short.json", "--out", way, "--set", f"data.truncation={way}")
-    ended = commands.run(*words, cwd=here)
+    ended = commands.run(*words, cwd=workdir)
     assert ended.code == 0, ended.err
     line = next(line for line in ended.out.splitlines() if line.startswith("train "))
     assert counted in line
@@ -366,8 +366,8 @@ def test_a_pickled_run_is_never_unpickled(commands, model, tmp_path):
     for file in (*(newest / name for name in parts), best, ids):
         whole = file.read_bytes()
         file.write_bytes(pickle.dumps(Bomb(trace)))
-        named = prepared if file == ids else file
-        assert_refused(commands.train(model / "recipe.yaml", model, "--resume"), named)
+        blocked = prepared if file == ids else file
+        assert_refused(commands.train(model / "recipe.yaml", model, "--resume"), blocked)
         file.write_bytes(whole)
     assert not trace.exists()
 
@@ -405,14 +405,14 @@ def test_damaged_configs_and_tokenizers(commands, model):
 # --- a full disk or unwritable output -------------------------------------------------------
 
 
-def test_a_full_disk_while_translating(commands, trained, here):
-    (here / "lines").write_text("1 2 3 4 5\n" * 400)
-    (here / "out").write_text("what was there before")
-    before = tree(here)
+def test_a_full_disk_while_translating(commands, trained, workdir):
+    (workdir / "lines").write_text("1 2 3 4 5\n" * 400)
+    (workdir / "out").write_text("what was there before")
+    before = tree(workdir)
     words = ("translate", trained, "--input", "lines", "--output", "out")
-    refused = commands.run(*words, cwd=here, file_limit=200)
+    refused = commands.run(*words, cwd=workdir, file_limit=200)
     assert_refused(refused, "out", "cannot write", "File too large")
-    assert tree(here) == before
+    assert tree(workdir) == before
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -426,9 +426,9 @@ def test_a_full_disk_while_translating(commands, trained, here):
         "recipes show copy",
     ],
 )
-def test_a_full_disk_behind_stdout(commands, trained, here, line):
+def test_a_full_disk_behind_stdout(commands, trained, workdir, line):
     words = [str(trained) if word in ("M", "{}") else word for word in line.split()]
-    ended = commands.run(*words, stdin=b"1 2 3\n", stdout="/dev/full", cwd=here)
+    ended = commands.run(*words, stdin=b"1 2 3\n", stdout="/dev/full", cwd=workdir)
     assert_refused(ended, "cannot write", "No space left")
 
 
@@ -448,7 +448,7 @@ def test_a_full_disk_while_training(commands, tmp_path, limit):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 @pytest.mark.parametrize("line", ["train copy.json --out closed/run", "translate M -o closed/x"])
-def test_a_folder_without_permission(commands, trained, here, line):
-    (here / "closed").mkdir(mode=0o500)
+def test_a_folder_without_permission(commands, trained, workdir, line):
+    (workdir / "closed").mkdir(mode=0o500)
     words = [str(trained) if word == "M" else word for word in line.split()]
-    assert_refused(commands.run(*words, stdin=b"1\n", cwd=here), "Permission denied")
+    assert_refused(commands.run(*words, stdin=b"1\n", cwd=workdir), "Permission denied")

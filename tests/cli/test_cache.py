@@ -49,16 +49,16 @@ def assert_refused(result: Result, *parts: str) -> None:
 
 
 def list_names() -> dict[str, dict[str, object]]:
-    shown = json.loads(run("ls", "--json").stdout)
-    return {entry.pop("name"): entry for entry in shown}
+    listed = json.loads(run("ls", "--json").stdout)
+    return {entry.pop("name"): entry for entry in listed}
 
 
 def test_entries_are_listed_with_size_use_and_origin(cache: Path) -> None:
     old, new = add(cache, 1, days=40, size=5_000_000), add(cache, 2)
     (cache / "theirs").mkdir()
-    shown = list_names()
-    assert list(shown) == [new.name, old.name], "the last used first, and nothing else"
-    entry = shown[old.name]
+    listed = list_names()
+    assert list(listed) == [new.name, old.name], "the last used first, and nothing else"
+    entry = listed[old.name]
     assert entry["bytes"] == sum(path.stat().st_size for path in old.iterdir())
     assert (entry["task"], entry["in_use"]) == ("translation", False)
     assert entry["files"] == ["/corpus/1.en", "/corpus/1.de"]

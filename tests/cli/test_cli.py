@@ -60,19 +60,19 @@ def test_public_names_can_be_imported():
 
 
 def test_help_names_every_command(commands):
-    shown = commands.run("--help")
-    assert shown.code == 0
-    assert all(f" {verb} " in shown.out for verb in [*VERBS, *(group for group, _ in INNER)])
-    named = {"train", "translate", "evaluate", "score", "average", "verify", "info"}
-    assert named <= set(VERBS)
+    result = commands.run("--help")
+    assert result.code == 0
+    assert all(f" {verb} " in result.out for verb in [*VERBS, *(group for group, _ in INNER)])
+    names = {"train", "translate", "evaluate", "score", "average", "verify", "info"}
+    assert names <= set(VERBS)
 
 
 @pytest.mark.parametrize("verb", [*((verb,) for verb in VERBS), *INNER])
 def test_help_of_every_command_has_an_example(commands, verb):
-    shown = commands.run(*verb, "--help")
-    assert shown.code == 0
-    assert "Example: " in shown.out
-    assert f"heedful {' '.join(verb)}" in shown.out.split("Example: ")[1]
+    result = commands.run(*verb, "--help")
+    assert result.code == 0
+    assert "Example: " in result.out
+    assert f"heedful {' '.join(verb)}" in result.out.split("Example: ")[1]
 
 
 def test_version(commands):
@@ -154,12 +154,12 @@ def test_a_closed_pipe_is_no_error(commands, folder):
 def test_evaluate_json(commands, folder, model, tmp_path):
     (tmp_path / "src").write_text("1 2 3\n5 4\n0 1 0\n")
     out = tmp_path / "out"
-    given = ("--src", tmp_path / "src", "--ref", tmp_path / "src")
-    ended = commands.run("evaluate", folder, *given, "--json", "-o", out)
+    flags = ("--src", tmp_path / "src", "--ref", tmp_path / "src")
+    ended = commands.run("evaluate", folder, *flags, "--json", "-o", out)
     assert ended.code == 0, ended.err
     actual = json.loads(ended.out)
-    named = {"model", "beam_size", "length_penalty", "num_segments", "scores"}
-    assert actual.keys() == {*named, "perplexity", "token_accuracy", "examples"}
+    keys = {"model", "beam_size", "length_penalty", "num_segments", "scores"}
+    assert actual.keys() == {*keys, "perplexity", "token_accuracy", "examples"}
     assert actual["scores"].keys() == {"bleu", "chrf", "ter", "exact_match"}
     assert actual["num_segments"] == 3
     sources = ["1 2 3", "5 4", "0 1 0"]
@@ -218,12 +218,12 @@ def test_score(commands, folder, model, tmp_path):
 
 
 def test_average_is_the_mean(commands, folder, tmp_path):
-    kept = sorted((folder / "checkpoints").glob("step-*"))
-    assert len(kept) == 3
+    checkpoints = sorted((folder / "checkpoints").glob("step-*"))
+    assert len(checkpoints) == 3
     cases = {
-        "all": ([], kept),
-        "last": (["--last", 2], kept[1:]),
-        "named": (["-c", kept[0], "-c", folder], [kept[0], folder]),
+        "all": ([], checkpoints),
+        "last": (["--last", 2], checkpoints[1:]),
+        "named": (["-c", checkpoints[0], "-c", folder], [checkpoints[0], folder]),
     }
     for name, (options, members) in cases.items():
         ended = commands.run("average", folder, tmp_path / name, *options)

@@ -91,8 +91,7 @@ def prompts(tmp_path):
 def test_generate_streams_what_the_model_generates(commands, models, opened, prompts, tmp_path):
     expected = "".join(f"{t}\n" for t in opened["lm"].generate(PROMPTS, max_new_tokens=9))
     options = ("generate", models["lm"], "--max-new-tokens", 9)
-    named = PROMPTS
-    assert commands.run(*options, *named).out == expected
+    assert commands.run(*options, *PROMPTS).out == expected
     assert commands.run(*options, "-i", prompts).out == expected
     assert commands.run(*options, stdin=prompts.read_bytes()).out == expected
     ended = commands.run(*options, "-i", prompts, "-o", tmp_path / "out")
@@ -204,15 +203,15 @@ def test_a_draft_does_not_change_the_output(commands, models, draft):
 def test_with_a_draft_the_default_length_is_limited_by_the_net(opened, draft):
     lm = opened["lm"]
     assert lm.config.max_length < 64
-    given = opened.get(draft, draft)
+    draft_option = opened.get(draft, draft)
     (plain,), (short,) = (
-        lm.generate(["the cat"], draft=d, return_details=True)[0] for d in (None, given)
+        lm.generate(["the cat"], draft=d, return_details=True)[0] for d in (None, draft_option)
     )
     assert plain.ids[: len(short.ids)] == short.ids
     # The net reads all tokens but the last.
     assert len(short.ids) + len(lm.encode(["the cat"])[0]) == lm.config.max_length + 1
     with pytest.raises(UserError, match="cannot outgrow the net"):
-        lm.generate(["the cat"], draft=given, max_new_tokens=64)
+        lm.generate(["the cat"], draft=draft_option, max_new_tokens=64)
 
 
 @pytest.mark.parametrize("draft", [None, "lookup", "draft"])
@@ -229,10 +228,10 @@ def test_a_stream_is_printed_while_it_is_generated(opened, draft, drawn, monkeyp
         return step(net, tokens, cache)
 
     monkeypatch.setattr(type(lm.net), "decode", counting_stream)
-    seen = [(piece, sum(calls)) for piece in lm.stream("the cat", **options)]
-    assert "".join(piece for piece, _ in seen) == expected
-    assert seen[0][1] < seen[-1][1] <= sum(calls)
-    assert seen[0][1] <= sum(calls) / 2
+    pieces = [(piece, sum(calls)) for piece in lm.stream("the cat", **options)]
+    assert "".join(piece for piece, _ in pieces) == expected
+    assert pieces[0][1] < pieces[-1][1] <= sum(calls)
+    assert pieces[0][1] <= sum(calls) / 2
 
 
 def test_a_whole_file_is_one_prompt(commands, models, opened, tmp_path):
@@ -250,10 +249,10 @@ def test_translate_and_generate_have_equal_outputs(commands, models, opened, opt
         expected = opened[name].generate([*PROMPTS, ""], **options)
         assert opened[name].translate([*PROMPTS, ""], **options) == expected
     flags = {"beam_size": "--beam-size", "length_penalty": "--length-penalty"}
-    given = [part for key, value in options.items() for part in (flags[key], value)]
-    written = commands.run("generate", models["two"], *PROMPTS, *given)
+    arguments = [part for key, value in options.items() for part in (flags[key], value)]
+    written = commands.run("generate", models["two"], *PROMPTS, *arguments)
     lines = "".join(f"{prompt}\n" for prompt in PROMPTS).encode()
-    translated = commands.run("translate", models["two"], *given, stdin=lines)
+    translated = commands.run("translate", models["two"], *arguments, stdin=lines)
     assert written.out == translated.out
     assert written.out.splitlines() == opened["two"].generate(PROMPTS, **options)
 
@@ -290,8 +289,8 @@ def test_a_typed_line_is_answered_before_the_next(models, opened, name, verb, pr
 
 def test_fill(commands, models, opened):
     text = "the <mask> sat on [MASK]"
-    shown = commands.run("fill", models["mlm"], text, "--top-k", 3)
-    blocks = [block.splitlines() for block in shown.out.split("\n\n")[:-1]]
+    result = commands.run("fill", models["mlm"], text, "--top-k", 3)
+    blocks = [block.splitlines() for block in result.out.split("\n\n")[:-1]]
     expected = opened["mlm"].fill(text, top_k=3)
     assert len(blocks) == len(expected) == 2
     for block, candidates in zip(blocks, expected, strict=True):
@@ -345,9 +344,9 @@ def test_embed(commands, models, opened, prompts, tmp_path, kind):
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert commands.run(*arguments, "-o", tmp_path / "v.jsonl").out == ""
-    shown = commands.run(*arguments).out
-    assert (tmp_path / "v.jsonl").read_text() == shown
-    rows = [json.loads(line) for line in shown.splitlines()]
+    output = commands.run(*arguments).out
+    assert (tmp_path / "v.jsonl").read_text() == output
+    rows = [json.loads(line) for line in output.splitlines()]
     assert [row["text"] for row in rows] == PROMPTS
     np.testing.assert_allclose([row["vector"] for row in rows], expected, atol=1e-5)
 
@@ -401,7 +400,7 @@ def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "refused"),
+    ("name", "arguments", "message"),
     [
         ("own", ("--text-field", 0), "--text-field: without effect for translators"),
         ("lm", ("--metrics", "bleu", "--temperature", 0), "--temperature, --metrics: without"),
@@ -410,53 +409,53 @@ def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
     ],
 )
 def test_evaluate_refuses_options_without_effect(
-    commands, models, tmp_path, name: str, given: tuple[Any, ...], refused: str
+    commands, models, tmp_path, name: str, arguments: tuple[Any, ...], message: str
 ) -> None:
     file = tmp_path / "text.tsv"
     file.write_text("the cat\tyes\n")
     data = ("--src", file, "--ref", file) if name == "own" else ("--input", file)
-    assert_refused(commands.run("evaluate", models[name], *data, *given, cwd=tmp_path), refused)
+    assert_refused(commands.run("evaluate", models[name], *data, *arguments, cwd=tmp_path), message)
     assert [path.name for path in tmp_path.iterdir()] == ["text.tsv"]
 
 
 def test_evaluate_labeled_texts(commands, models, opened, tmp_path):
     texts = [*PROMPTS, "the park", "a mat and a dog"]
-    named = [item.label for item in opened["classes"].classify(texts)]
-    given = [named[0], "maybe", named[2], "yes", "no"]
+    predicted = [item.label for item in opened["classes"].classify(texts)]
+    answers = [predicted[0], "maybe", predicted[2], "yes", "no"]
     file = tmp_path / "test.tsv"
-    rows = zip(texts, given, strict=True)
+    rows = zip(texts, answers, strict=True)
     file.write_text("".join(f"{text}\t{label}\n" for text, label in rows))
     arguments = ("evaluate", models["classes"], "--input", file)
     actual = json.loads(commands.run(*arguments, "--json", "-o", tmp_path / "out").out)
-    right = [a == b for a, b in zip(named, given, strict=True)]
+    right = [a == b for a, b in zip(predicted, answers, strict=True)]
     assert actual["accuracy"] == pytest.approx(sum(right) / 5)
     assert actual["num_texts"] == 5
     table = np.zeros((3, 3), dtype=int)
-    for expected, selected in zip(given, named, strict=True):
+    for expected, selected in zip(answers, predicted, strict=True):
         table[actual["labels"].index(expected), actual["labels"].index(selected)] += 1
     assert actual["confusion"] == table.tolist()
-    assert (tmp_path / "out").read_text().splitlines() == named
+    assert (tmp_path / "out").read_text().splitlines() == predicted
     assert sum(of["num_texts"] for of in actual["per_label"].values()) == 5
     chances = [item.probability for item in opened["classes"].classify(texts)]
     wrong = sorted((row for row in range(5) if not right[row]), key=lambda row: -chances[row])
     assert [one["text"] for one in actual["examples"]["worst"]] == [texts[row] for row in wrong[:3]]
     assert len(actual["examples"]["random"]) == 3
-    shown = commands.run(*arguments, "--examples", 1).out
-    first = [line.split()[0] for line in shown.splitlines() if line]
+    output = commands.run(*arguments, "--examples", 1).out
+    first = [line.split()[0] for line in output.splitlines() if line]
     labels = actual["labels"]
     values = ["location", "text", "label", "predicted", "probability"]
     assert first == [
         *("accuracy", "macro_f1", "label", *labels, "label", *labels),
         *("worst:", *values, "random:", *values),
     ]
-    assert texts[wrong[0]] in shown
+    assert texts[wrong[0]] in output
 
 
 def test_info_of_every_kind(commands, models, opened):
     for name, path in models.items():
-        shown = commands.run("info", path)
-        assert shown.code == 0, shown.err
-        rows = dict(line.strip().split(maxsplit=1) for line in shown.out.splitlines())
+        result = commands.run("info", path)
+        assert result.code == 0, result.err
+        rows = dict(line.strip().split(maxsplit=1) for line in result.out.splitlines())
         metadata = opened[name].metadata
         assert (rows["kind"], rows["task"]) == (opened[name].kind, metadata.task)
         assert rows["architecture"] == metadata.architecture
@@ -471,8 +470,8 @@ def test_info_of_every_kind(commands, models, opened):
 
 
 def test_export_and_import(commands, models, opened, tmp_path):
-    made = commands.run("export", "hf", models["lm"], tmp_path / "hf")
-    assert (made.code, made.err) == (0, "")
+    result = commands.run("export", "hf", models["lm"], tmp_path / "hf")
+    assert (result.code, result.err) == (0, "")
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "gpt2"
     back = commands.run("import", "hf", tmp_path / "hf", tmp_path / "back", "--set", "dropout=0.25")
     assert (back.code, back.err) == (0, "")
@@ -500,9 +499,9 @@ def test_export_writes_the_requested_precision(commands, models, tmp_path):
 def test_distill_is_training_with_a_teacher(commands, tmp_path):
     recipe = write_recipe(tmp_path / "r.json", training__max_steps=2)
     assert commands.train(recipe, tmp_path / "2024").code == 0
-    shown = commands.run("distill", "2024", recipe, "--out", tmp_path / "small", cwd=tmp_path)
-    assert "small learns from 2024: its probabilities of each token" in shown.out
-    assert shown.code == 0, shown.err
+    result = commands.run("distill", "2024", recipe, "--out", tmp_path / "small", cwd=tmp_path)
+    assert "small learns from 2024: its probabilities of each token" in result.out
+    assert result.code == 0, result.err
     assert f"teacher: {tmp_path / '2024'}\n" in (tmp_path / "small" / "recipe.yaml").read_text()
 
 
@@ -521,11 +520,11 @@ def test_a_student_inherits_data_and_sizes_of_the_teachers_run(commands, tmp_pat
              "training.schedule.warmup_steps=10"]  # fmt: skip
     sets = [word for setting in [*files, *small] for word in ("--set", setting)]
     assert commands.run("train", "translation", *sets, "--out", tmp_path / "t").code == 0
-    made = commands.run(
+    result = commands.run(
         "distill", tmp_path / "t", "--student", "--set", "training.max_steps=2",
         "--set", "training.evaluate_every=2", cwd=tmp_path,
     )  # fmt: skip
-    assert made.code == 0, made.err
+    assert result.code == 0, result.err
     student = tmp_path / "runs" / "t-student"
     recipe = yaml.safe_load((student / "recipe.yaml").read_text())
     assert recipe["data"]["train"]["src"] == f"{pairs}.en"

@@ -50,22 +50,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_finished_run_is_only_shown(finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
-    shown = run_demo(finished)
+    output = run_demo(finished)
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
-    assert "Exact match on 15 held-out dates" in shown
+    assert "Exact match on 15 held-out dates" in output
     for language in ("English", "German", "French", "Spanish", "Chinese"):
-        assert f"{language} " in shown
-    groups, _, rest = shown.partition("Phrases that it never saw:")
+        assert f"{language} " in output
+    groups, _, rest = output.partition("Phrases that it never saw:")
     assert groups.count(" of 1") == 15  # five languages, three groups, one of each
     for example in EXAMPLES_FOR_PEOPLE:
-        assert example.src in shown
-        assert example.tgt in shown
+        assert example.src in output
+        assert example.tgt in output
     phrases, _, errors = rest.partition("Wrong in the test: 15 of 15; the first 5:")
     assert phrases.count("ok") + phrases.count("wrong") == len(EXAMPLES_FOR_PEOPLE)
     assert errors.count("wrong") == 5
     for example in generate(15, seed=1, split="test")[:5]:
         assert f"{example.tgt}  wrong" in errors
-    last = shown.strip().splitlines()[-1]
+    last = output.strip().splitlines()[-1]
     assert last.strip().startswith("echo '")
     assert last.endswith(f"| heedful translate {finished}")
 
@@ -76,10 +76,10 @@ def test_a_stopped_run_goes_on_with_its_own_recipe(tmp_path: Path) -> None:
     facts = {"heedful": "0.1.0", "precision": "fp32"}
     (out / "run.json").write_text(json.dumps(facts))
     (out / "recipe.yaml").write_text(load_recipe("dates", SHORT).to_yaml(), encoding="utf-8")
-    shown = run_demo(out)
-    assert "Continuing the recipe dates" in shown
-    assert "all steps done after step 4" in shown
-    assert "Exact match on 15 held-out dates" in shown
+    output = run_demo(out)
+    assert "Continuing the recipe dates" in output
+    assert "all steps done after step 4" in output
+    assert "Exact match on 15 held-out dates" in output
 
 
 def test_a_new_folder_trains_the_shipped_recipe(

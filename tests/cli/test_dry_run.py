@@ -27,9 +27,9 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_a_dry_run_estimates_the_run(commands: Commands, recipe: Path, tmp_path: Path) -> None:
     files = tree(tmp_path).keys()
-    shown = commands.run("train", recipe, "--dry-run", "--json", cwd=tmp_path)
-    assert shown.code == 0, shown.err
-    actual = json.loads(shown.out)
+    result = commands.run("train", recipe, "--dry-run", "--json", cwd=tmp_path)
+    assert result.code == 0, result.err
+    actual = json.loads(result.out)
     assert tree(tmp_path).keys() == files, "nothing is written but the cache"
     entries = prepared()
     assert commands.run("train", recipe, "--out", tmp_path / "run", "--quiet").code == 0

@@ -174,14 +174,14 @@ def test_debug_shows_the_traceback_and_the_line(commands: Commands, line: str) -
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "expected"),
     [
         ("heedful trans", "translate"),
         ("heedful train tra", "translation"),
         ("heedful ex", "export"),
     ],
 )
-def test_a_shell_completes_commands_and_recipes(words: str, found: str) -> None:
+def test_a_shell_completes_commands_and_recipes(words: str, expected: str) -> None:
     complete = {"_HEEDFUL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "0"}
     complete["COMP_CWORD"] = str(len(words.split()) - 1)
     done = subprocess.run(
@@ -191,4 +191,4 @@ def test_a_shell_completes_commands_and_recipes(words: str, found: str) -> None:
         text=True,
         check=False,
     )
-    assert found in done.stdout.split(), done.stderr
+    assert expected in done.stdout.split(), done.stderr

@@ -90,9 +90,9 @@ def assert_nothing_partial(
 ) -> None:
     """Only the named outputs are written, and none of them by a refused command."""
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    named = outputs(use)
-    written = {path for path in changed if any(is_below(path, output) for output in named)}
-    parents = {str(parent) for output in named for parent in Path(output).parents}
+    output_paths = outputs(use)
+    written = {path for path in changed if any(is_below(path, output) for output in output_paths)}
+    parents = {str(parent) for output in output_paths for parent in Path(output).parents}
     assert {path for path in changed - written if path not in parents} == set()
     assert not [path for path in changed if ".tmp" in path and path in after]
     # A run that goes on may fail later; what was written whole may be told to a closed stream.
@@ -104,11 +104,11 @@ def assert_nothing_partial(
 def outputs(use: Use) -> set[str]:
     """The paths, relative to the folder above, that a command line names as its output."""
     words = use.words
-    named = [after for flag, after in pairwise(words) if flag in OUTPUT_FLAGS]
-    named += [word.partition("=")[2] for word in words if word.startswith(OUTPUT_FLAGS)]
-    named += words if words[:1] and words[0] in NAMED_OUTPUTS else []
-    named += ["runs", "dates.yaml", "folder/dates.yaml", "model/backends", "out", "out2"]
-    return {os.path.normpath(os.path.join("here", word)) for word in named}
+    paths = [after for flag, after in pairwise(words) if flag in OUTPUT_FLAGS]
+    paths += [word.partition("=")[2] for word in words if word.startswith(OUTPUT_FLAGS)]
+    paths += words if words[:1] and words[0] in NAMED_OUTPUTS else []
+    paths += ["runs", "dates.yaml", "folder/dates.yaml", "model/backends", "out", "out2"]
+    return {os.path.normpath(os.path.join("here", word)) for word in paths}
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -31,7 +31,7 @@ VERBS = {
 
 
 @pytest.fixture(scope="module")
-def here(commands, tmp_path_factory) -> Path:
+def workdir(commands, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     write_recipe(folder / "recipe.json", training__max_steps=6)
     net = {"architecture": "marian", "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -50,14 +50,14 @@ def here(commands, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_killed_at_random_moments_of_every_verb(commands, here, tmp_path, verb: str) -> None:
+def test_killed_at_random_moments_of_every_verb(commands, workdir, tmp_path, verb: str) -> None:
     words = VERBS[verb].split()
     makes_run = verb in ("train", "distill")
     out = tmp_path / next(word for word in words if word.startswith("out"))
-    for entry in here.iterdir():
+    for entry in workdir.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
     if verb == "optimize":  # it writes into its model
-        shutil.copytree(here / "run", out)
+        shutil.copytree(workdir / "run", out)
     whole = commands.run(*words, cwd=tmp_path)
     assert whole.code == 0, whole.err
     new = _content(out)

@@ -163,13 +163,13 @@ def test_a_shipped_recipe_runs(commands, tmp_path, name):
     """The two recipes that are missing here have tests of their own."""
     changes, verb, out = small_overrides(name, tmp_path), ["train"], tmp_path / "run"
     for key, first in TEACHERS.get(name, {}).items():
-        given = small_overrides(first, tmp_path)
+        overrides = small_overrides(first, tmp_path)
         if name == "classification-student":
-            given |= {"model.num_layers": 2}
+            overrides |= {"model.num_layers": 2}
             verb = ["distill", tmp_path / key]
         else:
             changes[f"distillation.{key}"] = tmp_path / key
-        assert commands.run("train", first, "--out", tmp_path / key, *settings(given)).code == 0
+        assert commands.run("train", first, "--out", tmp_path / key, *settings(overrides)).code == 0
     ended = commands.run(*verb, name, "--out", out, *settings(changes), whole=True)
     assert ended.code == 0, ended.err
     own = {
@@ -339,14 +339,14 @@ def test_ls_lists_every_recipe_with_its_first_line(commands):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_show_prints_each_key_of_the_task_with_its_value_and_description(commands, name):
-    shown = commands.run("recipes", "show", name).out
-    recipe, again = load_recipe(name), parse_recipe(yaml.safe_load(shown))
+    output = commands.run("recipes", "show", name).out
+    recipe, again = load_recipe(name), parse_recipe(yaml.safe_load(output))
     assert again.model_copy(update={"objective": recipe.objective}) == recipe
     model = type(plugins.task.get(recipe.task)(recipe).objective)
     assert model.model_validate(again.objective) == model.model_validate(recipe.objective)
     for key, field in model.model_fields.items():
-        assert re.search(rf"^  {key}:.*  # {re.escape(field.description)} \(", shown, re.M), key
-    assert shown.splitlines()[0] == (RECIPES / f"{name}.yaml").read_text().splitlines()[0]
+        assert re.search(rf"^  {key}:.*  # {re.escape(field.description)} \(", output, re.M), key
+    assert output.splitlines()[0] == (RECIPES / f"{name}.yaml").read_text().splitlines()[0]
     for key in keys_of(Recipe):
         if key.is_section or not task_keys(recipe.task).includes(key.name):
             continue
@@ -354,7 +354,7 @@ def test_show_prints_each_key_of_the_task_with_its_value_and_description(command
         note = re.escape(key.field.description)
         if key.name not in ("model", "objective"):  # whose keys follow
             note += r" \(.+, default .+\)$"
-        assert re.search(rf"^ *{last}:.*  # {note}", shown, re.M), key.name
+        assert re.search(rf"^ *{last}:.*  # {note}", output, re.M), key.name
 
 
 @pytest.mark.parametrize(
@@ -362,13 +362,13 @@ def test_show_prints_each_key_of_the_task_with_its_value_and_description(command
 )
 def test_show_prints_each_key_of_the_model(commands, name):
     """Keys that the recipe leaves to the architecture are comments, with their value."""
-    shown = commands.run("recipes", "show", name).out
-    shown = shown[shown.index("\nmodel:") : shown.index("\ntraining:")]
+    output = commands.run("recipes", "show", name).out
+    output = output[output.index("\nmodel:") : output.index("\ntraining:")]
     keys = load_recipe(name).model
     kind = architecture(keys["architecture"])
     sizes = kind.sizes.get(keys.get("size"), {})
     for field in fields(kind.config):
-        line = re.search(rf"^  (# )?{field.name}:(.*)  # (.+)$", shown, re.M)
+        line = re.search(rf"^  (# )?{field.name}:(.*)  # (.+)$", output, re.M)
         assert line, field.name
         assert line[3].startswith(DESCRIPTIONS[field.name])
         assert (line[1] is None) == (field.name in keys)

@@ -50,17 +50,17 @@ def test_list_names_each_entry_with_a_description(commands: Commands, kind: str,
 
 
 def test_list_recipes_names_the_shipped_recipes(commands: Commands) -> None:
-    shown = commands.run("list", "recipes")
-    assert [line.split()[0] for line in shown.out.splitlines()] == shipped_recipes()
-    assert shown.out == commands.run("recipes", "ls").out
+    result = commands.run("list", "recipes")
+    assert [line.split()[0] for line in result.out.splitlines()] == shipped_recipes()
+    assert result.out == commands.run("recipes", "ls").out
 
 
 def test_a_text_is_encoded_and_decoded(commands: Commands, tokenizer: Path) -> None:
     texts = TEXT.splitlines()
-    shown = commands.run("tokenizer", "encode", tokenizer, stdin=TEXT.encode())
-    ids = [[int(word) for word in line.split()] for line in shown.out.splitlines()]
+    result = commands.run("tokenizer", "encode", tokenizer, stdin=TEXT.encode())
+    ids = [[int(word) for word in line.split()] for line in result.out.splitlines()]
     assert ids == Tokenizer.load(tokenizer).encode_batch(texts)
-    assert commands.run("tokenizer", "decode", tokenizer, stdin=shown.out.encode()).out == TEXT
+    assert commands.run("tokenizer", "decode", tokenizer, stdin=result.out.encode()).out == TEXT
     row = json.loads(commands.run("tokenizer", "encode", tokenizer, texts[0], "--json").out)
     assert (row["text"], row["ids"]) == (texts[0], ids[0])
     pieces = commands.run("tokenizer", "encode", tokenizer, texts[0], "--pieces").out.split()

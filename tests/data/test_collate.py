@@ -66,9 +66,9 @@ def test_a_batch_has_the_ids_of_its_pairs(
     assert batch.target_positions.tolist() == expected
     assert batch.num_targets == sum(len(tgt[i]) for i in selected)
     assert batch.num_tokens == sum(len(src[i]) + before + len(tgt[i]) for i in selected)
-    there = batch.to("meta")
-    assert there.source is not None
-    tensors = (there.source.ids, there.tokens.ids, there.targets, there.target_positions)
+    moved = batch.to("meta")
+    assert moved.source is not None
+    tensors = (moved.source.ids, moved.tokens.ids, moved.targets, moved.target_positions)
     assert {(tensor.dtype, tensor.device.type) for tensor in tensors} == {(torch.int64, "meta")}
 
 

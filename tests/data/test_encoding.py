@@ -58,9 +58,9 @@ def test_special_tokens_and_counts_of_documents() -> None:
     assert ids_of(encode_rows(rows, TEXT)) == [[1, *text, 2] for text in ids]
     assert ids_of(encode_rows(rows, TEXT, drop_unknown=True)) == ids_of(encode_rows(rows, TEXT))
     unknown = Rows({"text": ["zz", "a zz", "yy zz"]})
-    kept = encode_rows(unknown, TEXT, drop_unknown=True)
-    assert ids_of(kept) == [[1, 4, 3, 2]]
-    assert kept.report.num_empty == 2
+    encoded = encode_rows(unknown, TEXT, drop_unknown=True)
+    assert ids_of(encoded) == [[1, 4, 3, 2]]
+    assert encoded.report.num_empty == 2
     with pytest.raises(UserError, match=r"none of 1 texts is left: 0 are .* and 1 hold only"):
         encode_rows(Rows({"text": ["zz"]}), TEXT, drop_unknown=True)
     with pytest.raises(UserError, match="the text has no tokens"):

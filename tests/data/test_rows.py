@@ -270,8 +270,8 @@ def test_columns_in_any_order_several_files_and_some_of_the_rows(tmp_path: Path)
     assert (rows["text"], rows["pair"]) == (["a", "c"] * 2, ["b", "d e"] * 2)
     assert rows["label"] == ["yes", "no"] * 2
     assert (rows.report.num_lines, rows.report.num_empty) == (8, 4)
-    named = read_rows([jsonl], {"text": "q", "pair": "p", "label": "y"})
-    assert named.columns == {"text": ["f"], "pair": ["a"], "label": ["true"]}
+    from_jsonl = read_rows([jsonl], {"text": "q", "pair": "p", "label": "y"})
+    assert from_jsonl.columns == {"text": ["f"], "pair": ["a"], "label": ["true"]}
     some = rows.select(np.array([3, 0]))
     assert (some["text"], some["label"]) == (["c", "a"], ["no", "yes"])
     assert locations(some) == [f"{tsv}, line 4", f"{tsv}, line 1"]
@@ -379,7 +379,7 @@ def test_held_out_rows_are_dropped_from_training_and_counted(
         with pytest.raises(UserError, match="none is left to train on"):
             drop_held_out(rows(train), [rows(valid), rows(test)])
         return
-    kept = drop_held_out(rows(train), [rows(valid), rows(test)])
-    assert [*zip(kept["src"], kept["tgt"], strict=True)] == expected
-    assert (kept.report.num_lines, kept.report.num_kept) == (len(train), len(expected))
-    assert kept.report.num_held_out == len(train) - len(expected)
+    remaining = drop_held_out(rows(train), [rows(valid), rows(test)])
+    assert [*zip(remaining["src"], remaining["tgt"], strict=True)] == expected
+    assert (remaining.report.num_lines, remaining.report.num_kept) == (len(train), len(expected))
+    assert remaining.report.num_held_out == len(train) - len(expected)

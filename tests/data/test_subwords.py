@@ -49,17 +49,17 @@ def sampler_of(
     return SubwordSampler(columns, {"text": tokenizer}, strength, **({"seed": 1} | keys))
 
 
-def frequencies(found: list[list[int]]) -> dict[tuple[int, ...], float]:
-    return {ids: count / len(found) for ids, count in Counter(map(tuple, found)).items()}
+def frequencies(samples: list[list[int]]) -> dict[tuple[int, ...], float]:
+    return {ids: count / len(samples) for ids, count in Counter(map(tuple, samples)).items()}
 
 
-def assert_frequencies(found: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:
+def assert_frequencies(samples: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:
     """Frequencies within five standard deviations, and no other outcomes."""
-    seen = frequencies(found)
-    assert seen.keys() <= expected.keys()
+    actual = frequencies(samples)
+    assert actual.keys() <= expected.keys()
     for ids, p in expected.items():
-        deviation = math.sqrt(p * (1 - p) / len(found))
-        assert seen.get(ids, 0.0) == pytest.approx(p, abs=5 * deviation), ids
+        deviation = math.sqrt(p * (1 - p) / len(samples))
+        assert actual.get(ids, 0.0) == pytest.approx(p, abs=5 * deviation), ids
 
 
 def by_algorithm_1(symbols: tuple[int, ...], p: float) -> dict[tuple[int, ...], float]:
@@ -146,8 +146,8 @@ def test_rows_that_would_become_too_long_are_unchanged() -> None:
     stored = columns.sequences("text")
     for limit in ({"max_length": 40}, {"max_tokens": 40}):
         actual = sampler_of(tokenizer, 0.9, **limit).epoch(0).sequences("text")
-        kept = [np.array_equal(a, b) for a, b in zip(stored, actual, strict=True)]
-        assert kept == [True, True, True, False]
+        is_unchanged = [np.array_equal(a, b) for a, b in zip(stored, actual, strict=True)]
+        assert is_unchanged == [True, True, True, False]
         assert actual.lengths.max() <= 40
         # A limit that is not that of the stored rows is none.
         free = sampler_of(tokenizer, 0.9, **dict.fromkeys(limit, 5)).epoch(0).sequences("text")

@@ -208,14 +208,16 @@ print({k: hashlib.sha256(t._backend.to_str().encode()).hexdigest() for k, t in T
 
 
 def test_training_is_deterministic_across_processes_and_threads() -> None:
-    here = {k: hashlib.sha256(t._backend.to_str().encode()).hexdigest() for k, t in TRAINED.items()}
+    actual = {
+        k: hashlib.sha256(t._backend.to_str().encode()).hexdigest() for k, t in TRAINED.items()
+    }
     for threads in ("1", "3"):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads}
         command = [sys.executable, "-c", FINGERPRINT, str(Path(__file__).parent)]
         printed = subprocess.run(
             command, env=environment, check=True, capture_output=True, text=True
         ).stdout
-        assert printed.strip() == str(here)
+        assert printed.strip() == str(actual)
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -301,9 +303,9 @@ def test_special_tokens_have_the_first_ids_and_their_names_in_text_are_text(
                 assert t.decode(ids) == text
         ids = t.encode("The quick fox")
         assert t.decode([1, *ids, 4, 5, 2, 0, 0]) == "The quick fox"
-        kept = t.decode([1, *ids[:1], 4, 7, 2], keep_specials=True)
-        assert kept.startswith("<s>")
-        assert kept.endswith("<mask><extra_1></s>")
+        decoded = t.decode([1, *ids[:1], 4, 7, 2], keep_specials=True)
+        assert decoded.startswith("<s>")
+        assert decoded.endswith("<mask><extra_1></s>")
         assert t.decode_batch([[4], ids], keep_specials=True)[0] == "<mask>"
 
 

@@ -72,9 +72,9 @@ def test_two_tokenizers_have_separate_files_and_duplicate_pieces_are_renamed(
 def test_a_tokenizer_with_other_ids_is_used_by_its_pieces(tmp_path: Path) -> None:
     """Marian: the ids of the library differ, so text is passed as pieces."""
     model = model_of("vaswani2017")
-    given = model.src_tokenizer
-    ids = {given.piece(i): (i if i < 4 else 4 + (i + 7) % 36) for i in range(40)}
-    own = Tokenizer(given._backend, given.kind, given.roles, piece_ids=ids)
+    tokenizer = model.src_tokenizer
+    ids = {tokenizer.piece(i): (i if i < 4 else 4 + (i + 7) % 36) for i in range(40)}
+    own = Tokenizer(tokenizer._backend, tokenizer.kind, tokenizer.roles, piece_ids=ids)
     model._src_tokenizer = model._tgt_tokenizer = own
     model.metadata.options["beam_size"] = 1
     export_ctranslate2(model, tmp_path / "out")
@@ -82,7 +82,7 @@ def test_a_tokenizer_with_other_ids_is_used_by_its_pieces(tmp_path: Path) -> Non
     ours = [text.strip() for text in model.translate(TEXTS, max_new_tokens=48)]
     reference = run_example(tmp_path / "out", "\n".join(TEXTS))
     assert [line.strip() for line in reference] == ours
-    assert own.encode(TEXTS[0]) != given.encode(TEXTS[0])
+    assert own.encode(TEXTS[0]) != tokenizer.encode(TEXTS[0])
 
 
 def test_a_refused_export_leaves_no_files(tmp_path: Path) -> None:

@@ -81,11 +81,11 @@ def opened(model: AnyModel, folder: Path, auto: str) -> tuple[Any, Any]:
     return transformers.AutoTokenizer.from_pretrained(folder), net
 
 
-def assert_same_ids(there: Any, tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
+def assert_same_ids(reference: Any, tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
     """Text to ids and back, with the specials and without."""
-    assert there(text)["input_ids"] == ids
+    assert reference(text)["input_ids"] == ids
     for is_whole in (True, False):
-        back = there.decode(ids, skip_special_tokens=not is_whole)
+        back = reference.decode(ids, skip_special_tokens=not is_whole)
         assert back == tokenizer.decode(ids, keep_specials=is_whole)
 
 
@@ -106,37 +106,37 @@ def assert_same(model: Any, folder: Path) -> None:
     tokenizer = model.tgt_tokenizer
     family = {"masked language model": "ForMaskedLM", "translator": "ForSeq2SeqLM"}
     auto = family.get(model.kind, "ForCausalLM")
-    there, reference = opened(model, folder / "hf", auto)
+    hf_tokenizer, reference = opened(model, folder / "hf", auto)
     for role in ("pad", "bos", "eos", "unk", "mask", "cls", "sep"):
         id = getattr(tokenizer.specials, f"{role}_id")
-        assert getattr(there, f"{role}_token_id") == id
+        assert getattr(hf_tokenizer, f"{role}_token_id") == id
         if id is not None:
-            assert [getattr(there, f"{role}_token")] == tokenizer.tokens([id])
+            assert [getattr(hf_tokenizer, f"{role}_token")] == tokenizer.tokens([id])
     if auto == "ForMaskedLM":
-        assert_fills(there, reference, model)
+        assert_fills(hf_tokenizer, reference, model)
         return
     for text in (*TEXTS, SPECIALS):
-        assert_same_ids(there, tokenizer, text, model.prompt_ids([text])[0])
+        assert_same_ids(hf_tokenizer, tokenizer, text, model.prompt_ids([text])[0])
     assert import_hf(folder / "hf", folder / "back").ids == model.ids
-    batch = there(TEXTS, return_tensors="pt", padding=True)
+    batch = hf_tokenizer(TEXTS, return_tensors="pt", padding=True)
     start = batch["input_ids"].size(1) if auto == "ForCausalLM" else 0
     for beam in (1, 4):
         ids = reference.generate(**batch, num_beams=beam, max_new_tokens=9)
-        texts_of_hf = there.batch_decode(ids[:, start:], skip_special_tokens=True)
+        texts_of_hf = hf_tokenizer.batch_decode(ids[:, start:], skip_special_tokens=True)
         # Their rule: ours, "optimal", also takes ends that rank lower, which may score higher.
         stop = {"stop_rule": "heuristic"} if beam > 1 else {}
         assert texts_of_hf == model.generate(TEXTS, beam_size=beam, max_new_tokens=9, **stop)
 
 
-def assert_fills(there: Any, theirs: Any, model: Any) -> None:
+def assert_fills(hf_tokenizer: Any, theirs: Any, model: Any) -> None:
     """Masks in a padded batch are filled by the same tokens with equal probabilities."""
     for text in (*TEXTS, *MASKED):
-        assert_same_ids(there, model.tokenizer, text, model._masked_ids(text))
-    batch = there(MASKED, return_tensors="pt", padding=True)
+        assert_same_ids(hf_tokenizer, model.tokenizer, text, model._masked_ids(text))
+    batch = hf_tokenizer(MASKED, return_tensors="pt", padding=True)
     logits = theirs(**batch).logits
     logits[..., sorted(model.tokenizer.special_ids)] = -torch.inf
     for text, ids, row in zip(MASKED, batch["input_ids"], logits, strict=True):
-        actual = row[ids == there.mask_token_id].softmax(-1).topk(3)
+        actual = row[ids == hf_tokenizer.mask_token_id].softmax(-1).topk(3)
         ours = model.fill(text, top_k=3)
         assert [[item.id for item in place] for place in ours] == actual.indices.tolist()
         chances = torch.tensor([[item.probability for item in place] for place in ours])
@@ -147,10 +147,10 @@ def assert_fills(there: Any, theirs: Any, model: Any) -> None:
 @torch.no_grad()
 def test_classes_of_text_pairs_equal_transformers(name: str, tmp_path: Path) -> None:
     model: Any = random_model(name, head="classify", num_labels=2)
-    there, reference = opened(model, tmp_path / "hf", "ForSequenceClassification")
+    hf_tokenizer, reference = opened(model, tmp_path / "hf", "ForSequenceClassification")
     others = [*reversed(TEXTS)]
     for more in ({}, {"pairs": others}):
-        batch = there(TEXTS, *more.values(), return_tensors="pt", padding=True)
+        batch = hf_tokenizer(TEXTS, *more.values(), return_tensors="pt", padding=True)
         ours = torch.from_numpy(model.class_logits(TEXTS, **more))
         torch.testing.assert_close(reference(**batch).logits, ours, **CLOSE)
     actual = [[*item.probabilities.values()] for item in model.classify(TEXTS, pairs=others)]
@@ -162,8 +162,8 @@ def test_classes_of_text_pairs_equal_transformers(name: str, tmp_path: Path) -> 
 @torch.no_grad()
 def test_states_of_texts_equal_transformers(name: str, tmp_path: Path) -> None:
     model: Any = random_model(name, head="none")
-    there, reference = opened(model, tmp_path / "hf", "")
-    batch = there(TEXTS, return_tensors="pt", padding=True)
+    hf_tokenizer, reference = opened(model, tmp_path / "hf", "")
+    batch = hf_tokenizer(TEXTS, return_tensors="pt", padding=True)
     states, real = reference(**batch).last_hidden_state, batch["attention_mask"][..., None]
     mean = (states * real).sum(1) / real.sum(1)
     torch.testing.assert_close(mean, model.embed(TEXTS), **CLOSE)
@@ -187,6 +187,6 @@ def test_a_mask_that_includes_the_space_before_it_does_so_here(tmp_path: Path) -
     mask["lstrip"] = True
     path.write_text(json.dumps(content))
     model: Any = import_hf(tmp_path / "hf", tmp_path / "back")
-    there = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     for text in MASKED:
-        assert model._masked_ids(text) == there(text)["input_ids"]
+        assert model._masked_ids(text) == hf_tokenizer(text)["input_ids"]

@@ -83,11 +83,11 @@ def test_transformers_gives_the_same_logits(placement: str, tying: str, tmp_path
         nets = (model.net, back.net, reference.eval())
         pairs = random_pairs(30, 30, "right", seed)
         real = pairs.tgt_mask.bool()
-        ours, again, there = (net.double() for net in nets)  # their logits are large
+        ours, reread, hf_net = (net.double() for net in nets)  # their logits are large
         expected = heedful_logits(ours, pairs, "right")[real]
         assert expected.std() > 0.1
-        torch.testing.assert_close(hf_outputs(there, pairs).logits[real], expected, **CLOSE)
-        torch.testing.assert_close(heedful_logits(again, pairs, "right")[real], expected, **CLOSE)
+        torch.testing.assert_close(hf_outputs(hf_net, pairs).logits[real], expected, **CLOSE)
+        torch.testing.assert_close(heedful_logits(reread, pairs, "right")[real], expected, **CLOSE)
         assert back.options() == model.options()
         assert back.ids == model.ids
 
@@ -111,7 +111,7 @@ def test_two_vocabularies_are_exported_as_marian(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said", "instead"),
+    ("keys", "message", "instead"),
     [
         ({"norm_placement": "output"}, "norm_placement output", "model.norm_placement=pre"),
         ({"norm_placement": "sandwich"}, "norm_placement sandwich", "model.norm_placement=pre"),
@@ -139,11 +139,11 @@ def test_two_vocabularies_are_exported_as_marian(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_settings_are_refused_with_the_supported_ones(
-    keys: dict[str, Any], said: str, instead: str, tmp_path: Path
+    keys: dict[str, Any], message: str, instead: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as error:
         export_hf(random_translator(None, None, **keys), tmp_path / "hf")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).endswith(
         f"train it with {'' if instead[0] == '-' else '--set '}{instead}"
     )

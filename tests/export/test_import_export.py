@@ -206,8 +206,8 @@ def test_fine_tuning_on_pairs_uses_the_template_of_the_tokenizer(
 # --- where the ids come from ----------------------------------------------------------------
 
 
-def ids(start: tuple[int, ...], end: tuple[int, ...], *more: Any, **named: Any) -> GenerationIds:
-    return GenerationIds(start, end, *more, **named)
+def ids(start: tuple[int, ...], end: tuple[int, ...], *more: Any, **options: Any) -> GenerationIds:
+    return GenerationIds(start, end, *more, **options)
 
 
 NO_TEXT = ("tokenizer.json", "tokenizer_config.json")
@@ -263,10 +263,10 @@ def test_ids(
     if generation is not None:
         (source / "generation_config.json").write_text(json.dumps(generation))
     content = json.loads((source / "config.json").read_text()) | config
-    kept = {key: value for key, value in content.items() if value is not None or key in config}
+    settings = {key: value for key, value in content.items() if value is not None or key in config}
     if config.get("decoder_start_token_id", 0) is None:
-        del kept["decoder_start_token_id"]
-    (source / "config.json").write_text(json.dumps(kept))
+        del settings["decoder_start_token_id"]
+    (source / "config.json").write_text(json.dumps(settings))
     for file in () if has_text else NO_TEXT:
         (source / file).unlink()
     assert import_hf(source, tmp_path / "out").metadata.generation == expected
@@ -325,10 +325,12 @@ def test_a_model_generates_after_export_and_import_as_before(own: dict[str, Any]
         )  # which then are not looked at
         if selected.beam_size == 1:
             left_open |= {"stop_rule"}
-        kept = {k: v for k, v in vars(selected).items() if k not in left_open | {"draws", "rows"}}
-        if selected.samples and kept["temperature"] is None:
-            kept["temperature"] = 1.0
-        return model, kept
+        expected = {
+            k: v for k, v in vars(selected).items() if k not in left_open | {"draws", "rows"}
+        }
+        if selected.samples and expected["temperature"] is None:
+            expected["temperature"] = 1.0
+        return model, expected
 
     if own.get("beam_size", 1) > 1:
         own = {name: value for name, value in own.items() if name not in SAMPLING_OPTIONS}

@@ -91,13 +91,13 @@ def test_narrow_beams_meet_all_phrases_independently_of_the_batch(
 def num_met(ids: tuple[int, ...], phrases: list[list[int]]) -> int:
     """Tokens of the phrases that `ids` contains, and of the longest phrase that it ends in."""
     complete = [phrase for phrase in phrases if contains_phrase(ids, phrase)]
-    begun = [
+    partial_matches = [
         count
         for phrase in phrases
         for count in range(min(len(phrase) - 1, len(ids)) + 1)
         if not contains_phrase(ids, phrase) and list(ids[len(ids) - count :]) == phrase[:count]
     ]
-    return sum(map(len, complete)) + max(begun, default=0)
+    return sum(map(len, complete)) + max(partial_matches, default=0)
 
 
 def plain_constrained(
@@ -165,7 +165,7 @@ def test_a_narrow_beam_finds_what_a_plain_implementation_finds(
 
 @pytest.mark.parametrize(
     ("phrases", "words"),
-    [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "contains_phrase an EOS")],
+    [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "holds an EOS")],
 )
 def test_impossible_phrases_are_refused(phrases: list[list[int]], words: str) -> None:
     row = from_rows(random_rows(0, SIZE))

@@ -21,17 +21,17 @@ def plain_diverse(
     beams: list[list[Open]] = [[((), 0.0, 0.0)] for _ in range(groups)]
     actual: dict[tuple[int, ...], float] = {}
     for length in range(1, longest + 1):
-        taken: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for group in range(groups):
             candidates: list[Open] = []
             for ids, log_prob, key in beams[group]:
                 for token, part in enumerate(row(start + ids)):
-                    charge = penalty * taken[token]
+                    charge = penalty * counts[token]
                     candidates.append(((*ids, token), log_prob + part, key + part - charge))
             candidates.sort(key=lambda candidate: -candidate[2])
             actual |= {ids: log_prob for ids, log_prob, _ in candidates if ids[-1] == EOS}
             beams[group] = [one for one in candidates if one[0][-1] != EOS][:width]
-            taken.update(ids[-1] for ids, _, _ in beams[group])
+            counts.update(ids[-1] for ids, _, _ in beams[group])
         if length == longest:
             actual |= {ids: log_prob for beam in beams for ids, log_prob, _ in beam}
     return actual

@@ -77,9 +77,9 @@ def test_truncation_rules_equal_transformers(case: tuple[int, int, int], strengt
         (Typical(strength), theirs.TypicalLogitsWarper(strength)),
     ]
     for rule, processor in pairs:
-        kept = log_probs.clone()
+        expected = log_probs.clone()
         torch.testing.assert_close(rule(log_probs, context), processor(tokens, log_probs.clone()))
-        assert torch.equal(log_probs, kept)
+        assert torch.equal(log_probs, expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -104,15 +104,15 @@ def test_token_rules_equal_transformers(
         ),
     ]
     for rule, processor in pairs:
-        kept = log_probs.clone()
-        seen = tokens[:, prompt:] if rule == NoRepeatNgram(size) else tokens
-        ruled, expected = rule(log_probs, context), processor(seen, log_probs.clone())
+        unchanged = log_probs.clone()
+        context_tokens = tokens[:, prompt:] if rule == NoRepeatNgram(size) else tokens
+        ruled, expected = rule(log_probs, context), processor(context_tokens, log_probs.clone())
         # Where nothing allowed is possible theirs makes it certain; ours leaves a dead end.
         if isinstance(rule, PrefixFunction):
             alive = ruled.isfinite().any(dim=1)
             ruled, expected = ruled[alive], expected[alive]
         torch.testing.assert_close(ruled.double(), expected.double())
-        assert torch.equal(log_probs, kept)
+        assert torch.equal(log_probs, unchanged)
 
 
 # --- Exact tables -------------------------------------------------------------------------------
@@ -181,10 +181,10 @@ def test_a_forced_token_overrides_a_ban_and_keeps_its_value() -> None:
 
 
 def test_prefix_function_sees_sentence_and_new_tokens() -> None:
-    seen = []
+    calls = []
 
     def allowed(sentence: int, ids: list[int]) -> list[int]:
-        seen.append((sentence, ids))
+        calls.append((sentence, ids))
         return [sentence, 3]
 
     generated, sentence = torch.tensor([[4], [5], [6]]), torch.tensor([1, 1, 0])
@@ -194,7 +194,7 @@ def test_prefix_function_sees_sentence_and_new_tokens() -> None:
         [1, 3],
         [0, 3],
     ]
-    assert seen == [(1, [4]), (1, [5]), (0, [6])]
+    assert calls == [(1, [4]), (1, [5]), (0, [6])]
 
 
 # --- Composition and properties -----------------------------------------------------------------
@@ -251,9 +251,9 @@ def test_rows_are_independent_and_the_input_is_unchanged(
 ) -> None:
     rule, (log_probs, tokens) = RULES[which](strength), random_case(case)
     prompts = [[(3 * i + j) % 6 for j in range(i)] for i in range(len(tokens))]
-    kept, sentence = log_probs.clone(), torch.arange(len(tokens))
+    original, sentence = log_probs.clone(), torch.arange(len(tokens))
     together = rule(log_probs, Context(prompts, tokens, sentence))
-    assert torch.equal(log_probs, kept)
+    assert torch.equal(log_probs, original)
     assert together.shape == log_probs.shape
     assert not together.isnan().any()
     for row in range(len(tokens)):

@@ -61,7 +61,7 @@ CAUSAL: dict[str, set[str]] = {
     "sequence first": {"output shape"},
     "cache off by one": {"cached = uncached"},
     "reorder forgets prefixes": {"cached = uncached"},
-    "reorder forgets what was verify_keywords": {"cached = uncached"},
+    "reorder forgets what was given": {"cached = uncached"},
 }
 FLAWS: dict[str, dict[str, set[str]]] = {
     "two stacks": {
@@ -204,21 +204,21 @@ def test_nets_with_windows_pass(kind: str) -> None:
 @pytest.mark.parametrize("length", [8, 24])
 @pytest.mark.parametrize("kind", SKIPPED)
 def test_length_limits_the_sequences(kind: str, length: int) -> None:
-    seen: list[int] = []
+    num_rows: list[int] = []
 
     def call(net: nn.Module, *ids: Tensor, src_lengths: Any = None, lengths: Any = None) -> Any:
-        seen.extend(item.size(1) for item in ids)
+        num_rows.extend(item.size(1) for item in ids)
         return net(*ids, src_lengths if lengths is None else lengths)
 
     report = verify(net_of(kind), call=call, length=length, overfit=False, **verify_keywords(kind))
     assert report.ok, str(report)
-    # The adapter is verify_keywords the lengths that it names, and no others.
+    # The adapter gets the lengths that it names, and no others.
     padded = "source padding, right" if kind == "two stacks" else "padding, right"
     assert report[padded].status == "passed"
     left = NO_LEFT | {"target padding, right"} if kind == "two stacks" else {"padding, left"}
     assert skips(report) >= left
     # The written side is one shorter than a source.
-    assert max(seen) == (length if kind == "two stacks" else length - 1)
+    assert max(num_rows) == (length if kind == "two stacks" else length - 1)
 
 
 @pytest.mark.parametrize("kind", ["two stacks", "encoder"])
@@ -230,7 +230,7 @@ def test_padding_checks_are_skipped_for_nets_without_padding(kind: str) -> None:
     assert report.ok, str(report)
     of_padding = {name for name in checks(kind) if "padding" in name} | {"empty rows"}
     assert skips(report) == of_padding | UNASKED | SKIPPED[kind]
-    assert "and no pad_id was verify_keywords" in report["empty rows"].detail
+    assert "and no pad_id was given" in report["empty rows"].detail
 
 
 @pytest.mark.parametrize("kind", SKIPPED)
@@ -497,9 +497,9 @@ def test_checks_of_two_stacks_name_their_side() -> None:
 
 
 def test_the_report_as_json_as_table_and_as_text() -> None:
-    seen = []
-    report = verify(TwoStacks("causal mask off by one"), overfit=False, on_result=seen.append)
-    assert tuple(seen) == report.results
+    calls = []
+    report = verify(TwoStacks("causal mask off by one"), overfit=False, on_result=calls.append)
+    assert tuple(calls) == report.results
     loaded = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert loaded["ok"] is False
     assert [row["name"] for row in loaded["checks"]] == checks("two stacks")

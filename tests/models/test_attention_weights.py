@@ -39,7 +39,7 @@ def test_hooks_read_the_weights_without_changing_the_output(name: str) -> None:
     hooks = []
     for path, attention in attentions(net).items():
 
-        def keep(module: nn.Module, given: Any, weights: Tensor, path: str = path) -> None:
+        def keep(module: nn.Module, inputs: Any, weights: Tensor, path: str = path) -> None:
             actual[path] = weights
 
         hooks.append(attention.pattern.register_forward_hook(keep))
@@ -63,7 +63,7 @@ def test_weights_returned_by_a_hook_replace_the_weights(name: str) -> None:
     """With zero weights in every attention only the output biases remain."""
     net = tiny(name)
     hooks = [
-        value.pattern.register_forward_hook(lambda module, given, weights: weights * 0)
+        value.pattern.register_forward_hook(lambda module, inputs, weights: weights * 0)
         for value in attentions(net).values()
     ]
     ids = torch.randint(VOCAB, (3, 5))
@@ -105,7 +105,7 @@ def list_weights(net: nn.Module) -> dict[str, Tensor]:
     actual: dict[str, Tensor] = {}
     for path, attention in attentions(net).items():
 
-        def keep(module: nn.Module, given: Any, weights: Tensor, path: str = path) -> None:
+        def keep(module: nn.Module, inputs: Any, weights: Tensor, path: str = path) -> None:
             actual[path] = weights
 
         attention.pattern.register_forward_hook(keep)

@@ -67,9 +67,9 @@ def extend(net: Any, cache: Cache, texts: list[Text], rows: list[Tensor], side: 
 
 def _alone(net: Any, texts: list[Text]) -> list[Tensor]:
     """As `alone`; texts that have no token yet give none."""
-    given = iter(alone(net, [text for text in texts if text.ids.numel()]))
+    logits_by_text = iter(alone(net, [text for text in texts if text.ids.numel()]))
     nothing = torch.zeros(0, VOCAB, dtype=torch.float64)
-    return [next(given) if text.ids.numel() else nothing for text in texts]
+    return [next(logits_by_text) if text.ids.numel() else nothing for text in texts]
 
 
 def cache_with_beams(
@@ -204,9 +204,9 @@ def test_beams_share_source_and_prompt_without_copies() -> None:
         patch.setattr(CrossAttention, "project_memory", None)  # would raise
         patch.setattr(EncoderDecoder, "encode", None)
         for step in range(3):
-            kept = [store.clone() for store in stores]
+            copies = [store.clone() for store in stores]
             cache.reorder(torch.tensor([[0, 0, 2], [1, 2, 0]]))
-            assert all(torch.equal(*pair) for pair in zip(stores, kept, strict=True))
+            assert all(torch.equal(*pair) for pair in zip(stores, copies, strict=True))
             ids = torch.full((6, 1), step)
             net.decode(Tokens(ids, torch.tensor([3, 3, 3, 2, 2, 2])[:, None] + step), cache)
     stores = [*cache.stores, *cache.cross]
@@ -316,6 +316,6 @@ def test_the_first_tokens_of_a_cache_use_the_causal_kernel() -> None:
         for step in range(2):
             cache.reserve(4, forgets=True)
             at = torch.arange(4)[None] + 4 * step
-            _, seen, _ = cache.begin(Tokens(ids, at, real if padded else None))
-            actual.append({spec.is_sequence for spec in seen})
+            _, masks, _ = cache.begin(Tokens(ids, at, real if padded else None))
+            actual.append({spec.is_sequence for spec in masks})
         assert actual == [{not padded}, {False}]

@@ -27,9 +27,9 @@ def inputs(net: Any, rows: int, width: int) -> tuple[Any, ...]:
 def test_an_exported_net_accepts_other_batch_sizes(name: str) -> None:
     net = tiny(name)
     torch.manual_seed(0)
-    given = inputs(net, 3, 6)
-    shapes = tuple({0: ROWS, 1: WIDTH} if item.dim() == 2 else {0: ROWS} for item in given)
-    exported = torch.export.export(net, given, dynamic_shapes=shapes).module()
+    example = inputs(net, 3, 6)
+    shapes = tuple({0: ROWS, 1: WIDTH} if item.dim() == 2 else {0: ROWS} for item in example)
+    exported = torch.export.export(net, example, dynamic_shapes=shapes).module()
     for rows, width in ((3, 6), (5, 9), (2, 4)):
         other = inputs(net, rows, width)
         torch.testing.assert_close(exported(*other), net(*other), **EXACT)

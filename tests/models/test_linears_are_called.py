@@ -57,21 +57,21 @@ def run_cached(net: Any) -> Tensor:
 def test_every_linear_layer_is_called_as_a_module(name: str, grad: bool) -> None:
     name, *classes = name.split()
     net = tiny(name, **({"head": "classify"} if classes else {}))
-    ways = [run, run_cached] if decodes(name) else [run]
+    runs = [run, run_cached] if decodes(name) else [run]
     with torch.set_grad_enabled(grad):
         plain = run(net)
         linears = wrapped(net)
         assert not [m for m in net.modules() if type(m) is nn.Linear and m not in
                     [w.linear for w in linears]]  # fmt: skip
-        for way in ways:
+        for run_once in runs:
             for linear in linears:
                 linear.calls = 0
-            torch.testing.assert_close(way(net), plain, **EXACT)
+            torch.testing.assert_close(run_once(net), plain, **EXACT)
             assert [linear.calls for linear in linears] == [1] * len(linears)
             for linear in linears:
                 with torch.no_grad():
                     linear.up.normal_()
-                assert (way(net) - plain).abs().max() > 1e-6
+                assert (run_once(net) - plain).abs().max() > 1e-6
                 nn.init.zeros_(linear.up)
 
 
@@ -83,8 +83,8 @@ def test_the_loss_calls_the_head_as_a_module(smoothing: float, bias: bool) -> No
     states = torch.randn(1100, 6, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(VOCAB, (1100,))
 
-    def gradients(named: Any) -> list[Tensor]:
-        return torch.autograd.grad(named.loss, [states, *plain.parameters()])
+    def gradients(parameters: Any) -> list[Tensor]:
+        return torch.autograd.grad(parameters.loss, [states, *plain.parameters()])
 
     plain = net.head.out
     fused = head_loss(net.head, states, targets, label_smoothing=smoothing, count_correct=True)
@@ -108,7 +108,7 @@ def test_a_head_with_a_hook_or_a_cap_is_called() -> None:
     states, targets = torch.randn(7, 6, dtype=torch.float64), torch.randint(VOCAB, (7,))
     net = decoder(Single())
     calls: list[Any] = []
-    net.head.out.register_forward_hook(lambda *given: calls.append(given))
+    net.head.out.register_forward_hook(lambda *arguments: calls.append(arguments))
     head_loss(net.head, states, targets)
     assert calls
     capped = decoder(Single()).head

@@ -102,10 +102,10 @@ def test_an_empty_row_is_finite_and_does_not_affect_others(
 @given(nets(), LENGTHS, SIDES)
 def test_training_and_inference_paths_are_equal(net: Any, lengths: list[int], side: str) -> None:
     """Plain products with gradients, fused kernels without."""
-    taken: set[str] = set()
+    called: set[str] = set()
 
     def spy(name: str, function: Any) -> Any:
-        return lambda *given, **named: (taken.add(name), function(*given, **named))[1]
+        return lambda *args, **kwargs: (called.add(name), function(*args, **kwargs))[1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi_head, "attend", spy("eager", attend))
@@ -113,11 +113,11 @@ def test_training_and_inference_paths_are_equal(net: Any, lengths: list[int], si
         patch.setattr(F, "scaled_dot_product_attention", spy("fused", fused))
         texts = texts_of(lengths)
         trained = [row.detach() for row in outputs(net.train(), texts, side)]
-        assert taken == {"eager"}
-        taken.clear()
+        assert called == {"eager"}
+        called.clear()
         with torch.no_grad():
             assert_same(outputs(net.eval(), texts, side), trained)
-        assert taken == {"fused"}
+        assert called == {"fused"}
 
 
 def states_of(net: Any, rows: list[Tensor], side: Any, **padding: Any) -> Tensor:
@@ -161,7 +161,7 @@ def test_gradients_flow_to_every_parameter(single: Single, kind: str, seed: int)
     one_key = all(window == 1 for window in single.windows)
     for name, parameter in net.named_parameters():
         if "position.weight" in name and one_key:
-            continue  # who layer_dependencies one key alone gives it all weight, whatever its score
+            continue  # a query with a single key has all its weight on that key, whatever the score
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
@@ -189,7 +189,7 @@ def test_every_row_of_every_weight_has_a_gradient(placement: Any, positions: Any
         assert learns.all(), name
 
 
-# Who layer_dependencies whom
+# Dependencies between positions
 
 
 def layer_dependencies(single: Single, length: int, *, causal: bool) -> Tensor:

@@ -51,9 +51,9 @@ def attention(*heads: int, cross: bool = False, scheme: str = "none", **options:
 def mask_of_table(allowed: Tensor) -> MaskSpec:
     """A mask from a table (B, T, K) of the keys that each query may attend to."""
     spans = (Span(torch.arange(n)[None]) for n in allowed.shape[1:])
-    made = MaskSpec(*spans, causal=False, allowed=allowed)
-    made.real = allowed.any(-1)
-    return made
+    spec = MaskSpec(*spans, causal=False, allowed=allowed)
+    spec.real = allowed.any(-1)
+    return spec
 
 
 def call(module: Any, x: Tensor, allowed: Tensor | None, memory: Tensor | None = None) -> Tensor:
@@ -134,8 +134,8 @@ def test_scores_are_scaled_by_the_root_of_the_head_width_by_default(
         scores = softcap * np.tanh(scores / softcap)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     tensors = [torch.tensor(a) for a in (query, key, value)]
-    out, seen = attend(*tensors, None, scale=scale, softcap=softcap)
-    np.testing.assert_allclose(seen.numpy(), weights, rtol=1e-10)
+    out, actual = attend(*tensors, None, scale=scale, softcap=softcap)
+    np.testing.assert_allclose(actual.numpy(), weights, rtol=1e-10)
     np.testing.assert_allclose(out.numpy(), weights @ value, rtol=1e-10)
     if softcap is None:
         fused = F.scaled_dot_product_attention(*tensors, scale=scale)
@@ -153,12 +153,12 @@ def test_queries_without_keys_have_zero_outputs_and_gradients(
     monkeypatch.setattr(multi_head.MultiHead, "_forms_weights", lambda *_: eager)
     module = attention(H, cross=cross).to(dtype)
     x, memory = (random(B, n, D, seed=n).to(dtype).requires_grad_() for n in (T, S))
-    given = memory if cross else None
+    memory_option = memory if cross else None
     allowed = torch.ones(B, T, S if cross else T, dtype=torch.bool)
     for index in empty:
         allowed[index] = False
     rows = ~allowed.any(-1)
-    out = call(module, x, allowed, given)
+    out = call(module, x, allowed, memory_option)
     assert not out[rows].any()
     assert (out[~rows].abs().sum(-1) > 0).all()
     upstream = random(B, T, D, seed=3).to(dtype)
@@ -168,7 +168,7 @@ def test_queries_without_keys_have_zero_outputs_and_gradients(
     if cross:
         assert not grads[0][rows].any()
         assert not grads[1][rows.all(-1)].any()
-    everyone = call(module, x, None, given)
+    everyone = call(module, x, None, memory_option)
     expected = torch.autograd.grad(everyone, leaves, upstream * ~rows[..., None])
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     for ours, reference in zip(grads, expected, strict=True):
@@ -243,7 +243,7 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
     x, upstream = random(B, LONG, D, seed=1).requires_grad_(), random(B, LONG, D, seed=2)
     plain_calls: list[Any] = []
     monkeypatch.setattr(
-        multi_head, "attend", lambda *given: plain_calls.append(given) or attend(*given)
+        multi_head, "attend", lambda *arguments: plain_calls.append(arguments) or attend(*arguments)
     )
     actual = []
     for least in (10**9, 1):
@@ -290,9 +290,9 @@ def test_dropout_applies_to_the_weights_in_training_only(
         module = attention(1, dropout=0.5, out_bias=False)
         whole = call(module, x[:, :1], None)
         out = call(module.train(), x[:, :1].expand(64, -1, -1), None)
-        kept = out.abs().amax((1, 2)) > 0
-        assert 10 < kept.sum() < 54
-        torch.testing.assert_close(out[kept], 2 * whole.expand_as(out[kept]), **EXACT)
+        is_nonzero = out.abs().amax((1, 2)) > 0
+        assert 10 < is_nonzero.sum() < 54
+        torch.testing.assert_close(out[is_nonzero], 2 * whole.expand_as(out[is_nonzero]), **EXACT)
 
 
 # Grouped heads

@@ -233,9 +233,9 @@ def test_every_weight_is_initialized_once_after_tying(
     for name in ("normal_", "uniform_", "constant_"):
         draw = getattr(nn.init, name)
 
-        def once(parameter: Tensor, *args: Any, draw: Any = draw, **named: Any) -> Tensor:
+        def once(parameter: Tensor, *args: Any, draw: Any = draw, **options: Any) -> Tensor:
             samples.append(id(parameter))
-            return draw(parameter, *args, **named)
+            return draw(parameter, *args, **options)
 
         monkeypatch.setattr(nn.init, name, once)
     net = build(tiny(tie_embeddings=tie, positions="learned"))

@@ -55,22 +55,22 @@ def plain(tensors: list[Tensor], smoothing: float) -> Any:
     return cross_entropy(hidden @ weight.T + bias, targets, label_smoothing=smoothing)
 
 
-def chunked(hidden: Tensor, weight: Any, targets: Tensor, bias: Any = None, **named: Any) -> Any:
+def chunked(hidden: Tensor, weight: Any, targets: Tensor, bias: Any = None, **options: Any) -> Any:
     """The loss of a head with these weights."""
     out = nn.Linear(weight.size(1), weight.size(0), bias=bias is not None)
     out.weight, out.bias = weight, bias
-    return head_loss(OutputHead(out), hidden, targets, **named)
+    return head_loss(OutputHead(out), hidden, targets, **options)
 
 
 def linear(
-    tensors: list[Tensor], smoothing: float, *, rows: int = 5, block: int = 2, **named: Any
+    tensors: list[Tensor], smoothing: float, *, rows: int = 5, block: int = 2, **options: Any
 ) -> Any:
     """The chunked loss with `rows` of logits at a time, in blocks of `block`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "_LEAST_ROWS", rows)
         patch.setattr(losses, "_CHUNK_ELEMENTS", 1)
         patch.setattr(losses, "_BLOCK_ELEMENTS", block * tensors[1].size(0))
-        return chunked(*tensors, label_smoothing=smoothing, **named)
+        return chunked(*tensors, label_smoothing=smoothing, **options)
 
 
 @settings(deadline=None, max_examples=60)
@@ -153,19 +153,19 @@ def test_reported_sums_have_no_graph_and_correct_targets_are_optional() -> None:
     assert token_metrics(sum_losses([not_asked, not_asked])).keys() == {"perplexity", "loss"}
 
 
-@pytest.mark.parametrize("wanted", [[], [0], [1], [0, 1]])
-def test_gradients_are_computed_only_where_required(wanted: list[int]) -> None:
+@pytest.mark.parametrize("indices", [[], [0], [1], [0, 1]])
+def test_gradients_are_computed_only_where_required(indices: list[int]) -> None:
     tensors = data()
     _, grads = reference(tensors, 0.0)
     for index in (0, 1, 3):
-        tensors[index].requires_grad_(index in wanted)
+        tensors[index].requires_grad_(index in indices)
     loss = linear(tensors, 0.0).loss
-    assert loss.requires_grad == bool(wanted)
-    if wanted:
+    assert loss.requires_grad == bool(indices)
+    if indices:
         loss.backward()
     for index in (0, 1):
-        assert (tensors[index].grad is not None) == (index in wanted)
-        if index in wanted:
+        assert (tensors[index].grad is not None) == (index in indices)
+        if index in indices:
             torch.testing.assert_close(tensors[index].grad.double(), grads[index], rtol=1e-4,
                                        atol=1e-5)  # fmt: skip
 

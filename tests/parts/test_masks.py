@@ -85,13 +85,13 @@ def test_the_bias_of_a_block_equals_that_block_of_a_reference(
             and (not causal or distance >= 0)
             and (window is None or abs(distance) < window)
         )
-    made = MaskSpec.from_tokens(tokens, causal=causal)
+    spec = MaskSpec.from_tokens(tokens, causal=causal)
     first, start = (data.draw(st.integers(0, 5)) for _ in range(2))
-    bias = made.bias(torch.float64, window=window, part=(range(first, 6), range(start, 6)))
+    bias = spec.bias(torch.float64, window=window, part=(range(first, 6), range(start, 6)))
     assert bias is not None
     assert torch.equal(bias[:, 0] == 0, expected[:, first:, start:])
-    assert made.real is not None
-    assert torch.equal(made.real, expected.any(-1))
+    assert spec.real is not None
+    assert torch.equal(spec.real, expected.any(-1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -99,6 +99,6 @@ def test_embeddings_are_scaled_before_positions_are_added_and_dropout_is_on_the_
     expected = tokens.weight[batch.ids] * 2 + table[batch.positions]
     torch.testing.assert_close(module.eval()(batch), expected)
     out = module.train()(batch)
-    kept = out != 0
-    assert 200 < kept.sum() < 400
-    torch.testing.assert_close(out[kept], 2 * expected[kept])
+    is_nonzero = out != 0
+    assert 200 < is_nonzero.sum() < 400
+    torch.testing.assert_close(out[is_nonzero], 2 * expected[is_nonzero])

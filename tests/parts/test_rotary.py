@@ -50,9 +50,9 @@ SCALED: dict[str, tuple[Scaling | None, dict[str, Any]]] = {
 }
 
 
-def rotated(x: Tensor, positions: list[int], *scheme: Any, **named: Any) -> Tensor:
+def rotated(x: Tensor, positions: list[int], *scheme: Any, **options: Any) -> Tensor:
     """`x` (B, H, T, E) with its T tokens at these positions."""
-    return rotate(x, RotaryPositions(x.size(-1), *scheme, **named)(torch.tensor([positions])))
+    return rotate(x, RotaryPositions(x.size(-1), *scheme, **options)(torch.tensor([positions])))
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -132,7 +132,7 @@ def test_a_permutation_converts_between_the_layouts(pairs: int, start: int, seed
         assert not torch.equal(interleaved, rotated(x, places, layout="half"))
 
 
-# ParityTests
+# Properties
 
 
 @settings(deadline=None, max_examples=30)

@@ -230,10 +230,10 @@ def test_values_out_of_range_are_refused(model, sources, options, part):
 
 
 def test_progress_counts_every_text(model):
-    seen = []
-    model.generate(TEXTS, batch_tokens=8, progress=seen.append, return_details=True)
-    assert sum(seen) == len(TEXTS)
-    assert len(seen) > 1
+    calls = []
+    model.generate(TEXTS, batch_tokens=8, progress=calls.append, return_details=True)
+    assert sum(calls) == len(TEXTS)
+    assert len(calls) > 1
 
 
 class LowRank(torch.nn.Module):
@@ -250,17 +250,17 @@ class LowRank(torch.nn.Module):
 
 
 def test_a_net_with_wrapped_modules_is_not_saved(tmp_path):
-    made = model_of("gpt2")
-    attention = made.net.decoder.blocks[0].self_attention.sublayer
+    saved_model = model_of("gpt2")
+    attention = saved_model.net.decoder.blocks[0].self_attention.sublayer
     attention.out = LowRank(attention.out)
     with pytest.raises(UserError, match=r"has .*out\.(down|linear).* and not .*out\.weight"):
-        made.save(tmp_path / "wrapped")
+        saved_model.save(tmp_path / "wrapped")
     attention.out = torch.nn.Linear(3, 5)
     with pytest.raises(UserError, match=r"has .*attention.*out\.weight and not the shapes"):
-        made.save(tmp_path / "wrapped")
+        saved_model.save(tmp_path / "wrapped")
     attention.out = torch.nn.Identity()
     with pytest.raises(UserError, match=r"lacks .*attention.*out\.weight"):
-        made.save(tmp_path / "wrapped")
+        saved_model.save(tmp_path / "wrapped")
     assert not [*tmp_path.iterdir()]
 
 

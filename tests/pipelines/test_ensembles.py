@@ -27,7 +27,7 @@ def best_output(models: list[Any], weights: list[float], row: list[int]) -> tupl
         return (probs * shares).sum(0).log(), 0.0
 
     scores = all_scores(models[0], row, 3, 0.7, log_probs_of)
-    return max(scores.items(), key=lambda each: each[1])
+    return max(scores.items(), key=lambda item: item[1])
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +215,10 @@ def test_the_command_takes_several_models(commands: Any, tmp_path: Path, models:
     lines = "\n".join(TEXTS).encode()
     options = ("--beam-size", 2, "--max-new-tokens", 9)
     places = (tmp_path / "a", tmp_path / "b")
-    named = (places[0], "--ensemble", places[1])
-    done = commands.run("translate", *named, *options, "--weight", 1, "--weight", 3, stdin=lines)
+    arguments = (places[0], "--ensemble", places[1])
+    done = commands.run(
+        "translate", *arguments, *options, "--weight", 1, "--weight", 3, stdin=lines
+    )
     assert done.code == 0, done.err
     expected = ensemble(models[:2], [1.0, 3.0]).translate(TEXTS, beam_size=2, max_new_tokens=9)
     assert done.out.splitlines() == expected

@@ -42,13 +42,13 @@ def greedy(model: Any, row: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("name", TWO_STACKS)
 @pytest.mark.parametrize("start", [1, 2, 4])
-@pytest.mark.parametrize("asked", [None, 50])
+@pytest.mark.parametrize("max_new_tokens", [None, 50])
 def test_start_ids_count_towards_the_positions_of_the_net(
-    name: str, start: int, asked: int | None
+    name: str, start: int, max_new_tokens: int | None
 ) -> None:
     """Every search fills all positions and no more; greedy search equals whole passes."""
     model, room = translator(name, start), LONGEST - start + 1
-    options: dict[str, Any] = {} if asked is None else {"max_new_tokens": asked}
+    options: dict[str, Any] = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     expected = [greedy(model, row, room) for row in ROWS]
     assert model.generate(ROWS, beam_size=1, **options) == expected
     assert model.generate(ROWS, beam_size=1, draft="lookup", **options) == expected
@@ -67,13 +67,13 @@ def test_more_start_ids_than_positions_are_refused() -> None:
         model.generate(ROWS)
 
 
-@pytest.mark.parametrize("asked", [None, 9, 50])
+@pytest.mark.parametrize("max_new_tokens", [None, 9, 50])
 @pytest.mark.parametrize("name", TWO_STACKS)
 def test_a_draft_with_fewer_positions_does_not_change_the_output(
-    name: str, asked: int | None
+    name: str, max_new_tokens: int | None
 ) -> None:
     model, draft = translator(name, 1), translator(name, 1, max_length=6)
-    options: dict[str, Any] = {} if asked is None else {"max_new_tokens": asked}
+    options: dict[str, Any] = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     plain = model.generate(ROWS, beam_size=1, **options)
     assert model.generate(ROWS, beam_size=1, draft=draft, **options) == plain
 

@@ -131,7 +131,7 @@ def test_distributions_over_the_vocabulary_are_formed_a_bounded_number_at_a_time
     monkeypatch.setattr(target_scores, "SCORED_ROWS", 3)
     sizes: list[int] = []
     hook = model.net.head.out.register_forward_hook(
-        lambda module, given, logits: sizes.append(logits[..., 0].numel())
+        lambda module, inputs, logits: sizes.append(logits[..., 0].numel())
     )
     with hook:
         actual = model.score(*([TEXTS] * (2 if name in TWO_STACKS else 1)))

@@ -17,13 +17,13 @@ from heedful.data.tokenizer import Tokenizer, train_tokenizer
 LINES = [*TEXTS, "don't say n't; it's naïve, we've 3 € and 今天 👍🏽", "a b . ? ! ' t s"] * 3
 
 
-class Written(Eager):
+class FixedTokens(Eager):
     """A backend that returns given tokens, one at a time."""
 
     ids: list[int]
 
     def stream_tokens(
-        self, row: list[int], asked: GenerationRequest
+        self, row: list[int], request: GenerationRequest
     ) -> Iterator[tuple[list[int], bool]]:
         for place, token in enumerate(self.ids, 1):
             yield [token], place == len(self.ids)
@@ -31,7 +31,7 @@ class Written(Eager):
 
 def streamed(model: Any, ids: list[int], **options: Any) -> tuple[list[str], str]:
     """The pieces for some tokens, and the final text."""
-    model.backend = Written(model.net, model.config.max_length)
+    model.backend = FixedTokens(model.net, model.config.max_length)
     model.backend.ids = ids
     pieces, stream = [], model.stream([6], **options)
     while True:

@@ -31,13 +31,13 @@ class Echo:
         self.batches: list[int] = []
         self.waiting = 0
 
-    def unsupported_reasons(self, rows: Any, asked: Any) -> list[str]:
+    def unsupported_reasons(self, rows: Any, request: Any) -> list[str]:
         return []
 
-    def outputs(self, rows: list[list[int]], asked: Any) -> list[list[Hypothesis]]:
-        return self.submit(rows, asked)()
+    def outputs(self, rows: list[list[int]], request: Any) -> list[list[Hypothesis]]:
+        return self.submit(rows, request)()
 
-    def submit(self, rows: list[list[int]], asked: Any) -> Callable[[], list[list[Hypothesis]]]:
+    def submit(self, rows: list[list[int]], request: Any) -> Callable[[], list[list[Hypothesis]]]:
         self.batches.append(len(rows))
         self.waiting += 1
 
@@ -52,9 +52,9 @@ class Echo:
 def model() -> Translator:
     config = SimpleNamespace(max_length=32)
     metadata = ModelMetadata("vaswani2017", "translation", limits=Limits())
-    made = Translator(None, config, metadata, TOKENIZER, TOKENIZER)
-    made.backend = Echo()
-    return made
+    translator = Translator(None, config, metadata, TOKENIZER, TOKENIZER)
+    translator.backend = Echo()
+    return translator
 
 
 def sentence(number: int) -> str:

@@ -160,12 +160,12 @@ def _texts(net: Any, folder: str) -> Iterator[float]:
         include_prompt_in_result=False,
         return_end_token=True,
     )
-    given = np.array(backend.forward_batch(rows, return_log_probs=True))
+    scores = np.array(backend.forward_batch(rows, return_log_probs=True))
 
     def logits(ids: list[int]) -> torch.Tensor:
         return net(torch.tensor([ids]))[0]
 
-    for row, written, reference in zip(rows, actual, given, strict=True):
+    for row, written, reference in zip(rows, actual, scores, strict=True):
         assert written.sequences_ids[0] == greedy(logits, row)
         ours = logits(row).log_softmax(-1)
         yield _difference(ours, torch.tensor(reference[: len(row)]))

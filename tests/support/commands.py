@@ -133,8 +133,17 @@ class Commands:
         (self.scratch / "in").write_bytes(stdin)
         kill, began = kill or {}, time.monotonic()
         words = [str(argument) for argument in arguments]
-        given = (self.scratch, words, cwd or self.scratch, stdout, kill, file_limit, whole, first)
-        child = self.context.Process(target=_child, args=given)
+        child_arguments = (
+            self.scratch,
+            words,
+            cwd or self.scratch,
+            stdout,
+            kill,
+            file_limit,
+            whole,
+            first,
+        )
+        child = self.context.Process(target=_child, args=child_arguments)
         child.start()
         child.join(kill.get("seconds"))
         child.kill()
@@ -159,16 +168,16 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def run_whole(wanted: bool) -> None:
+def run_whole(enabled: bool) -> None:
     """Sync files and draw the curves of reports in this process if set, as for users.
 
     No test can cut the power, but a tiny run waits for the disk a hundred times; and importing the
     plotting library is half of its work.
     """
-    os.fsync = FSYNC if wanted else lambda handle: None
+    os.fsync = FSYNC if enabled else lambda handle: None
     report = sys.modules.get("heedful.training.report")
     if report is not None:
-        report.pages().filters["draw"] = report.draw if wanted else lambda chart: ""
+        report.pages().filters["draw"] = report.draw if enabled else lambda chart: ""
 
 
 def assert_refused(outcome: Outcome, *parts: object) -> None:

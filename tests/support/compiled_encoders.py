@@ -32,15 +32,15 @@ class Exported:
     def __init__(self, net: Any, precision: str) -> None:
         net = copy.deepcopy(net)
         self._graphs = {}
-        for name, (module, given, shapes) in encoder_graphs(net, precision).items():
-            exported = torch.export.export(module, given, dynamic_shapes=(shapes,))
+        for name, (module, examples, shapes) in encoder_graphs(net, precision).items():
+            exported = torch.export.export(module, examples, dynamic_shapes=(shapes,))
             self._graphs[name] = exported.module()
         self.facts = CompiledFacts(
             **encoder_facts(net), cache_layers=[], max_length=48, graphs=[*self._graphs]
         )
 
-    def run(self, name: str, given: list[torch.Tensor]) -> Any:
-        return self._graphs[name](*given)
+    def run(self, name: str, inputs: list[torch.Tensor]) -> Any:
+        return self._graphs[name](*inputs)
 
 
 def graphs() -> None:
@@ -80,11 +80,11 @@ def random_rows(draw: random.Random, longest: int = 14) -> list[list[int]]:
     return [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
 
 
-def check_close(found: np.ndarray, wanted: np.ndarray, close: float, name: str) -> None:
+def check_close(actual: np.ndarray, expected: np.ndarray, close: float, name: str) -> None:
     """Equal within the tolerance; a lower precision does differ."""
-    assert found.shape == wanted.shape, (name, found.shape, wanted.shape)
-    assert found.dtype == np.float32
-    lost = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+    assert actual.shape == expected.shape, (name, actual.shape, expected.shape)
+    assert actual.dtype == np.float32
+    lost = float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
     assert lost < close, (name, close, lost)
     assert lost > 0 or close < CLOSE[COMPILED], "nothing was rounded"
 
@@ -119,9 +119,9 @@ def use(folder: Path) -> None:
     model = heedful.load(folder, backend="compiled", precision=COMPILED)
     assert model.backend.capabilities == {"states", "logits"}
     assert model.backend.precision == COMPILED
-    kept = np.load(folder / "answers.npz")
-    for actual, name in zip(answers(model.backend), kept.files, strict=True):
-        check_close(actual, kept[name], FLIPPED, name)
+    stored = np.load(folder / "answers.npz")
+    for actual, name in zip(answers(model.backend), stored.files, strict=True):
+        check_close(actual, stored[name], FLIPPED, name)
     check_close(model.vectors(TEXTS), eager.vectors(TEXTS), CLOSE[COMPILED], "vectors")
     assert model._net is None  # nothing was asked of the net itself
 

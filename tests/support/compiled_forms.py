@@ -103,8 +103,8 @@ def hold_attention(path: Path) -> None:
     assert not _call(function, query, key, value, nothing).any()
 
 
-def _call(function: Any, *given: torch.Tensor) -> torch.Tensor:
-    handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(given))
+def _call(function: Any, *tensors: torch.Tensor) -> torch.Tensor:
+    handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
     result = ctypes.c_void_p()
     api = ctypes.pythonapi
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]

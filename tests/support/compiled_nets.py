@@ -142,8 +142,8 @@ def _request(net: Any, rows: int, width: int, seed: int) -> Tensor:
 
 def export_for_any_size(net: Any) -> None:
     """The compiled backend's step takes caches whose layers have forgotten unlike shares."""
-    module, given, shapes = decoder_graphs(net)["step"]
-    step = torch.export.export(module, given, dynamic_shapes=(shapes,)).module()
+    module, example, shapes = decoder_graphs(net)["step"]
+    step = torch.export.export(module, example, dynamic_shapes=(shapes,)).module()
     decoding = DecodingState(net, net.start(2, capacity=16, beams=BEAMS), longest=48)
     decoding.next_log_probs(torch.randint(VOCAB, (2, 5)), decoding)
     for _ in range(30):

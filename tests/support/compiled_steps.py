@@ -76,9 +76,9 @@ def gradients(step: TrainStep, batch: Batch) -> list[Tensor]:
     ]
 
 
-def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
-    assert len(found) == len(expected)
-    for ours, reference in zip(found, expected, strict=True):
+def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(actual) == len(expected)
+    for ours, reference in zip(actual, expected, strict=True):
         scale = reference.abs().max()
         torch.testing.assert_close(ours / scale, reference / scale, rtol=0, atol=1e-6)
 
@@ -91,18 +91,18 @@ def has_eager_gradients(name: str, folder: Path) -> None:
     compiling = compiler(step.net)
     shapes = run.task.batch_shapes(run.data)
     assert len(shapes) <= MAX_SHAPES
-    seen: set[Any] = set()
+    compiled_shapes: set[Any] = set()
     for item in (*run.plan_epoch(0), *run.plan_epoch(1)):
         batch = run.load_batch(item)
         padded = pad_batch(batch, shapes)
         source = () if padded.source is None else padded.source.ids.shape
         shape = (*padded.tokens.ids.shape, *source, padded.tokens.segments is None)
-        stance: Any = "fail_on_recompile" if shape in seen else "default"
+        stance: Any = "fail_on_recompile" if shape in compiled_shapes else "default"
         with torch.compiler.set_stance(stance), compiling.step(padded):
             actual = gradients(step, padded)
         assert_same(actual, gradients(eager, batch))
-        seen.add(shape)
-    assert len(seen) <= len(shapes) * (1 + (name == "language_modeling"))
+        compiled_shapes.add(shape)
+    assert len(compiled_shapes) <= len(shapes) * (1 + (name == "language_modeling"))
 
 
 def mixtral_has_eager_gradients() -> None:

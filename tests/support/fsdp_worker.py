@@ -45,9 +45,9 @@ def batch(first: int, last: int) -> Any:
     return SimpleNamespace(tokens=Tokens.from_ids(ids, lengths))
 
 
-def objective(net: Any, given: Any) -> LossSum:
+def objective(net: Any, inputs: Any) -> LossSum:
     """The chunked loss of every real token."""
-    tokens = given.tokens
+    tokens = inputs.tokens
     if isinstance(net, EncoderDecoder):
         states = net.states(tokens, tokens)
     else:

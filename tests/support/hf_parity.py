@@ -289,10 +289,10 @@ def imported(model: Any, directory: Path, **keys: object) -> ImportedNet:
 
 
 def exported(
-    found: ImportedNet, directory: Path, model_class: Any, missing: Iterable[str] = ()
+    imported_net: ImportedNet, directory: Path, model_class: Any, missing: Iterable[str] = ()
 ) -> Any:
     """A net exported by heedful and loaded by transformers, with exactly these weights missing."""
-    config, tensors = net_to_hf(found.architecture, found.config, found.net)
+    config, tensors = net_to_hf(imported_net.architecture, imported_net.config, imported_net.net)
     write_hf_directory(directory, config, tensors)
     model, report = model_class.from_pretrained(
         directory, output_loading_info=True, attn_implementation="eager"
@@ -324,9 +324,9 @@ def assert_initialized(net: nn.Module, std: float, ends: float | None = None) ->
 # Files
 
 
-def written(found: ImportedNet) -> dict[str, Tensor]:
+def written(imported_net: ImportedNet) -> dict[str, Tensor]:
     """The tensors of a file of ours."""
-    return net_to_hf(found.architecture, found.config, found.net)[1]
+    return net_to_hf(imported_net.architecture, imported_net.config, imported_net.net)[1]
 
 
 def changed(
@@ -337,9 +337,9 @@ def changed(
     return {name: tensor for name, tensor in both.items() if tensor is not None}
 
 
-def reread(found: ImportedNet, changes: Mapping[str, Tensor | None]) -> ImportedNet:
+def reread(imported_net: ImportedNet, changes: Mapping[str, Tensor | None]) -> ImportedNet:
     """What heedful writes, read again with these changes."""
-    config, tensors = net_to_hf(found.architecture, found.config, found.net)
+    config, tensors = net_to_hf(imported_net.architecture, imported_net.config, imported_net.net)
     return net_from_hf(HfDirectory(config, {}, changed(tensors, changes)), "file")
 
 
@@ -351,12 +351,14 @@ def assert_same_net(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(parameter, right[name]), name
 
 
-def assert_round_trips(model: Any, found: ImportedNet, directory: Path, model_class: Any) -> Any:
+def assert_round_trips(
+    model: Any, imported_net: ImportedNet, directory: Path, model_class: Any
+) -> Any:
     """heedful -> HF -> heedful is bit-equal, and transformers loads what we write; that model."""
-    back = exported(found, directory / "exported", model_class)
+    back = exported(imported_net, directory / "exported", model_class)
     again = net_from_hf(read_hf_directory(directory / "exported"), "exported")
-    assert again.config == found.config
-    assert_same_net(found.net, again.net)
+    assert again.config == imported_net.config
+    assert_same_net(imported_net.net, again.net)
     reference, ours = dict(model.state_dict()), dict(back.state_dict())
     assert reference.keys() == ours.keys()
     for name, tensor in reference.items():

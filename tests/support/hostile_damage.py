@@ -49,10 +49,10 @@ def damage(draw: Draw, folder: Path, others: list[Path]) -> None:
         # Most of a run's files are those of its backends or checkpoints.
         top = [path for path in files if path.parent == folder] or files
         path = draw(st.one_of(some(top), some(files)))
-        way = draw(some(("content", "content", "content", "content", "exchanged", "absent")))
-        if way == "content":
+        kind = draw(some(("content", "content", "content", "content", "exchanged", "absent")))
+        if kind == "content":
             path.write_bytes(_damage_value(draw, path.suffix, path.read_bytes()))
-        elif way == "exchanged":
+        elif kind == "exchanged":
             name = path.relative_to(folder)
             actual = [other / name for other in others if (other / name).is_file()]
             shutil.copyfile(draw(some(actual or files)), path) if actual else path.unlink()
@@ -77,14 +77,14 @@ def damage_json(draw: Draw, data: bytes) -> bytes:
     for _ in range(draw(some((1, 1, 1, 2)))):
         # The shallow ones, of which there are few, as often as all the others.
         holder, key = draw(st.one_of(some(places[:20]), some(places)))
-        way = draw(some(("value", "value", "value", "value", "absent", "renamed")))
+        kind = draw(some(("value", "value", "value", "value", "absent", "renamed")))
         if key not in holder and not isinstance(holder, list):
             continue
-        if way == "value" or isinstance(holder, list):
+        if kind == "value" or isinstance(holder, list):
             holder[key] = draw(VALUES)
         else:
             value = holder.pop(key)
-            if way == "renamed":
+            if kind == "renamed":
                 holder[f"{key}x"] = value
     deep = "[" * 20_000 + "]" * 20_000
     text = json.dumps(content).replace('"HUGE"', "9" * 5000).replace('"DEEP"', deep)
@@ -120,12 +120,12 @@ def _damage_weights(draw: Draw, data: bytes) -> bytes:
     """A safetensors file with a wrong header, length or numbers."""
     size = int.from_bytes(data[:8], "little")
     header, body = data[8 : 8 + size], data[8 + size :]
-    way = draw(some(("header", "header", "numbers", "size", "bytes")))
-    if way == "bytes" or len(header) < size:
+    kind = draw(some(("header", "header", "numbers", "size", "bytes")))
+    if kind == "bytes" or len(header) < size:
         return damage_bytes(draw, data)
-    if way == "size":
+    if kind == "size":
         return struct.pack("<Q", draw(some((0, 7, 10**8, len(data), 2**63)))) + data[8:]
-    if way == "numbers":
+    if kind == "numbers":
         word = draw(some((b"\0\0\xc0\x7f", b"\0\0\x80\x7f")))  # NaN, infinity
         start = 4 * draw(st.integers(0, len(body) // 4))
         return data[: 8 + size] + body[:start] + word * ((len(body) - start) // 4)

@@ -1,6 +1,6 @@
 """Wrong uses of the command and the library, drawn by Hypothesis over a folder of `make_world`.
 
-What a use may damage it copies into the folder `here` first.
+What a use may damage it copies into the folder `workdir` first.
 """
 
 import json
@@ -137,35 +137,35 @@ some = st.sampled_from
 words_of_users = st.one_of(some(NUMBERS), some(TEXTS), some(PATHS))
 
 
-def prepare(here: Path) -> None:
+def prepare(workdir: Path) -> None:
     """Create the paths of `PATHS` in the folder that a command runs in."""
-    here.mkdir()
-    (here / "file").write_text("x\n")
-    (here / "folder").mkdir()
-    (here / "folder" / "precious").write_text("keep\n")
-    (here / "loop").symlink_to("loop")
-    (here / "dangling").symlink_to("nowhere")
+    workdir.mkdir()
+    (workdir / "file").write_text("x\n")
+    (workdir / "folder").mkdir()
+    (workdir / "folder" / "precious").write_text("keep\n")
+    (workdir / "loop").symlink_to("loop")
+    (workdir / "dangling").symlink_to("nowhere")
 
 
 # --- uses: each takes the folder of models, and the one that the command runs in ---------------
 
 
-def right_use(draw: Draw, world: Path, here: Path, lines: list[str] = LINES) -> Use:
+def right_use(draw: Draw, world: Path, workdir: Path, lines: list[str] = LINES) -> Use:
     """A command that works, with few new tokens."""
     line = draw(some(lines))
     for kind, names in OF_KIND.items():
         line = line.replace(f"{{{kind}}}", f"{world}/{draw(some(names))}")
     words = shlex.split(line.replace("{w}", str(world)))
     if "model" in words:  # what is optimized is written to
-        copy_of(world / draw(some(("fast", "run", "lm"))), here / "model")
+        copy_of(world / draw(some(("fast", "run", "lm"))), workdir / "model")
     if words[0] in ("translate", "generate"):
         words += ["--max-new-tokens", "4"]
     return Use(words)
 
 
-def values(draw: Draw, world: Path, here: Path) -> Use:
+def values(draw: Draw, world: Path, workdir: Path) -> Use:
     """Values of options and arguments that are out of range."""
-    use = right_use(draw, world, here)
+    use = right_use(draw, world, workdir)
     options = [item for item in _parameters(use.words) if item.param_type_name == "option"]
     for _ in range(draw(some((1, 1, 1, 2, 3)))):
         if options and draw(some((True, True, False))):
@@ -183,9 +183,9 @@ def values(draw: Draw, world: Path, here: Path) -> Use:
     return use
 
 
-def words(draw: Draw, world: Path, here: Path) -> Use:
+def words(draw: Draw, world: Path, workdir: Path) -> Use:
     """Command lines with missing, extra, repeated, truncated or reordered words."""
-    use = right_use(draw, world, here)
+    use = right_use(draw, world, workdir)
     for _ in range(draw(some((1, 1, 2)))):
         if not use.words:
             break
@@ -199,9 +199,9 @@ def words(draw: Draw, world: Path, here: Path) -> Use:
     return use
 
 
-def other_paths(draw: Draw, world: Path, here: Path) -> Use:
+def other_paths(draw: Draw, world: Path, workdir: Path) -> Use:
     """Models of another kind, other files, or neither, as a path."""
-    use = right_use(draw, world, here)
+    use = right_use(draw, world, workdir)
     names = sorted(path.name for path in world.iterdir())
     paths = [n for n, word in enumerate(use.words) if word.startswith(f"{world}/")]
     for place in paths:
@@ -213,34 +213,34 @@ def other_paths(draw: Draw, world: Path, here: Path) -> Use:
     return use
 
 
-def damaged_models(draw: Draw, world: Path, here: Path) -> Use:
+def damaged_models(draw: Draw, world: Path, workdir: Path) -> Use:
     """A model's folder in which files are damaged, absent, or another model's."""
     uses = [line for line in LINES if re.search(r"\{(tr|lm|any|hf|run)\}|fast|mlm|classes", line)]
-    use = right_use(draw, world, here, [line for line in uses if " model " not in line])
+    use = right_use(draw, world, workdir, [line for line in uses if " model " not in line])
     is_model = {f"{world}/{name}" for name in (*MODELS, *EXPORTS)}
     source = next(word for word in use.words if word in is_model)
-    model = copy_of(Path(source), here / "model")
+    model = copy_of(Path(source), workdir / "model")
     use.words = ["model" if word == source else word for word in use.words]
     others = [world / name for name in (*MODELS, *EXPORTS) if f"{world}/{name}" != source]
     damage(draw, model, others)
     return use
 
 
-def damaged_runs(draw: Draw, world: Path, here: Path) -> Use:
+def damaged_runs(draw: Draw, world: Path, workdir: Path) -> Use:
     """Runs that are resumed, or averaged, from a folder with damaged files."""
-    out = copy_of(world / "run", here / "out")
+    out = copy_of(world / "run", workdir / "out")
     damage(draw, out, [world / "fast"])
     lines = ["train out --resume --quiet", "average out out2", "translate out"]
     return Use(draw(some(lines)).split(), b"1 2\n")
 
 
-def settings_of_recipes(draw: Draw, world: Path, here: Path) -> Use:
+def settings_of_recipes(draw: Draw, world: Path, workdir: Path) -> Use:
     """Values of a recipe's keys, given on the command line."""
     from heedful.config import Recipe
     from heedful.nested_keys import keys_of
 
     lines = [line for line in LINES if line.startswith(("train", "distill"))]
-    use = right_use(draw, world, here, lines)
+    use = right_use(draw, world, workdir, lines)
     names = (
         "d_model num_heads num_layers num_encoder_layers d_ff dropout activation max_length size"
     )
@@ -253,13 +253,13 @@ def settings_of_recipes(draw: Draw, world: Path, here: Path) -> Use:
     return use
 
 
-def recipe_files(draw: Draw, world: Path, here: Path) -> Use:
+def recipe_files(draw: Draw, world: Path, workdir: Path) -> Use:
     """Recipe files with something wrong in them."""
     from heedful.recipe_files import RECIPES as SHIPPED
 
     source = draw(some([*(world / name for name in RECIPES), *sorted(SHIPPED.glob("*.yaml"))]))
     damage_content = damage_json if source.suffix == ".json" else damage_yaml
-    (here / "recipe.json").write_bytes(damage_content(draw, source.read_bytes()))
+    (workdir / "recipe.json").write_bytes(damage_content(draw, source.read_bytes()))
     limits = "--set training.max_steps=1 --set data.generated.num_train=20"
     lines = [
         f"train recipe.json --out out --quiet {limits}",
@@ -269,7 +269,7 @@ def recipe_files(draw: Draw, world: Path, here: Path) -> Use:
     return Use(draw(some(lines)).split())
 
 
-def training_data(draw: Draw, world: Path, here: Path) -> Use:
+def training_data(draw: Draw, world: Path, workdir: Path) -> Use:
     """Training on files with other content."""
     name = draw(some(("lm", "mlm", "noise", "pairs", "classes")))
     use = Use(["train", f"{world}/{name}.json", "--out", "out", "--quiet"])
@@ -284,9 +284,9 @@ def training_data(draw: Draw, world: Path, here: Path) -> Use:
     return use
 
 
-def streams(draw: Draw, world: Path, here: Path) -> Use:
+def streams(draw: Draw, world: Path, workdir: Path) -> Use:
     """Closed, full and broken streams, invalid texts, and narrow terminals."""
-    use = right_use(draw, world, here)
+    use = right_use(draw, world, workdir)
     use.closed = draw(some(((), (), (0,), (1,), (2,), (0, 1, 2))))
     use.stdout = draw(some((None, "/dev/full", GONE)))
     use.columns = draw(some((1, 20, 59, 80)))
@@ -294,15 +294,15 @@ def streams(draw: Draw, world: Path, here: Path) -> Use:
     return use
 
 
-def endings(draw: Draw, world: Path, here: Path) -> Use:
+def endings(draw: Draw, world: Path, workdir: Path) -> Use:
     """A signal at any moment."""
-    use = right_use(draw, world, here)
+    use = right_use(draw, world, workdir)
     number = draw(some((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
     use.ending = (number, draw(st.floats(0, 0.6)))
     return use
 
 
-def calls(draw: Draw, world: Path, here: Path) -> Use:
+def calls(draw: Draw, world: Path, workdir: Path) -> Use:
     """Calls of the library with values out of range, of the right types."""
     whole = some((-1, 0, 1, 3, 10**9, 2**63, 10**23, -(2**63)))
     real = st.one_of(some((-1.0, 0.0, 0.5)), st.floats(), some((1e308, -1e308, 5e-324)))
@@ -321,10 +321,10 @@ def calls(draw: Draw, world: Path, here: Path) -> Use:
         "forced": some(({0: -1}, {0: 10**9}, {-1: 3})),
     }
     selected = draw(st.lists(some(sorted(options)), min_size=1, max_size=2))
-    given = {"max_new_tokens": 4} | {name: draw(options[name]) for name in selected}
+    options_used = {"max_new_tokens": 4} | {name: draw(options[name]) for name in selected}
     pools = {"T": text, "N": whole, "F": real}
     form = re.sub(r"\b([TNF])\b(?!')", lambda match: repr(draw(pools[match[1]])), form)
-    return Use([], call=form.replace("{o}", f"**{given!r}").replace("W + '", f"'{world}"))
+    return Use([], call=form.replace("{o}", f"**{options_used!r}").replace("W + '", f"'{world}"))
 
 
 CALLS = [

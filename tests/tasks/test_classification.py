@@ -82,8 +82,8 @@ def test_evaluations_are_deterministic_and_use_no_random_numbers(
         texts[sample.source] for sample in actual.samples
     ]
     outputs = [sample.output for sample in actual.samples]
-    named = job.model.classify([sample.source for sample in actual.samples])
-    assert outputs == [answer.label for answer in named]
+    predicted = job.model.classify([sample.source for sample in actual.samples])
+    assert outputs == [answer.label for answer in predicted]
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])
@@ -152,16 +152,16 @@ def test_a_run_learns_and_its_model_classifies(tmp_path: Path) -> None:
     assert model.labels == ("beast", "bird", "fish")
     texts, labels = zip(*examples(50, 3), strict=True)
     answers = model.classify(texts)
-    named = [answer.label for answer in answers]
-    assert (tmp_path / "run/test.output.txt").read_text().splitlines() == named
+    predicted = [answer.label for answer in answers]
+    assert (tmp_path / "run/test.output.txt").read_text().splitlines() == predicted
     written = json.loads((tmp_path / "run/scores.json").read_text())
     assert written["set"] == "test"
     assert written["scores"] == scores
     assert written["labels"] == list(model.labels)
-    assert scores["accuracy"] == sum(a == b for a, b in zip(named, labels, strict=True)) / 50
+    assert scores["accuracy"] == sum(a == b for a, b in zip(predicted, labels, strict=True)) / 50
     for i, label in enumerate(model.labels):
         for j, other in enumerate(model.labels):
-            count = list(zip(labels, named, strict=True)).count((label, other))
+            count = list(zip(labels, predicted, strict=True)).count((label, other))
             assert written["confusion"][i][j] == count
         assert written["per_label"][label]["num_texts"] == labels.count(label)
     # No text's answer or vector depends on the others.
@@ -181,9 +181,9 @@ def test_pairs_are_classified(tmp_path: Path, name: str) -> None:
     pairs = [(first, second) for first in FILLERS[:4] for second in ANIMALS[:4]]
     held_out = pairs[:: len(FILLERS[:4]) + 1]  # each word once
 
-    def rows(chosen: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
-        orders = [(*pair, "after") for pair in chosen]
-        return orders + [(second, first, "before") for first, second in chosen]
+    def rows(selected: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+        orders = [(*pair, "after") for pair in selected]
+        return orders + [(second, first, "before") for first, second in selected]
 
     fields = {"text_field": 1, "pair_field": 2, "label_field": 3}
     splits = {"train": rows([pair for pair in pairs if pair not in held_out]) * 3}
@@ -213,10 +213,10 @@ def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -
     job = PreparedTask(recipe_of(file, source), tmp_path / "data", inherited=origin)
     assert job.data.labels == job.describe_model("bert").labels == labels
     lines = Path(file).read_text().splitlines()
-    kept = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
+    label_of_text = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
     stored = job.data.splits["train"].numbers("labels")
     for row, label in zip(job.data.ids("train"), stored, strict=True):
-        assert kept[job.tokenizers[0].decode(row.tolist())] == labels[label]
+        assert label_of_text[job.tokenizers[0].decode(row.tolist())] == labels[label]
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])

@@ -63,8 +63,8 @@ def test_a_batch_is_the_noise_of_each_text(kind, tmp_path):
         for row, index in enumerate(item.indices.tolist()):
             source, heard, target = sides(batch, row)
             rng = example_rng(job.recipe.training.seed, 3, index)
-            made = job.task.noise.corrupt(store[index], rng, noise_tokens(tokenizer))
-            assert [source, target] == [ids.tolist() for ids in made]
+            corrupted = job.task.noise.corrupt(store[index], rng, noise_tokens(tokenizer))
+            assert [source, target] == [ids.tolist() for ids in corrupted]
             assert source != store[index].tolist()
             assert heard == [tokenizer.bos_id, *target[:-1]]
 

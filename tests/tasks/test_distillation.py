@@ -51,7 +51,7 @@ def logits(seed: int, n: int = 7, classes: int = 5) -> torch.Tensor:
     return torch.randn(n, classes, generator=generator, dtype=torch.float64) * 3
 
 
-def expected_losses(**keys: Any) -> Distillation:
+def distillation_settings(**keys: Any) -> Distillation:
     return Distillation(
         **({"distillation_weight": 0.0, "cross_entropy_weight": 0.0, "cosine_weight": 0.0} | keys)
     )
@@ -123,7 +123,7 @@ def test_with_cross_entropy_only_the_loss_is_the_tasks(task, tmp_path):
     own = batch_loss(student, batch, label_smoothing=0.1)
     own.loss.backward()
     expected = gradients(student)
-    actual = DistillationLoss(expected_losses(cross_entropy_weight=1.0), teacher, 0.1)(
+    actual = DistillationLoss(distillation_settings(cross_entropy_weight=1.0), teacher, 0.1)(
         student, batch
     )
     actual.loss.backward()
@@ -137,11 +137,11 @@ def test_with_cross_entropy_only_the_loss_is_the_tasks(task, tmp_path):
 @pytest.mark.parametrize("key", ["distillation_weight", "cosine_weight"])
 def test_a_student_equal_to_its_teacher_has_zero_gradients(task, key, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
-    actual = DistillationLoss(expected_losses(**{key: 1.0}), student)(student, batch)
+    actual = DistillationLoss(distillation_settings(**{key: 1.0}), student)(student, batch)
     actual.loss.backward()
     assert actual.loss.item() == pytest.approx(0, abs=1e-4)
     same = gradients(student)
-    DistillationLoss(expected_losses(**{key: 1.0}), teacher)(student, batch).loss.backward()
+    DistillationLoss(distillation_settings(**{key: 1.0}), teacher)(student, batch).loss.backward()
     other = gradients(student)
     assert max(float(gradient.abs().max()) for gradient in same.values()) < 1e-4
     assert max(float(gradient.abs().max()) for gradient in other.values()) > 1e-2
@@ -151,11 +151,11 @@ def test_a_student_equal_to_its_teacher_has_zero_gradients(task, key, tmp_path):
 def test_the_three_losses_are_added_with_their_weights(task, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
     single = [
-        float(DistillationLoss(expected_losses(**{k: 1.0}), teacher)(student, batch).loss)
+        float(DistillationLoss(distillation_settings(**{k: 1.0}), teacher)(student, batch).loss)
         for k in LEVELS
     ]
     assert min(single) > 0.001
-    together = DistillationLoss(expected_losses(**LEVELS), teacher)(student, batch)
+    together = DistillationLoss(distillation_settings(**LEVELS), teacher)(student, batch)
     expected = sum(w * loss for w, loss in zip(LEVELS.values(), single, strict=True))
     assert float(together.loss) == pytest.approx(expected, rel=1e-5)
 
@@ -171,7 +171,7 @@ def test_losses_are_independent_of_chunks_and_the_teacher_has_no_gradient(
         monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
         monkeypatch.setattr(losses, "_BLOCK_ELEMENTS", elements)
         torch.manual_seed(5)
-        actual = DistillationLoss(expected_losses(**LEVELS), teacher)(student, batch)
+        actual = DistillationLoss(distillation_settings(**LEVELS), teacher)(student, batch)
         actual.loss.backward()
         results.append((actual, gradients(student)))
     (one, first), (many, second) = results
@@ -196,15 +196,17 @@ def test_a_student_is_initialized_from_every_second_layer(own, reference, layers
     )
     layers_of, copied, initialized = copy_layers(student, teacher)
     assert layers_of == {"encoder.blocks": layers}
-    own_result, given = weights_of(student), weights_of(teacher)
+    own_result, teacher_weights = weights_of(student), weights_of(teacher)
     for index, layer in enumerate(layers):
         names = [name for name in own_result if name.startswith(f"encoder.blocks.{index}.")]
         assert len(names) == 12
         for name in names:
             origin = name.replace(f"blocks.{index}.", f"blocks.{layer}.")
-            assert torch.equal(own_result[name], given[origin])
-            assert own_result[name].data_ptr() != given[origin].data_ptr()
-    assert torch.equal(own_result["embedding.tokens.weight"], given["embedding.tokens.weight"])
+            assert torch.equal(own_result[name], teacher_weights[origin])
+            assert own_result[name].data_ptr() != teacher_weights[origin].data_ptr()
+    assert torch.equal(
+        own_result["embedding.tokens.weight"], teacher_weights["embedding.tokens.weight"]
+    )
     assert copied == sorted(own_result)
     assert initialized == []
 
@@ -233,14 +235,14 @@ def test_layers_of_both_stacks_are_copied_and_others_are_named():
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
     """(folder of the data, folder of the run) of a teacher of each task."""
-    made = {}
+    runs = {}
 
     def make(task: str) -> tuple[Path, Path]:
-        if task not in made:
+        if task not in runs:
             folder = tmp_path_factory.mktemp(task)
             train(recipe_of(task, folder), folder / "teacher")
-            made[task] = folder, folder / "teacher"
-        return made[task]
+            runs[task] = folder, folder / "teacher"
+        return runs[task]
 
     return make
 
@@ -277,7 +279,7 @@ def test_a_student_with_copied_layers_has_the_sizes_and_weights_of_its_teacher(
 ):
     """With a tiny learning rate the copied weights stay."""
     folder, teacher = teachers(task)
-    expected_losses = heedful.load(teacher, device="cpu").config
+    teacher_config = heedful.load(teacher, device="cpu").config
     keys = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
     recipe = student_of(task, folder, teacher, training__max_steps=1, training__schedule=keys)
     own_keys = layers_of(task, 1) | {"dropout": 0.25}
@@ -288,11 +290,11 @@ def test_a_student_with_copied_layers_has_the_sizes_and_weights_of_its_teacher(
         print_line=printed_lines.append,
     )
     student = heedful.load(tmp_path / "run", device="cpu").config
-    assert student == replace(expected_losses, **own_keys)
+    assert student == replace(teacher_config, **own_keys)
     assert any("blocks: layers 0 of the teacher" in line for line in printed_lines)
-    own, given = (load_tensors(path / WEIGHTS) for path in (tmp_path / "run", teacher))
+    own, teacher_weights = (load_tensors(path / WEIGHTS) for path in (tmp_path / "run", teacher))
     for name, tensor in own.items():
-        torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
+        torch.testing.assert_close(tensor, teacher_weights[name], rtol=0, atol=1e-9)
 
 
 STEPS = {
@@ -308,7 +310,7 @@ def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
         recipe, folder, inherited=InheritedParts((teacher.src_tokenizer, teacher.tgt_tokenizer))
     )
     batch = run.load_batch(np.arange(40))
-    keys = expected_losses(distillation_weight=1.0, temperature=1.0)
+    keys = distillation_settings(distillation_weight=1.0, temperature=1.0)
     with torch.no_grad():
         return float(DistillationLoss(keys, teacher.net)(student.net, batch).loss)
 
@@ -356,8 +358,8 @@ def test_sequences_are_the_teachers_translations(teachers, data_with_teacher_out
     train(recipe, tmp_path / "run", print_line=printed_lines.append)
     assert any("translates" in line for line in printed_lines)
     master, make = data_with_teacher_outputs
-    run, made = make(beam_size=2)
-    own, actual = pairs_of(run.data), pairs_of(made)
+    run, outputs = make(beam_size=2)
+    own, actual = pairs_of(run.data), pairs_of(outputs)
     sources = [source for source, _ in own]
     beams = master.generate(
         sources, beam_size=2, stop_rule="optimal", batch_tokens=300, return_details=True
@@ -370,7 +372,7 @@ def test_sequences_are_the_teachers_translations(teachers, data_with_teacher_out
     assert expected
     assert actual == expected != own
     assert all(ids[-1] == master.tgt_tokenizer.eos_id for _, ids in actual)
-    assert made.splits["train"].report.num_lines == 64
+    assert outputs.splits["train"].report.num_lines == 64
     assert not [
         line for line in run.printed_lines if "translates" in line
     ]  # they were there already
@@ -400,36 +402,36 @@ def test_references_and_back_translations_are_included(teachers, data_with_teach
         )
         return write.encode_target(write.encode(best.text)) if best.finished and best.text else []
 
-    there = [(src, written(src, *tokenizers)) for src, _ in own]
+    forward = [(src, written(src, *tokenizers)) for src, _ in own]
     back = [(written(tgt, *reversed(tokenizers)), tgt) for _, tgt in own]
-    assert actual[1] == actual[0] + [pair for pair in [*there, *own, *back] if all(pair)]
+    assert actual[1] == actual[0] + [pair for pair in [*forward, *own, *back] if all(pair)]
     assert len(actual[1]) > len(actual[0]) + len(own)
 
 
 def test_the_output_with_the_highest_chrf_is_selected(data_with_teacher_outputs):
     master, make = data_with_teacher_outputs
-    made = []
+    actual_pairs = []
     for by_chrf in (False, True):
         run, data = make(OtherTeachers((), [master]), beam_size=3, select_by_chrf=by_chrf)
-        made.append(pairs_of(data))
+        actual_pairs.append(pairs_of(data))
     own = pairs_of(run.data)
     src, tgt = master.src_tokenizer, master.tgt_tokenizer
     sources, targets = zip(*own, strict=True)
     texts = src.decode_batch(sources), tgt.decode_batch(targets)
-    there, back = [], []
-    for given, expected_losses, actual in ((*texts, there), (*reversed(texts), back)):
+    forward, back = [], []
+    for prompts, references, actual in ((*texts, forward), (*reversed(texts), back)):
         beams = master.generate(
-            given, beam_size=3, num_return=3, stop_rule="optimal", return_details=True
+            prompts, beam_size=3, num_return=3, stop_rule="optimal", return_details=True
         )
-        for beam, text in zip(beams, expected_losses, strict=True):
+        for beam, text in zip(beams, references, strict=True):
             ended = [item for item in beam if item.finished]
             scores = [sentence_chrf([item.text], [text]) for item in ended]
             actual.append(ended[scores.index(max(scores))] if ended else None)
-    expected = [(ids, best.ids) for (ids, _), best in zip(own, there, strict=True) if best]
+    expected = [(ids, best.ids) for (ids, _), best in zip(own, forward, strict=True) if best]
     for (_, ids), best in zip(own, back, strict=True):
         expected += [(src.encode_target(src.encode(best.text)), ids)] if best else []
-    assert made[1] == expected
-    assert made[1] != made[0]
+    assert actual_pairs[1] == expected
+    assert actual_pairs[1] != actual_pairs[0]
 
 
 def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, data_with_teacher_outputs):
@@ -440,9 +442,9 @@ def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, data_wit
     targets = [tgt for _, tgt in pairs_of(run.data)]
     lengths = [len(ids) for ids in short.prompt_ids(master.tgt_tokenizer.decode_batch(targets))]
     short.config = replace(short.config, max_length=max(lengths) - 1)
-    _, made = make(OtherTeachers((), [short]), beam_size=3, back_translation_models=str(teacher))
+    _, outputs = make(OtherTeachers((), [short]), beam_size=3, back_translation_models=str(teacher))
     left_out = [ids for ids, n in zip(targets, lengths, strict=True) if n == max(lengths)]
-    remaining = [tgt for _, tgt in pairs_of(made)]
+    remaining = [tgt for _, tgt in pairs_of(outputs)]
     assert left_out
     assert not [ids for ids in left_out if ids in remaining]
 
@@ -468,7 +470,7 @@ def test_an_interruption_loses_at_most_one_shard(data_with_teacher_outputs, monk
 
     monkeypatch.setattr(type(master), "generate", generate)
     monkeypatch.setattr("heedful.tasks.distillation.content_key", lambda paths: list("k"))
-    made = {}
+    outputs = {}
     for name, size, stops in (("at once", 1000, []), ("shards", 10, []), ("stopped", 10, [4, 12])):
         monkeypatch.setattr("heedful.tasks.teacher_outputs.SHARD_ROWS", size)
         monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / name))
@@ -479,13 +481,13 @@ def test_an_interruption_loses_at_most_one_shard(data_with_teacher_outputs, monk
         with use_display(show):
             _, data = make(OtherTeachers((), [master]), **settings)
         assert reports.pop() == ("translating", 3 * 64, 3 * 64)
-        made[name] = tree(data.outputs)
-        # Twice all rows, and again the shards that were being made.
+        outputs[name] = tree(data.outputs)
+        # Twice all rows, and again the shards that were interrupted.
         assert sum(requested) == 2 * 64 + sum(requested[stop - 1] for stop in stops)
         assert max(requested) <= size
         folders = [path for path in cache_folder().iterdir() if path.is_dir()]
         assert len(folders) == 2  # the data and the pairs: the shards are removed
-    assert made["stopped"] == made["shards"] == made["at once"]
+    assert outputs["stopped"] == outputs["shards"] == outputs["at once"]
 
 
 def test_a_resumed_run_on_sequences_is_equal(teachers, tmp_path):

@@ -113,10 +113,10 @@ def test_eighty_ten_ten() -> None:
     ids = np.full(100_000, 10)
     inputs, selected = hide(ids)
     new = inputs[selected]
-    masked, kept = (new == MASK).sum(), (new == 10).sum()
+    masked, unchanged = (new == MASK).sum(), (new == 10).sum()
     # one in 46 of the random tokens is the original
     shares = np.array([0.8, 0.1 * 45 / 46, 0.1 + 0.1 / 46])
-    assert fits(np.array([masked, len(new) - masked - kept, kept]), shares * 15_000)
+    assert fits(np.array([masked, len(new) - masked - unchanged, unchanged]), shares * 15_000)
 
 
 def test_random_tokens_are_uniform_over_the_ordinary_ids() -> None:

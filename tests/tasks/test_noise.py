@@ -192,13 +192,13 @@ def test_masking_and_deletion_select_exactly_their_share(
     ids: np.ndarray, share: float, seed: int
 ) -> None:
     before = ids.copy()
-    taken = round(share * len(ids))
+    num_corrupted = round(share * len(ids))
     masked = noisy(ids, rng_of(seed), masking=share)
     assert ((masked == ids) | (masked == MASK)).all()
-    assert (masked == MASK).sum() == taken
+    assert (masked == MASK).sum() == num_corrupted
     places = np.arange(10, 10 + len(ids))
     left = noisy(places, rng_of(seed), deletion=share)
-    assert len(left) == len(ids) - taken
+    assert len(left) == len(ids) - num_corrupted
     assert (np.diff(left) > 0).all()
     assert (ids == before).all()
 
@@ -233,9 +233,9 @@ def test_infilling_drops_exactly_its_share_and_keeps_the_order(
 ) -> None:
     ids = np.arange(10, 10 + length)
     filled = noisy(ids, rng_of(seed), infilling=share, mean_span_length=mean)
-    kept = filled[filled != MASK]
-    assert len(kept) == length - round(share * length)
-    assert (np.diff(kept) > 0).all()
+    visible = filled[filled != MASK]
+    assert len(visible) == length - round(share * length)
+    assert (np.diff(visible) > 0).all()
     spans = BartNoise(mean_span_length=mean).span_lengths(round(share * length), rng_of(seed))
     runs = spans_of(filled, length)
     assert sum(masks for masks, _ in runs) == len(spans)  # one mask a span

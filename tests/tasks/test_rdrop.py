@@ -46,11 +46,11 @@ def test_the_loss_is_that_of_the_paper(tmp_path, monkeypatch, task, elements):
     monkeypatch.setattr(losses, "_LEAST_ROWS", 3)
     monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
     monkeypatch.setattr(losses, "_BLOCK_ELEMENTS", elements)
-    # A classifier's head draws dropout in each chunk: by hand there is one.
+    # The head of a classifier samples dropout in each chunk; the reference has a single chunk.
     dropout = 0.0 if task == "classification" and elements == 50 else 0.3
     net, batch = net_and_batch(task, tmp_path, dropout)
     results = []
-    for make_loss in (by_hand, lambda *each: RDropLoss(ALPHA, SMOOTHING)(*each).loss):
+    for make_loss in (by_hand, lambda *arguments: RDropLoss(ALPHA, SMOOTHING)(*arguments).loss):
         torch.manual_seed(3)
         loss = make_loss(net.train(), batch)
         results.append((loss.detach(), gradients(net, loss)))

@@ -216,8 +216,8 @@ def test_a_key_that_is_set_is_not_replaced_by_the_tasks_default(task: str) -> No
 
 def test_sections_as_objects_have_the_tasks_defaults_too() -> None:
     plain = Recipe(**content_of("language_modeling"))
-    made = type(plain.training)(max_steps=1)
-    assert Recipe(task="language_modeling", training=made) == plain
+    training = type(plain.training)(max_steps=1)
+    assert Recipe(task="language_modeling", training=training) == plain
 
 
 @pytest.mark.parametrize("task", SHIPPED)
@@ -255,8 +255,10 @@ def recorded() -> Iterator[set[tuple[str, str]]]:
 
 def sections() -> dict[str, str]:
     """The class of each section by its dotted name."""
-    named = {key.name: key.field.annotation.__name__ for key in keys_of(Recipe) if key.is_section}
-    return {"": "Recipe", **named}
+    annotations = {
+        key.name: key.field.annotation.__name__ for key in keys_of(Recipe) if key.is_section
+    }
+    return {"": "Recipe", **annotations}
 
 
 def runs_of(task: str, folder: Path) -> Iterator[Recipe]:

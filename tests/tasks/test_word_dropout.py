@@ -16,15 +16,15 @@ NOTHING = LossSum(torch.zeros(()), torch.zeros(()), torch.zeros((), dtype=torch.
 
 def batches_before_and_after(task, folder, *, training=True):
     """Each batch of an epoch, before and after word dropout."""
-    run, seen = PreparedTask(recipe_of(task, folder), folder / "data"), []
+    run, passed = PreparedTask(recipe_of(task, folder), folder / "data"), []
     loss = WordDropoutLoss(
-        lambda net, batch: seen.append(batch) or NOTHING, run.tokenizers, 0.3, torch.device("cpu")
+        lambda net, batch: passed.append(batch) or NOTHING, run.tokenizers, 0.3, torch.device("cpu")
     )
     batches = [run.load_batch(item) for item in run.plan_epoch(0)]
     torch.manual_seed(0)
     for batch in batches:
         loss(nn.Identity().train(training), batch)
-    return run, list(zip(batches, seen, strict=True))
+    return run, list(zip(batches, passed, strict=True))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -57,8 +57,8 @@ def test_both_sides_have_the_replacement_of_their_tokenizer():
     for tokenizer, table, hidden in zip(
         (src, tgt), tables, (src.specials.mask_id, tgt.unk_id), strict=True
     ):
-        kept = [i if i in tokenizer.special_ids else hidden for i in range(tokenizer.vocab_size)]
-        assert table == kept
+        allowed = [i if i in tokenizer.special_ids else hidden for i in range(tokenizer.vocab_size)]
+        assert table == allowed
 
 
 @pytest.mark.parametrize("task", ["translation", "classification"])

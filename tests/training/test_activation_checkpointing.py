@@ -18,7 +18,10 @@ def gradients(net, *, activation_checkpointing):
     step = TrainStep(net, batch_loss, activation_checkpointing=activation_checkpointing).train()
     runs = []
     blocks = [module for name, module in net.named_modules() if name.endswith("blocks.0")]
-    hooks = [block.register_forward_pre_hook(lambda *given: runs.append(given)) for block in blocks]
+    hooks = [
+        block.register_forward_pre_hook(lambda *arguments: runs.append(arguments))
+        for block in blocks
+    ]
     torch.manual_seed(3)
     step(batch_for(net)).loss.backward()
     for hook in hooks:
@@ -51,8 +54,8 @@ def saved_bytes(net, *, activation_checkpointing):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         step(batch_for(net))
-    kept = {key: tensor for key, tensor in saved.items() if key not in weights}
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    activations = {key: tensor for key, tensor in saved.items() if key not in weights}
+    return sum(tensor.untyped_storage().nbytes() for tensor in activations.values())
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -149,7 +149,7 @@ def test_unigram_entropy_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "kept"),
+    ("override", "is_kept"),
     [
         ("training.max_steps=700", True),
         ("data.folder=elsewhere", True),
@@ -159,8 +159,8 @@ def test_unigram_entropy_by_hand() -> None:
         ("training.label_smoothing=0.1", False),
     ],
 )
-def test_overrides_remove_bands(override: str, kept: bool) -> None:
-    assert bool(load_recipe("rhyme", [override]).expect) == kept
+def test_overrides_remove_bands(override: str, is_kept: bool) -> None:
+    assert bool(load_recipe("rhyme", [override]).expect) == is_kept
     assert load_recipe("rhyme", [override, "expect=[{step: 1, low: 0, high: 1}]"]).expect
 
 

@@ -65,8 +65,8 @@ def test_a_recipe_in_the_folder_of_a_project_is_trained_elsewhere(
     for recipe, cwd in (("project/recipe.yaml", tmp_path), ("recipe.yaml", project)):
         ended = commands.run("train", recipe, "--quiet", *more, cwd=cwd)
         assert ended.code == (2 if fails else 0), ended.err
-        made = cwd / "runs" / "project"
-        assert made.exists() is not fails
+        folder = cwd / "runs" / "project"
+        assert folder.exists() is not fails
         own = {name: content for name, content in tree(project).items() if name[:4] != "runs"}
         assert own == before
 
@@ -95,21 +95,26 @@ def test_after_a_killed_start_only_files_of_the_run_are_removed(commands, recipe
     assert_refused(other, "recipe.yaml was edited and is another recipe")
     ended = commands.run("train", out, "--quiet")
     assert ended.code == 0, ended.err
-    kept = ("recipe.yaml", "tokenizer_mine.json", "checkpoints/other_model.pt", "tensorboard/notes")
+    other_files = (
+        "recipe.yaml",
+        "tokenizer_mine.json",
+        "checkpoints/other_model.pt",
+        "tensorboard/notes",
+    )
     after = tree(out)
-    assert all(after[name] == before[name] for name in kept)
+    assert all(after[name] == before[name] for name in other_files)
 
 
 def test_copies_of_checkpoints_stay_when_others_are_pruned(tmp_path):
-    kept = ("step-00000001-good", "step-best", "interim-mine", "steps-1")
-    for name in kept:
+    others = ("step-00000001-good", "step-best", "interim-mine", "steps-1")
+    for name in others:
         (tmp_path / name).mkdir()
     checkpoints = Checkpoints(tmp_path, keep=1)
     for step in (1, 2):
         checkpoints.save(step, torch.nn.Linear(1, 1), {}, {})
     checkpoints.clean()
     assert sorted(tree(tmp_path)) == sorted(
-        [*kept, "step-00000002", *(f"step-00000002/{name}" for name in WHOLE)]
+        [*others, "step-00000002", *(f"step-00000002/{name}" for name in WHOLE)]
     )
 
 

@@ -22,8 +22,8 @@ def test_a_run_with_frozen_weights_resumes_bit_equal(tmp_path, optimizer):
     before = copied(frozen_net())
 
     def trainer(folder, steps):
-        made = settings(max_steps=steps, evaluate_every=2, **keys)
-        return trainer_of(frozen_net(), store, plan, made, tmp_path / folder)[0]
+        training = settings(max_steps=steps, evaluate_every=2, **keys)
+        return trainer_of(frozen_net(), store, plan, training, tmp_path / folder)[0]
 
     torch.manual_seed(1)
     whole = trainer("whole", 4)

@@ -103,10 +103,10 @@ def test_progress_is_shown_on_standard_error_unless_switched_off(
     heedful.train(recipe_of("classification"), data=LABELED, progress=False)
     assert capsys.readouterr() == ("", "")
     heedful.train(recipe_of("classification"), data=LABELED)
-    shown = capsys.readouterr()
-    assert not shown.out
+    output = capsys.readouterr()
+    assert not output.out
     for part in ("tokenizer", "training and", "held-out loss", "all steps done"):
-        assert part in shown.err, part
+        assert part in output.err, part
 
 
 def test_an_exception_of_on_event_ends_the_run_which_resumes_with_the_same_rows(
@@ -162,12 +162,12 @@ def test_rows_may_be_mappings_in_splits_with_columns_of_other_names() -> None:
 
 
 def test_labels_may_be_numbers_or_classes_of_a_dataset_and_texts_may_be_pairs() -> None:
-    named = Dataset(
+    dataset = Dataset(
         [{"sentence": "a", "label": 1}, {"sentence": "b", "label": 0}],
         label=SimpleNamespace(names=["bad", "good"]),
     )
     fields = {"data__train": {"text_field": "sentence"}}
-    assert convert(named, "classification", **fields)["train"] == [
+    assert convert(dataset, "classification", **fields)["train"] == [
         {"text": "a", "label": "good"},
         {"text": "b", "label": "bad"},
     ]

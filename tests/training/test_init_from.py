@@ -42,10 +42,10 @@ def test_all_weights_sizes_and_tokenizers_are_inherited(source, tmp_path):
     before, after = (heedful.load(path, device="cpu") for path in (source, tmp_path / "run"))
     assert after.config == before.config
     assert after.src_tokenizer.content() == before.src_tokenizer.content()
-    given = load_tensors(source / WEIGHTS)
+    source_tensors = load_tensors(source / WEIGHTS)
     for name, tensor in load_tensors(tmp_path / "run" / WEIGHTS).items():
-        torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
-    assert f"init_from  {len(given)} tensors of {source} loaded" in printed_lines
+        torch.testing.assert_close(tensor, source_tensors[name], rtol=0, atol=1e-9)
+    assert f"init_from  {len(source_tensors)} tensors of {source} loaded" in printed_lines
     assert not any("initialized" in line or "not used" in line for line in printed_lines)
 
 
@@ -56,12 +56,12 @@ def test_tensors_that_were_not_copied_are_summarized(source, tmp_path):
     new = next(line for line in printed_lines if "initialized, not loaded" in line)
     unused = next(line for line in printed_lines if "of its tensors not used" in line)
     own = {name: t.shape for name, t in load_tensors(tmp_path / "run" / WEIGHTS).items()}
-    given = {name: t.shape for name, t in load_tensors(source / WEIGHTS).items()}
-    initialized = {name for name in own if own[name] != given.get(name)}
+    source_shapes = {name: t.shape for name, t in load_tensors(source / WEIGHTS).items()}
+    initialized = {name for name in own if own[name] != source_shapes.get(name)}
     assert f"{len(initialized)} initialized" in new
     blocks = sum(name.startswith("encoder.blocks.") for name in initialized)
     assert f"encoder.blocks ({blocks})" in new
-    left = {name for name in given if given[name] != own.get(name)}
+    left = {name for name in source_shapes if source_shapes[name] != own.get(name)}
     assert f"{len(left)} of its tensors not used" in unused
     names = json.loads((tmp_path / "run/init_from.json").read_text())
     assert set(names["initialized"]) == initialized

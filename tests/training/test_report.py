@@ -107,7 +107,7 @@ def a_run() -> list[Event]:
     return events
 
 
-def report(tmp_path: Path, events: list[Event], **given: object) -> tuple[str, Page]:
+def report(tmp_path: Path, events: list[Event], **options: object) -> tuple[str, Page]:
     arguments: dict[str, object] = {
         "title": f"A run {NASTY}",
         "recipe_yaml": f"model:\n  name: vaswani2017  # {NASTY}\n",
@@ -122,7 +122,7 @@ def report(tmp_path: Path, events: list[Event], **given: object) -> tuple[str, P
             },
             "exact_match": 0.5,
         },
-    } | given
+    } | options
     out = tmp_path / "new" / "report.html"
     write_report(out, events=events, **arguments)  # type: ignore[arg-type]
     assert list(out.parent.iterdir()) == [out]
@@ -231,8 +231,13 @@ def test_classification_displays_no_perplexity(tmp_path: Path) -> None:
     text, page = report(tmp_path, events, **tables)
     assert not re.search("perplexity|token accuracy", page.text, re.IGNORECASE)
     assert [t for tag, t in page.texts if tag == "dt"][1:] == ["label", "prediction"]
-    shown = [t for tag, t in page.texts if tag == "td"]
-    assert shown.index("1,234") < shown.index("1") < shown.index("2") < shown.index("4")
+    cell_texts = [t for tag, t in page.texts if tag == "td"]
+    assert (
+        cell_texts.index("1,234")
+        < cell_texts.index("1")
+        < cell_texts.index("2")
+        < cell_texts.index("4")
+    )
     heads = [t for tag, t in page.texts if tag == "th"]
     assert heads.count("no") == 3
     assert "label / prediction" in heads
@@ -301,17 +306,17 @@ values_of_a_curve = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_si
 def test_every_point_is_inside_the_chart(values: list[float], log: bool, from_zero: bool) -> None:
     points = [(step * 7, value) for step, value in enumerate(values, start=1)]
     chart = Chart("t", [Series("s", points)], log=log, from_zero=from_zero).drawable()
-    kept = [value for value in values if value >= SMALLEST or not log]
-    if not kept:
+    drawn_values = [value for value in values if value >= SMALLEST or not log]
+    if not drawn_values:
         assert chart.series == []
         return
     (samples,) = curves_of(Page(draw(chart)))
-    assert len(samples) == len(kept)
+    assert len(samples) == len(drawn_values)
     left, bottom, width, height = PLOT
     for x, y in samples:
         assert left * WIDTH - 0.1 <= x <= (left + width) * WIDTH + 0.1
         assert (1 - bottom - height) * HEIGHT - 0.1 <= y <= (1 - bottom) * HEIGHT + 0.1
-    higher = sorted(zip(kept, samples, strict=True))
+    higher = sorted(zip(drawn_values, samples, strict=True))
     for (_, (_, lower_y)), (_, (_, upper_y)) in pairwise(higher):
         assert upper_y <= lower_y
 
@@ -327,8 +332,8 @@ def test_long_curves_are_downsampled_to_means() -> None:
 
 
 def test_numbers_by_hand() -> None:
-    shown = [number(v) for v in (0, 0.5, 12.5, 1234.6, 12000, 5e-4, 1.5e-5, -3)]
-    assert shown == ["0", "0.5", "12.5", "1,235", "12,000", "5e-4", "1.5e-5", "-3"]
+    labels = [number(v) for v in (0, 0.5, 12.5, 1234.6, 12000, 5e-4, 1.5e-5, -3)]
+    assert labels == ["0", "0.5", "12.5", "1,235", "12,000", "5e-4", "1.5e-5", "-3"]
 
 
 @pytest.mark.parametrize(

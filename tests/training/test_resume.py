@@ -23,17 +23,17 @@ RESULTS = ("model.safetensors", "scores.json", "test.output.txt", "config.json",
 @pytest.fixture(scope="module")
 def whole(commands, tmp_path_factory):
     """(recipe file, folder, seconds) of an uninterrupted run, for each set of changes."""
-    made = {}
+    runs = {}
 
     def make(**changes):
         key = json.dumps(changes, sort_keys=True)
-        if key not in made:
+        if key not in runs:
             folder = tmp_path_factory.mktemp("whole")
             recipe = write_recipe(folder / "recipe.json", **changes)
             ended = commands.train(recipe, folder / "run")
             assert ended.code == 0, ended.err
-            made[key] = recipe, folder / "run", ended.seconds
-        return made[key]
+            runs[key] = recipe, folder / "run", ended.seconds
+        return runs[key]
 
     return make
 

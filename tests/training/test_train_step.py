@@ -204,10 +204,10 @@ def test_no_architecture_waits_for_the_device_in_a_step(name, checkpointing):
         net = tiny(name, dropout=0.3)
         batch = batch_for(net).to(device)
         step = TrainStep(net.to(device), batch_loss, activation_checkpointing=checkpointing)
-        seen = gradients_without_waiting(step, batch).seen
+        trace = gradients_without_waiting(step, batch).seen
         # Experts on a CPU, where nothing is waited for, count their tokens.
         counts = (name, device) == ("mixtral", "cpu")
-        assert set(seen) == ({"bincount", "tolist"} if counts else set())
+        assert set(trace) == ({"bincount", "tolist"} if counts else set())
 
 
 class Generators:
@@ -230,16 +230,16 @@ class Generators:
 
 @pytest.mark.parametrize("device", [torch.device("mps"), torch.device("cuda", 1)], ids=str)
 def test_the_generator_of_a_device_is_saved_and_restored(device, monkeypatch):
-    there = Generators((device,) if device.type == "cuda" else ())
-    monkeypatch.setattr(torch, "get_device_module", lambda device: there)
+    generators = Generators((device,) if device.type == "cuda" else ())
+    monkeypatch.setattr(torch, "get_device_module", lambda device: generators)
     states = generator_states(device)
     assert set(states) == {"generator.cpu", f"generator.{device.type}"}
-    there.state = torch.zeros(4)
+    generators.state = torch.zeros(4)
     restore_generators(states, device)
-    assert torch.equal(there.state, torch.arange(4))
+    assert torch.equal(generators.state, torch.arange(4))
     expected = torch.rand(3)
     restore_generators({"generator.cpu": states["generator.cpu"]}, device)
-    assert there.seed == torch.initial_seed()  # a device of another kind begins anew
+    assert generators.seed == torch.initial_seed()  # a device of another kind begins anew
     assert torch.equal(torch.rand(3), expected)
     restore_generators(states, torch.device("cpu"))
     assert torch.equal(torch.rand(3), expected)

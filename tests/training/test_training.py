@@ -33,14 +33,14 @@ from trainers import copied, evaluation, pairs, settings, small_net, trainer_of
 
 def gradients_of(trainer):
     """The gradients that the optimizer receives."""
-    kept = {}
+    gradients = {}
 
     def look(optimizer, args, kwargs):
-        kept.update({name: p.grad.clone() for name, p in trainer.net.named_parameters()})
+        gradients.update({name: p.grad.clone() for name, p in trainer.net.named_parameters()})
 
     trainer.optimizer.register_step_pre_hook(look)
     trainer.run()
-    return kept
+    return gradients
 
 
 def test_accumulated_batches_are_one_large_batch(tmp_path):
@@ -53,7 +53,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
     gradients = [gradients_of(one), gradients_of(three)]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-7)
-    events = [seen.of_type(StepDone)[0] for seen in (seen_one, seen_three)]
+    events = [log.of_type(StepDone)[0] for log in (seen_one, seen_three)]
     assert events[0].num_tokens == events[1].num_tokens == 2 + 2 + 12 + 7 + 1
     assert events[0].loss == pytest.approx(events[1].loss, rel=1e-5)
     assert events[0].grad_norm == pytest.approx(events[1].grad_norm, rel=1e-4)
@@ -71,9 +71,9 @@ def test_the_loss_is_the_mean_over_all_targets(tmp_path, smoothing):
         expected = F.cross_entropy(torch.cat(logits), targets, label_smoothing=smoothing)
         nll = F.cross_entropy(torch.cat(logits), targets)
     keys = settings(gradient_accumulation=3)
-    trainer, seen = trainer_of(net, store, [[0], [1], [2]], keys, tmp_path, smoothing=smoothing)
+    trainer, log = trainer_of(net, store, [[0], [1], [2]], keys, tmp_path, smoothing=smoothing)
     trainer.run()
-    step = seen.of_type(StepDone)[0]
+    step = log.of_type(StepDone)[0]
     assert step.loss == pytest.approx(float(expected), rel=1e-5)
     assert step.nll == pytest.approx(float(nll), rel=1e-5)
 
@@ -83,9 +83,9 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(tmp_path):
 
     def clipped(limit):
         store, keys = pairs([(5, 7), (4, 3)]), settings(clip_norm=limit)
-        trainer, seen = trainer_of(small_net(), store, [[0, 1]], keys, tmp_path / str(limit))
+        trainer, log = trainer_of(small_net(), store, [[0, 1]], keys, tmp_path / str(limit))
         gradients = gradients_of(trainer)
-        logged.append(seen.of_type(StepDone)[0].grad_norm)
+        logged.append(log.of_type(StepDone)[0].grad_norm)
         return gradients
 
     logged = []
@@ -104,7 +104,7 @@ def test_the_learning_rate_is_that_of_the_schedule(tmp_path):
 
     store = pairs([(3, 2), (4, 5)])
     keys = settings(max_steps=6)
-    trainer, seen = trainer_of(small_net(), store, [[0], [1]], keys, tmp_path, rate=rate)
+    trainer, log = trainer_of(small_net(), store, [[0], [1]], keys, tmp_path, rate=rate)
     used = []
     trainer.optimizer.register_step_pre_hook(
         lambda optimizer, args, kwargs: used.append([g["lr"] for g in optimizer.param_groups])
@@ -112,18 +112,18 @@ def test_the_learning_rate_is_that_of_the_schedule(tmp_path):
     trainer.run()
     expected = [rate(step) for step in range(1, 7)]
     assert [set(rates) for rates in used] == [{value} for value in expected]
-    assert [event.learning_rate for event in seen.of_type(StepDone)] == expected
+    assert [event.learning_rate for event in log.of_type(StepDone)] == expected
 
 
 def test_logged_steps_count_every_token_once(tmp_path):
     # Evaluations fall between two reports: their steps are reported all the same.
     keys = settings(max_steps=11, log_every=4, evaluate_every=3)
-    reason, trainer, seen = run_to_end(tmp_path, keys)
+    reason, trainer, log = run_to_end(tmp_path, keys)
     assert (reason, trainer.state.step) == ("max_steps", 11)
     # The last step is evaluated, though no evaluation falls on it.
-    assert [event.step for event in seen.of_type(Evaluated)] == [3, 6, 9, 11]
-    assert sum(event.num_tokens for event in seen.of_type(StepDone)) == 3 * (2 + 5 + 9) + 2 + 5
-    assert [event.step for event in seen.of_type(StepDone)] == [3, 4, 6, 8, 9, 11]
+    assert [event.step for event in log.of_type(Evaluated)] == [3, 6, 9, 11]
+    assert sum(event.num_tokens for event in log.of_type(StepDone)) == 3 * (2 + 5 + 9) + 2 + 5
+    assert [event.step for event in log.of_type(StepDone)] == [3, 4, 6, 8, 9, 11]
 
 
 # --- optimizers -----------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def test_a_skipped_step_does_not_change_weights_or_state(name):
 
 def run_to_end(tmp_path, keys, **hooks):
     store, plan = pairs([(3, 2), (4, 5), (2, 9)]), hooks.pop("plan", [[0], [1], [2]])
-    trainer, seen = trainer_of(small_net(), store, plan, keys, tmp_path, **hooks)
-    return trainer.run(), trainer, seen
+    trainer, log = trainer_of(small_net(), store, plan, keys, tmp_path, **hooks)
+    return trainer.run(), trainer, log
 
 
 def test_patience_counts_evaluations_without_improvement(tmp_path):
@@ -218,10 +218,10 @@ def test_patience_counts_evaluations_without_improvement(tmp_path):
         return evaluation(order[-1])
 
     hooks = {"evaluate": evaluate, "save_best": lambda: order.append("kept")}
-    reason, trainer, seen = run_to_end(tmp_path, keys, **hooks)
+    reason, trainer, log = run_to_end(tmp_path, keys, **hooks)
     assert order == ["kept", 1.0, "kept", 3.0, "kept", 2.0, 4.0, "kept", 4.0, 3.9]
     assert (reason, trainer.state.step) == ("early_stopping", 12)
-    assert [e.is_best for e in seen.of_type(Evaluated)] == [True, True, False, True, False, False]
+    assert [e.is_best for e in log.of_type(Evaluated)] == [True, True, False, True, False, False]
     assert (trainer.state.best_step, trainer.state.best_value) == (8, 4.0)
 
 
@@ -280,9 +280,9 @@ def test_the_moving_average_is_evaluated_and_saved_and_changes_no_step(tmp_path)
         )
         if number % 3 == 0:
             trainer._evaluate()
-            for kept in (evaluated[-1], best[-1]):
+            for checkpoint in (evaluated[-1], best[-1]):
                 for name, weight in expected[-1].items():
-                    torch.testing.assert_close(kept[name], weight)
+                    torch.testing.assert_close(checkpoint[name], weight)
             for name, weight in copied(nets[0]).items():
                 assert torch.equal(after[-1][name], weight)  # its own again
     assert any(not torch.equal(best[-1][name], after[-1][name]) for name in after[-1])
@@ -309,16 +309,16 @@ def test_the_last_checkpoints_are_kept_and_averaged(tmp_path):
 
 def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path):
     keys = settings(max_steps=10, evaluate_every=2, average_checkpoints=2, average_of="best")
-    values, kept = iter([3.0, 1.0, 4.0, 3.0, 2.0]), []
+    values, saved = iter([3.0, 1.0, 4.0, 3.0, 2.0]), []
 
     def evaluate():
-        kept.append([int(path.name[-2:]) for path in trainer.checkpoints.regular()])
+        saved.append([int(path.name[-2:]) for path in trainer.checkpoints.regular()])
         return evaluation(next(values))
 
     store = pairs([(3, 2), (4, 5)])
     trainer, _ = trainer_of(small_net(), store, [[0], [1]], keys, tmp_path, evaluate=evaluate)
     trainer.run()
-    assert kept == [[], [2], [2, 4], [2, 6], [2, 6, 8]]  # of equals the older
+    assert saved == [[], [2], [2, 4], [2, 6], [2, 6, 8]]  # of equal ones the older
     names = [path.name for path in trainer.checkpoints.to_average()]
     assert names == ["step-00000002", "step-00000006"]
     assert trainer.checkpoints.newest().name == "step-00000010"
@@ -351,8 +351,8 @@ def test_best_models_follow_the_direction_of_the_metric(
     assert events[-1].best["step"] == best
     assert [e.step for e in events if isinstance(e, Evaluated) and e.is_best][-1] == best
     assert [e.step for e in events if isinstance(e, Evaluated)][-1] == 12
-    kept = Checkpoints(tmp_path / "run/checkpoints", 2, best=True).to_average()
-    assert [int(path.name[-2:]) for path in kept] == averaged
+    checkpoints = Checkpoints(tmp_path / "run/checkpoints", 2, best=True).to_average()
+    assert [int(path.name[-2:]) for path in checkpoints] == averaged
 
 
 def test_averaging_refuses_different_models(tmp_path):
@@ -550,11 +550,11 @@ def test_checkpoints_between_evaluations_are_resumed_from_and_not_averaged(
     keys = settings(**{"max_steps": 10, "evaluate_every": 100, "log_every": 100} | keys)
     whole, _ = trainer_of(small_net(), store, plan, keys, tmp_path / "whole")
     whole.run()
-    killed, seen = trainer_of(small_net(), store, plan, keys, tmp_path / "parts", loss=loss)
+    killed, log = trainer_of(small_net(), store, plan, keys, tmp_path / "parts", loss=loss)
     with pytest.raises(InterruptedError):
         killed.run()
-    assert [event.step for event in seen.of_type(CheckpointSaved)] == saved
-    evaluations = {event.step for event in seen.of_type(Evaluated)}
+    assert [event.step for event in log.of_type(CheckpointSaved)] == saved
+    evaluations = {event.step for event in log.of_type(Evaluated)}
     assert {int(path.name[5:]) for path in killed.checkpoints.to_average()} <= evaluations
     resumed, _ = trainer_of(small_net(), store, plan, keys, tmp_path / "parts")
     assert resumed.resume() == saved[-1]

@@ -51,9 +51,9 @@ def test_a_bar_is_displayed_below_the_steps_until_its_work_ends():
         assert (steps.total, other.total, other.completed) == (100, 7, 5)
     assert len(bar._progress.tasks) == 1
     bar.close()
-    shown = console.file.getvalue()
-    assert "tokenizing" in shown
-    assert "translating" in shown
+    output = console.file.getvalue()
+    assert "tokenizing" in output
+    assert "translating" in output
 
 
 def test_without_a_terminal_long_work_prints_lines():

@@ -69,11 +69,11 @@ def test_a_base_with_another_head_is_used_for_frozen_weights_only(tmp_path: Path
 def test_a_base_that_moved_or_changed_is_one_line(base: Path) -> None:
     out = base.parent / "added"
     added_to(base, out)
-    kept = (base / WEIGHTS).read_bytes()
+    base_bytes = (base / WEIGHTS).read_bytes()
     save_file({n: t + 1 for n, t in load_file(base / WEIGHTS).items()}, base / WEIGHTS)
     with pytest.raises(UserError, match="which has changed; restore the former file"):
         load(out, device="cpu")
-    (base / WEIGHTS).write_bytes(kept)
+    (base / WEIGHTS).write_bytes(base_bytes)
     load(out, device="cpu")
     shutil.move(base, base.parent / "other")
     with pytest.raises(

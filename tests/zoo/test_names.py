@@ -209,6 +209,6 @@ MISTAKES: dict[str, dict[str, Name | None]] = {
 def test_a_wrong_table_of_names_fails_an_assertion(message: str) -> None:
     net, changes = Net(), MISTAKES[message]
     names = [changes.get(name.path, name) for name in NAMES.names]
-    kept = [name for name in names if name is not None]
+    present = [name for name in names if name is not None]
     with pytest.raises(AssertionError, match=message):
-        from_hf(net, to_hf(net, NAMES), replace(NAMES, names=kept), "file")
+        from_hf(net, to_hf(net, NAMES), replace(NAMES, names=present), "file")
