@@ -1,4 +1,4 @@
-"""The benchmarks run end to end, on toy sizes: what they write, not how fast."""
+"""The benchmarks run end to end on toy sizes: their pages and records, not their speed."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ Bench = Callable[..., tuple[str, dict[str, Any]]]
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: None) -> Bench:
-    """Runs a benchmark by name; gives its page and its JSON."""
+    """Runs a benchmark by name; returns its page and its JSON."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
     def run(name: str, *arguments: str, page: str = "") -> tuple[str, dict[str, Any]]:
@@ -178,7 +178,7 @@ def test_interleaved_takes_the_cases_in_turn(bench: Bench, monkeypatch: pytest.M
 
 
 def test_settings_are_chosen_by_warm_rounds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call is not counted, and what is far behind is not tried again."""
+    """The first call is not counted, and cases that are far slower are dropped."""
     import common
 
     clock, calls = [0.0], {"slow at first": 0, "slow": 0, "fast": 0}
@@ -225,9 +225,9 @@ def text(tmp_path: Path) -> Path:
     folder.mkdir()
     for file, count in (("train", 40), ("val", 6), ("test_2016_flickr", 5)):
         for language, words in WORDS.items():
-            # What stands in a held-out text, too, would be left out of the training text.
+            # Texts that are also held out would be dropped from the training text.
             lines = [f"{words} {file} {number}\n" for number in range(count)]
-            # Read by what they hold, not by their names: plain text will do.
+            # Files are recognized by content, not by name, so plain text is enough.
             (folder / f"{file}.{language}.gz").write_bytes(gzip.compress("".join(lines).encode()))
     return folder
 
@@ -265,7 +265,7 @@ def test_an_ablation_of_the_first_pairs(bench: Bench, tmp_path: Path, text: Path
     [record] = data["records"]
     assert (record["row"], record["settings"]) == ("shipped", [])
     assert "\n| shipped | recipe | 1 |" in written
-    again, data = bench("ablation", "translation", **page)  # from the records alone
+    again, data = bench("ablation", "translation", **page)  # from the records only
     assert again.split("## Command, versions")[0] == written.split("## Command, versions")[0]
     assert data["records"] == [record]
 
@@ -342,7 +342,7 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
     ]
     teacher = finished_run("translation", tmp_path / "teacher", [*settings, *QUICK]).directory
     settings += [item for item in QUICK if not item.startswith("tokenizer.")]
-    # What has barely learnt ends no output, of which another could learn.
+    # A model after a few steps finishes no output, so that a student would have no data.
     learning = [*settings, f"distillation.teacher={teacher}", "distillation.level=word"]
     learning += ["distillation.include_references=false"]
     student = finished_run("translation-student", tmp_path / "student", learning).directory
@@ -369,7 +369,7 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
 
 @pytest.fixture
 def short_rhyme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The recipes as if there were the rhyme alone, of four steps; the file of it."""
+    """Reduce the shipped recipes to `rhyme` with four steps; returns its file."""
     recipe = tmp_path / "recipes" / "rhyme.yaml"
     recipe.parent.mkdir()
     (recipe.parent / "rhyme.txt").write_bytes((RECIPES / "rhyme.txt").read_bytes())
@@ -396,7 +396,7 @@ def test_bands(bench: Bench, tmp_path: Path, short_rhyme: Path) -> None:
     assert f"| rhyme | 2 | 0 to 50 | {actual['loss']:.3f} | within |" in page
     log = (tmp_path / "runs/rhyme/log.jsonl").read_text(encoding="utf-8")
     assert '"step": 3' not in log, "a run ends at its last band"
-    # A later band lets the same run go on; a loss outside is an error, after the page is written.
+    # A later band resumes the run; a loss outside is an error after the page is written.
     expecting(short_rhyme, (2, 0.0, 50.0), (4, 40.0, 50.0))
     with pytest.raises(SystemExit, match="rhyme, step 4: OUTSIDE"):
         bench("bands", "--runs", runs)
@@ -531,7 +531,7 @@ def test_sst2(bench: Bench, tmp_path: Path) -> None:
 def test_sst2_evaluates_each_classifier_once_and_at_one_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it is without --quick: dev chooses nothing, and a model fits the one it starts from."""
+    """Without --quick: nothing is selected on dev, and a model fits the one that it starts from."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     request: list[tuple[str, list[str]]] = []
 

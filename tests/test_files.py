@@ -99,7 +99,7 @@ def fill(text: str):
 def test_a_directory_is_replaced_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: int
 ) -> None:
-    monkeypatch.setattr("heedful.files._EXCHANGE", exchange)  # 0 refuses what is there
+    monkeypatch.setattr("heedful.files._EXCHANGE", exchange)  # 0 refuses existing files
     path = tmp_path / "model"
     write_directory(path, fill("old"), OWN)
 

@@ -148,7 +148,7 @@ def test_no_module_imports_a_private_name_of_another() -> None:
 
 
 def sizes() -> Iterator[tuple[str, int, int]]:
-    """Each file and each function: its name, its lines, and how many it may have."""
+    """Each file and function: its name, its number of lines, and its limit."""
     papers = {f"zoo.{name}" for name in ARCHITECTURES}
     for module, path in MODULES.items():
         text = path.read_text(encoding="utf-8")

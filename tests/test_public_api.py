@@ -40,7 +40,7 @@ lm.translate("a")
 def test_a_strict_type_checker_knows_the_public_names(tmp_path: Path) -> None:
     program = tmp_path / "user.py"
     program.write_text(USER_CODE)
-    command = [sys.executable, "-m", "mypy", str(program)]  # strict, as `pyproject.toml` says
+    command = [sys.executable, "-m", "mypy", str(program)]  # strict, as in `pyproject.toml`
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     lines = USER_CODE.splitlines()
     expected = range(lines.index("# errors") + 2, len(lines) + 1)

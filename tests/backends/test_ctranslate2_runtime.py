@@ -127,7 +127,7 @@ def test_beam_full_outputs_equal_those_of_the_net_if_all_hypotheses_end(pair: An
     """CTranslate2 has the stop rule `beam_full`, except for outputs at the length limit."""
     model, backend = pair
     rows, compared = rows_of((3, 2, 3, 1, 2, 3, 3)), 0
-    # What is written most is taken as the end, so that random nets come to one.
+    # The most frequent token is used as EOS, so that random nets end.
     written = [
         outputs[0].ids for outputs in model.eager.outputs(rows, supported_request(model, rows))
     ]
@@ -187,7 +187,7 @@ def test_samples_are_not_repeated_for_the_limits_of_other_rows(
 ) -> None:
     """EOS has probability 1/2 at each step.
 
-    Sampling again what exceeds its own limit would favor outputs that end early.
+    Repeated sampling of outputs above their limit would favor outputs that end early.
     """
     import ctranslate2
 

@@ -93,7 +93,7 @@ def test_the_vocabulary_map_of_ctranslate2_has_token_names() -> None:
 
 @pytest.mark.parametrize("options", [{"beam_size": 1}, {"beam_size": 3, "num_return": 2}])
 def test_eager_search_uses_only_the_listed_tokens(options: dict[str, int]) -> None:
-    """As a search by whole passes, for each source alone, with a softmax over its list."""
+    """Equal to a search without a cache, source by source, with a softmax over its list."""
     model = model_of("vaswani2017")
     [start], [end] = model.ids.decoder_start_ids, model.ids.eos_ids
     starts = np.arange(0, 4 * VOCAB + 1, 4)
@@ -170,7 +170,7 @@ def test_a_model_is_opened_only_with_its_own_shortlist(tmp_path: Path) -> None:
         load(tmp_path).eager.shortlist.allowed_ids([1]).tolist()
         == shortlist.allowed_ids([1]).tolist()
     )
-    # Trained on other text, with as many tokens.
+    # Trained on other text, with the same number of tokens.
     other = train_tokenizer(["other words"], kind="char", vocab_size=None)
     other.save(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match="make it again"):

@@ -70,7 +70,7 @@ def test_unsupported_requests_run_eager_with_one_note(commands: Commands, models
     outcome = commands.run(
         "generate", models / "novel", "--temperature", 1, "--max-new-tokens", 8, stdin=LINES
     )
-    assert (outcome.code, outcome.err) == (0, "")  # no seed was asked for: the backend draws
+    assert (outcome.code, outcome.err) == (0, "")  # without a seed the backend samples
 
 
 @pytest.mark.parametrize(

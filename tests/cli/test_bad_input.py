@@ -77,7 +77,7 @@ def workdir(tmp_path):
     return tmp_path
 
 
-USES = (  # of a model, by the verbs of this file
+USES = (  # of a model, by the commands of this file
     "translate {} --input lines --output out",
     "evaluate {} --src lines --ref lines",
     "score {} --src lines --tgt lines",
@@ -86,7 +86,7 @@ USES = (  # of a model, by the verbs of this file
     "info {}",
 )
 NO_FILE, FOLDER, TOO_LONG = "No such file", "Is a directory", "line 2 has 13 tokens"
-KEYS = {  # a key, its value, and what the line says
+KEYS = {  # a key, its value, and parts of the error
     "tasks": ("copy", "unknown key tasks; did you mean task?"),
     "training.lr": (1, "unknown key training.lr; known: "),
     "model.num_head": (2, "unknown key model.num_head; did you mean num_heads?"),
@@ -109,7 +109,7 @@ KEYS = {  # a key, its value, and what the line says
     "model.dropout": (1.5, "dropout must be at least 0 and below 1"),
     "training.schedule.learning_rate": ("null", "needs a learning_rate"),
 }
-REFUSED = [  # a command, and what its one line must say
+REFUSED = [  # a command, and parts of its error
     *(
         (f"train copy.json --out run --set '{key}={value}'", part)
         for key, (value, part) in KEYS.items()
@@ -195,7 +195,7 @@ def test_bad_input_is_one_line_and_leaves_no_files(commands, trained, workdir, l
     starts = [words]
     if words[0] == "train":
         starts = [[*words, "--quiet"]]
-        if "--out" not in words:  # in a new folder, and in one that is there and empty
+        if "--out" not in words:  # in a new folder, and in an empty existing one
             (workdir / "made").mkdir()
             starts = [[*words, "--quiet", "--out", out] for out in ("runs/new", "made")]
     before = tree(workdir)
@@ -204,7 +204,7 @@ def test_bad_input_is_one_line_and_leaves_no_files(commands, trained, workdir, l
         assert tree(workdir) == before
 
 
-# --- what is no error, or none once it is corrected -----------------------------------------
+# --- valid and corrected input ---------------------------------------------------------------
 
 
 def test_a_corrected_command_runs_in_the_same_folder(commands, workdir):

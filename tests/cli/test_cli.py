@@ -104,7 +104,7 @@ def test_num_return_writes_n_lines_per_source(commands, folder, model, lines):
     )
     rows = [line.split("\t") for line in ended.out.splitlines()]
     assert len(rows) == 3 * len(LINES)
-    # More translations than the beam was asked for widen it.
+    # A number of translations above the beam size increases the beam.
     actual = model.generate(LINES, beam_size=3, num_return=3, return_details=True)
     for index, entries in enumerate(actual):
         written = rows[3 * index : 3 * index + 3]

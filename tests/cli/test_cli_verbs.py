@@ -160,7 +160,7 @@ def test_rules_reach_the_model(commands, models, opened):
 def test_a_banned_text_is_not_in_the_output(commands, models, opened):
     options = {"temperature": 2.0, "seed": 1, "max_new_tokens": 12}
     plain = opened["lm"].generate(["the cat"], **options)[0]
-    # Some word of one piece was drawn, and cannot be once it is banned.
+    # A sampled word of one piece is not sampled if it is banned.
     others = {
         text: opened["lm"].generate(["the cat"], banned=[text], **options)[0]
         for text in ("a", "t", "h", "r", "s", "d", "o", "c", "m", "the")

@@ -1,4 +1,4 @@
-"""`heedful demo`: trains, goes on, or only shows; and answers what is typed."""
+"""`heedful demo`: trains, resumes, or only shows; and answers typed dates."""
 
 import json
 import sys

@@ -40,7 +40,7 @@ def test_a_dry_run_estimates_the_run(commands: Commands, recipe: Path, tmp_path:
     examples = (actual["examples"]["train"], actual["examples"]["valid"])
     assert examples == (start.num_train, start.num_valid)
     assert (actual["device"], actual["precision"]) == (start.device, "fp32")
-    weights = 4 * start.num_parameters  # bytes; as many of gradients, and of two averages of Adam
+    weights = 4 * start.num_parameters  # bytes of weights, gradients and two averages of Adam
     assert 4 * weights <= actual["state_bytes"] < 4.1 * weights + 10_000
     assert actual["peak_bytes"] > actual["state_bytes"]
     assert actual["seconds"] == pytest.approx(2 * actual["seconds_per_step"])

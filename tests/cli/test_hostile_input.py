@@ -1,7 +1,7 @@
-"""Wrong and hostile input over every verb: one line, exit code 2, nothing partial.
+"""Wrong and hostile input to every command: one line, exit code 2, no partial files.
 
-HEEDFUL_FUZZ says how many uses of each kind are tried (`make fuzz`); there are few, and the same
-each time, without it.
+HEEDFUL_FUZZ is the number of cases of each kind (`make fuzz`); without it there are few, the same
+in every run.
 """
 
 import os
@@ -73,7 +73,7 @@ def assert_reported(use: Use, done: Outcome) -> None:
     """No traceback, an exit code that the use allows, and with code 2 an error in one line."""
     assert "Traceback (most recent" not in done.out + done.err
     codes = {0, 1, 2} if use.words[:1] == ["verify"] else {0, 2}
-    if use.ending is not None:  # a run that is told to end saves, and ends as with Ctrl-C
+    if use.ending is not None:  # a run that gets SIGTERM saves, and ends as with Ctrl-C
         codes |= {128 + use.ending[0], 130}
     if use.ending is None or done.signal != use.ending[0]:  # which came before the command began
         assert not done.signal, "the process was killed, or hung"
@@ -95,7 +95,7 @@ def assert_nothing_partial(
     parents = {str(parent) for output in output_paths for parent in Path(output).parents}
     assert {path for path in changed - written if path not in parents} == set()
     assert not [path for path in changed if ".tmp" in path and path in after]
-    # A run that goes on may fail later; what was written whole may be told to a closed stream.
+    # A resumed run may fail later; a complete file may be reported to a closed stream.
     may_write = "--resume" in use.words or use.closed or use.stdout or use.ending
     if done.code == 2 and not may_write:
         assert written == set()

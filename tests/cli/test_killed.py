@@ -1,7 +1,7 @@
-"""Killed at random moments: nothing old is lost, nothing is half-written, and the same works again.
+"""Killed at random moments: old files remain, none is partial, and a repeated command succeeds.
 
-Training has its own tests (training/test_resume.py). HEEDFUL_KILLS says how often each verb is
-killed; twenty-five make two hundred kills and more.
+Training has separate tests (training/test_resume.py). HEEDFUL_KILLS is the number of kills of each
+command; twenty-five make more than two hundred kills.
 """
 
 import os

@@ -88,7 +88,7 @@ def test_a_recipe_has_only_keys_that_differ_from_the_defaults(name):
             assert value != defaults[key], f"{name}.yaml repeats the default of {key}"
     for key, value in inherited.get("model", {}).items():
         assert key not in content.get("model", {}) or content["model"][key] != value, key
-    # Bands are of the data that a recipe names or makes; those for one's own data have none.
+    # Bands are for data that a recipe names or generates; recipes for the user's data have none.
     recipe = load_recipe(name)
     is_own = issubclass(plugins.task.get(recipe.task), GeneratedPairs)
     assert ("expect" in content) == (is_own or bool(recipe.data.train.paths()))

@@ -209,7 +209,7 @@ def test_tokenizers_from_all_kinds_of_files_are_equal(
     loaded = Tokenizer.load(tmp_path / "ours.json")
     assert loaded.content() == whole.content()
 
-    # With the model's config beside it, which names another class of tokenizer, and without.
+    # With and without the model's config, which names another class of tokenizer.
     write_tokenizer(ours, tmp_path / "written")
     assert_same(ours, reference(tmp_path / "written"))
     shutil.copy(directory / "config.json", tmp_path / "written")

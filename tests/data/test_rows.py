@@ -1,4 +1,4 @@
-"""Rows: all formats give the same rows, and errors in files name the line."""
+"""Rows: all formats yield the same rows, and errors in files name the line."""
 
 import gzip
 import json

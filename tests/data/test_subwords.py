@@ -102,7 +102,7 @@ def test_splits_keep_the_text_and_depend_on_seed_and_epoch(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     stored = columns_of(tokenizer).sequences("text")
     one, other = sampler_of(tokenizer, 0.3), sampler_of(tokenizer, 0.3)
-    other.epoch(7)  # what was drawn before does not matter
+    other.epoch(7)  # the samples before do not matter
     samplers = ((one, 0), (one, 1), (sampler_of(tokenizer, 0.3, seed=2), 1))
     samples = [sampler.epoch(number).sequences("text") for sampler, number in samplers]
     assert other.epoch(1).sequences("text").ids.tolist() == samples[1].ids.tolist()
@@ -149,7 +149,7 @@ def test_rows_that_would_become_too_long_are_unchanged() -> None:
         is_unchanged = [np.array_equal(a, b) for a, b in zip(stored, actual, strict=True)]
         assert is_unchanged == [True, True, True, False]
         assert actual.lengths.max() <= 40
-        # A limit that is not that of the stored rows is none.
+        # A limit other than that of the stored rows is ignored.
         free = sampler_of(tokenizer, 0.9, **dict.fromkeys(limit, 5)).epoch(0).sequences("text")
         assert (free.lengths > stored.lengths).all()
 

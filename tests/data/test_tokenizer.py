@@ -55,7 +55,7 @@ def single_spaced(text: str) -> str:
 @settings(max_examples=60, deadline=None)
 def test_decoding_restores_normalized_text_of_known_characters(kind: str, text: str) -> None:
     tokenizer = TRAINED[kind]
-    if kind == "word":  # only its own words are known
+    if kind == "word":  # only the words of its training text are known
         words = " ".join(TEXT).split()
         text = "  ".join(words[ord(c) % len(words)] for c in text)
     expected = text if kind in LOSSLESS else single_spaced(text)

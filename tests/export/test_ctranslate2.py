@@ -109,5 +109,5 @@ def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=str(tmp_path)):
             export_ctranslate2(model_of("gpt2"), tmp_path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    for overwrite in (False, True):  # an earlier one is replaced where that is asked for
+    for overwrite in (False, True):  # an existing export is replaced with `overwrite`
         export_ctranslate2(model_of("gpt2"), tmp_path / "out", overwrite=overwrite)

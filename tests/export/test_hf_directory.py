@@ -161,7 +161,7 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, index: Any) ->
     refuses(path, r"index\.json has no weight_map")
 
 
-# --- what is no such directory --------------------------------------------------------------
+# --- invalid directories ---------------------------------------------------------------------
 
 
 def test_a_missing_directory_or_config_is_refused(tmp_path: Path) -> None:

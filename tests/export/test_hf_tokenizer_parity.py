@@ -123,7 +123,7 @@ def assert_same(model: Any, folder: Path) -> None:
     for beam in (1, 4):
         ids = reference.generate(**batch, num_beams=beam, max_new_tokens=9)
         texts_of_hf = hf_tokenizer.batch_decode(ids[:, start:], skip_special_tokens=True)
-        # Their rule: ours, "optimal", also takes ends that rank lower, which may score higher.
+        # The rule of transformers: "optimal" also keeps endings of lower rank, which may win.
         stop = {"stop_rule": "heuristic"} if beam > 1 else {}
         assert texts_of_hf == model.generate(TEXTS, beam_size=beam, max_new_tokens=9, **stop)
 

@@ -142,7 +142,7 @@ def test_imported_and_exported_models_generate_the_same_texts(
         settings |= {"bad_words_ids": [[7], [9]]}
     if name not in DECODERS:
         settings |= {"forced_bos_token_id": 5, "forced_eos_token_id": 2}
-        settings.setdefault("decoder_start_token_id", 0)  # T5's own class says none
+        settings.setdefault("decoder_start_token_id", 0)  # T5's class has no such key
     (reference / "generation_config.json").write_text(json.dumps(settings))
     model = import_hf(reference, tmp_path / "ours")
     export_hf(model, tmp_path / "hf")
@@ -170,7 +170,7 @@ def test_fine_tuning_on_pairs_uses_the_template_of_the_tokenizer(
     reference = hf_model_of(name)
     reference.config.decoder_start_token_id = model.ids.decoder_start_ids[
         0
-    ]  # T5's needs to be told
+    ]  # T5's needs the option
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[name])
     for src, tgt in pairs:
         inputs, labels = (tokenizer(text, return_tensors="pt").input_ids for text in (src, tgt))
@@ -233,7 +233,7 @@ BOS_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": None}
         ("bart", None, UNSAID, True, ids((2,), (2,), forced_eos_id=2)),
         ("t5", None, UNSAID, True, ids((0,), (2,))),
         ("marian", None, UNSAID, True, ids((0,), (2,), forced_eos_id=2)),
-        # What is forced is in one file alone.
+        # Forced ids are in one file only.
         ("bart", {"decoder_start_token_id": 6}, {"forced_eos_token_id": 2}, True, ids((6,), (2,))),
         ("bart", BOTH_FORCED, {}, True, ids((2,), (2,), forced_bos_id=0, forced_eos_id=2)),
         (
@@ -451,11 +451,11 @@ def test_a_head_for_another_problem_is_reported(
     assert model.labels == ("neg", "neutral", "pos")
 
 
-# --- what is refused, and what stays --------------------------------------------------------
+# --- refused input, and files that remain -----------------------------------------------------
 
 
 WEIGHT = "transformer.h.1.mlp.c_fc.weight"
-# What must be said of a directory with other tensors, or with a file of this content.
+# Parts of the error for a directory with other tensors, or with a file of this content.
 OTHER_TENSORS: dict[str, dict[str, torch.Tensor | None]] = {
     "not in the model: transformer.stray": {"transformer.stray": torch.zeros(2)},
     f"lacks the tensor {WEIGHT}": {WEIGHT: None},

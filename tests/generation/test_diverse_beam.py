@@ -11,7 +11,7 @@ from heedful.generation import beam_search
 from tables import Row, from_rows, from_table, parts_of, random_rows
 
 EOS, SIZE = 0, 7
-Open = tuple[tuple[int, ...], float, float]  # ids, log-probability, what it is ranked by
+Open = tuple[tuple[int, ...], float, float]  # ids, log-probability, value for the ranking
 
 
 def plain_diverse(
@@ -100,7 +100,7 @@ def test_groups_differ_from_the_critical_penalty_on() -> None:
     edge = math.log(0.5 / 0.3)
     assert first_tokens(2, edge - 0.01) == [1]
     assert first_tokens(2, edge + 0.01) == [1, 2]
-    # A third group is charged once each for 1 and 2, and takes 3 when that is worth it.
+    # A third group has one penalty each for 1 and 2, and selects 3 if the penalty is large enough.
     assert first_tokens(3, math.log(0.5 / 0.2) - 0.01) == [1, 2]
     assert first_tokens(3, math.log(0.5 / 0.2) + 0.01) == [1, 2, 3]
 

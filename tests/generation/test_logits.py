@@ -107,7 +107,7 @@ def test_token_rules_equal_transformers(
         unchanged = log_probs.clone()
         context_tokens = tokens[:, prompt:] if rule == NoRepeatNgram(size) else tokens
         ruled, expected = rule(log_probs, context), processor(context_tokens, log_probs.clone())
-        # Where nothing allowed is possible theirs makes it certain; ours leaves a dead end.
+        # If no allowed token is possible, transformers has one with p = 1, heedful a dead end.
         if isinstance(rule, PrefixFunction):
             alive = ruled.isfinite().any(dim=1)
             ruled, expected = ruled[alive], expected[alive]

@@ -253,9 +253,9 @@ def test_search_ends_before_the_limit(options: dict[str, object], steps: int) ->
 @pytest.mark.parametrize(
     ("penalty", "table", "best"),
     [
-        # Judged at its present length, the row of 1s would be given up long before it ends.
+        # With a bound at the current length, the row of 1s would be dropped long before its end.
         (1.0, {(): {EOS: 0.5, 1: 0.5}, (1,): {1: 0.2, 2: 0.8}}, [1] * 9 + [EOS]),
-        # Judged at the greatest length, (1,) would be given up just before it ends.
+        # With a bound at the maximum length, (1,) would be dropped just before its end.
         (-1.0, {(): {EOS: 0.3, 1: 0.7}}, [1, EOS]),
     ],
 )

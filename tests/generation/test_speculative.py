@@ -35,7 +35,7 @@ from heedful.generation.speculative import (
 from heedful.generation.token_rules import BannedTokens, ForcedTokens, MinLength, NoRepeatNgram
 
 INF = math.inf
-BELOW_1 = math.nextafter(1.0, 0.0)  # the largest number that a generator gives
+BELOW_1 = math.nextafter(1.0, 0.0)  # the largest number that a generator returns
 Rows = Callable[[tuple[int, ...]], Tensor]  # log-probabilities after everything so far
 
 
@@ -58,7 +58,7 @@ class Table:
         self.rows = rows
         self.held: list[int] = []
         self.fed: list[int] = []  # how many tokens at each call
-        self.rewound: list[int] = []  # how many tokens forgotten at each call, where any were
+        self.rewound: list[int] = []  # the number of tokens rewound at each call, if any
         self.most = 0
 
     def feed(self, tokens: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def test_target_calls_with_a_draft_that_is_never_right() -> None:
     # All proposals go after each call; the last round has no room to propose.
     assert target.rewound == [3, 3, 3, 3, 3, 2, 1]
     assert target.fed == [1, 4, 4, 4, 4, 4, 3, 2, 1]
-    # The last proposal of a round is never fed to the draft, so it has one less to forget.
+    # The last proposal of a round is never passed to the draft, so it rewinds one less.
     assert small.rewound == [2, 2, 2, 2, 2, 1]
     assert small.fed == [2] + [1] * 17
 
@@ -281,7 +281,7 @@ def test_a_draft_proposes_no_forbidden_token(seed: int | None, rules: list[Rule]
     rows: Rows = lambda ids: torch.tensor([0.02, 0.02, 0.9, 0.06]).log()  # noqa: E731
     options = {"eos_id": 3, "max_new_tokens": 3, "rules": rules, "seed": seed}
     _, result = run(rows, PromptLookup(), [2, 3], **options)
-    assert result.ids[0] == 2  # and after that the lookup says 3
+    assert result.ids[0] == 2  # and after that the lookup proposes 3
     assert (len(result.ids), 3 in result.ids) == (3, False)
     assert (result.num_target_calls, result.num_proposed) == (3, 0)
 

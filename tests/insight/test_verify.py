@@ -110,7 +110,7 @@ FLAWS: dict[str, dict[str, set[str]]] = {
 }
 
 
-# How a failed check ends that says what was seen.
+# The last words of a failed check, with its observation.
 SEEN = {
     ("two stacks", "inverted padding mask"): "mask inverted",
     ("two stacks", "inverted causal mask"): "mask inverted",
@@ -300,7 +300,7 @@ def test_padding_of_one_stack_can_be_passed_as_pad_id(kind: str) -> None:
     assert report.ok, str(report)
     assert report["padding, right"].status == "passed"
     assert skips(report) >= {*SKIPPED[kind], "padding, left", *UNASKED}
-    if kind != "decoder":  # whose causality hides what stands on the right
+    if kind != "decoder":  # whose causal mask hides the tokens on the right
         flawed = verify(net_of(kind, "padding attended"), call=call, **both)
         assert failures(flawed) == {"padding, right"}, str(flawed)
 
@@ -319,7 +319,7 @@ def test_vocabulary_sizes_are_inferred_without_an_embedding_module() -> None:
     report = verify(Plain(), overfit=False)
     assert report["output shape"].status == "passed"
     assert report["position awareness"].status == "failed"
-    assert "gradients" not in report["causality"].detail  # the lookup was seen
+    assert "gradients" not in report["causality"].detail  # the lookup was recorded
 
 
 def test_vocabulary_sizes_of_source_and_target_imply_two_stacks() -> None:

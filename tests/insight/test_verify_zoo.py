@@ -122,7 +122,7 @@ def test_without_positions_encoders_fail_and_causal_nets_may_pass() -> None:
     assert failures(verify(decoder(bare), **both)) == {"position awareness"}
     of_2017 = build("vaswani2017", positions="none", tie_embeddings="decoder", tgt_vocab_size=29)
     assert failures(verify(of_2017, overfit=False)) == {"position awareness"}
-    # Through two causal layers each token's state says what came before it.
+    # After two causal layers the state of each token depends on the tokens before it.
     assert verify(decoder(Single("none", windows=(None, None))), **both).ok
 
 

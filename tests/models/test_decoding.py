@@ -66,7 +66,7 @@ def extend(net: Any, cache: Cache, texts: list[Text], rows: list[Tensor], side: 
 
 
 def _alone(net: Any, texts: list[Text]) -> list[Tensor]:
-    """As `alone`; texts that have no token yet give none."""
+    """As `alone`; a text without tokens has no logits."""
     logits_by_text = iter(alone(net, [text for text in texts if text.ids.numel()]))
     nothing = torch.zeros(0, VOCAB, dtype=torch.float64)
     return [next(logits_by_text) if text.ids.numel() else nothing for text in texts]
@@ -150,7 +150,7 @@ def test_rows_are_replaced_in_a_cache_while_others_continue(name: str) -> None:
     net = tiny(name)
     waiting = [texts_of([int(torch.randint(1, 6, ()))], seed)[0] for seed in range(100)]
     cache = start(net, waiting[:4], capacity=16)
-    texts: dict[int, Text] = {}  # by row, those that go on, and the logits after their tokens
+    texts: dict[int, Text] = {}  # the unfinished rows, and the logits after their tokens
     messages: dict[int, list[Tensor]] = {}
     while waiting or texts:
         free = [row for row in range(4) if row not in texts]

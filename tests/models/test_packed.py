@@ -39,7 +39,7 @@ def test_a_packed_row_equals_separate_texts(scheme: str, windows: tuple[int | No
     assert_same(learned, [parameter.grad for parameter in net.parameters()])
     with torch.no_grad():
         torch.testing.assert_close(net(ids, segments=segments)[0], apart, **EXACT)
-        # Without the segments they do leak, so that the equality above says something.
+        # Without the segments they do depend on each other: the check above can fail.
         assert (net(ids)[0] - apart).abs().max() > 1e-3
 
 
@@ -111,7 +111,7 @@ def test_texts_of_a_packed_row_do_not_affect_each_other(
         before, after = (net(item, segments=segments)[0] for item in (ids, other))
     assert torch.equal(after[~inside], before[~inside])
     assert (after[inside] != before[inside]).any()
-    marked = torch.where(inside, VOCAB - 1, ids % (VOCAB - 1))  # one id is in this text alone
+    marked = torch.where(inside, VOCAB - 1, ids % (VOCAB - 1))  # one id is in this text only
     states = net.decode(Tokens.from_ids(marked, segments=segments))[0]
     (states[~inside] * torch.randn(1, single.d_model)).sum().backward()
     assert not net.embedding.tokens.weight.grad[VOCAB - 1].any()

@@ -182,7 +182,7 @@ def test_every_row_of_every_weight_has_a_gradient(placement: Any, positions: Any
     for name, parameter in net.named_parameters():
         rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad[:, None]
         learns = rows.abs().amax(-1) > 1e-12
-        if name.endswith("qkv.bias"):  # a bias on all keys alike moves no weight of a softmax
+        if name.endswith("qkv.bias"):  # an equal bias on all keys does not change a softmax
             learns = torch.cat([learns[:12], learns[24:]])
         if name.endswith("kv.bias") and "cross" in name:
             learns = learns[12:]
@@ -270,7 +270,7 @@ def test_every_position_scheme_depends_on_the_order_of_tokens(scheme: str) -> No
     row = torch.stack(random_rows([9], 0))
     net = encoder(Single(scheme, windows=(None,)))
     turned = (net(row.flip(1)).flip(1) - net(row)).abs().max()
-    # Scores of ALiBi fall off alike to either side: turned, all distances stay what they were.
+    # ALiBi is symmetric: reversed, all distances are the same.
     assert (turned < 1e-9) == (scheme in ("none", "alibi"))
     shuffled = row[:, [0, 2, 4, 6, 8, 1, 3, 5, 7]]
     states = net(shuffled)[:, [0, 5, 1, 6, 2, 7, 3, 8, 4]]
@@ -319,7 +319,7 @@ def test_rows_without_visible_keys_are_finite_in_half_precision(
         assert torch.equal(actual[0, 2:], before[0, 2:])
 
 
-# Heads, types and what is refused
+# Heads, token types and refused input
 
 
 @SEARCH

@@ -93,7 +93,7 @@ def test_outputs_and_gradients_equal_torch_multihead_attention(
     x, memory = random(B, T, D, seed=1), random(B, S, D, seed=2) if cross else None
     source = x if memory is None else memory
     allowed = some_table(name, source.size(1))
-    # Torch's bool masks say the opposite: True = may not.
+    # Torch's bool masks are the opposite: True = may not attend.
     mask = None if allowed is None else ~allowed.expand(B, -1, -1).repeat_interleave(H, 0)
     expected, _ = reference(x, source, source, attn_mask=mask)
     out = call(ours, x, allowed, memory)

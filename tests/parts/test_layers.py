@@ -266,7 +266,7 @@ def test_initial_weights_have_the_documented_deviations_and_bounds(tie: Any) -> 
         assert abs(weight.mean().item()) < 0.01
     linear = [m for m in net.modules() if isinstance(m, nn.Linear)]
     for module in (m for m in linear if m.weight is not head or tie == "none"):
-        weight = module.weight  # queries, keys and values are drawn as one matrix
+        weight = module.weight  # queries, keys and values are initialized as one matrix
         bound = math.sqrt(6 / (weight.size(1) + getattr(module, "joint_rows", weight.size(0))))
         assert 0.98 * bound < weight.abs().max().item() <= bound
         assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)

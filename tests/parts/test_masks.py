@@ -114,7 +114,7 @@ def test_only_a_plain_causal_mask_uses_the_kernels_own() -> None:
     ids = torch.zeros(2, 4, dtype=torch.int64)
     assert MaskSpec.from_tokens(Tokens.from_ids(ids), causal=True).is_causal_alone
     lengths = torch.tensor([4, 2])
-    # Every query but padding stands before the padding on its right.
+    # Every query but padding is left of the padding.
     assert MaskSpec.from_tokens(Tokens.from_ids(ids, lengths), causal=True).is_causal_alone
     for tokens in (Tokens.from_ids(ids, lengths, "left"), Tokens.from_ids(ids, segments=ids)):
         assert not MaskSpec.from_tokens(tokens, causal=True).is_causal_alone

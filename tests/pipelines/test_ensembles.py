@@ -168,7 +168,7 @@ COMBINED = {  # what an ensemble does with all of its models
     "request", "generate", "generations", "iterate_generations", "score", "stream",
     "teacher_forced", "translate", "window_sums",
 }  # fmt: skip
-SHARED = {  # what all models of an ensemble have alike, or the first has for all
+SHARED = {  # equal in all models of an ensemble, or taken from the first
     "batches", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer", "ids", "kind",
     "leave_out", "length_limit", "options", "prompt_ids", "rows_of", "src_tokenizer",
     "tgt_tokenizer", "tokenizer", "default_options",
@@ -229,7 +229,7 @@ def test_the_command_takes_several_models(commands: Any, tmp_path: Path, models:
 
 @pytest.mark.parametrize("backend", [False, True])
 def test_no_unknown_excludes_the_unknown_token(backend: bool, tmp_path: Path) -> None:
-    """As if it were banned, also in the backend; this model prefers that token."""
+    """Equal to banning it, also in the backend; this model prefers that token."""
     model = model_of("vaswani2017", tie_embeddings="none")
     unknown = model.tgt_tokenizer.unk_id
     with torch.no_grad():

@@ -27,7 +27,7 @@ def models() -> dict[str, Any]:
 
 def reference(model: Any, row: list[int], target: list[int]) -> torch.Tensor:
     """Log-probabilities in fp64 of one target, or of one text without its first token."""
-    if not target and len(row) < 2:  # nothing stands before the only token
+    if not target and len(row) < 2:  # nothing precedes the only token
         return torch.zeros(0)
     with torch.inference_mode():
         if not target:

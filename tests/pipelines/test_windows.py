@@ -109,7 +109,7 @@ def test_batches_are_of_similar_length_and_as_large_as_the_backend_was_measured(
     assert backend.batches[:2] == [4, 4]  # of ten tokens, the end counted
     backend.batches.clear()
     model.generate(texts, beam_size=1, batch_tokens=20, return_details=True)
-    assert backend.batches[0] == 2  # who calls knows better
+    assert backend.batches[0] == 2  # set by the caller
 
 
 @settings(deadline=None)

@@ -22,7 +22,7 @@ from heedful.zoo import architecture
 START, END, NEW = 1, 2, 9
 CLOSE = 1e-4  # of log-probabilities, and of states
 TRIED = 10  # configurations of each architecture
-# What is drawn beside the fields with a closed choice, which are drawn from theirs.
+# Values of fields without a closed choice.
 CHOICES: dict[str, list[Any]] = {
     "d_model": [8, 24],
     "num_heads": [2, 4],

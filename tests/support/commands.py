@@ -295,7 +295,7 @@ def _half(call: str, path: Path, real: Any, arguments: Any, options: Any) -> Non
         (path / "model.safetensors").unlink()
     else:
         assert call == "save_file"
-        # As the library does it: into a file under a name of its own beside the one wanted.
+        # As in the library: to a temporary file in the same folder.
         real(*arguments, **options)
         os.truncate(path, path.stat().st_size // 2)
         shutil.copyfile(path, path.with_name(".tmpAb1Cd2"))

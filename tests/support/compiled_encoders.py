@@ -44,10 +44,10 @@ class Exported:
 
 
 def graphs() -> None:
-    """Graphs exported from texts of some lengths answer for others, in every family.
+    """Graphs exported from texts of some lengths are correct for others, in every family.
 
-    With one layer, but for the family whose layers differ. bfloat16 has no code of its own for a
-    family: one is enough.
+    With one layer, except in the family whose layers differ. bfloat16 is tested with one family,
+    since its code is the same for all.
     """
     draw = random.Random(2)
     for name, head in ENCODERS.items():
@@ -123,7 +123,7 @@ def use(folder: Path) -> None:
     for actual, name in zip(answers(model.backend), stored.files, strict=True):
         check_close(actual, stored[name], FLIPPED, name)
     check_close(model.vectors(TEXTS), eager.vectors(TEXTS), CLOSE[COMPILED], "vectors")
-    assert model._net is None  # nothing was asked of the net itself
+    assert model._net is None  # the net itself was not called
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def hold_kernels(path: Path) -> None:
 
 
 def hold_attention(path: Path) -> None:
-    """Attention over keys that lie in a cache or each head for itself, some of them not seen."""
+    """Attention over keys in the layout of a cache or by head, some of them masked."""
     function = ctypes.CDLL(str(path)).aoti_torch_cpu_heedful_attention
     torch.manual_seed(0)
     shapes = ((3, 4, 1, 20, 16), (1, 3, 4, 7, 5), (2, 1, 2, 1, 8), (2, 2, 1, 9, 40))
@@ -141,7 +141,7 @@ def use(folder: Path) -> None:
             for a, b in zip(one, other, strict=True):
                 assert abs(a.log_prob - b.log_prob) < 1e-3, (a, b)
                 assert a.finished == b.finished
-    assert model._net is None  # nothing was asked of the net itself
+    assert model._net is None  # the net itself was not called
     hold_sentences(model, draw)
     hold_beside_ctranslate2(eager)
 
@@ -158,7 +158,7 @@ def hold_sentences(model: Any, draw: random.Random) -> None:
 
 
 def hold_beside_ctranslate2(model: Any) -> None:
-    """CTranslate2, imported later and with kernels of torch's names, writes what it should."""
+    """CTranslate2, imported later, has correct outputs in spite of kernels with torch's names."""
     if find_spec("ctranslate2") is None:
         return
     from heedful.deploy.convert import convert_model, open_ctranslate2

@@ -1,7 +1,7 @@
 """A program: nets under compilation and export. Without checked shapes, which cannot be compiled.
 
-`python compiled_nets.py NAME ...` fails where a property does not hold for these architectures;
-`schemes` stands for every position scheme.
+`python compiled_nets.py NAME ...` fails if a property does not hold for these architectures;
+`schemes` means every position scheme.
 """
 
 import copy
@@ -25,7 +25,7 @@ from heedful.training.step import TrainStep
 from option_space import EXACT, VOCAB
 from single_stacks import SCHEMES, Single, decoder
 
-# Their layers are alike: one is compiled, and two of such in gpt2, bert and vaswani2017.
+# All layers are equal: one is compiled, in gpt2, bert and vaswani2017 two.
 ALIKE = {"roberta", "distilbert", "bart", "marian", "pegasus", "llama", "mistral", "qwen3", "gpt"}
 # How many texts and tokens a batch is padded to.
 ROWS, WIDTHS = (2, 4), (8,)
@@ -56,7 +56,7 @@ def main(names: list[str]) -> None:
 
 @torch.enable_grad()
 def train(net: Any) -> None:
-    """A training step with its balance loss is one graph, and what it is without compilation."""
+    """A training step with its balance loss is one graph, with the uncompiled results."""
 
     def loss(net: Any, batch: Any) -> LossSum:
         logits = net.head(net.decode(batch.tokens)).flatten(0, 1)
@@ -71,7 +71,7 @@ def train(net: Any) -> None:
 
 
 def serve(net: Any) -> None:
-    """Requests of any length compile nothing once every bucket has been seen."""
+    """Requests of any length compile nothing once every bucket is compiled."""
     compiled = copy.deepcopy(net)
     for name in ("encode", "decode") if isinstance(net, EncoderDecoder) else ("decode",):
         _compile(compiled, name)
@@ -141,7 +141,7 @@ def _request(net: Any, rows: int, width: int, seed: int) -> Tensor:
 
 
 def export_for_any_size(net: Any) -> None:
-    """The compiled backend's step takes caches whose layers have forgotten unlike shares."""
+    """The compiled step takes caches whose layers have dropped different numbers of tokens."""
     module, example, shapes = decoder_graphs(net)["step"]
     step = torch.export.export(module, example, dynamic_shapes=(shapes,)).module()
     decoding = DecodingState(net, net.start(2, capacity=16, beams=BEAMS), longest=48)

@@ -125,7 +125,7 @@ def mixtral_has_eager_gradients() -> None:
 
 
 def packs_rows_by_flex_attention() -> None:
-    """As on a GPU, where attention is one more part of the graph; other texts compile nothing."""
+    """As on a GPU, where attention is also in the graph; other texts compile nothing."""
     net = tiny("llama", head_dim=16, max_length=200)
     batches = []
     for lengths in ([100, 50, 20], [10, 150, 10]):
@@ -141,7 +141,7 @@ def packs_rows_by_flex_attention() -> None:
     patched = {
         (multi_head, "can_skip_blocks"): lambda spec, device: True,
         (multi_head, "_FUSED_WEIGHTS"): 0,
-        (flex_attention, "_validate_device"): lambda *tensors: None,  # which wants a GPU
+        (flex_attention, "_validate_device"): lambda *tensors: None,  # which needs a GPU
     }
     compiler(step.net)
     with ExitStack() as stack:

@@ -17,7 +17,9 @@ from heedful.recipe_files import load_recipe
 
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    faulthandler.dump_traceback_later(150, exit=True)  # where it stands, rather than silence
+    faulthandler.dump_traceback_later(
+        150, exit=True
+    )  # print stack traces instead of hanging silently
     # Without a port that another may take, and without asking a resolver for this host's name.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)

@@ -126,6 +126,6 @@ class RotaryParityTests(DecoderParityTests):
 
 
 def random_net(name: str, seed: int = 0, **keys: Any) -> tuple[DecoderOnly, Any]:
-    """A net of ours in eval mode, no weight as its initialization left it, and its Config."""
+    """A heedful net in eval mode, with no weight at its initial value, and its Config."""
     config = make_config(name, keys)
     return randomized(architecture(name).build(config), seed), config

@@ -190,7 +190,7 @@ class BertParityTests(EncoderParityTests):
 
     @torch.no_grad()
     def test_only_the_pooler_is_unused_without_a_head(self, tmp_path: Path) -> None:
-        """Of a file of the base model, whose states are as before."""
+        """Import a file of the base model; its states are unchanged."""
         model = self.case.model(self.pooled())
         actual = imported(model, tmp_path)
         (notice,) = actual.notices

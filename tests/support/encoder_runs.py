@@ -45,7 +45,7 @@ def tiny(task: str, **changes: Any) -> Recipe:
     return parse_recipe(commands.tiny({"task": task, **TINY, "data": data}, **changes))
 
 
-# With steps of its own and wider: a net of `TINY`'s size often never tells some texts apart.
+# Wider and with more steps: a net of the size of `TINY` often fails to separate some texts.
 LEARNS: dict[str, Any] = {
     "model": {"architecture": "bert", "num_layers": 1, "d_model": 64, "num_heads": 4, "d_ff": 128},
     "model__dropout": 0.0,

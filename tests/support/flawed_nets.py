@@ -1,4 +1,4 @@
-"""Small nets of one and of two stacks, correct unless they are given a flaw: one for each check."""
+"""Small nets of one and of two stacks, correct without a flaw; one flaw for each check."""
 
 import math
 from typing import Any
@@ -209,7 +209,7 @@ class OneStack(Net):
         read = cache.extended(ids)
         out = self(read, read.size(1) - cache.given["starts"], padding_side="left")
         out = out[:, -ids.size(1) :]
-        # Fewer queries than keys: the first of the new ones sees what the last one sees.
+        # Fewer queries than keys: the first of the new ones attends to the keys of the last one.
         return out[:, -1:].expand_as(out) if self.flaw == "cache aligned to the end" else out
 
 
@@ -224,7 +224,7 @@ class Prefixes:
         self.ids = torch.zeros(rows, 0, dtype=torch.int64)
 
     def extended(self, ids: Tensor) -> Tensor:
-        """What is to be read once more tokens have come."""
+        """Append tokens; returns the ids to run the net on."""
         self.ids = torch.cat([self.ids, ids], dim=1)
         if self.flaw == "cache off by one":
             return torch.cat([self.ids[:, :1], self.ids], dim=1)

@@ -91,7 +91,7 @@ def main() -> None:
         for stack in (getattr(step.net, side, None) for side in ("encoder", "decoder")):
             for block in [] if stack is None else stack.blocks:
                 fully_shard(block, mesh=mesh)
-        if name == "llama":  # a head with weights of its own may be sharded by itself
+        if name == "llama":  # a head with untied weights may be sharded separately
             fully_shard(step.net.head, mesh=mesh)
         fully_shard(step, mesh=mesh)
         actual = step(batch(rank * share, (rank + 1) * share))

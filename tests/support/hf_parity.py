@@ -127,7 +127,7 @@ class Case:
 
 
 def by_key(**keys: Any) -> dict[str, dict[str, Any]]:
-    """Of each key the message that refuses its value by name."""
+    """The error message by key, which names the key."""
     return {f"{key} is {value!r}": {key: value} for key, value in keys.items()}
 
 
@@ -174,7 +174,7 @@ class ParityTests:
     def test_dropout_acts_where_transformers_applies_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With its own rate: dropout is replaced by a deterministic function of value and rate."""
+        """With each rate: dropout is replaced by a deterministic function of value and rate."""
 
         def bend(x: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
             return x - p * x.sin() if training else x
@@ -325,7 +325,7 @@ def assert_initialized(net: nn.Module, std: float, ends: float | None = None) ->
 
 
 def written(imported_net: ImportedNet) -> dict[str, Tensor]:
-    """The tensors of a file of ours."""
+    """The tensors of a file written by heedful."""
     return net_to_hf(imported_net.architecture, imported_net.config, imported_net.net)[1]
 
 
@@ -338,7 +338,7 @@ def changed(
 
 
 def reread(imported_net: ImportedNet, changes: Mapping[str, Tensor | None]) -> ImportedNet:
-    """What heedful writes, read again with these changes."""
+    """The net that heedful writes, read again with these changes."""
     config, tensors = net_to_hf(imported_net.architecture, imported_net.config, imported_net.net)
     return net_from_hf(HfDirectory(config, {}, changed(tensors, changes)), "file")
 

@@ -9,7 +9,7 @@ import pytest
 
 LISTED = (
     "root may write anywhere",  # permissions do not bind the superuser, as in a container
-    "no /dev/full here",  # Linux alone has one
+    "no /dev/full here",  # only Linux has it
     "there is no C++ compiler",
     "no CUDA device here",
 )

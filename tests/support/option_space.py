@@ -80,7 +80,7 @@ def random_rows(lengths: Sequence[int], seed: int) -> list[Tensor]:
 
 
 class Text(NamedTuple):
-    """A row of ids and the source that an encoder-decoder reads beside it."""
+    """A row of ids and, for an encoder-decoder, its source."""
 
     ids: Tensor
     source: Tensor

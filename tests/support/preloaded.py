@@ -1,4 +1,4 @@
-"""What the children of `commands.py` need and takes long to import: they are forked after it."""
+"""Slow imports of the child processes of `commands.py`, which are forked after them."""
 
 import sys
 from importlib import import_module

@@ -16,7 +16,7 @@ from hf_parity import CLOSE, Case, ParityTests, by_key, imported, padded, random
 SOURCE_LENGTHS = [7, 3, 11, 1]
 TARGET_LENGTHS = [5, 9, 2, 1]
 
-# Of BART and Marian, whose files are alike.
+# Of BART and Marian, which have the same file format.
 BART_UNSUPPORTED = by_key(
     tie_word_embeddings=False,
     encoder_layerdrop=0.1,

@@ -50,7 +50,7 @@ STRETCHES: list[Scaling] = [
     Llama3Scaling(original_length=16),
     YarnScaling(4.0, 16),
 ]
-# By name, so that a test can be asked for one. What is added to embeddings, and what attention has.
+# By name, so that one can be selected: the scheme of the embeddings, and that of attention.
 ADDED: dict[str, Positions] = {
     "sinusoidal": SinusoidalTable,
     "sinusoidal-halves": partial(SinusoidalTable, halves=True),

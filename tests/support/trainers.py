@@ -54,7 +54,7 @@ def pairs(lengths, seed=0):
 
 
 def batch_for(net):
-    """Rows of several lengths, so that some of them are padded, with some targets."""
+    """Rows of several lengths, so that some are padded, with targets at some positions."""
     source, target = pairs([(3, 5), (6, 2), (4, 7)])
     rows = torch.arange(3).numpy()
     if isinstance(net, EncoderDecoder):

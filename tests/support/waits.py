@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operators that give the host a number, or a tensor whose size depends on the numbers.
+# Operators that return a number to the host, or a tensor whose size depends on values.
 WAITING = (
     *("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique", "_unique"),
     *("equal", "bincount", "repeat_interleave"),

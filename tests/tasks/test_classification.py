@@ -106,7 +106,7 @@ def test_held_out_texts_are_truncated_but_never_dropped(tmp_path: Path, too_long
     assert len((tmp_path / "test.output.txt").read_text().splitlines()) == 3
 
 
-# --- what is refused ------------------------------------------------------------------------
+# --- refused input ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

@@ -175,7 +175,7 @@ def test_a_killed_and_resumed_run_is_equal(kind, tmp_path):
     assert {tokenizer.pad_id, tokenizer.bos_id} <= never
     assert tokenizer.eos_id not in never
     samples = (tmp_path / "whole/samples.txt").read_text()
-    # What an output is held against is what the model is to write: of t5 the missing spans alone.
+    # The reference of an output is its target: for t5 the missing spans only.
     targets = re.findall("^target: +(.*)", samples, re.MULTILINE)
     assert targets
     assert all(("extra" in target) == (kind == "t5") for target in targets)

@@ -438,7 +438,7 @@ def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, data_wit
     _, teacher = teachers("translation")
     master, make = data_with_teacher_outputs
     short = heedful.load(teacher, device="cpu")
-    run, _ = make(beam_size=2)  # as above: they are there already
+    run, _ = make(beam_size=2)  # cached by an earlier test
     targets = [tgt for _, tgt in pairs_of(run.data)]
     lengths = [len(ids) for ids in short.prompt_ids(master.tgt_tokenizer.decode_batch(targets))]
     short.config = replace(short.config, max_length=max(lengths) - 1)

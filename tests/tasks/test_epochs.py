@@ -17,7 +17,7 @@ SAMPLED = {
 
 
 def sampled(task: str, folder: Path, **changes: Any) -> Any:
-    """A recipe whose words are split anew each epoch."""
+    """A recipe with new subword splits in each epoch."""
     limit = {} if task == "language_modeling" else {"data__max_length": 40}
     return recipe_of(task, folder, **SAMPLED | limit | changes)
 

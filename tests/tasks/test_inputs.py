@@ -30,7 +30,7 @@ def test_relative_paths_are_in_the_data_folder(task, tmp_path, monkeypatch):
     assert actual.ids("train", name).ids.tolist() == whole.ids("train", name).ids.tolist()
     with pytest.raises(UserError, match=str(tmp_path / "elsewhere")):
         PreparedTask(in_folder(recipe, str(tmp_path / "elsewhere")), tmp_path / "none")
-    monkeypatch.chdir(tmp_path)  # null: where one stands
+    monkeypatch.chdir(tmp_path)  # null: the current folder
     PreparedTask(in_folder(recipe, None), tmp_path / "here")
 
 

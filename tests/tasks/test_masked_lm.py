@@ -193,7 +193,7 @@ def test_long_texts(text: Path, tmp_path: Path, too_long: str, count: int) -> No
     assert all((row[0], row[-1]) == (1, 2) for row in rows)
 
 
-# --- what is refused ------------------------------------------------------------------------
+# --- refused input ---------------------------------------------------------------------------
 
 
 def test_a_source_without_a_mask_is_refused(text: Path, tmp_path: Path) -> None:

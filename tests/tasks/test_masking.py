@@ -168,7 +168,7 @@ def test_long_words_of_short_texts_are_selected_as_often_as_short_ones() -> None
     masking = Masking(whole_word=True)
     selected = [hide(ids, masking, seed, word_starts=starts)[1] for seed in range(2_000)]
     words = np.array(selected)[:, [1, 4, 5, 6, 7]].sum(axis=0)
-    assert words.sum() == 2_000  # one token is wanted, so one word is taken
+    assert words.sum() == 2_000  # one token is to be masked, so one word is
     assert fits_uniform(words)
 
 

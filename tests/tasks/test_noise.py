@@ -257,7 +257,7 @@ def test_infilled_spans_have_poisson_lengths() -> None:
     length = 60_000
     filled = noisy(np.arange(10, 10 + length), rng_of(0), infilling=0.3)
     runs = spans_of(filled, length)
-    # Where masks touch, the length of each cannot be seen.
+    # The lengths of adjacent masks cannot be told from the source.
     lengths = np.minimum([tokens for masks, tokens in runs if masks == 1], 8)
     assert len(lengths) > 4_500
     assert fits(np.bincount(lengths), poisson(3.0, 8) * len(lengths))

@@ -39,7 +39,7 @@ def test_gradients_are_bit_equal_with_dropout(name):
     assert (once, twice) == (1, 2)
     assert plain.keys() == again.keys()
     assert all(torch.equal(grad, again[name]) for name, grad in plain.items())
-    assert torch.equal(random, random_again)  # the next step draws the same numbers
+    assert torch.equal(random, random_again)  # the next step has the same random numbers
 
 
 def saved_bytes(net, *, activation_checkpointing):

@@ -253,7 +253,7 @@ def test_confusion_matrices_of_any_size_fit_the_page(tmp_path: Path, count: int)
     table = np.arange(count * count).reshape(count, count)
     text, page = report(tmp_path, a_run(), labels=labels, confusion=table.tolist())
     assert "<script" not in text
-    is_shown = count <= MAX_LABELS  # larger ones are a table of labels alone
+    is_shown = count <= MAX_LABELS  # larger ones have only a table of labels
     assert sum("matrix" in str(a["class"]) for a in page.found("figure")) == is_shown
     assert page.text.count(f"label-{NASTY} {count - 1}") == (3 if is_shown else 1)
     shares = [a for a in page.found("td") if "--share" in str(a.get("style"))]

@@ -111,7 +111,7 @@ def at(call, path, when, nth=1):
     return {"call": call, "path": path, "when": when, "nth": nth}
 
 
-# Sessions of one run, each killed at its point: (call, what it works on, when, the nth of them).
+# Sessions of one run, each killed at a point: (call, its target, when, the nth of them).
 POINTS = {
     "data preparation": [
         at("replace", r"run/run\.json$", "before"),
@@ -168,7 +168,7 @@ POINTS = {
 
 @pytest.mark.parametrize("points", POINTS.values(), ids=POINTS.keys())
 def test_killed_inside_a_write(commands, whole, tmp_path, points):
-    # Data of its own, which no other run has prepared before.
+    # Data that no other run has prepared before.
     seed = {"data__generated__seed": 7 + list(POINTS.values()).index(points)}
     recipe, out = write_recipe(tmp_path / "recipe.json", **seed), tmp_path / "run"
     for point in points:
@@ -226,7 +226,7 @@ def test_interrupted_twice_at_one_step_keeps_its_state(commands, whole, tmp_path
     saved = out / "checkpoints/interim-00000005"
     before = tree(saved)
     point = at("replace", r"interim-00000005$", "before")
-    # The checkpoint of this step is there: it is neither removed nor written again.
+    # The checkpoint of this step exists: it is neither removed nor written again.
     Checkpoints(out / "checkpoints", 3).save(5, torch.nn.Linear(1, 1), {}, {}, interim=True)
     assert tree(saved) == before
     assert resume_run(commands, recipe, out, point).code == 0
@@ -349,7 +349,7 @@ def test_the_saved_recipe_is_the_resolved_one(commands, whole, tmp_path):
     saved = yaml.safe_load((reference / "recipe.yaml").read_text())
     assert saved["training"]["optimizer"]["betas"] == [0.9, 0.98]  # a default, written out
     assert saved["model"]["d_model"] == 16
-    # From the folder alone the run can be repeated.
+    # The run can be repeated from its folder.
     again = commands.train(reference, tmp_path / "again")
     assert again.code == 0, again.err
     assert_same_end(tmp_path / "again", reference)

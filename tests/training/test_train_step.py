@@ -47,14 +47,14 @@ NAMES = (
     "rdrop-translation",
     "rdrop-classification",
 )
-HIDDEN = ("hidden-translation", "hidden-masked_lm")  # which draw what they hide
+HIDDEN = ("hidden-translation", "hidden-masked_lm")  # which mask tokens at random
 
 
 def run_two(worker: str, folder: Path) -> None:
     """Run a worker in two processes, which write into the folder."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(SUPPORT)])}
     words = [sys.executable, str(SUPPORT / worker), str(folder)]
-    for _ in range(2):  # once more where gloo, which is not what is tested, stands still
+    for _ in range(2):  # repeated if gloo, which is not tested here, hangs
         (folder / "store").unlink(missing_ok=True)
         others = [subprocess.Popen([*words, str(rank), "2"], env=environment) for rank in range(2)]
         codes = [other.wait(timeout=240) for other in others]
@@ -193,7 +193,7 @@ def gradients_without_waiting(step: TrainStep, batch: Batch) -> Waits:
 @pytest.mark.parametrize("name", [*NAMES, *HIDDEN])
 def test_the_loss_of_every_task_needs_no_values_of_tensors(tmp_path, name):
     run = PreparedTask(recipe_named(name, tmp_path), tmp_path / "data")
-    batch = run.load_batch(run.plan_epoch(0)[0]).to("meta")  # where there are none
+    batch = run.load_batch(run.plan_epoch(0)[0]).to("meta")  # tensors without values
     assert not gradients_without_waiting(train_step(run, "meta"), batch).seen
 
 
@@ -239,7 +239,7 @@ def test_the_generator_of_a_device_is_saved_and_restored(device, monkeypatch):
     assert torch.equal(generators.state, torch.arange(4))
     expected = torch.rand(3)
     restore_generators({"generator.cpu": states["generator.cpu"]}, device)
-    assert generators.seed == torch.initial_seed()  # a device of another kind begins anew
+    assert generators.seed == torch.initial_seed()  # a device of another kind is seeded again
     assert torch.equal(torch.rand(3), expected)
     restore_generators(states, torch.device("cpu"))
     assert torch.equal(torch.rand(3), expected)

@@ -67,7 +67,7 @@ def test_the_loss_is_the_mean_over_all_targets(tmp_path, smoothing):
     with torch.no_grad():
         logits = [net(b.source.ids, b.tokens.ids)[0] for b in batches]
         targets = torch.cat([b.targets for b in batches])
-        # torch's own smoothing spreads over all entries, as ours.
+        # torch's smoothing also spreads over all entries.
         expected = F.cross_entropy(torch.cat(logits), targets, label_smoothing=smoothing)
         nll = F.cross_entropy(torch.cat(logits), targets)
     keys = settings(gradient_accumulation=3)
@@ -248,7 +248,7 @@ def test_max_minutes_counts_training_time(tmp_path, monkeypatch):
     assert trainer.state.seconds >= 30
 
 
-# --- what is kept ---------------------------------------------------------------------------
+# --- checkpoints that remain -----------------------------------------------------------------
 
 
 def test_the_moving_average_is_evaluated_and_saved_and_changes_no_step(tmp_path):

@@ -44,7 +44,7 @@ BART = Seq2SeqCase(
         "d_model 768 is not divisible by num_decoder_heads 5": {"num_decoder_heads": 5},
     },
     published={"base": millions(139.4), "large": millions(406.3)},
-    beyond=lambda config: -config.tgt_vocab_size,  # the bias is no parameter over there
+    beyond=lambda config: -config.tgt_vocab_size,  # in transformers the bias is a buffer
     counted=transformers.BartForConditionalGeneration,
     tied=tied_to("model.shared.weight", "model."),
     buffers={"model.encoder.version": torch.tensor([3.0])},  # of the code

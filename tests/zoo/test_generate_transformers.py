@@ -88,7 +88,7 @@ def test_generation_equals_transformers_for_texts_of_unequal_lengths(
                 [row.tolist() for row in texts], **arguments, return_details=True
             )
             for text, outputs in zip(texts, actual, strict=True):
-                # One at a time: GPT's and GPT-Neo's positions over there are moved by left padding.
+                # One at a time: in transformers left padding shifts positions of GPT and GPT-Neo.
                 expected = hf_outputs(model, text, options)
                 start = 1 if name in ENCODER_DECODERS else len(text)
                 ids = [trimmed(row[start:].tolist()) for row in expected.sequences]

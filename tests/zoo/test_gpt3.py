@@ -22,7 +22,7 @@ TINY: dict[str, Any] = {
     "max_length": 24,
     "window": 3,
 }
-# Local layers alone or first, fewer than there are layers, and the default with half of them.
+# Local layers only or first, fewer types than layers, and the default with half of them.
 OTHER_TURNS: list[tuple[int, Any]] = [
     (2, [[["local"], 2]]),
     (2, [[TURNS[::-1], 1]]),

@@ -71,7 +71,7 @@ MARIAN = Seq2SeqCase(
     | by_key(normalize_embedding=True, static_position_embeddings=False),
     other_class="MarianForCausalLM",
     published={"base": millions(73.9), "big": millions(235.9)},
-    beyond=lambda config: -config.tgt_vocab_size,  # the bias is no parameter over there
+    beyond=lambda config: -config.tgt_vocab_size,  # in transformers the bias is a buffer
     counted=transformers.MarianMTModel,
     tied=tied_to("model.shared.weight", "model."),
     buffers={

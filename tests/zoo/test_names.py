@@ -176,7 +176,7 @@ def test_an_optional_weight_is_left_as_initialized_with_a_notice() -> None:
     refuses(file, "lacks the tensor base.h.0.k.bias$", names)
 
 
-# --- what is zero over there ----------------------------------------------------------------
+# --- zero biases in files --------------------------------------------------------------------
 
 ZEROS = replace(
     NAMES,

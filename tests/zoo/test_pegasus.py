@@ -51,7 +51,7 @@ PEGASUS = Seq2SeqCase(
         "'none' or 'all'": {"tie_embeddings": "decoder"},
     },
     published={"base": millions(272.2), "large": millions(568.7)},
-    beyond=lambda config: -config.tgt_vocab_size,  # the bias is no parameter over there
+    beyond=lambda config: -config.tgt_vocab_size,  # in transformers the bias is a buffer
     counted=transformers.PegasusForConditionalGeneration,
     tied=tied_to("model.shared.weight", "model."),
     optional=("final_logits_bias",),

@@ -82,7 +82,7 @@ def test_logits_and_gradients_equal_torch(padded: bool, changes: dict[str, Any])
     src_real = padding_mask(LENGTHS[0], S) if padded else None
     tgt_real = padding_mask(LENGTHS[1], T) if padded else None
     ours = net(src, tgt, *lengths)
-    # torch's masks say True = may not; ours say True = may.
+    # torch: True = may not attend; heedful: True = may.
     src_pad, tgt_pad = (None if real is None else ~real for real in (src_real, tgt_real))
     states = transformer(
         around.src_embedding(Tokens.from_ids(src)),
@@ -108,7 +108,7 @@ def test_logits_and_gradients_equal_torch(padded: bool, changes: dict[str, Any])
         grad.data = parameter.grad
     expected = from_torch(build(config(**changes)), grads)  # what the logits have shown to be right
     expected.head.out.weight.data = around.head.out.weight.grad
-    bias = changes.get("bias", True)  # torch's norms have none without: ours stay at zero
+    bias = changes.get("bias", True)  # torch's norms then have no bias: heedful's remain zero
     for (name, mine), other in zip(net.named_parameters(), expected.parameters(), strict=True):
         if bias or not name.endswith("norm.bias"):
             torch.testing.assert_close(mine.grad, other.data, rtol=0, atol=1e-4, msg=name)
