@@ -65,10 +65,10 @@ def classify(
 
 
 def _wrong(line: str, paired: bool) -> str | None:
-    """Why a line cannot be classified, if it cannot."""
+    """The reason why a line cannot be classified, or None."""
     if not line.strip():
         return "is empty: there is no text to classify"
     if line.count("\t") != int(paired):
-        wanted = "two texts with one tab between, as line 1 is" if paired else "no tab in it"
-        return f"has {line.count(chr(9))} tabs; it must be {wanted}"
+        expected = "two texts with one tab between, as line 1 is" if paired else "no tab in it"
+        return f"has {line.count(chr(9))} tabs; it must be {expected}"
     return None

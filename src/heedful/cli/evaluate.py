@@ -19,7 +19,7 @@ from heedful.files import write_text
 
 # Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
 Entries = list[dict[str, Any]]
-Judged = tuple[list[str] | None, dict[str, Any], Entries, Entries]
+EvaluationOutput = tuple[list[str] | None, dict[str, Any], Entries, Entries]
 _MOST_COLUMNS = 12  # of a confusion matrix that is printed
 
 
@@ -82,7 +82,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class EvaluationRunTime(RunTime):
-    """Where and how the model runs; scores are the net's unless another backend is named."""
+    """Flags for device, backend and batches; the default backend is the net itself."""
 
     backend: str = backend_option("eager")
 
@@ -134,10 +134,10 @@ def evaluate(
         translator = run_time.open(model, pipelines.Translator, "evaluate with --src and --ref")
         options |= {"too_long": "truncate" if data.truncate else "error", **run_time.batching}
         target = language or translator.metadata.tgt_language
-        judged = _evaluate_pairs(translator, *lines, options, metrics, target)
+        result = _evaluate_pairs(translator, *lines, options, metrics, target)
     else:
-        judged = _evaluate_file(model, data, run_time)
-    outputs, content, ranked, entries = judged
+        result = _evaluate_file(model, data, run_time)
+    outputs, content, ranked, entries = result
     if outputs is not None:
         if data.output is not None:
             write_text(data.output, "".join(f"{line}\n" for line in outputs))
@@ -147,7 +147,7 @@ def evaluate(
     _print({"model": str(model)} | content, data.json)
 
 
-def _evaluate_file(model: Path, data: HeldOut, run_time: RunTime) -> Judged:
+def _evaluate_file(model: Path, data: HeldOut, run_time: RunTime) -> EvaluationOutput:
     """Scores of a language model or a classifier, by the kind of the model."""
     path = data.input
     assert path is not None
@@ -165,9 +165,9 @@ def _evaluate_file(model: Path, data: HeldOut, run_time: RunTime) -> Judged:
 
 def _refuse(kinds: str, flags: Mapping[str, object]) -> None:
     """Raise UserError for flags that have no effect on these kinds of models."""
-    given = [flag for flag, value in flags.items() if value is not None and value is not False]
-    if given:
-        raise UserError(f"{', '.join(given)}: without effect for {kinds}; leave it out")
+    set_flags = [flag for flag, value in flags.items() if value is not None and value is not False]
+    if set_flags:
+        raise UserError(f"{', '.join(set_flags)}: without effect for {kinds}; leave it out")
 
 
 def _evaluate_pairs(
@@ -177,7 +177,7 @@ def _evaluate_pairs(
     options: dict[str, Any],
     metrics: str | None,
     language: str | None,
-) -> Judged:
+) -> EvaluationOutput:
     from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores, sentence_chrf
     from heedful.plugins import metric
 
@@ -194,8 +194,8 @@ def _evaluate_pairs(
         lowercase=translator.tgt_tokenizer.lowercases,
     )
     forced = translator.teacher_forced(sources, references, too_long=options["too_long"])
-    chosen = translator.options(**options)
-    search = {"beam_size": chosen.beam_size, "length_penalty": chosen.length_penalty}
+    used = translator.options(**options)
+    search = {"beam_size": used.beam_size, "length_penalty": used.length_penalty}
     columns = zip(sources, outputs, references, sentence_chrf(outputs, references), strict=True)
     entries: Entries = [
         {"line": number, "source": source, "output": output, "reference": reference, "chrf": chrf}
@@ -227,7 +227,7 @@ def _evaluate_labels(
     path: Path,
     fields: dict[str, str | None],
     batching: dict[str, int],
-) -> Judged:
+) -> EvaluationOutput:
     import numpy as np
 
     from heedful.data.rows import LABEL, read_rows

@@ -58,7 +58,7 @@ def _example(paragraph: str) -> str | None:
 def _check(values: dict[str, Any]) -> None:
     for name, value in _each_value(values):
         text = str(value) if isinstance(value, str | Path) else ""
-        if any("\ud800" <= each <= "\udfff" for each in text):
+        if any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError(f"--{name} {value}: not UTF-8; convert it")
     for name in _INPUT_OPTIONS & values.keys():
         if values[name] is not None and not _exists(values[name]):
@@ -89,4 +89,4 @@ def _exists(path: Path) -> bool:
 def _each_value(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each value with its name, those of repeated options one by one."""
     for name, value in values.items():
-        yield from ((name, each) for each in (value if isinstance(value, list) else [value]))
+        yield from ((name, item) for item in (value if isinstance(value, list) else [value]))

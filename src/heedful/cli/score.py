@@ -26,7 +26,7 @@ _COLUMNS = ("log_prob", "perplexity", "bits_per_character")
 
 @dataclass(frozen=True)
 class ScoreRunTime(RunTime):
-    """Where and how the net runs."""
+    """Flags for device, backend and batches; eager is the only backend."""
 
     backend: str = backend_option("eager", "eager (the torch module); score supports no other.")
 

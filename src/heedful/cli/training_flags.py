@@ -56,14 +56,16 @@ class TrainingFlags:
     @property
     def overrides(self) -> list[str]:
         """`key=value` for each key that is set; those of `--set` come last."""
-        given = {
+        values = {
             key: getattr(self, name)
             for name, key in KEYS.items()
             if getattr(self, name) is not None
         }
         # JSON, so that no path is read as a number or a date.
-        named = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
-        return [*named, *(self.settings or [])]
+        settings = [
+            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
+        ]
+        return [*settings, *(self.settings or [])]
 
     @property
     def changed_keys(self) -> list[str]:
