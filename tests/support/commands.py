@@ -103,7 +103,8 @@ class Commands:
         variables |= {"TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
         with patch.dict(os.environ, variables, PYTHONPATH=os.pathsep.join(sys.path)):
             forkserver.ensure_running()
-        self.run("--version")  # waits for the imports, which are no command's time
+        started = self.run("--version", first=_assert_preloaded)  # waits for the imports
+        assert started.code == 0, started.err
 
     def run(
         self,
@@ -211,6 +212,11 @@ def assert_same_checkpoints(run: Path, other: Path) -> None:
             assert states[0] == states[1], name
         else:
             assert content == right[name], name
+
+
+def _assert_preloaded() -> None:
+    """The fork server ignores an ImportError; children would make the remaining imports."""
+    assert "preloaded" in sys.modules, "tests/support/preloaded.py cannot be imported"
 
 
 def _child(

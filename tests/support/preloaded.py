@@ -12,10 +12,10 @@ for _name in (
     *("matplotlib.backends.backend_svg", "matplotlib.figure", "pygments.formatters.html"),
     *("pygments.lexers.data", "pygments.styles.default"),
     *(f"heedful.{name}" for name in ("run", "cli.app", "training.display", "tasks.synthetic")),
-    *(f"heedful.{name}" for name in ("zoo.vaswani2017", "backends.coverage", "backends.decoding")),
-    *(f"heedful.{name}" for name in ("deploy.optimize", "training.report", "cli.lines")),
-    *(f"heedful.{name}" for name in ("backends.eager", "generation.search", "cli.flags")),
-    *("ctranslate2",) * (find_spec("ctranslate2") is not None),
+    *(f"heedful.{name}" for name in ("zoo.vaswani2017", "backends.torch.coverage", "cli.lines")),
+    *(f"heedful.{name}" for name in ("deploy.optimize", "training.report", "cli.flags")),
+    *(f"heedful.{name}" for name in ("backends.torch.eager", "generation.search")),
+    *("ctranslate2", "ctranslate2.specs") * (find_spec("ctranslate2") is not None),
 ):
     import_module(_name)
 sys.modules["heedful.training.report"].pages().get_template("report.html.j2")
