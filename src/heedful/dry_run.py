@@ -129,7 +129,7 @@ def _measure(
         make_loss(task, parts, device),
         activation_checkpointing=settings.activation_checkpointing,
     ).train()
-    optimizer = make_optimizer(net, settings.optimizer)
+    optimizer = make_optimizer(net, settings.optimizer, layer_decay=settings.layer_lr_decay)
     seconds: list[float] = []
     tokens: list[int] = []
     state_bytes = 0

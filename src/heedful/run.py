@@ -60,7 +60,7 @@ from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.training.verdict import ExpectationListener, general_verdicts
-from heedful.zoo.names import set_weights, weights_of
+from heedful.zoo.names import set_weights, trainable, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
 
 _SPLITS = {"test": "test text", "valid": "held-out text"}
@@ -239,7 +239,7 @@ def _start(
         parts = resume_parts(task, out, device, print_line)
     else:
         parts = new_parts(task, out, device, print_line)
-        save_description(parts.model, out)
+        save_description(parts.model, out, parts.base)
         folder.update_facts(**parts.data_facts)
     parts.model.net.to(device)
     epochs = EpochBatches(task, parts.data)
@@ -296,6 +296,7 @@ def _make_trainer(
         ),
         precision=precision,
         compiler=BlockCompiler(model.net) if training.compile else None,
+        stored_weights=weights_of if model.adapter is None else trainable,
         extra_evaluation_steps=[expectation.step for expectation in recipe.expect],
     )
     return trainer
@@ -306,7 +307,7 @@ def _save_best(best: BestModel, trainer: Trainer) -> None:
     step = trainer.state.step
     kind = "weights" if trainer.average is None else "averaged weights"
     best.save(
-        weights_of(trainer.net),
+        trainer.stored_weights(trainer.net),
         value=trainer.state.best_value,
         step=step,
         source=f"the {kind} of step {step:,}",
@@ -407,13 +408,13 @@ def _choose_final(run: _Run) -> str:
     files = [path / WEIGHTS for path in trainer.checkpoints.to_average()]
     if run.task.recipe.training.average_checkpoints > 1 and len(files) > 1:
         average = average_weights(files)
-        set_weights(net, average, run.best.path)
+        set_weights(net, average, run.best.path, trainer.stored_weights(net))
         value = run.task.evaluate(run.model, run.data).value
         if value > run.best.value:
             source = f"the mean of {len(files)} checkpoints"
             run.best.save(average, value=value, step=trainer.state.step, source=source)
     weights, source = run.best.write_final()
-    set_weights(net, weights, run.best.path)
+    set_weights(net, weights, run.best.path, trainer.stored_weights(net))
     return source
 
 

@@ -111,7 +111,8 @@ def alternatives(keys: Sequence[str], template: str = "{}", conjunction: str = "
 ALL = TaskKeys(
     frozenset(
         (
-            *("plugins", "task", "init_from", "model", "objective", "training", "expect"),
+            *("plugins", "task", "init_from", "model", "objective"),
+            *("adapter", "training", "expect"),
             *("data.src_language", "data.max_length", "data.truncation"),
             *(f"tokenizer.{key}" for key in ("path", "kind", "vocab_size", "lowercase")),
             *("tokenizer.keep_whitespace", "tokenizer.normalization"),

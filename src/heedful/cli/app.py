@@ -14,7 +14,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Train": ("demo", "train", "distill", "average", "prepare", "tokenizer"),
     "Run a model": ("translate", "generate", "fill", "classify", "embed"),
     "Evaluate": ("evaluate", "score", "verify", "report", "compare"),
-    "Convert and speed up": ("optimize", "import", "export"),
+    "Convert and speed up": ("optimize", "merge", "import", "export"),
     "List": ("list", "info", "recipes", "cache"),
 }
 COMMANDS = {name: title for title, names in GROUPS.items() for name in names}

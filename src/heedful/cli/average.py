@@ -32,9 +32,10 @@ def average(
 
     Example: heedful average runs/translation averaged --last 5
     """
-    from heedful.files import MODEL_FILES, check_new, write_directory
+    from heedful.files import MODEL_FILES, check_new, read_object, write_directory
+    from heedful.pipelines.base import CONFIG
+    from heedful.pipelines.nets import load_net
     from heedful.training.checkpoint import Checkpoints, average_weights
-    from heedful.zoo.names import set_weights
     from heedful.zoo.saved import WEIGHTS
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=run)
@@ -43,7 +44,8 @@ def average(
     if not folders:
         raise UserError(f"{run} keeps no checkpoints; name some with --checkpoint")
     folders = folders[-last:] if last else folders
-    set_weights(model.net, average_weights([folder / WEIGHTS for folder in folders]), out)
+    mean = average_weights([folder / WEIGHTS for folder in folders])
+    model.net, _ = load_net(run, read_object(run / CONFIG), "cpu", weights=mean)
     write_directory(out, model.save)
     names = ", ".join(folder.name for folder in folders)
     typer.echo(f"{out}: the average of {names}")

@@ -60,5 +60,19 @@ def ctranslate2(
     typer.echo(f"{out}: a {opened.kind} for CTranslate2; see {out / 'example.py'}")
 
 
+def peft(model: ModelFolder, out: NewFolder, overwrite: Overwrite = False) -> None:
+    """Export the adapter (LoRA) of a model for peft, without its base model.
+
+    peft opens it beside the base model in the Hugging Face format (heedful export hf BASE).
+
+    Example: heedful export peft runs/adapted adapter
+    """
+    from heedful.export.peft import export_peft
+
+    export_peft(model, out, overwrite=overwrite)
+    typer.echo(f"{out}: an adapter for peft")
+
+
 add_command(app, "hf", hf)
+add_command(app, "peft", peft)
 add_command(app, "ctranslate2", ctranslate2)

@@ -47,4 +47,26 @@ def hf(
     typer.echo(f"{out}: a {model.kind}, {model.metadata.architecture} of {count:,} parameters")
 
 
+def peft(
+    *,
+    directory: Path = typer.Argument(
+        ..., metavar="DIR", help="Local directory with adapter_config.json and its weights."
+    ),
+    out: NewFolder,
+    base: Path = typer.Option(
+        ..., metavar="MODEL", help="Model directory that the adapter was trained on."
+    ),
+    overwrite: Overwrite = False,
+) -> None:
+    """Import an adapter of peft (LoRA), as a model directory that refers to its base model.
+
+    Example: heedful import peft downloads/adapter adapted --base gpt2
+    """
+    from heedful.export.peft import import_peft
+
+    model = import_peft(directory, out, base=base, overwrite=overwrite, say=note)
+    typer.echo(f"{out}: a {model.kind} that refers to {base}")
+
+
 add_command(app, "hf", hf)
+add_command(app, "peft", peft)

@@ -78,15 +78,19 @@ def _model(path: Path) -> dict[str, str]:
 
 
 def _base(path: Path) -> dict[str, str]:
-    """The model that has the weights which this one lacks."""
-    from heedful.zoo.added_weights import read_base
-    from heedful.zoo.saved import WEIGHTS
+    """The base model, which has the weights that this one lacks, and the adapter."""
+    from heedful.files import read_object
+    from heedful.pipelines.base import CONFIG
+    from heedful.pipelines.nets import read_lora
+    from heedful.zoo.base_model import Base
 
-    base = read_base(path / WEIGHTS)
-    if base is None:
-        return {}
-    place = Path(base.path).parent  # from the model's directory
-    return {"base": f"{place}, {len(base.tensors)} tensors, SHA-256 {base.sha256}"}
+    content = read_object(path / CONFIG)
+    base, lora = Base.read(content, path / CONFIG), read_lora(content, path / CONFIG)
+    rows = {} if base is None else {"base": f"{base.path}, SHA-256 {base.sha256}"}
+    if lora is not None:
+        targets = ", ".join(lora.targets)
+        rows["adapter"] = f"LoRA of rank {lora.rank}, alpha {lora.alpha:g} on {targets}"
+    return rows
 
 
 def _backends(path: Path) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The recipe's keys by section, each with its type, default and description."""
 
+from heedful.config.adapter import Adapter
 from heedful.config.base import Strict
 from heedful.config.data import Data, Files, Generated, TokenizerRecipe
 from heedful.config.distillation import Distillation
@@ -11,6 +12,7 @@ from heedful.config.training import Optimizer, Schedule, Training
 __all__ = [
     "OWN_METRICS",
     "RENAMED",
+    "Adapter",
     "Data",
     "Distillation",
     "Evaluation",

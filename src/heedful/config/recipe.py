@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import to_jsonable_python
 
 from heedful import plugins
+from heedful.config.adapter import Adapter
 from heedful.config.base import Strict
 from heedful.config.data import Data, TokenizerRecipe
 from heedful.config.descriptions import registered_in
@@ -57,6 +58,10 @@ class Recipe(Strict):
     )
     objective: dict[str, Any] = Field(
         {}, description="Keys of the task itself; empty: the task's defaults."
+    )
+    adapter: Adapter = Field(
+        default_factory=Adapter,
+        description="Low-rank updates, trained in place of the weights.",
     )
     training: Training = Field(
         default_factory=Training, description="Optimization, evaluations and end of the run."
@@ -122,6 +127,12 @@ class Recipe(Strict):
                 "training.r_drop and distillation of level word both replace the loss of a whole "
                 "run; leave one out, or set distillation.level to sequence"
             )
+        if self.adapter.rank is not None and self.init_from is None:
+            raise UserError(
+                "adapter.rank needs a model whose weights are adapted; give its folder as init_from"
+            )
+        if self.adapter.rank is None and self.adapter != Adapter():
+            raise UserError("the keys of adapter have no effect without adapter.rank; set it")
         if training.compile and training.subword_sampling is not None:
             raise UserError(
                 "training.compile pads batches to few shapes, but training.subword_sampling gives "

@@ -137,6 +137,18 @@ class Training(Strict):
         "that a merge is skipped (BPE-dropout), with unigram the exponent of a split's "
         "probability; null: always the best split.",
     )
+    freeze: list[str] = Field(
+        [],
+        description="Parameters that are not trained, by patterns of their names, as embedding, "
+        "encoder or blocks.0; empty: none.",
+    )
+    layer_lr_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Factor of the learning rate from each block to the one below it, and to the "
+        "embeddings; 1: one rate for all.",
+    )
     clip_norm: float | None = Field(
         1.0, gt=0, description="Maximum norm of the whole gradient; null: no clipping."
     )

@@ -28,14 +28,12 @@ from heedful.deploy.convert import convert_model, reusable_conversion
 from heedful.deploy.measure import Conversion, candidates, measure
 from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
-from heedful.files import write_directory, write_json
-from heedful.pipelines.base import SavedModel
+from heedful.files import read_object, write_directory, write_json
+from heedful.pipelines.base import CONFIG, SavedModel
 from heedful.pipelines.loading import tokenizer_files
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.progress import track
-from heedful.zoo.added_weights import read_base
-from heedful.zoo.saved import WEIGHTS
 
 BACKENDS = ("eager", "ctranslate2", "compiled")
 _COMPILED_GENERATORS = ("float32", "int8")  # precisions of compiled nets that generate
@@ -107,10 +105,10 @@ def optimize(
     nonblank = [text for text in texts if text.strip()]
     if not nonblank:
         raise UserError("the validation text is empty; give it at least one line")
-    if read_base(directory / WEIGHTS) is not None:
+    if "base" in read_object(directory / CONFIG):
         raise UserError(
             f"{directory} holds only what was added to another model, and a backend needs all "
-            "weights; save it whole first, by load and save"
+            "weights; make a whole model first: heedful merge {directory} OUT"
         )
     findings = Findings(Manifest.new(directory, cast(Kind, type(model).__name__)))
 

@@ -4,6 +4,7 @@
 `DecoderOnly`: a language model, `net(ids)` -> next-token logits.
 `EncoderDecoder`: sequence to sequence, `net(src, tgt)` -> next-token logits of the target.
 `EncoderOnly`: `net(ids)` -> masked-token logits, class logits or states.
+`LoRA`, `add_lora`, `merge_lora`, `freeze`: low-rank adapters and frozen parameters of a net.
 
 Names are imported on first use, so that `import heedful.models` alone imports no torch.
 """
@@ -13,17 +14,29 @@ from typing import TYPE_CHECKING
 from heedful.lazy import lazily
 
 if TYPE_CHECKING:
+    from heedful.models.adapters import LoRA, add_lora, freeze, merge_lora
     from heedful.models.decoder_only import DecoderOnly
     from heedful.models.encoder_decoder import EncoderDecoder
     from heedful.models.encoder_only import EncoderOnly
     from heedful.models.stack import Block, Stack
 
-__all__ = ["Block", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Stack"]
+__all__ = [
+    "Block",
+    "DecoderOnly",
+    "EncoderDecoder",
+    "EncoderOnly",
+    "LoRA",
+    "Stack",
+    "add_lora",
+    "freeze",
+    "merge_lora",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = lazily(
         __name__,
         {
+            "adapters": ("LoRA", "add_lora", "freeze", "merge_lora"),
             "decoder_only": ("DecoderOnly",),
             "encoder_decoder": ("EncoderDecoder",),
             "encoder_only": ("EncoderOnly",),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ from heedful.errors import UserError
 from heedful.files import write_directory, write_json
 from heedful.options import DEFAULTS, TooLong
 from heedful.pipelines.metadata import ModelMetadata
+
+if TYPE_CHECKING:
+    from heedful.models.adapters import LoRA
+    from heedful.zoo.base_model import Base
 
 CONFIG = "config.json"
 _NUM_WARNINGS = 10  # of texts that are left out
@@ -42,6 +46,7 @@ class SavedModel:
         src_tokenizer, tgt_tokenizer: one object where the model has a single tokenizer.
         shortlist: the target tokens that each source can become; None: all.
         settings: of the net as a backend.
+        adapter: of the net, while it is not merged; `load` merges it.
         num_truncated: texts cut to the net's length so far (`too_long="truncate"`).
         num_left_out: texts without output so far (`too_long="leave_out"`).
     """
@@ -70,6 +75,7 @@ class SavedModel:
         self._open_net = open_net
         self.shortlist: Shortlist | None = None
         self.settings = Settings()
+        self.adapter: LoRA | None = None
         self.num_truncated = 0
         self.num_left_out = 0
 
@@ -265,6 +271,26 @@ class SavedModel:
         if self.num_left_out <= _NUM_WARNINGS:
             logging.getLogger("heedful").warning(f"{reason}: left out")
 
+    def add_adapter(self, lora: "LoRA") -> None:
+        """Add a low-rank adapter to the net, to be trained; all other weights are frozen.
+
+        `save` then needs the base model, from which the net was loaded.
+
+        Raises:
+            UserError: the net has an adapter; a target that matches no layer.
+        """
+        from heedful.models.adapters import add_lora
+
+        add_lora(self.net, lora)
+        self.adapter = lora
+
+    def merge_adapter(self) -> None:
+        """Merge the adapter into the weights of the net, which is then a plain one."""
+        from heedful.models.adapters import merge_lora
+
+        merge_lora(self.net)
+        self.adapter = None
+
     def save(
         self, directory: str | PathLike[str], *, base: str | PathLike[str] | None = None
     ) -> None:
@@ -281,20 +307,27 @@ class SavedModel:
             UserError: a directory with other files, or that cannot be written; a net whose tensors
                 are not those of its architecture.
         """
-        from heedful.zoo.added_weights import save_added
+        from heedful.models.adapters import without_factors
+        from heedful.zoo.base_model import Base, check_frozen
         from heedful.zoo.names import trainable, weights_of
         from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
 
         weights = weights_of(self.net)  # which opens the net, and so its Config
-        check_parameters(self.metadata.architecture, self.config, weights)
+        plain, entry = without_factors(self.net, weights), None
+        check_parameters(self.metadata.architecture, self.config, plain)
+        if base is not None:
+            entry = Base.of(Path(base), Path(directory))
+            check_frozen(plain, trainable(self.net), Path(base))
+            weights = dict(trainable(self.net))
+        elif self.adapter is not None:
+            raise UserError(
+                "the net has an adapter; give the directory of its base model (base=), or merge it "
+                "first: model.merge_adapter()"
+            )
 
         def fill(folder: Path) -> None:
-            save_description(self, folder)
-            file = folder / WEIGHTS
-            if base is None:
-                save_tensors(file, weights)
-            else:
-                save_added(file, weights, trainable(self.net), Path(base), Path(directory))
+            save_description(self, folder, entry)
+            save_tensors(folder / WEIGHTS, weights)
 
         write_directory(Path(directory), fill)
 
@@ -315,8 +348,12 @@ def as_batch(texts: Any) -> tuple[Any, bool]:
     return ([texts], True) if is_ids else (texts, False)
 
 
-def save_description(model: SavedModel, directory: Path) -> None:
-    """Write a model directory without its weights."""
+def save_description(model: SavedModel, directory: Path, base: "Base | None" = None) -> None:
+    """Write a model directory without its weights.
+
+    Args:
+        base: the model that has the weights which are not written; None: all are.
+    """
     files: dict[str, str] = {}
     if model.has_tokenizer:
         joint = model.src_tokenizer is model.tgt_tokenizer
@@ -329,6 +366,9 @@ def save_description(model: SavedModel, directory: Path) -> None:
         "tokenizers": files,
         "model": asdict(model.config),
     }
+    for name, entry in (("base", base), ("adapter", model.adapter)):
+        if entry is not None:
+            content[name] = asdict(entry)
     write_json(directory / CONFIG, content)
 
 

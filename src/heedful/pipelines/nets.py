@@ -1,14 +1,17 @@
 """Nets of saved models: loading, the kind of model, the size and the device."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
 
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
+from heedful.models.adapters import LoRA, add_lora, merge_lora
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
@@ -19,19 +22,33 @@ from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import ModelMetadata
 from heedful.pipelines.translation import Translator
-from heedful.zoo.added_weights import load_weights
-from heedful.zoo.names import set_weights
-from heedful.zoo.saved import LOCK, WEIGHTS, make_config, read_step, uninitialized_net
+from heedful.zoo.base_model import Base
+from heedful.zoo.names import set_weights, weights_of
+from heedful.zoo.saved import (
+    LOCK,
+    WEIGHTS,
+    load_tensors,
+    make_config,
+    read_step,
+    uninitialized_net,
+)
 
 
 def load_net(
-    directory: Path, content: dict[str, Any], device: str, dtype: torch.dtype = torch.float32
+    directory: Path,
+    content: dict[str, Any],
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    weights: Mapping[str, Tensor] | None = None,
+    merge: bool = True,
 ) -> tuple[nn.Module, Any]:
     """The net of a model directory and its Config.
 
     Args:
         content: of `config.json`.
         dtype: of the weights.
+        weights: in place of those in the directory's `model.safetensors`.
+        merge: merge an adapter into the weights.
 
     Raises:
         UserError: a directory that is incomplete, damaged or not written by heedful.
@@ -42,12 +59,38 @@ def load_net(
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
     _check_run(directory)
-    weights = load_weights(directory / WEIGHTS)
-    net = uninitialized_net(name, config, weights, directory / WEIGHTS)
-    set_weights(net, weights, directory / WEIGHTS)
+    file = directory / WEIGHTS
+    tensors = load_tensors(file) if weights is None else weights
+    base, lora = Base.read(content, directory / CONFIG), read_lora(content, directory / CONFIG)
+    if base is not None:
+        tensors = {**base.load(directory), **tensors}
+    net = uninitialized_net(name, config, tensors, file)
+    if lora is not None:
+        add_lora(net, lora)
+    if base is not None:  # which may have another head
+        own = weights_of(net)
+        tensors = {name: tensor for name, tensor in tensors.items() if name in own}
+    set_weights(net, tensors, file)
+    if merge:
+        merge_lora(net)
     net.to(choose_device(device), dtype).eval()
     make_weights_column_major(net)
     return net, config
+
+
+def read_lora(content: Mapping[str, Any], where: Path) -> LoRA | None:
+    """The entry `adapter` in the content of a `config.json`, the file `where`; None without one.
+
+    Raises:
+        UserError: a damaged entry.
+    """
+    if "adapter" not in content:
+        return None
+    try:
+        return TypeAdapter(LoRA).validate_python(content["adapter"])
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"{where}: its entry `adapter` is damaged: {reason}") from None
 
 
 def _check_run(directory: Path) -> None:

@@ -19,7 +19,7 @@ _MAX_NAMES = 3  # tensor names in a printed line
 
 def load_matching_weights(
     model: SavedModel, source: SavedModel, print_line: PrintLine, name: str, out: Path
-) -> None:
+) -> list[str]:
     """Copy all tensors with equal name and shape, and print a summary.
 
     Tensors with a row per vocabulary entry are copied only if both models have the same
@@ -27,6 +27,9 @@ def load_matching_weights(
 
     Args:
         name: the path of `source`.
+
+    Returns:
+        Names of the tensors that were not copied.
 
     Raises:
         UserError: no tensor fits.
@@ -57,6 +60,7 @@ def load_matching_weights(
             print_line(
                 f"           model.{key} is {sizes[key]}, where {name} has {source_sizes[key]}"
             )
+    return new
 
 
 def _summary(names: Sequence[str]) -> str:

@@ -1,22 +1,29 @@
 """The model of a new run: inherited tokenizers, Config and net."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from heedful import plugins
+from heedful.config import Adapter
 from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.files import read_object
-from heedful.pipelines import ModelMetadata, SavedModel, Translator, open_net
+from heedful.models.adapters import LoRA, add_lora, lora_layers
+from heedful.pipelines import ModelMetadata, SavedModel, Translator, open_net, parameter_count
 from heedful.pipelines.base import CONFIG
+from heedful.pipelines.nets import read_lora
 from heedful.tasks.init_from import VOCABULARIES
 from heedful.tasks.run_data import InheritedParts, RunData
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
+from heedful.zoo.base_model import Base
+from heedful.zoo.names import set_weights, trainable, weights_of
 from heedful.zoo.saved import initialized_net, make_config
 
 
@@ -79,12 +86,46 @@ def build_model(
 
 
 def rebuild_model(directory: Path, data: RunData, device: torch.device) -> SavedModel:
-    """The model of a run's folder with initial weights, which a checkpoint then replaces."""
+    """The model of a run's folder: trained weights are initial ones, which a checkpoint then
+    replaces, and the others those of its base."""
     content = read_object(directory / CONFIG)
     metadata = ModelMetadata.from_dict(content)
     config = make_config(metadata.architecture, content["model"], str(directory / CONFIG))
     net = initialized_net(metadata.architecture, config, device)
-    return open_net(net, config, metadata, *data.tokenizers)
+    model = open_net(net, config, metadata, *data.tokenizers)
+    base = Base.read(content, directory / CONFIG)
+    model.adapter = read_lora(content, directory / CONFIG)
+    if base is not None and model.adapter is not None:
+        add_lora(net, model.adapter)
+        frozen = weights_of(net).keys() - trainable(net).keys()
+        tensors = base.load(directory)
+        set_weights(
+            net, {name: tensors[name] for name in frozen if name in tensors}, base.path, frozen
+        )
+    return model
+
+
+def adapt_model(model: SavedModel, settings: Adapter, new: Sequence[str]) -> str:
+    """Add a LoRA adapter to the model of a new run, and return a line that describes it.
+
+    Args:
+        new: names of the weights that init_from does not have, which are trained too.
+
+    Raises:
+        UserError: a target that matches no matrix.
+    """
+    assert settings.rank is not None, "without a rank there is no adapter"
+    targets = tuple(settings.targets)
+    lora = LoRA(settings.rank, settings.alpha, settings.dropout, targets, tuple(new))
+    model.add_adapter(lora)
+    return f"adapter    rank {lora.rank} on {len(lora_layers(model.net))} linear layers"
+
+
+def trained_share(net: nn.Module) -> str:
+    """The number of trained parameters and their share, for a line about a run."""
+    trained = sum(weight.numel() for weight in trainable(net).values())
+    total = parameter_count(net)
+    return f"{trained:,} of {total:,} parameters are trained ({trained / total:.1%})"
 
 
 def architecture_and_config(

@@ -12,6 +12,7 @@ from heedful.config import Recipe
 from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.files import plain_name
+from heedful.models.adapters import freeze
 from heedful.pipelines import SavedModel, Translator, load
 from heedful.progress import PrintLine
 from heedful.tasks.distillation import (
@@ -24,10 +25,12 @@ from heedful.tasks.distillation import (
 )
 from heedful.tasks.init_from import load_matching_weights
 from heedful.tasks.new_model import (
+    adapt_model,
     architecture_and_config,
     build_model,
     inherited_parts,
     rebuild_model,
+    trained_share,
 )
 from heedful.tasks.preparation import open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
@@ -37,6 +40,7 @@ from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.folder import MARKER, facts_of_run
 from heedful.training.schedules import make_schedule
 from heedful.training.step import LossFunction
+from heedful.zoo.base_model import Base
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,13 @@ class RunParts:
 
     Attributes:
         teacher: the model whose probabilities are targets, in word-level distillation.
+        base: of a new run with an adapter, the model that has the weights which are not trained.
     """
 
     data: RunData
     model: SavedModel
     teacher: SavedModel | None
+    base: Base | None = None
 
     @property
     def data_facts(self) -> dict[str, Any]:
@@ -104,9 +110,12 @@ def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine
     others = OtherTeachers.open(recipe.distillation, str(device))
     data = _prepare_data(task, source, teacher, print_line)
     torch.manual_seed(recipe.training.seed)
-    model = build_model(task, data, source, teacher, device)
+    model, base = build_model(task, data, source, teacher, device), None
     if source is not None:
-        load_matching_weights(model, source, print_line, str(recipe.init_from), out)
+        new = load_matching_weights(model, source, print_line, str(recipe.init_from), out)
+        if recipe.adapter.rank is not None:
+            print_line(adapt_model(model, recipe.adapter, new))
+            base = Base.of(Path(str(recipe.init_from)), out)
     if teacher is not None:
         prepare_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:
@@ -115,7 +124,11 @@ def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine
             assert isinstance(teacher, Translator)
             data = sequence_distillation(data, task, teacher, others, cache_folder(), print_line)
             teacher = None
-    return RunParts(data, model, teacher)
+    if recipe.training.freeze:
+        freeze(model.net, recipe.training.freeze, "training.freeze")
+    if recipe.training.freeze or base is not None:
+        print_line(f"           {trained_share(model.net)}")
+    return RunParts(data, model, teacher, base)
 
 
 def resume_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
@@ -137,6 +150,8 @@ def _open_prepared(task: Task, out: Path, device: torch.device) -> RunParts | No
     data = open_data(directory, facts.start_id)
     data = data.with_teacher_outputs(outputs[0] if outputs else None)
     model = rebuild_model(out, data, device)
+    if recipe.training.freeze:
+        freeze(model.net, recipe.training.freeze, "training.freeze")
     teacher = None
     if recipe.distillation.level == "word":
         teacher = _open_model(recipe.distillation.teacher, str(device))

@@ -8,18 +8,16 @@ never averaged, and removed once the next checkpoint is complete.
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.files import read_json, read_object, remove_unfinished, write_directory, write_json
-from heedful.zoo.added_weights import load_weights
-from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 _TRAINING = "training.safetensors"
@@ -45,17 +43,22 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        net: nn.Module,
+        weights: Mapping[str, Tensor],
         tensors: dict[str, Tensor],
         state: dict[str, Any],
         *,
         interim: bool = False,
     ) -> Path:
-        """Write a checkpoint, and then remove those that are no longer needed."""
+        """Write a checkpoint, and then remove those that are no longer needed.
+
+        Args:
+            weights: of the net; those that are trained, if the others are read from elsewhere.
+            tensors: state of optimizer, generators and averages.
+        """
         path = self.directory / f"{'interim' if interim else 'step'}-{step:08d}"
 
         def fill(directory: Path) -> None:
-            save_tensors(directory / WEIGHTS, weights_of(net))
+            save_tensors(directory / WEIGHTS, weights)
             save_tensors(directory / _TRAINING, tensors)
             write_json(directory / _STATE, state)
 
@@ -122,10 +125,10 @@ def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     """
     if not files:
         raise UserError("nothing to average: give at least one checkpoint")
-    first = load_weights(files[0])
+    first = load_tensors(files[0])
     total = {name: tensor.to(torch.float64) for name, tensor in first.items()}
     for file in files[1:]:
-        tensors = load_weights(file)
+        tensors = load_tensors(file)
         for name in sorted(total.keys() | tensors.keys()):
             shapes = [tuple(t[name].shape) if name in t else "absent" for t in (total, tensors)]
             if shapes[0] != shapes[1]:

@@ -1,6 +1,10 @@
 """The optimizer of a run, and its state as named tensors."""
 
 import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,28 +15,58 @@ from heedful.zoo.names import trainable
 _MOMENTUM = 0.95  # Nesterov momentum of Muon
 
 
-def make_optimizer(net: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+def make_optimizer(
+    net: nn.Module, settings: Optimizer, *, layer_decay: float = 1.0
+) -> torch.optim.Optimizer:
     """The optimizer of the trainable parameters: Adam, AdamW or Muon.
 
     AdamW decays matrices only, not biases and norms. Muon updates the matrices of linears in
-    blocks, and AdamW all other parameters. The trainer sets the learning rate before every step.
+    blocks, and AdamW all other parameters. The trainer sets the learning rate of each group before
+    every step, multiplied by the group's `lr_factor`.
+
+    Args:
+        layer_decay: ratio of the learning rates of a block and of the one above it.
     """
-    parameters = [*trainable(net).values()]
-    if settings.name == "adam":
-        return torch.optim.Adam(
-            parameters, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True
-        )
-    linears = _linears_of_blocks(net) if settings.name == "muon" else []
-    parameters = [p for p in parameters if all(p is not matrix for matrix in linears)]
-    groups = [
-        {
-            "params": [p for p in parameters if p.dim() > 1],
-            "weight_decay": settings.weight_decay,
-        },
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
-    return MuonWithAdamW(linears, adamw, settings.weight_decay) if linears else adamw
+    factors = _lr_factors(net, layer_decay)
+    linears = (
+        {id(matrix) for matrix in _linears_of_blocks(net)} if settings.name == "muon" else set()
+    )
+    groups: dict[tuple[bool, float, float], list[Tensor]] = {}
+    for name, parameter in trainable(net).items():
+        decay = settings.weight_decay if parameter.dim() > 1 else 0.0
+        key = (id(parameter) in linears, decay, factors[name])
+        groups.setdefault(key, []).append(parameter)
+    muon, others = (
+        [
+            {"params": parameters, "weight_decay": decay, "lr_factor": factor}
+            for (is_muon, decay, factor), parameters in groups.items()
+            if is_muon == wanted
+        ]
+        for wanted in (True, False)
+    )
+    cls = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+    adam = cls(others, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+    return MuonWithAdamW(muon, adam) if muon else adam
+
+
+def _lr_factors(net: nn.Module, layer_decay: float) -> dict[str, float]:
+    """Factor of the learning rate of each parameter: `layer_decay` to the power of its depth.
+
+    The depth counts the blocks above it in its stack (Clark et al. 2020, ELECTRA); embeddings are
+    below all blocks, and all other parameters (final norm, head) above them.
+    """
+    indices = {name: re.match(r"(.*)\.blocks\.(\d+)\.", name) for name, _ in net.named_parameters()}
+    counts = Counter({(m[1], m[2]) for m in indices.values() if m is not None})
+    blocks = Counter(stack for stack, _ in counts)
+    factors = {}
+    for name, match in indices.items():
+        depth = 0
+        if match is not None:
+            depth = blocks[match[1]] - 1 - int(match[2])
+        elif "embedding" in name:
+            depth = max(blocks.values(), default=0)
+        factors[name] = layer_decay**depth
+    return factors
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -47,22 +81,24 @@ class MuonWithAdamW(torch.optim.Optimizer):
     `torch.optim.Muon` has the same results, but no such flag.
     """
 
-    def __init__(
-        self, matrices: list[Tensor], adamw: torch.optim.AdamW, weight_decay: float
-    ) -> None:
-        group = {"params": matrices, "lr": 0.0, "weight_decay": weight_decay}
-        super().__init__([group, *adamw.param_groups], {})
-        self.param_groups[1:] = adamw.param_groups  # shared, as is the state
+    def __init__(self, groups: Sequence[dict[str, Any]], adamw: torch.optim.Optimizer) -> None:
+        super().__init__([{"lr": 0.0, **group} for group in groups] + adamw.param_groups, {})
+        self._muon_groups = self.param_groups[: len(groups)]
+        self.param_groups[len(groups) :] = adamw.param_groups  # shared, as is the state
         adamw.state = self.state
         self._adamw = adamw
-        self.found_inf = torch.zeros((), device=matrices[0].device)
+        self.found_inf = torch.zeros((), device=groups[0]["params"][0].device)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step of both optimizers; does not wait for the device."""
         self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._adamw.step()
-        group, skipped = self.param_groups[0], self.found_inf > 0
+        for group in self._muon_groups:
+            self._step_matrices(group, self.found_inf > 0)
+
+    def _step_matrices(self, group: dict[str, Any], skipped: Tensor) -> None:
+        """A step of Muon for the matrices of a group; without effect where `skipped` is True."""
         lr, decay = group["lr"], 1 - group["lr"] * group["weight_decay"]
         momentum_weight = torch.where(skipped, 0.0, 1 - _MOMENTUM)
         decay_factor = torch.where(skipped, 1.0, decay)

@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Annotated, Any
@@ -37,7 +37,7 @@ from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, o
 from heedful.training.precision import AUTOCAST, load_scaler_tensors, scaler_tensors
 from heedful.training.schedules import LearningRate
 from heedful.training.step import TrainStep
-from heedful.zoo.names import set_weights, trainable
+from heedful.zoo.names import set_weights, trainable, weights_of
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -108,6 +108,7 @@ class Trainer:
         schedule: returns the learning rate of a step.
         precision: of matrix products in a step: fp32, bf16, or fp16 with a scaled loss.
         compiler: of the net's blocks; default: they are not compiled.
+        stored_weights: returns the weights that checkpoints hold; default: all.
         extra_evaluation_steps: steps with an evaluation that selects no model and ends no run.
     """
 
@@ -120,12 +121,15 @@ class Trainer:
     _: KW_ONLY
     precision: str = "fp32"
     compiler: BlockCompiler | None = None
+    stored_weights: Callable[[nn.Module], Mapping[str, Tensor]] = weights_of
     extra_evaluation_steps: Collection[int] = ()
 
     def __post_init__(self) -> None:
         self.net = self.step.net
         self.state = TrainerState()
-        self.optimizer = make_optimizer(self.net, self.settings.optimizer)
+        self.optimizer = make_optimizer(
+            self.net, self.settings.optimizer, layer_decay=self.settings.layer_lr_decay
+        )
         decay = self.settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.net, decay)
         self.device = next(self.net.parameters()).device
@@ -146,7 +150,7 @@ class Trainer:
         if path is None:
             return None
         weights, tensors, state = self.checkpoints.load(path)
-        set_weights(self.net, weights, path)
+        set_weights(self.net, weights, path, only=self.stored_weights(self.net))
         states = {name: tensors.pop(name) for name in [*tensors] if name.startswith("generator.")}
         try:
             self.state = TypeAdapter(TrainerState).validate_python(state)
@@ -261,7 +265,7 @@ class Trainer:
         self._is_skipped.copy_(self._has_failed.logical_or(~norm.isfinite()))
         lr = self.schedule(self.state.step + 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_factor"]
         self.optimizer.step()
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -388,7 +392,11 @@ class Trainer:
         tensors |= scaler_tensors(self.scaler)
         tensors |= {} if self.average is None else self.average.tensors()
         path = self.checkpoints.save(
-            self.state.step, self.net, tensors, asdict(self.state), interim=interim
+            self.state.step,
+            self.stored_weights(self.net),
+            tensors,
+            asdict(self.state),
+            interim=interim,
         )
         self._saved_at = time.perf_counter()
         kind = "interim" if interim else "regular"

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -110,7 +110,7 @@ def from_hf(
             loaded[copy] = loaded[source]
             notices.append(f"{where} lacks {copy}: {source} is used instead")
     partly_loaded = {slot.owner for slot in slots if slot.hf_name in loaded}
-    filled: list[_Slot] = []
+    filled: list[Slot] = []
     absent, missing = set(), []
     for group in groups:
         present, first = [slot for slot in group if slot.hf_name in loaded], group[0]
@@ -152,6 +152,15 @@ def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
     return {slot.hf_name: slot.view for slot in first} | repeated
 
 
+def hf_slots(net: nn.Module, names: Names) -> list["Slot"]:
+    """The tensors of a file by the table's first name of each; other parameters are left out."""
+    slots: dict[tuple[int, int], Slot] = {}
+    for slot in _slots(net, names):
+        if slot.path:
+            slots.setdefault((slot.owner, slot.part), slot)
+    return [*slots.values()]
+
+
 def weights_of(net: nn.Module) -> dict[str, Tensor]:
     """The parameters of the net; shared ones under their first name only."""
     return dict(net.named_parameters())
@@ -162,12 +171,23 @@ def trainable(net: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
 
 
-def set_weights(net: nn.Module, tensors: Mapping[str, Tensor], where: Path | str) -> None:
-    """Copy tensors named as in the net into it; raises UserError as `from_hf`."""
-    from_hf(net, tensors, Names([Name(name, name) for name in weights_of(net)]), where)
+def set_weights(
+    net: nn.Module,
+    tensors: Mapping[str, Tensor],
+    where: Path | str,
+    only: Collection[str] | None = None,
+) -> None:
+    """Copy tensors named as in the net into it; raises UserError as `from_hf`.
+
+    Args:
+        only: names of the parameters to set, while the others keep their values; default: all.
+    """
+    own = weights_of(net)
+    kept = {} if only is None else {name: own[name] for name in own.keys() - set(only)}
+    from_hf(net, {**kept, **tensors}, Names([Name(name, name) for name in own]), where)
 
 
-class _Slot(NamedTuple):
+class Slot(NamedTuple):
     """A tensor of a file: a parameter or a part of one, as a view in the layout of the file.
 
     Attributes:
@@ -185,7 +205,7 @@ class _Slot(NamedTuple):
     view: Tensor
 
 
-def _slots(net: nn.Module, names: Names) -> Iterator[_Slot]:
+def _slots(net: nn.Module, names: Names) -> Iterator[Slot]:
     """All tensors that the table names, in its order."""
     parameters = dict(net.named_parameters(remove_duplicate=False))
     for name in names.names:
@@ -198,14 +218,14 @@ def _slots(net: nn.Module, names: Names) -> Iterator[_Slot]:
             for index, (hf_name, part) in enumerate(zip(hf_names, parts, strict=True)):
                 view = _to_file_layout(part, name)
                 hf_name = hf_name.replace("{i}", layer)
-                yield _Slot(hf_name + leaf, path, id(parameters[path]), index, view)
+                yield Slot(hf_name + leaf, path, id(parameters[path]), index, view)
                 if (
                     name.zero_bias
                     and leaf == ".weight"
                     and path.removesuffix("weight") + "bias" not in parameters
                 ):
                     zeros = view.new_zeros(view.size(-1 if name.transposed else 0))
-                    yield _Slot(f"{hf_name}.bias", "", id(zeros), 0, zeros)
+                    yield Slot(f"{hf_name}.bias", "", id(zeros), 0, zeros)
 
 
 def _matching_parameters(path: str, parameters: Mapping[str, Tensor]) -> list[tuple[str, str, str]]:
@@ -219,9 +239,9 @@ def _matching_parameters(path: str, parameters: Mapping[str, Tensor]) -> list[tu
     return [(match[0], match["i"], match["leaf"] or "") for match in matches if match is not None]
 
 
-def _group_slots(net: nn.Module, slots: Sequence[_Slot]) -> Iterable[list[_Slot]]:
+def _group_slots(net: nn.Module, slots: Sequence[Slot]) -> Iterable[list[Slot]]:
     """The slots of each parameter, or of each part of one: a slot for each of its names."""
-    groups: dict[tuple[int, int], list[_Slot]] = {}
+    groups: dict[tuple[int, int], list[Slot]] = {}
     owner: dict[str, int] = {}
     for slot in slots:
         is_same = owner.setdefault(slot.hf_name, slot.owner) == slot.owner
@@ -296,7 +316,7 @@ def _match_names(
     return loaded, []
 
 
-def _check_tensors(slots: Sequence[_Slot], loaded: Mapping[str, Tensor], where: Path | str) -> None:
+def _check_tensors(slots: Sequence[Slot], loaded: Mapping[str, Tensor], where: Path | str) -> None:
     """Check shapes, and that tensors of one parameter are equal; raises UserError."""
     for slot in slots:
         tensor, first = loaded[slot.hf_name], loaded[slots[0].hf_name]
@@ -314,7 +334,7 @@ def _check_tensors(slots: Sequence[_Slot], loaded: Mapping[str, Tensor], where: 
 
 
 def _rounding_notices(
-    slots: Sequence[_Slot], loaded: Mapping[str, Tensor], where: Path | str
+    slots: Sequence[Slot], loaded: Mapping[str, Tensor], where: Path | str
 ) -> list[str]:
     """A notice for each type of the file that the type of the net cannot represent exactly."""
     rounded: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}

@@ -1,5 +1,6 @@
 """Models on disk with only the trained weights, and a reference to a base model for the others."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -15,8 +16,6 @@ from heedful.cli.app import make_app
 from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
 from heedful.pipelines import load
-from heedful.training.checkpoint import average_weights
-from heedful.zoo.added_weights import read_base
 from heedful.zoo.names import trainable, weights_of
 
 WEIGHTS = "model.safetensors"
@@ -82,21 +81,32 @@ def test_a_base_that_moved_or_changed_is_one_line(base: Path) -> None:
         load(out, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("entry", "match"),
-    [("{", "is damaged"), ({"path": 3}, "is damaged"), ({"tensors": ["x"]}, "lacks it")],
-)
-def test_a_damaged_entry_is_one_line(base: Path, entry: Any, match: str) -> None:
+@pytest.mark.parametrize("entry", [3, {"path": "../base"}, {"path": 3, "sha256": "x"}])
+def test_a_damaged_entry_is_one_line(base: Path, entry: Any) -> None:
     added_to(base, base.parent / "added")
-    path = base.parent / "added" / WEIGHTS
-    if isinstance(entry, dict):
-        entry = json.dumps(vars(read_base(path)) | entry)
-    save_file(load_file(path), path, metadata={"base": entry})
-    with pytest.raises(UserError, match=match):
+    path = base.parent / "added" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base": entry}))
+    with pytest.raises(UserError, match="its entry `base` is damaged"):
         load(path.parent, device="cpu")
 
 
-def test_unusable_bases_are_refused(base: Path) -> None:
+def test_a_base_that_lacks_a_weight_is_one_line(base: Path) -> None:
+    added_to(base, base.parent / "added")
+    tensors = load_file(base.parent / "added" / WEIGHTS)
+    del tensors[min(tensors)]
+    save_file(tensors, base.parent / "added" / WEIGHTS)
+    load(base.parent / "added", device="cpu")  # the base has it
+    kept = load_file(base / WEIGHTS)
+    save_file({n: t for n, t in kept.items() if n != min(kept)}, base / WEIGHTS)
+    path = base.parent / "added" / "config.json"
+    content = json.loads(path.read_text())
+    content["base"]["sha256"] = hashlib.sha256((base / WEIGHTS).read_bytes()).hexdigest()
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="lacks the tensor"):
+        load(base.parent / "added", device="cpu")
+
+
+def test_what_cannot_be_a_base_is_refused(base: Path) -> None:
     out = base.parent / "added"
     model = added_to(base, out)
     before = (base / WEIGHTS).read_bytes()
@@ -104,7 +114,7 @@ def test_unusable_bases_are_refused(base: Path) -> None:
         model.save(base, base=base)
     with pytest.raises(UserError, match="has a base itself"):
         model.save(base.parent / "more", base=out)
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match=r"holds no model\.safetensors; a base is"):
         model.save(base.parent / "more", base=base.parent / "none")
     with torch.no_grad():
         next(w for w in model.net.parameters() if not w.requires_grad).add_(1)
@@ -117,10 +127,13 @@ def test_unusable_bases_are_refused(base: Path) -> None:
     assert (base / WEIGHTS).read_bytes() == before
 
 
-def test_averages_use_complete_weights_and_conversions_need_them(base: Path) -> None:
+def test_an_average_is_a_whole_model_and_backends_need_one(base: Path) -> None:
     parts = [base.parent / "one", base.parent / "two"]
     nets = [weights_of(added_to(base, out, i).net) for i, out in enumerate(parts)]
-    mean = average_weights([part / WEIGHTS for part in parts])
+    command = ["average", str(parts[0]), str(base.parent / "mean")]
+    command += [word for part in parts for word in ("-c", str(part))]
+    assert CliRunner().invoke(make_app(), command).exit_code == 0
+    mean = weights_of(load(base.parent / "mean", device="cpu").net)
     for name, tensor in mean.items():
         torch.testing.assert_close(tensor, (nets[0][name] + nets[1][name]) / 2)
     with pytest.raises(UserError, match="holds only what was added to another model"):
