@@ -20,12 +20,13 @@ from commands import assert_refused
 from heedful import plugins
 from heedful.config import parse_recipe
 from heedful.errors import UserError
-from heedful.export.hf import export_hf, import_hf, net_to_hf
-from heedful.export.hf_directory import write_hf_directory
+from heedful.export.hf import export_hf, import_hf
 from heedful.parts.losses import LossSum
 from heedful.run import train
 from heedful.tasks.scoring import make_evaluation
 from heedful.zoo import gpt2
+from heedful.zoo.hf_directory import write_hf_directory
+from heedful.zoo.hf_nets import net_to_hf
 
 PAGE = Path(heedful.__file__).parents[2] / "docs" / "plugins.md"
 RECIPE = {

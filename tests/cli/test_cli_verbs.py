@@ -473,6 +473,14 @@ def test_export_and_import(commands, models, opened, tmp_path):
     result = commands.run("export", "hf", models["lm"], tmp_path / "hf")
     assert (result.code, result.err) == (0, "")
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "gpt2"
+    for line in (["generate", "--max-new-tokens", 7], ["score"]):
+        direct, expected = (
+            commands.run(line[0], path, *line[1:], *PROMPTS)
+            for path in (tmp_path / "hf", models["lm"])
+        )
+        assert (direct.code, direct.err, direct.out) == (0, "", expected.out)
+    assert "gpt2" in commands.run("info", tmp_path / "hf").out
+    assert_refused(commands.run("optimize", tmp_path / "hf"), "heedful import hf")
     back = commands.run("import", "hf", tmp_path / "hf", tmp_path / "back", "--set", "dropout=0.25")
     assert (back.code, back.err) == (0, "")
     again = heedful.load(tmp_path / "back", device="cpu")

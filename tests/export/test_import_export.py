@@ -23,14 +23,22 @@ from heedful.data.columns import open_columns
 from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.prepared import cache_folder
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
 from heedful.export.ctranslate2 import export_ctranslate2
-from heedful.export.generation_ids import generation_to_hf, read_options
 from heedful.export.hf import export_hf, import_hf
-from heedful.export.hf_directory import HfDirectory
 from heedful.options import SAMPLING_OPTIONS
-from heedful.pipelines import GenerationIds, LanguageModel, ModelMetadata, load
+from heedful.pipelines import (
+    GenerationIds,
+    LanguageModel,
+    ModelMetadata,
+    Translator,
+    load,
+    load_language_model,
+)
+from heedful.pipelines.hf_generation import generation_to_hf, read_options
 from heedful.run import train
+from heedful.zoo.hf_directory import HfDirectory
 from hf_parity import assert_same_net, changed, random_hf
 from parity_cases import CASES
 from seq2seq_parity import Seq2SeqCase
@@ -126,6 +134,76 @@ def test_an_exported_model_is_imported_as_the_same_model(
     assert (again.metadata, again.config) == (model.metadata, model.config)
     text = "the cat sat <mask> world"
     assert again.encode([text]) == opened.encode([text]) == model.encode([text])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_directory_opens_in_memory_as_after_its_import(
+    name: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """The same net, metadata and tokenizer, transformers' logits, and nothing is written."""
+    source, before = directories[name], tree(directories[name])
+    import_hf(source, tmp_path / "imported")
+    imported, opened = (load(path, device="cpu") for path in (tmp_path / "imported", source))
+    assert type(opened) is type(imported)
+    assert (opened.metadata, opened.config) == (imported.metadata, imported.config)
+    assert_same_net(opened.net, imported.net)
+    assert opened.encode(LINES[:3]) == imported.encode(LINES[:3])
+
+    ids = torch.tensor([opened.encode(LINES[:1])[0]])
+    both = {"decoder_input_ids": ids} if isinstance(opened, Translator) else {}
+    with torch.no_grad():
+        theirs = auto_class(name).from_pretrained(source)(input_ids=ids, **both)
+        ours = opened.net(ids, ids) if both else opened.net(ids)
+    expected = theirs.logits if "logits" in theirs else theirs.last_hidden_state
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+    opened.save(tmp_path / "saved")
+    assert tree(tmp_path / "saved") == tree(tmp_path / "imported")
+    with pytest.raises(UserError, match="is not replaced"):
+        opened.save(source)
+    assert tree(source) == before
+
+
+def test_a_sharded_directory_opens_in_memory(
+    directories: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = auto_class("gpt2").from_pretrained(directories["gpt2"])
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").is_file()
+    opened = load_language_model(tmp_path / "shards", device="cpu", precision="bfloat16", threads=1)
+    assert opened.net.decoder.final_norm.weight.dtype == torch.bfloat16
+    assert opened.settings.threads == 1
+    whole = load_language_model(directories["gpt2"], device="cpu", precision="bfloat16")
+    assert_same_net(opened.net, whole.net)
+    assert "has no tokenizer files: the model accepts only lists of ids" in caplog.text
+    with pytest.raises(UserError, match="this model has no tokenizer: give lists of ids"):
+        opened.generate("text")
+    assert len(opened.generate([5, 6], max_new_tokens=2)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("bert", {}, "load_language_model needs a language model, but this model is a masked"),
+        ("gpt2", {"backend": "compiled"}, "no converted backends: run `heedful import hf"),
+        ("gpt2", {"precision": "int8"}, "no converted backends: run `heedful import hf"),
+        ("gpt2", {"backend": "onnx"}, "backend must be auto, eager"),
+        ("gpt2", {"device": "tpu"}, "no device tpu here"),
+    ],
+)
+def test_a_directory_in_memory_refuses_what_it_cannot_do(
+    name: str, settings: dict[str, str], message: str, directories: dict[str, Path]
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        load_language_model(directories[name], **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_backends_are_not_made_beside_a_model_of_transformers(directories: dict[str, Path]) -> None:
+    source = directories["gpt2"]
+    with pytest.raises(UserError, match="import it first, by `heedful import hf"):
+        optimize(load(source, device="cpu"), source, LINES[:2])
+    assert not (source / "backends").exists()
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -482,20 +560,24 @@ def test_a_broken_directory_is_refused_and_nothing_is_written(
         save_file(changed(load_file(weights), OTHER_TENSORS[message]), weights)
     else:
         weights.rename(source / "pytorch_model.bin")
-    with pytest.raises(UserError, match=re.escape(message)) as error:
-        import_hf(source, tmp_path / "out")
-    assert "\n" not in str(error.value)
+    for read in (load, lambda path: import_hf(path, tmp_path / "out")):
+        with pytest.raises(UserError, match=re.escape(message)) as error:
+            read(source)
+        assert "\n" not in str(error.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
 
 
-@pytest.mark.parametrize("function", ["uninitialized_net", "from_hf", "open_net"])
+@pytest.mark.parametrize(
+    "function",
+    ["zoo.hf_nets.uninitialized_net", "zoo.hf_nets.from_hf", "pipelines.hf_models.open_net"],
+)
 def test_internal_errors_are_not_reported_as_a_damaged_directory(
     function: str, directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*args: Any, **keys: Any) -> None:
         raise TypeError("ours")
 
-    monkeypatch.setattr(f"heedful.export.hf.{function}", fails)
+    monkeypatch.setattr(f"heedful.{function}", fails)
     with pytest.raises(TypeError, match="ours"):
         import_hf(directories["gpt2"], tmp_path / "out")
 

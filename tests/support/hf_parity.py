@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 import option_space
 from heedful.errors import UserError
-from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
-from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
 from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.multi_head import MultiHead
@@ -23,6 +21,8 @@ from heedful.pipelines import parameter_count
 from heedful.zoo import architecture
 from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf
+from heedful.zoo.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
+from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.zoo.names import from_hf
 from heedful.zoo.saved import make_config
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heedful.export.hf import net_from_hf
-from heedful.export.hf_directory import HfDirectory
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.tokens import Tokens
+from heedful.zoo.hf_directory import HfDirectory
+from heedful.zoo.hf_nets import net_from_hf
 from hf_parity import CLOSE, Case, ParityTests, by_key, imported, padded, random_rows
 
 SOURCE_LENGTHS = [7, 3, 11, 1]

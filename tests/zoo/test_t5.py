@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from heedful.errors import UserError
-from heedful.export.hf import net_from_hf, net_to_hf
-from heedful.export.hf_directory import read_hf_directory, write_hf_directory
 from heedful.parts.attention import Attention
 from heedful.parts.tokens import Tokens
 from heedful.zoo import t5
+from heedful.zoo.hf_directory import read_hf_directory, write_hf_directory
+from heedful.zoo.hf_nets import net_from_hf, net_to_hf
 from hf_parity import (
     CLOSE,
     assert_round_trips,

@@ -54,11 +54,7 @@ def open_backend(
         UserError: a backend or precision by name that the model lacks, whose package is missing, or
             that was converted for another machine; more threads than cores.
     """
-    if threads is not None and not 1 <= threads <= cores():
-        raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads}")
-    for name, value, known in (("backend", backend, Name), ("precision", precision, Precision)):
-        if value not in get_args(known):
-            raise UserError(f"{name} must be {', '.join(get_args(known))}, not {value}")
+    check_names(backend, precision, threads)
     is_net_for_device = backend == "auto" and device not in ("auto", "cpu")
     if precision == "int8" and (backend == "eager" or is_net_for_device):
         raise UserError("the net itself has no int8; name another backend, or take bfloat16")
@@ -91,6 +87,15 @@ def open_backend(
         if backend == "auto":
             warn(f"the model runs eager: {error}")
         return Settings(threads)
+
+
+def check_names(backend: str, precision: str, threads: int | None) -> None:
+    """Raises UserError for unknown names, and for more threads than cores."""
+    if threads is not None and not 1 <= threads <= cores():
+        raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads}")
+    for name, value, known in (("backend", backend, Name), ("precision", precision, Precision)):
+        if value not in get_args(known):
+            raise UserError(f"{name} must be {', '.join(get_args(known))}, not {value}")
 
 
 def open_conversion(

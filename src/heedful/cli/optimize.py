@@ -102,8 +102,10 @@ def optimize(
         raise UserError("--ref goes with --src: give both files")
     from heedful.backends.ctranslate2.conversion import PRECISIONS
     from heedful.deploy.optimize import BACKENDS, USES, check_names, optimize
+    from heedful.pipelines.loading import check_own_format
 
     check_names(candidates.backend or (), candidates.precision or (), candidates.threads or ())
+    check_own_format(model)
     opened = pipelines.load(model, device="cpu", backend="eager")
     held_out = _held_out(model, src, ref)
     with bars_on_stderr():

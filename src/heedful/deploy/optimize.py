@@ -30,7 +30,7 @@ from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
 from heedful.files import read_object, write_directory, write_json
 from heedful.pipelines.base import CONFIG, SavedModel
-from heedful.pipelines.loading import tokenizer_files
+from heedful.pipelines.loading import check_own_format, tokenizer_files
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.progress import track
@@ -102,6 +102,7 @@ def optimize(
             the model, with every reason.
     """
     check_names(backends, precisions, threads)
+    check_own_format(directory)
     nonblank = [text for text in texts if text.strip()]
     if not nonblank:
         raise UserError("the validation text is empty; give it at least one line")

@@ -17,7 +17,7 @@ from heedful.backends.base import Backend, Capability, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.files import write_directory, write_json
+from heedful.files import read_object, write_directory, write_json
 from heedful.options import DEFAULTS, TooLong
 from heedful.pipelines.metadata import ModelMetadata
 
@@ -296,7 +296,7 @@ class SavedModel:
     ) -> None:
         """Write `config.json`, `model.safetensors` and the tokenizers atomically.
 
-        An existing model is replaced.
+        An existing model of heedful is replaced.
 
         Args:
             base: directory of a model with the same frozen weights (those that require no
@@ -304,14 +304,19 @@ class SavedModel:
                 path from `directory` to the base must stay the same. None: write all weights.
 
         Raises:
-            UserError: a directory with other files, or that cannot be written; a net whose tensors
-                are not those of its architecture.
+            UserError: a directory with other files, in the Hugging Face format, or that cannot be
+                written; a net whose tensors are not those of its architecture.
         """
         from heedful.models.adapters import without_factors
         from heedful.zoo.base_model import Base, check_frozen
         from heedful.zoo.names import trainable, weights_of
         from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
 
+        if _holds_hf_model(Path(directory)):
+            raise UserError(
+                f"{directory} holds a model in the Hugging Face format, which is not replaced; "
+                "name another directory"
+            )
         weights = weights_of(self.net)  # which opens the net, and so its Config
         plain, entry = without_factors(self.net, weights), None
         check_parameters(self.metadata.architecture, self.config, plain)
@@ -334,8 +339,8 @@ class SavedModel:
     def _or_error(self, tokenizer: Tokenizer | None) -> Tokenizer:
         if tokenizer is None:
             raise UserError(
-                "this model has no tokenizer: give lists of ids instead of text, or import it "
-                "again from a directory that holds the tokenizer's files"
+                "this model has no tokenizer: give lists of ids instead of text, or open or "
+                "import it again from a directory that holds the tokenizer's files"
             )
         return tokenizer
 
@@ -346,6 +351,18 @@ def as_batch(texts: Any) -> tuple[Any, bool]:
         return [texts], True
     is_ids = isinstance(texts, Sequence) and len(texts) > 0 and isinstance(texts[0], Integral)
     return ([texts], True) if is_ids else (texts, False)
+
+
+def in_hf_format(content: dict[str, Any]) -> bool:
+    """True for the content of `config.json` of a directory in the Hugging Face format."""
+    return "model_type" in content and "heedful" not in content
+
+
+def _holds_hf_model(directory: Path) -> bool:
+    try:
+        return in_hf_format(read_object(directory / CONFIG))
+    except UserError:  # no `config.json`, or a damaged one
+        return False
 
 
 def save_description(model: SavedModel, directory: Path, base: "Base | None" = None) -> None:

@@ -1,4 +1,4 @@
-"""Opens model directories; the class of a model follows from its net."""
+"""Opens model directories of heedful and of the Hugging Face format."""
 
 import logging
 from os import PathLike
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from heedful import plugins
 from heedful.backends.base import Settings
 from heedful.backends.manifest import Use
-from heedful.backends.registry import Name, Precision, open_backend, open_shortlist
+from heedful.backends.registry import Name, Precision, check_names, open_backend, open_shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import plain_name, read_object
-from heedful.pipelines.base import CONFIG, SIDES, SavedModel
+from heedful.pipelines.base import CONFIG, SIDES, SavedModel, in_hf_format
 from heedful.pipelines.encoders import Classifier, Encoder, MaskedLanguageModel
 from heedful.pipelines.kinds import KINDS, AnyModel
 from heedful.pipelines.language_model import LanguageModel
@@ -34,8 +34,9 @@ def load(
 ) -> AnyModel:
     """Open a model directory: `config.json`, `model.safetensors` and tokenizer files.
 
-    Returns a `Translator`, `LanguageModel`, `MaskedLanguageModel`, `Classifier` or `Embedder`,
-    whose torch module, `net`, is opened at its first use.
+    Returns a `Translator`, `LanguageModel`, `MaskedLanguageModel`, `Classifier` or `Embedder`, by
+    the family and head of the net. A directory in the Hugging Face format is converted in memory,
+    as by `heedful.import_hf`, which has more arguments; `model.save` writes it in heedful's.
 
     Args:
         device: as of `choose_device`.
@@ -47,11 +48,15 @@ def load(
         use: optimize for one text at a time (latency) or for many (throughput).
 
     Raises:
-        UserError: a directory that is incomplete, damaged or not written by heedful; a backend or
-            precision by name that the model lacks or that cannot be used here.
+        UserError: a directory that is incomplete, damaged or of another format; a model type that
+            is not supported; a backend or precision by name that the model lacks or that cannot be
+            used here.
     """
     directory = Path(path)
     content = _description(directory)
+    if in_hf_format(content):
+        check_names(backend, precision, threads)
+        return _load_hf(directory, device, backend, precision, threads)
     try:
         plugins.require(map(str, content.get("plugins", ())), str(directory))
         metadata, keys = ModelMetadata.from_dict(content), SimpleNamespace(**content["model"])
@@ -139,7 +144,40 @@ def expect(model: SavedModel, kind: type[Kind], purpose: str) -> Kind:
     return model
 
 
-def _description(directory: Path) -> Any:
+def _load_hf(
+    directory: Path, device: str, backend: str, precision: str, threads: int | None
+) -> AnyModel:
+    """The model of a directory in the Hugging Face format; arguments as of `load`."""
+    if backend not in ("auto", "eager") or precision == "int8":
+        raise UserError(
+            f"{directory} is in the Hugging Face format, which has no converted backends: run "
+            f"`heedful import hf {directory} OUT` and `heedful optimize OUT`, and open OUT"
+        )
+    import torch
+
+    from heedful.pipelines.hf_models import model_from_hf
+    from heedful.pipelines.nets import place_net
+
+    model, notices = model_from_hf(directory)
+    for line in notices:
+        logging.getLogger("heedful").warning(f"note: {line}")
+    place_net(
+        model.net, device, torch.float32 if precision == "auto" else getattr(torch, precision)
+    )
+    model.settings = Settings(threads)
+    return model
+
+
+def check_own_format(directory: Path) -> None:
+    """Raises UserError for a directory in the Hugging Face format."""
+    if in_hf_format(_description(directory)):
+        raise UserError(
+            f"{directory} is in the Hugging Face format: import it first, by `heedful import hf "
+            f"{directory} OUT`, and name OUT"
+        )
+
+
+def _description(directory: Path) -> dict[str, Any]:
     """The content of `config.json`."""
     try:
         exists = directory.is_dir()
@@ -148,13 +186,7 @@ def _description(directory: Path) -> Any:
     if not exists:
         problem = "is a file, not a model directory" if directory.exists() else "does not exist"
         raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
-    content = read_object(directory / CONFIG)
-    if "model_type" in content and "heedful" not in content:
-        raise UserError(
-            f"{directory} is in the Hugging Face format: run `heedful import hf {directory} OUT` "
-            "and open OUT"
-        )
-    return content
+    return read_object(directory / CONFIG)
 
 
 def tokenizer_files(directory: Path, content: dict[str, Any] | None = None) -> list[Path]:
@@ -164,6 +196,9 @@ def tokenizer_files(directory: Path, content: dict[str, Any] | None = None) -> l
     Args:
         content: of `config.json`; None: read it.
     """
-    files = (content or _description(directory))["tokenizers"]
+    if content is None:
+        check_own_format(directory)
+        content = _description(directory)
+    files = content["tokenizers"]
     names = dict.fromkeys(files[side] for side in SIDES) if files else {}
     return [directory / plain_name(name, directory / CONFIG) for name in names]

@@ -73,9 +73,14 @@ def load_net(
     set_weights(net, tensors, file)
     if merge:
         merge_lora(net)
+    place_net(net, device, dtype)
+    return net, config
+
+
+def place_net(net: nn.Module, device: str, dtype: torch.dtype) -> None:
+    """Move a net to a device and a type, to be used and not trained."""
     net.to(choose_device(device), dtype).eval()
     make_weights_column_major(net)
-    return net, config
 
 
 def read_lora(content: Mapping[str, Any], where: Path) -> LoRA | None:

@@ -1,7 +1,8 @@
 """Read and write model directories in the Hugging Face format: JSON and safetensors."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,18 @@ def write_hf_directory(
         write_json(directory / CONFIG, dict(config))
 
     write_directory(path, fill)
+
+
+@contextmanager
+def json_user_errors(where: str) -> Iterator[None]:
+    """Raise errors of a block that reads JSON values of unknown types as UserError."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise UserError(
+            f"{where}: a value in its JSON files has a wrong type or range "
+            f"({type(error).__name__}: {error}); it is damaged, or of an unknown format"
+        ) from error
 
 
 def _read_shards(path: Path) -> dict[str, Tensor]:

@@ -4,8 +4,10 @@ from typing import Any
 
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.export.hf_directory import CONFIG, GENERATION_CONFIG, HfDirectory
-from heedful.pipelines import GenerationIds, Generator, Translator
+from heedful.pipelines.metadata import GenerationIds
+from heedful.pipelines.text_generation import Generator
+from heedful.pipelines.translation import Translator
+from heedful.zoo.hf_directory import CONFIG, GENERATION_CONFIG, HfDirectory
 
 # Defaults of the configuration classes in transformers, by model type.
 _CLASS_IDS: dict[str, dict[str, int]] = {

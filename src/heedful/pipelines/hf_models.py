@@ -1,0 +1,136 @@
+"""Models from directories in the Hugging Face format, in memory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from heedful import plugins
+from heedful.data.hf_tokenizers import read_tokenizer
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError
+from heedful.files import read_json
+from heedful.pipelines.base import SavedModel
+from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
+from heedful.pipelines.hf_generation import read_generation_ids, read_options
+from heedful.pipelines.kinds import AnyModel
+from heedful.pipelines.language_model import LanguageModel
+from heedful.pipelines.metadata import ModelMetadata
+from heedful.pipelines.nets import kind_of, open_net
+from heedful.pipelines.text_generation import Generator
+from heedful.pipelines.translation import Translator
+from heedful.zoo.hf_directory import HfDirectory, json_user_errors, read_hf_directory
+from heedful.zoo.hf_nets import ImportedNet, net_from_hf
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+HF_SIDES = {"src": "source", "tgt": "target"}
+_TASKS: dict[type[SavedModel], str] = {
+    Translator: "text_to_text",
+    LanguageModel: "language_modeling",
+    MaskedLanguageModel: "masked_lm",
+    Classifier: "classification",
+    Embedder: "embedding",
+}
+
+
+def model_from_hf(
+    directory: Path, architecture: str | None = None, **config_keys: object
+) -> tuple[AnyModel, list[str]]:
+    """Read a model directory in the Hugging Face format; nothing is written.
+
+    Args:
+        architecture, config_keys: as of `heedful.import_hf`.
+
+    Returns:
+        The model, on the CPU in float32, and notices: settings that are not imported, missing
+        files.
+
+    Raises:
+        UserError: as of `heedful.import_hf`.
+    """
+    content = read_hf_directory(directory)
+    imported = net_from_hf(content, str(directory), architecture, **config_keys)
+    kind = kind_of(imported.net)
+    src, tgt = _read_tokenizers(directory, kind)
+    with json_user_errors(str(directory)):
+        metadata, notices = _metadata(content, imported, kind, tgt, directory)
+    model = open_net(imported.net, imported.config, metadata, src, tgt)
+    return model, [*imported.notices, *notices, *_tokenizer_notices(model, directory)]
+
+
+def _read_tokenizers(
+    directory: Path, kind: type[SavedModel]
+) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizers of source and target, the same object if they are equal."""
+    src = read_tokenizer(directory, "source")
+    if src is None or kind is not Translator:
+        return src, src
+    tgt = read_tokenizer(directory, "target")
+    assert tgt is not None, "a directory has a tokenizer for both sides or for none"
+    return src, src if tgt.content() == src.content() else tgt
+
+
+def _metadata(
+    content: HfDirectory,
+    imported: ImportedNet,
+    kind: type[AnyModel],
+    tokenizer: Tokenizer | None,
+    directory: Path,
+) -> tuple[ModelMetadata, list[str]]:
+    """The metadata of the model, and notices."""
+    task = "translation" if imported.architecture == "marian" else _TASKS[kind]
+    keys: dict[str, Any] = {}
+    notices: list[str] = []
+    if plugin := plugins.architecture.plugin_of(imported.architecture):
+        keys["plugins"] = (plugin,)
+    if kind is Translator and (directory / TOKENIZER_CONFIG).is_file():
+        settings = read_json(directory / TOKENIZER_CONFIG)
+        for side, hf_side in HF_SIDES.items():
+            keys[f"{side}_language"] = settings.get(f"{hf_side}_lang")
+    if issubclass(kind, Generator):
+        size = "tgt_vocab_size" if kind is Translator else "vocab_size"
+        vocab_size = getattr(imported.config, size)
+        keys["generation"], notices = read_generation_ids(content, kind, tokenizer, vocab_size)
+        keys["options"] = read_options(content)
+    elif kind is Classifier:
+        keys["labels"] = _labels_from_hf(content.config, imported.config.num_labels, str(directory))
+        problem = content.config.get("problem_type")
+        if problem not in (None, "single_label_classification"):
+            notices.append(
+                f"{directory} was trained for {problem}: its logits are equal in heedful, but "
+                "`classify` returns one label for each text, by their softmax"
+            )
+    return ModelMetadata(imported.architecture, task, **keys), notices
+
+
+def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> tuple[str, ...]:
+    """The names of the classes in the order of the logits; default: those of transformers.
+
+    Raises:
+        UserError: names that are not numbered from 0, or two equal names.
+    """
+    names = content.get("id2label") or {}
+    if len(names) != num_labels:  # no names, or `config_keys` changed the number of classes
+        return tuple(f"LABEL_{label}" for label in range(num_labels))
+    try:
+        labels = tuple(str(names[str(label)]) for label in range(num_labels))
+    except (KeyError, TypeError):
+        raise UserError(f"{where}: id2label must name the classes 0 to {num_labels - 1}") from None
+    if len(set(labels)) < num_labels:
+        raise UserError(f"{where}: id2label gives two classes the same name: {', '.join(labels)}")
+    return labels
+
+
+def _tokenizer_notices(model: AnyModel, directory: Path) -> list[str]:
+    """Notices of a missing tokenizer, and of one with more ids than the net."""
+    if not model.has_tokenizer:
+        return [f"{directory} has no tokenizer files: the model accepts only lists of ids"]
+    sides = [("", model.tgt_tokenizer, "vocab_size")]
+    if isinstance(model, Translator):
+        sides = [("source ", model.src_tokenizer, "src_vocab_size")]
+        sides += [("target ", model.tgt_tokenizer, "tgt_vocab_size")]
+    return [
+        f"{directory}: the {side}tokenizer has {tokenizer.vocab_size:,} ids, but the net "
+        f"{getattr(model.config, size):,}: texts with other ids are not supported"
+        for side, tokenizer, size in sides
+        if tokenizer.vocab_size > getattr(model.config, size)
+    ]
