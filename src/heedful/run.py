@@ -72,7 +72,7 @@ class TrainingRun:
 
     Attributes:
         directory: the run's folder, itself a model directory. A temporary folder, where `train` had
-            no `out`, is removed with this object.
+            no `out`, is removed when this object is no longer used; `model` does not need it.
         task: the name of the recipe's task.
         reason: the reason why the session ended.
         scores: of the final model on the test split, or on the validation split of a run without
@@ -128,7 +128,8 @@ def train(
 
     Args:
         recipe: a `Recipe`, the path of one, or the name of a shipped one.
-        out: the run's folder; None: a temporary one.
+        out: the run's folder; None: a temporary one, which is removed with the returned run: keep
+            the model by `run.model.save(folder)`.
         data: rows to train on, in place of the recipe's files: a list of texts, of pairs or of
             (text, label), a `datasets.Dataset`, or a mapping from split to rows
             (`InMemoryData.convert`). They are stored in the run's folder.
@@ -158,7 +159,15 @@ def train(
         recipe = rows.recipe
     with _displayed(on_event, print_line, progress) as (listeners, print_line):
         reason, scores = _train_in(
-            out, recipe, rows, resume, changes, listeners, print_line, command
+            out,
+            recipe,
+            rows,
+            resume,
+            changes,
+            listeners,
+            print_line,
+            command,
+            is_temporary=temporary is not None,
         )
     return TrainingRun(out, recipe.task, reason, scores, recipe.training.device, temporary)
 
@@ -192,6 +201,8 @@ def _train_in(
     listeners: Sequence[Listener],
     print_line: PrintLine,
     command: str,
+    *,
+    is_temporary: bool,
 ) -> tuple[StopReason, FinalScores | None]:
     """Train in the folder `out`, and write its report; arguments as of `train`."""
     device = choose_device(recipe.training.device)
@@ -208,6 +219,7 @@ def _train_in(
             if recipe.training.tensorboard:
                 logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
             expectations = ExpectationListener(recipe.expect, print_line)
+            run.trainer.is_temporary = is_temporary
             run.trainer.listeners = [*listeners, *logs, expectations]
         facts = {"facts": _report_facts(run, device, command)}
         folder.update_facts(report=facts)
@@ -216,7 +228,7 @@ def _train_in(
             result = {"labels": [*scores.labels], "confusion": [[*row] for row in scores.confusion]}
             folder.update_facts(report={**facts, "scores": scores.by_name, **result})
     events = read_log(out / "log.jsonl")
-    for verdict in general_verdicts(events, out) if scores else ():
+    for verdict in general_verdicts(events, None if is_temporary else out) if scores else ():
         print_line(str(verdict))
     write_run_report(out)
     return reason, scores

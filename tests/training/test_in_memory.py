@@ -86,8 +86,13 @@ def test_a_run_from_memory_is_the_run_from_a_file(
 
 
 def test_without_a_folder_the_run_is_temporary_and_its_model_is_not(tmp_path: Path) -> None:
-    run = heedful.train(recipe_of("translation"), data=PAIRS, progress=False)
+    lines: list[str] = []
+    run = heedful.train(
+        recipe_of("translation"), data=PAIRS, progress=False, print_line=lines.append
+    )
     folder, model = run.directory, run.model
+    assert any("`heedful.verify(run.model.net)`" in line for line in lines)
+    assert not any(str(folder) in line for line in lines)
     assert run.scores is not None
     assert (folder / "report.html").is_file()
     del run
@@ -95,6 +100,14 @@ def test_without_a_folder_the_run_is_temporary_and_its_model_is_not(tmp_path: Pa
     model.save(tmp_path / "saved")
     texts = ["the red dog runs"]
     assert heedful.load(tmp_path / "saved", device="cpu").translate(texts) == model.translate(texts)
+
+
+def test_a_temporary_run_that_diverges_does_not_refer_to_its_folder() -> None:
+    schedule = {"name": "constant", "learning_rate": 1e38, "warmup_steps": 0}
+    recipe = recipe_of("translation", training__schedule=schedule, training__clip_norm=None)
+    with pytest.raises(UserError, match="train again with out=FOLDER and training") as end:
+        heedful.train(recipe, data=PAIRS, progress=False)
+    assert "heedful-" not in str(end.value)
 
 
 def test_progress_is_shown_on_standard_error_unless_switched_off(

@@ -110,6 +110,7 @@ class Trainer:
         compiler: of the net's blocks; default: they are not compiled.
         stored_weights: returns the weights that checkpoints hold; default: all.
         extra_evaluation_steps: steps with an evaluation that selects no model and ends no run.
+        is_temporary: the run's folder is removed after it, so that errors do not refer to it.
     """
 
     step: TrainStep
@@ -123,6 +124,7 @@ class Trainer:
     compiler: BlockCompiler | None = None
     stored_weights: Callable[[nn.Module], Mapping[str, Tensor]] = weights_of
     extra_evaluation_steps: Collection[int] = ()
+    is_temporary: bool = False
 
     def __post_init__(self) -> None:
         self.net = self.step.net
@@ -421,6 +423,8 @@ class Trainer:
             changes.append("training.clip_norm=1.0")
         if self.precision != "fp32":
             changes.append("training.precision=fp32")
+        if self.is_temporary:
+            return UserError(f"{problem}; train again with out=FOLDER and {', '.join(changes)}")
         command = ["heedful", "train", str(self.checkpoints.directory.parent)]
         command += ["--resume"] if path else []
         command += [word for change in changes for word in ("--set", change)]

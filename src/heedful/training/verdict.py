@@ -73,8 +73,12 @@ def verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
     return results + general_verdicts(events, folder)
 
 
-def general_verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
-    """The checks of a run that hold for any data, and a hint at `heedful verify`."""
+def general_verdicts(events: Sequence[Event], folder: Path | None) -> list[Verdict]:
+    """The checks of a run that hold for any data, and a hint at `heedful verify`.
+
+    Args:
+        folder: of the run; None: a temporary one, which the hint does not name.
+    """
     steps = [event for event in events if isinstance(event, StepDone)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
     entropies = [event.unigram_entropy for event in events if isinstance(event, RunStarted)]
@@ -83,7 +87,9 @@ def general_verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
         best = min(evaluations, key=lambda event: event.perplexity)
         results.append(_check_unigram_entropy(best, entropies[-1]))
     if results:
-        command = f"`heedful verify {shlex.quote(str(folder))}`"
+        command = "`heedful.verify(run.model.net)`"
+        if folder is not None:
+            command = f"`heedful verify {shlex.quote(str(folder))}`"
         hint = "checks masks and gradients, and that a copy of the model overfits one batch"
         results.append(Verdict(None, f"{command} {hint}"))
     return results
