@@ -16,6 +16,7 @@ USER_CODE = """
 from pathlib import Path
 
 import heedful
+from heedful.zoo import gpt2
 
 model = heedful.load_translator(Path("model"))
 text: str = model.translate("a")
@@ -27,6 +28,10 @@ many: list[list[int]] = lm.generate([[1, 2], [3]])
 label: str = heedful.load_classifier("classifier").classify("a").label
 heedful.load_encoder("encoder").embed("a")
 heedful.train("recipe.yaml")
+tokenizer = heedful.train_tokenizer(["a"], kind="char")
+config = gpt2.Config(tokenizer.vocab_size)
+text = heedful.from_net(gpt2.build(config), config, tokenizer).generate("a")
+passed: str = heedful.verify(lm.net).summary()
 
 # errors
 heedful.laod("model")
@@ -34,6 +39,7 @@ model.trnslate("a")
 heedful.load("model").trnslate("a")
 number: int = model.translate("a")
 lm.translate("a")
+heedful.from_net(gpt2.build(config), config).translate("a")
 """
 
 
@@ -112,5 +118,5 @@ def test_repr_names_kind_architecture_size_and_backend(
 def test_a_model_of_another_kind_is_refused_by_name(load: Any, kind: str, tmp_path: Path) -> None:
     wrong = "gpt2" if kind != "language model" else "marian"
     model_of(wrong).save(tmp_path / "model")
-    with pytest.raises(heedful.UserError, match=f"needs a {kind}, but this model is a "):
+    with pytest.raises(heedful.UserError, match=f"needs an? {kind}, but this model is a "):
         load(tmp_path / "model")

@@ -24,16 +24,21 @@ __all__ = [  # noqa: RUF022
     "load_encoder",
     "ensemble",
     "from_net",
+    "train_tokenizer",
+    "Tokenizer",
     "load_recipe",
     "train",
     "TrainingRun",
     "import_hf",
     "export_hf",
+    "verify",
 ]
 
 if TYPE_CHECKING:
+    from heedful.data.tokenizer import Tokenizer, train_tokenizer
     from heedful.errors import UserError
     from heedful.export.hf import export_hf, import_hf
+    from heedful.insight import verify
     from heedful.pipelines import (
         Classifier,
         Embedder,
@@ -56,8 +61,10 @@ if not TYPE_CHECKING:  # a type checker would take any attribute for known
     __getattr__ = lazily(
         __name__,
         {
+            "data.tokenizer": ("Tokenizer", "train_tokenizer"),
             "errors": ("UserError",),
             "export.hf": ("export_hf", "import_hf"),
+            "insight": ("verify",),
             "pipelines": (
                 *("Classifier", "Embedder", "LanguageModel", "MaskedLanguageModel", "Translator"),
                 *("ensemble", "from_net", "load", "load_classifier", "load_encoder"),

@@ -1,5 +1,6 @@
 """Errors that users can correct: one line, then exit code 2."""
 
+import reprlib
 from collections.abc import Callable, Sequence
 
 
@@ -9,6 +10,12 @@ class UserError(ValueError):
     The command line prints it without a traceback and exits with code 2. It is a `ValueError`,
     so that programs can catch it as one.
     """
+
+
+def describe(value: object) -> str:
+    """A value of a wrong type for a message: its beginning, and its type."""
+    text = " ".join(reprlib.repr(value).split())
+    return text if value is None else f"{text} ({type(value).__name__})"
 
 
 def format_names(names: Sequence[str], show: Callable[[str], str] = repr, most: int = 10) -> str:

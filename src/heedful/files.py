@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 
 # Names of all files of a model directory in heedful's, Hugging Face's or CTranslate2's format; a
 # directory with other entries is never replaced.
@@ -32,6 +32,13 @@ LARGEST_TEXT = 512 << 20  # bytes; the largest tokenizers have a tenth
 _MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _LEFTOVER = re.compile(r"\..*\.\d+\.tmp")
 _AT_CWD, _EXCHANGE = -100, 2  # constants of renameat2(2)
+
+
+def as_path(path: str | os.PathLike[str], name: str) -> Path:
+    """A path that a caller gave as the argument `name`; raises UserError for another type."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"{name} must be a path, as text or a pathlib.Path, not {describe(path)}")
+    return Path(path)
 
 
 @contextmanager

@@ -1,12 +1,15 @@
 """Options of text generation, each declared once, with the help text of its command-line flag."""
 
+import collections.abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.plugins import nearest
 
 # Sections of --help.
@@ -170,11 +173,14 @@ class Options:
         if isinstance(self.stop, str):
             hint = "; the rule of a beam search is stop_rule" if self.stop else ""
             raise UserError(f"stop must be a list of texts, not {self.stop!r}{hint}")
-        if self.too_long not in get_args(TooLong):
-            raise UserError(f"too_long must be {', '.join(get_args(TooLong))}, not {self.too_long}")
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            is_default = value is None and _NAMES[name].default is None
+            if not is_default and not kind.accepts(value):
+                raise UserError(f"{name} must be {kind.description}, not {describe(value)}")
         for name, (least, most) in _LIMITS.items():
             number = getattr(self, name)
-            if isinstance(number, int) and not least <= number <= most:
+            if isinstance(number, Integral) and not least <= number <= most:
                 bound = f"at least {least}" if number < least else f"at most {most:,}"
                 raise UserError(f"{name} must be {bound}, not {number}")
         for name, value in vars(self).items():
@@ -264,4 +270,74 @@ class Options:
 _NAMES = {option.name: option for option in fields(Options)}
 _LIMITS = {
     name: option.metadata["limits"] for name, option in _NAMES.items() if option.metadata["limits"]
+}
+
+
+class _Kind(NamedTuple):
+    """The values that an option accepts, besides None where that is its default."""
+
+    accepts: Callable[[Any], bool]
+    description: str
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_list_of(*accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Lists and the like, whose items one of the functions accepts."""
+
+    def is_list(value: Any) -> bool:
+        if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__getitem__"):
+            return False
+        return all(any(accept(item) for accept in accepts) for item in value)
+
+    return is_list
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_forced(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_whole, [*value, *value.values()]))
+
+
+_IDS = _is_list_of(_is_whole)
+_BY_TYPE = {
+    int: _Kind(_is_whole, "a whole number"),
+    float: _Kind(_is_number, "a number"),
+    bool: _Kind(lambda value: isinstance(value, bool), "True or False"),
+}
+_BY_NAME = {
+    "seed": _Kind(lambda value: _is_whole(value) or _IDS(value), "a whole number, or one a prompt"),
+    "stop": _Kind(_is_list_of(_is_text), "a list of texts"),
+    "prefixes": _Kind(_is_list_of(_is_text), "a list of texts, one for each prompt"),
+    "banned": _Kind(_is_list_of(_is_text, _is_whole, _IDS), "a list of texts, ids or lists of ids"),
+    "require": _Kind(_is_list_of(_is_text, _IDS), "a list of texts or lists of ids"),
+    "forced": _Kind(_is_forced, "a mapping from positions to token ids"),
+}
+
+
+def _kind_of(option: "Field[Any]") -> _Kind | None:
+    """The values of an option, by its annotation; None: any."""
+    hints = [hint for hint in get_args(option.type) if hint is not NoneType] or [option.type]
+    if get_origin(option.type) is Literal:
+        hints = [option.type]
+    if get_origin(hints[0]) is Literal:
+        names = get_args(hints[0])
+        return _Kind(lambda value: isinstance(value, str) and value in names, ", ".join(names))
+    if get_origin(hints[0]) is collections.abc.Callable:
+        return _Kind(callable, "a function")
+    return _BY_TYPE.get(hints[0])
+
+
+_KINDS = {
+    name: kind
+    for name, option in _NAMES.items()
+    if (kind := _BY_NAME.get(name) or _kind_of(option)) is not None
 }

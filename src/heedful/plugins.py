@@ -72,7 +72,7 @@ class Registry:
         """The entry of a name; raises UserError with the nearest name."""
         import_module(self.package)
         if name not in self._entries and name not in self.names():
-            raise UserError(f"no {self.kind} {name}; {nearest(name, self.names())}")
+            raise UserError(f"no {self.kind} {name}; {nearest(str(name), self.names())}")
         entry = self._entries[name]
         if isinstance(entry, str):
             entry = self._entries[name] = resolve_name(entry)

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from heedful.config import Recipe, drop_stale_bands, parse_recipe
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.files import read_text
 from heedful.nested_keys import flatten, keys_of, set_key
 from heedful.plugins import SHIPPED, nearest
@@ -59,12 +59,22 @@ def load_recipe(
     Raises:
         UserError: no such recipe or base, invalid YAML, an unknown key, a wrong value.
     """
+    if not isinstance(recipe, str | PathLike):
+        raise UserError(f"recipe must be the name or path of one, not {describe(recipe)}")
     path = recipe_path(recipe)
     content, sources = _read_with_bases(path)
     if isinstance(overrides, Mapping):
         where, settings = "overrides", [*overrides.items()]
+        for key, _ in settings:
+            if not isinstance(key, str):
+                raise UserError(f"overrides: a key must be text, not {describe(key)}")
     else:
         where = "--set"
+        if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+            raise UserError(
+                "overrides must be a mapping or a list of key=value, as "
+                f'{{"training.max_steps": 100}}, not {describe(overrides)}'
+            )
         settings = [read_setting(text, "training.max_steps=100") for text in overrides]
     if any(key == "init_from" and value for key, value in settings):
         # The model that the run starts from has its sizes, except for overrides.

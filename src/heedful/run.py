@@ -21,9 +21,9 @@ from rich.console import Console
 import heedful
 from heedful import plugins
 from heedful.config import Recipe
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.evaluation.likelihood import unigram_entropy
-from heedful.files import read_text, remove_unfinished, write_text
+from heedful.files import as_path, read_text, remove_unfinished, write_text
 from heedful.pipelines import (
     SavedModel,
     choose_device,
@@ -150,8 +150,10 @@ def train(
         recipe = load_recipe(recipe)
     if out is None and resume:
         raise UserError("to resume a run, give its folder as out")
+    if on_event is not None and not callable(on_event):
+        raise UserError(f"on_event must be a function of an event, not {describe(on_event)}")
     temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
-    out = Path(temporary.name if temporary is not None else out or "")
+    out = as_path(temporary.name if temporary is not None else out or "", "out")
     recipe, rows = with_absolute_paths(recipe), None
     if data is not None:
         columns = plugins.task.get(recipe.task).row_columns

@@ -54,7 +54,7 @@ def open_backend(
         UserError: a backend or precision by name that the model lacks, whose package is missing, or
             that was converted for another machine; more threads than cores.
     """
-    check_names(backend, precision, threads)
+    check_names(backend, precision, threads, use)
     is_net_for_device = backend == "auto" and device not in ("auto", "cpu")
     if precision == "int8" and (backend == "eager" or is_net_for_device):
         raise UserError("the net itself has no int8; name another backend, or take bfloat16")
@@ -89,11 +89,15 @@ def open_backend(
         return Settings(threads)
 
 
-def check_names(backend: str, precision: str, threads: int | None) -> None:
+def check_names(backend: str, precision: str, threads: int | None, use: str) -> None:
     """Raises UserError for unknown names, and for more threads than cores."""
-    if threads is not None and not 1 <= threads <= cores():
-        raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads}")
-    for name, value, known in (("backend", backend, Name), ("precision", precision, Precision)):
+    is_count = threads is None or (isinstance(threads, int) and 1 <= threads <= cores())
+    if not is_count:
+        raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads!r}")
+    for name, value, known in (
+        *(("backend", backend, Name), ("precision", precision, Precision)),
+        ("use", use, Use),
+    ):
         if value not in get_args(known):
             raise UserError(f"{name} must be {', '.join(get_args(known))}, not {value}")
 

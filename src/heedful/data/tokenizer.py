@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from operator import index
+from os import PathLike
 from typing import Any, Literal
 
 from tokenizers import Encoding, models
@@ -17,10 +18,11 @@ from heedful.data.tokenizer_training import (
     SPECIALS,
     Normalization,
     TrainingSettings,
+    check_texts,
     train_backend,
 )
-from heedful.errors import UserError
-from heedful.files import read_json, write_json
+from heedful.errors import UserError, describe
+from heedful.files import as_path, read_json, write_json
 
 IMPORTED = "imported"  # the `kind` of imported tokenizers
 
@@ -94,11 +96,14 @@ def train_tokenizer(
         UserError: an unknown kind or normalization; a vocabulary larger than the text allows, or
             too small for its characters; no text; a setting that the kind does not support.
     """
+    lines = texts if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    check_texts(lines)
+    check_texts(extra_specials, "extra_specials")
     specials = SPECIALS + tuple(extra_specials)
     settings = TrainingSettings(
         kind, vocab_size, lowercase, normalization, specials, keep_whitespace, template, or_fewer
     )
-    backend = train_backend(list(texts), settings)
+    backend = train_backend(list(lines), settings)
     roles = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
     if "<mask>" in settings.specials:
         roles["mask"] = "<mask>"
@@ -191,12 +196,12 @@ class Tokenizer:
     def normalize(self, text: str) -> str:
         """The normalized text, which is the best that decoding can restore."""
         normalizer = self._backend.normalizer
-        with _surrogate_errors():
+        with _text_errors([text]):
             return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the special tokens of the template."""
-        with _surrogate_errors():
+        with _text_errors([text]):
             return self._ids(self._backend.encode(text, add_special_tokens=False))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
@@ -204,7 +209,7 @@ class Tokenizer:
         # `encode_batch_fast` returns ids without pieces.
         fast = self._piece_ids is None
         encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
-        with _surrogate_errors():
+        with _text_errors(texts):
             return [self._ids(encoding) for encoding in encode(texts, add_special_tokens=False)]
 
     def add_special_tokens(
@@ -237,7 +242,10 @@ class Tokenizer:
     ) -> list[str]:
         """`decode` for each sequence of ids."""
         skipped = frozenset() if keep_specials else self.special_ids
-        rows = [[i for i in ids if i not in skipped] for ids in batch]
+        try:
+            rows = [[i for i in map(index, ids) if i not in skipped] for ids in batch]
+        except TypeError:
+            raise UserError(f"decode takes lists of token ids, not {describe(batch)}") from None
         if self._pieces is None:
             try:
                 return list(self._backend.decode_batch(rows, skip_special_tokens=False))
@@ -268,7 +276,7 @@ class Tokenizer:
             [None if i in self.special_ids else self.piece(i) for i in ids]
         )
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the tokenizer to a JSON file.
 
         The key "tokenizer" holds the JSON of the `tokenizers` library, which refuses unknown keys.
@@ -276,7 +284,7 @@ class Tokenizer:
         Raises:
             UserError: the file cannot be written.
         """
-        write_json(path, self.content())
+        write_json(as_path(path, "path"), self.content())
 
     def content(self) -> dict[str, Any]:
         """The tokenizer as JSON, as written by `save`."""
@@ -295,12 +303,13 @@ class Tokenizer:
         return content
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
+    def load(cls, path: str | PathLike[str]) -> "Tokenizer":
         """Load a file of `save`.
 
         Raises:
             UserError: the file is missing, damaged, or was not written by `save`.
         """
+        path = as_path(path, "path")
         content = read_json(path)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise UserError(f"{path} is not a tokenizer written by heedful ({_FORMAT})")
@@ -361,11 +370,13 @@ def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
 
 
 @contextmanager
-def _surrogate_errors() -> Iterator[None]:
-    """Raise UserError for a lone surrogate, which Python's str allows and the library does not."""
+def _text_errors(texts: Any) -> Iterator[None]:
+    """Raise UserError for what is no text, and for a lone surrogate, which Python's str allows and
+    the library does not."""
     try:
         yield
     except TypeError:
+        check_texts(texts)
         raise UserError(
             "a text contains a lone surrogate, as from a file that is not UTF-8; remove it"
         ) from None

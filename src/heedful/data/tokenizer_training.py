@@ -5,12 +5,12 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.progress import has_display
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -19,6 +19,7 @@ SPACE = "\u2581"  # represents a space inside a piece, as in SentencePiece
 Normalization = Literal["nfc", "nfkc", "none"]
 
 _SUBWORDS = ("bpe", "unigram", "wordpiece", "byte_bpe")
+_KINDS = (*_SUBWORDS, "word", "char", "byte")
 _BYTES = ("byte_bpe", "byte")
 _UNK = SPECIALS[3]
 LARGEST_VOCABULARY = 1 << 24  # ids; the largest published tokenizers have 2^18
@@ -65,6 +66,15 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         kind, size, num_specials = self.kind, self.vocab_size, len(self.specials)
+        if kind not in _KINDS:
+            raise UserError(f"tokenizer kind must be {', '.join(_KINDS)}, not {kind!r}")
+        if self.template not in _TEMPLATES:
+            raise UserError(f"template must be {', '.join(_TEMPLATES)}, not {self.template!r}")
+        if self.normalization not in (None, *get_args(Normalization)):
+            known = ", ".join(get_args(Normalization))
+            raise UserError(f"normalization must be {known}, not {self.normalization!r}")
+        if size is not None and not isinstance(size, int):
+            raise UserError(f"vocab_size must be a whole number, not {describe(size)}")
         if kind in _SUBWORDS and size is None:
             raise UserError(f"tokenizer kind {kind} needs a vocab_size, such as 8000")
         if kind == "byte" and size is not None:
@@ -93,6 +103,15 @@ class TrainingSettings:
     def keeps_whitespace(self) -> bool:
         """True if decoding restores all whitespace."""
         return self.keep_whitespace or self.kind in _BYTES
+
+
+def check_texts(texts: Any, name: str = "texts") -> None:
+    """Raises UserError for anything but a list of texts."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
+        raise UserError(f"{name} must be a list of texts, not {describe(texts)}")
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"{name} must be a list of texts, but one is {describe(text)}")
 
 
 def train_backend(lines: list[str], settings: TrainingSettings) -> Backend:

@@ -12,9 +12,9 @@ from tokenizers import processors
 
 from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError
-from heedful.files import MODEL_FILES, check_new, read_json, write_directory, write_json
-from heedful.pipelines import AnyModel, Classifier, LanguageModel, Translator
+from heedful.errors import UserError, describe
+from heedful.files import MODEL_FILES, as_path, check_new, read_json, write_directory, write_json
+from heedful.pipelines import AnyModel, Classifier, LanguageModel, SavedModel, Translator
 from heedful.pipelines.hf_generation import generation_to_hf
 from heedful.pipelines.hf_models import HF_SIDES, TOKENIZER_CONFIG, model_from_hf
 from heedful.zoo.hf import labels_to_hf
@@ -51,7 +51,7 @@ def import_hf(
         UserError: not a model in this format; a model type, setting or tokenizer that is not
             supported; a missing or unknown tensor or a wrong shape; `out` holds something else.
     """
-    directory, out = Path(directory), Path(out)
+    directory, out = as_path(directory, "directory"), as_path(out, "out")
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=directory)
     model, notices = model_from_hf(directory, architecture, **config_keys)
     write_directory(out, model.save)
@@ -82,9 +82,14 @@ def export_hf(
         UserError: an architecture or setting that the format does not support; an unknown
             precision, or a weight out of its range; `out` holds something else.
     """
-    metadata = model.metadata
+    if not isinstance(model, SavedModel):
+        raise UserError(
+            f"export needs a model, not {describe(model)}; heedful.load and heedful.from_net make "
+            "one"
+        )
+    out, metadata = as_path(out, "out"), model.metadata
     check_precision(precision)
-    check_new(Path(out), overwrite=overwrite, owns=MODEL_FILES)
+    check_new(out, overwrite=overwrite, owns=MODEL_FILES)
     net = model.net  # before `model.config`: opening the net may set the config
     content, tensors = net_to_hf(metadata.architecture, model.config, net)
     content["torch_dtype"] = precision
@@ -110,7 +115,7 @@ def export_hf(
             write_tokenizer(src, directory, tgt)
             _complete_tokenizer(directory, model)
 
-    write_hf_directory(Path(out), content, tensors, generation, write_text)
+    write_hf_directory(out, content, tensors, generation, write_text)
     own = hf_format(metadata.architecture).config
     if own is None or own.model_type != content["model_type"]:
         on_notice(
@@ -118,7 +123,7 @@ def export_hf(
         )
     if not model.has_tokenizer:
         on_notice("the model has no tokenizer: the directory accepts ids only")
-    elif (Path(out) / "tokenizer_target").exists():
+    elif (out / "tokenizer_target").exists():
         on_notice(
             "the tokenizer in the directory is that of the source; that of the target is in "
             "tokenizer_target/, because transformers has one tokenizer per directory"

@@ -91,7 +91,7 @@ def beam_search(
             f"diversity_penalty must be a finite number of 0 or more, not {diversity_penalty}"
         )
     if stop not in get_args(Stop):
-        raise UserError(f"stop must be one of {', '.join(get_args(Stop))}, not {stop!r}")
+        raise UserError(f"stop_rule must be one of {', '.join(get_args(Stop))}, not {stop!r}")
     if force_eos is None:
         force_eos = stop == "beam_full"
     request = SearchRequest.from_options(start, force_eos=force_eos, **options)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from heedful.errors import UserError, describe
 from heedful.insight import cache_checks as cache
 from heedful.insight import dependency_checks as dependency
 from heedful.insight import learning_checks as learning
@@ -103,6 +104,14 @@ def verify(
         UserError: the net cannot be copied; its vocabulary sizes, its number of stacks or whether
             it is causal cannot be determined.
     """
+    if not isinstance(net, nn.Module):
+        hint = "; of a model, its net" if hasattr(net, "net") else ""
+        raise UserError(f"verify needs a torch.nn.Module, not {describe(net)}{hint}")
+    if not isinstance(length, int):
+        raise UserError(f"length must be a whole number, not {describe(length)}")
+    for size in (vocab_size, src_vocab_size, tgt_vocab_size):
+        if size is not None and (not isinstance(size, int) or size < 2):
+            raise UserError(f"vocab_size must be at least 2, not {describe(size)}")
     sizes: dict[Side, int | None] = {
         "src": src_vocab_size,
         "tgt": tgt_vocab_size,

@@ -3,11 +3,12 @@
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.errors import UserError
 from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
-from heedful.parts.tokens import PaddingSide, Tokens, check_ids, check_lengths
+from heedful.parts.tokens import PaddingSide, Tokens, check_batch, check_ids
 
 
 class DecoderOnly(nn.Module):
@@ -45,7 +46,9 @@ class DecoderOnly(nn.Module):
         Raises:
             UserError: ids, lengths or the width of the batch are out of range.
         """
-        check_lengths(lengths, ids.size(1))
+        check_batch("ids", ids, lengths, padding_side)
+        if segments is not None and segments.shape != ids.shape:
+            raise UserError(f"segments must have the shape of ids, not {tuple(segments.shape)}")
         tokens = Tokens.from_ids(ids, lengths, padding_side, segments)
         try:
             return self.head(self.decode(tokens))

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.errors import UserError
 from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
-from heedful.parts.tokens import PaddingSide, Span, Tokens, check_ids, check_lengths
+from heedful.parts.tokens import PaddingSide, Span, Tokens, check_batch, check_ids
 
 
 class Memory(NamedTuple):
@@ -65,8 +66,10 @@ class EncoderDecoder(nn.Module):
         Raises:
             UserError: ids, lengths or the width of a batch are out of range.
         """
-        check_lengths(src_lengths, src.size(1))
-        check_lengths(tgt_lengths, tgt.size(1))
+        check_batch("src", src, src_lengths, padding_side)
+        check_batch("tgt", tgt, tgt_lengths, padding_side)
+        if src.size(0) != tgt.size(0):
+            raise UserError(f"src has {src.size(0)} rows, but tgt {tgt.size(0)}")
         source = Tokens.from_ids(src, src_lengths, padding_side)
         target = Tokens.from_ids(tgt, tgt_lengths, padding_side)
         try:

@@ -4,10 +4,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.errors import UserError
 from heedful.models.stack import Stack
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.parts.tokens import PaddingSide, Tokens, check_ids, check_lengths
+from heedful.parts.tokens import PaddingSide, Tokens, check_batch, check_ids
 
 
 class EncoderOnly(nn.Module):
@@ -52,12 +53,16 @@ class EncoderOnly(nn.Module):
         Raises:
             UserError: ids, lengths or the width of the batch are out of range.
         """
-        check_lengths(lengths, ids.size(1))
+        check_batch("ids", ids, lengths, padding_side)
+        if types is not None and types.shape != ids.shape:
+            raise UserError(f"types must have the shape of ids, not {tuple(types.shape)}")
         tokens = Tokens.from_ids(ids, lengths, padding_side)
         try:
             states = self.encode(tokens, types)
         except IndexError:
             check_ids(ids, self.embedding.tokens.num_embeddings)
+            if types is not None and self.embedding.types is not None:
+                check_ids(types, self.embedding.types.num_embeddings, "token types")
             raise
         if isinstance(self.head, ClassificationHead):
             first = 0 if tokens.real is None else tokens.real.int().argmax(1)

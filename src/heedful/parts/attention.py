@@ -140,6 +140,8 @@ class CrossAttention(MultiHead):
         keys = memory if projected is None else projected
         if keys is None:
             raise UserError("cross-attention needs `memory`, the states of the source")
+        if projected is None and keys.size(0) != x.size(0):
+            raise UserError(f"memory has {keys.size(0)} rows, but x has {x.size(0)}")
         prepared = self._resolve_mask(mask, x, keys, causal=False, return_weights=return_weights)
         if projected is None:
             projected = self.project_memory(keys)

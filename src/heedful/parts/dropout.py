@@ -29,8 +29,8 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0.0 <= p < 1.0:
-            raise UserError(f"dropout must be at least 0 and below 1, not {p}")
+        if not isinstance(p, int | float) or not 0.0 <= p < 1.0:
+            raise UserError(f"dropout must be at least 0 and below 1, not {p!r}")
         self.p = p
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

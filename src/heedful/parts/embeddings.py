@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.parts.dropout import Dropout
 from heedful.parts.tokens import Tokens
 
@@ -38,6 +38,8 @@ class TokenEmbedding(nn.Module):
         types: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(tokens, nn.Module):
+            raise UserError(f"tokens must be an nn.Embedding, not {describe(tokens)}")
         self.tokens = tokens
         self.positions = positions
         self.max_length = max_length

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError
+from heedful.parts.checked import check_positive
 
 
 class Experts(nn.Module):
@@ -48,6 +49,7 @@ class Experts(nn.Module):
         balance_weight: float = 0.0,
     ) -> None:
         super().__init__()
+        check_positive(d_model=d_model, num_experts=num_experts, top_k=top_k)
         if not 1 <= top_k <= num_experts:
             raise UserError(f"top_k must be from 1 to num_experts {num_experts}, not {top_k}")
         self.top_k, self.balance_weight = top_k, balance_weight

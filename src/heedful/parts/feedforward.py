@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError
+from heedful.parts.checked import check_positive
 from heedful.parts.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -64,6 +65,7 @@ class FeedForward(nn.Module):
         super().__init__()
         if kind not in FUNCTIONS:
             raise UserError(f"no feed-forward {kind!r}; choose from {', '.join(FUNCTIONS)}")
+        check_positive(d_model=d_model, d_ff=d_ff)
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.is_gated = kind in get_args(Gate)
         self.up = nn.Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)

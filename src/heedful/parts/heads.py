@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.errors import UserError, describe
 from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import FUNCTIONS, Activation
 
@@ -111,6 +112,8 @@ def tied_linear(weight: Tensor, *, bias: bool = False, tied: bool = True) -> nn.
         weight: the weight (V, D) of the embedding.
         tied: share that weight; otherwise a new one of the same size.
     """
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        raise UserError(f"weight must be a matrix (V, D), not {describe(weight)}")
     size, width = weight.shape
     # Without initialization; `torch.nn.utils.skip_init` would import sympy, which takes a second.
     out = nn.Linear(width, size, bias=bias, device="meta")

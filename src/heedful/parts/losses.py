@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heedful.errors import UserError
 from heedful.parts.heads import LogitsFunction, OutputHead
 
 # Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
@@ -55,6 +56,13 @@ def cross_entropy(
     >>> round(result.loss.item() / result.tokens, 4)  # log 8
     2.0794
     """
+    if logits.dim() != 2 or targets.shape != logits.shape[:1] or targets.is_floating_point():
+        raise UserError(
+            f"the loss needs logits (N, V) and N target ids, not {tuple(logits.shape)} and "
+            f"{tuple(targets.shape)} of {targets.dtype}"
+        )
+    if not 0 <= label_smoothing <= 1:
+        raise UserError(f"label_smoothing must be from 0 to 1, not {label_smoothing}")
     log_probs = logits.float().log_softmax(-1)
     nll = -log_probs.gather(-1, targets[:, None]).sum()
     loss = nll

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.parts.rotary import Rotation
 from heedful.parts.tokens import Span, Tokens
 
@@ -112,6 +112,8 @@ class MaskSpec:
             UserError: `mask` is not bool, or has another shape.
         """
         batch, num_queries, num_keys = shape
+        if not isinstance(mask, Tensor):
+            raise UserError(f"the attention mask must be a bool tensor, not {describe(mask)}")
         if mask.dtype != torch.bool:
             raise UserError(
                 f"the attention mask is {str(mask.dtype).removeprefix('torch.')}; give a bool "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError
+from heedful.parts.checked import check_positive
 from heedful.parts.dropout import Dropout
 from heedful.parts.masks import AttentionMask, MaskBlock, MaskSpec
 from heedful.parts.packed_attention import can_skip_blocks, packed_attention, packed_block_mask
@@ -119,6 +120,8 @@ class MultiHead(nn.Module):
         out_bias: bool = True,
     ) -> None:
         super().__init__()
+        check_positive(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        check_positive(head_dim=head_dim, window=window, scale=scale, softcap=softcap)
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if head_dim is None and d_model % num_heads:
             raise UserError(

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.parts.checked import check_positive
+
 Positions = Callable[[int, int], nn.Module]  # makes a table from max_length and D
 
 
@@ -39,6 +41,7 @@ class SinusoidalTable(PositionTable):
 
     def __init__(self, max_length: int, width: int, *, halves: bool = False) -> None:
         super().__init__()
+        check_positive(max_length=max_length, width=width)
         table = sinusoidal_table(max_length, width, halves=halves)
         # A buffer, so that it moves with the model; not saved, since its shape determines it.
         self.register_buffer("weight", table, persistent=False)
@@ -56,6 +59,7 @@ class LearnedTable(PositionTable):
 
     def __init__(self, max_length: int, width: int, *, offset: int = 0) -> None:
         super().__init__()
+        check_positive(max_length=max_length, width=width)
         self.offset = offset
         self.weight = nn.Parameter(torch.zeros(max_length + offset, width))
 

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError
+from heedful.parts.checked import check_positive
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, "{num_heads}"]:
@@ -18,6 +19,7 @@ def alibi_slopes(num_heads: int) -> Float[Tensor, "{num_heads}"]:
     Otherwise, as in the authors' code, the slopes of the next lower power of two, and then every
     second slope of the next higher one.
     """
+    check_positive(num_heads=num_heads)
     below = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (head + 1) / below) for head in range(below)]
     finer = [2 ** (-4 * (head + 1) / below) for head in range(0, 2 * below, 2)]

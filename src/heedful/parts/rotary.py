@@ -10,14 +10,13 @@ from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from heedful.errors import UserError
+from heedful.parts.checked import check_positive, checked_dataclass
 
 Layout = Literal["half", "interleaved"]
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Rotation(NamedTuple):
@@ -44,7 +43,7 @@ def rotate(x: Float[Tensor, "B H T E"], rotation: Rotation) -> Float[Tensor, "B 
     return joined.to(x.dtype)
 
 
-@dataclass(frozen=True, config=_STRICT)
+@checked_dataclass
 class LinearScaling:
     """Positions divided by `factor` (Chen et al. 2023, "position interpolation")."""
 
@@ -55,7 +54,7 @@ class LinearScaling:
         return frequencies / self.factor, 1.0
 
 
-@dataclass(frozen=True, config=_STRICT)
+@checked_dataclass
 class NtkScaling:
     """A larger base, which changes high frequencies little (bloc97 2023, "NTK-aware").
 
@@ -73,7 +72,7 @@ class NtkScaling:
         return base * self.factor ** (width / (width - 2)) if width > 2 else base
 
 
-@dataclass(frozen=True, config=_STRICT)
+@checked_dataclass
 class Llama3Scaling:
     """Low frequencies divided by `factor`, high ones unchanged, a linear ramp between (Llama 3.1).
 
@@ -99,7 +98,7 @@ class Llama3Scaling:
         return ramp * frequencies + (1 - ramp) * frequencies / self.factor, 1.0
 
 
-@dataclass(frozen=True, config=_STRICT)
+@checked_dataclass
 class YarnScaling:
     """YaRN: low frequencies interpolated, high ones unchanged, scores scaled (Peng et al. 2023).
 
@@ -173,6 +172,7 @@ class RotaryPositions(nn.Module):
         scaling: Scaling | None = None,
     ) -> None:
         super().__init__()
+        check_positive(head_dim=head_dim, base=base)
         if head_dim % 2:
             raise UserError(f"rotary positions need an even head width, not {head_dim}")
         frequencies, self.factor = _frequencies(base, head_dim), 1.0

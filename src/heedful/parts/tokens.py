@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 
 PaddingSide = Literal["right", "left"]
 
@@ -71,7 +71,7 @@ class Tokens:
         """Tokens of padded or packed ids; positions start at 0 in each segment.
 
         It does not synchronize with the device, so it does not check values: the forward methods of
-        nets do (`check_lengths`).
+        nets do (`check_batch`).
 
         Args:
             ids: (B, T).
@@ -124,12 +124,32 @@ class Tokens:
         return int(positions.max()) + 1 if positions.numel() else 0
 
 
-def check_lengths(lengths: Int[Tensor, "B"] | None, size: int) -> None:
-    """Raise UserError for lengths below 0 or above `size`, the width of the batch.
+def check_batch(
+    name: str, ids: Int[Tensor, "B T"], lengths: Int[Tensor, "B"] | None, side: PaddingSide
+) -> None:
+    """Raise UserError unless ids and lengths are those of a batch; ids are checked by `check_ids`.
 
-    Lengths on an accelerator, and those of a traced net, are not checked: that would synchronize.
+    Lengths on an accelerator, and all of a traced net, are not checked: that would synchronize.
+
+    Args:
+        name: of the ids, in errors.
     """
-    if lengths is None or lengths.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        form = f"{tuple(ids.shape)} of {ids.dtype}" if isinstance(ids, Tensor) else describe(ids)
+        raise UserError(f"{name} must be a tensor (B, T) of token ids, not {form}")
+    if side not in ("right", "left"):
+        raise UserError(f"padding_side must be right or left, not {side!r}")
+    if lengths is None:
+        return
+    size = ids.size(1)
+    if not isinstance(lengths, Tensor) or lengths.shape != ids.shape[:1]:
+        form = tuple(lengths.shape) if isinstance(lengths, Tensor) else describe(lengths)
+        raise UserError(
+            f"the lengths of {name} must be a tensor ({ids.size(0)},), one for each row, not {form}"
+        )
+    if lengths.device.type != "cpu":
         return
     if lengths.numel() and (int(lengths.max()) > size or int(lengths.min()) < 0):
         raise UserError(
@@ -138,7 +158,7 @@ def check_lengths(lengths: Int[Tensor, "B"] | None, size: int) -> None:
         )
 
 
-def check_ids(ids: Int[Tensor, "B T"], vocab_size: int) -> None:
+def check_ids(ids: Int[Tensor, "B T"], vocab_size: int, name: str = "token ids") -> None:
     """Raise UserError for ids that an embedding of `vocab_size` rows does not have.
 
     For messages, after an embedding failed: the check reads all ids.
@@ -148,7 +168,7 @@ def check_ids(ids: Int[Tensor, "B T"], vocab_size: int) -> None:
     low, high = (int(bound) for bound in ids.aminmax())
     if low < 0 or high >= vocab_size:
         raise UserError(
-            f"token ids must be from 0 to {vocab_size - 1}, not {low} to {high}; is this the "
+            f"{name} must be from 0 to {vocab_size - 1}, not {low} to {high}; is this the "
             "tokenizer of the model?"
         )
 

@@ -1,19 +1,25 @@
 """`from_net`: a saved-model object around a net from any training loop, with its tokenizers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
 from heedful import plugins
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
+from heedful.pipelines.base import check_strings
+from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.kinds import AnyModel
+from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
 from heedful.pipelines.nets import kind_of, open_net
+from heedful.pipelines.translation import Translator
+from heedful.zoo.names import weights_of
+from heedful.zoo.sizes import meta_net
 
 _TASKS = {
     "Translator": "translation",
@@ -22,6 +28,30 @@ _TASKS = {
     "Classifier": "classification",
     "Embedder": "embedding",
 }
+
+
+@overload
+def from_net(
+    net: EncoderDecoder, config: Any, tokenizer: Tokenizer | None = None, **settings: Any
+) -> Translator: ...
+
+
+@overload
+def from_net(
+    net: DecoderOnly, config: Any, tokenizer: Tokenizer | None = None, **settings: Any
+) -> LanguageModel: ...
+
+
+@overload
+def from_net(
+    net: EncoderOnly, config: Any, tokenizer: Tokenizer | None = None, **settings: Any
+) -> MaskedLanguageModel | Classifier | Embedder: ...
+
+
+@overload
+def from_net(
+    net: nn.Module, config: Any, tokenizer: Tokenizer | None = None, **settings: Any
+) -> AnyModel: ...
 
 
 def from_net(
@@ -62,12 +92,24 @@ def from_net(
             "wrappers such as DDP"
         )
     name = _architecture_of(config)
+    _check_config(name, config, net)
     kind = kind_of(net)
     target = tgt_tokenizer or tokenizer
+    if tokenizer is None and tgt_tokenizer is not None:
+        raise UserError("tgt_tokenizer is given without tokenizer; give that of the source too")
     _check_tokenizers(config, tokenizer, target)
+    for argument, value, of_type in (
+        ("limits", limits, Limits),
+        ("generation", generation, GenerationIds),
+    ):
+        if value is not None and not isinstance(value, of_type):
+            raise UserError(f"{argument} must be {of_type.__name__}(...), not {describe(value)}")
+    check_strings(labels, "labels")
     num_labels = getattr(config, "num_labels", 0) if kind.__name__ == "Classifier" else 0
     if labels and len(labels) != num_labels:
         raise UserError(f"{len(labels)} labels, but the net has {num_labels} classes")
+    if len(set(labels)) < len(labels):
+        raise UserError(f"two labels have the same name: {', '.join(labels)}")
     if generation is None and isinstance(net, DecoderOnly) and tokenizer is not None:
         generation = continuation_ids(tokenizer)
     plugin = plugins.architecture.plugin_of(name)
@@ -94,6 +136,21 @@ def continuation_ids(tokenizer: Tokenizer) -> GenerationIds:
     )
 
 
+def _check_config(name: str, config: Any, net: nn.Module) -> None:
+    """Refuse a Config that a net of other modules or sizes was built from.
+
+    A module that was changed after the build (LoRA, int8) may have other parameters.
+    """
+    own, modules = weights_of(net), dict(net.named_modules(remove_duplicate=False))
+    for parameter, tensor in weights_of(meta_net(name, config, "config")).items():
+        present = own.get(parameter, tensor)
+        if parameter.rpartition(".")[0] not in modules or present.shape != tensor.shape:
+            raise UserError(
+                f"config is not that of the net: by it, {parameter} has shape "
+                f"{tuple(tensor.shape)}; give the Config that the net was built from"
+            )
+
+
 def _architecture_of(config: Any) -> str:
     """The name of the architecture that a Config is of."""
     for name in plugins.architecture.names():
@@ -113,7 +170,7 @@ def _check_tokenizers(config: Any, source: Any, target: Any) -> None:
         if not isinstance(tokenizer, Tokenizer):
             raise UserError(
                 f"the tokenizer is a {type(tokenizer).__name__}; give one of "
-                "heedful.data.tokenizer (train_tokenizer, Tokenizer.load)"
+                "heedful.train_tokenizer or heedful.Tokenizer.load"
             )
         size = getattr(config, f"{side}_vocab_size", None) or getattr(config, "vocab_size", None)
         if size is not None and tokenizer.vocab_size > size:

@@ -2,12 +2,13 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from numbers import Integral
+from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,8 @@ import heedful
 from heedful.backends.base import Backend, Capability, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError
-from heedful.files import read_object, write_directory, write_json
+from heedful.errors import UserError, describe
+from heedful.files import as_path, read_object, write_directory, write_json
 from heedful.options import DEFAULTS, TooLong
 from heedful.pipelines.metadata import ModelMetadata
 
@@ -200,14 +201,13 @@ class SavedModel:
         self, texts: Texts, add_special_tokens: Callable[[Tokenizer, list[int]], list[int]]
     ) -> list[list[int]]:
         """Ids of each text after `add_special_tokens`; lists of ids are unchanged."""
-        if isinstance(texts, str):
-            raise UserError("texts must be a list of strings, or of ids; for one text write [text]")
+        check_list(texts, "texts")
         words = [text for text in texts if isinstance(text, str)]
         encoded = iter(self.src_tokenizer.encode_batch(words) if words else ())
         rows = [
             add_special_tokens(self.src_tokenizer, next(encoded))
             if isinstance(text, str)
-            else list(map(int, text))
+            else _ids(text)
             for text in texts
         ]
         self.check_ids(rows, "src_")
@@ -247,6 +247,8 @@ class SavedModel:
         Raises:
             UserError: a row that is too long, with `too_long="error"`.
         """
+        if too_long not in get_args(TooLong):
+            raise UserError(f"too_long must be {', '.join(get_args(TooLong))}, not {too_long!r}")
         longest, tokenizer = longest or self.config.max_length, tokenizer or self._src_tokenizer
         for number, ids in enumerate(rows, first_number):
             if len(ids) <= longest:
@@ -312,7 +314,9 @@ class SavedModel:
         from heedful.zoo.names import trainable, weights_of
         from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
 
-        if _holds_hf_model(Path(directory)):
+        target = as_path(directory, "directory")
+        base_path = None if base is None else as_path(base, "base")
+        if _holds_hf_model(target):
             raise UserError(
                 f"{directory} holds a model in the Hugging Face format, which is not replaced; "
                 "name another directory"
@@ -320,9 +324,9 @@ class SavedModel:
         weights = weights_of(self.net)  # which opens the net, and so its Config
         plain, entry = without_factors(self.net, weights), None
         check_parameters(self.metadata.architecture, self.config, plain)
-        if base is not None:
-            entry = Base.of(Path(base), Path(directory))
-            check_frozen(plain, trainable(self.net), Path(base))
+        if base_path is not None:
+            entry = Base.of(base_path, target)
+            check_frozen(plain, trainable(self.net), base_path)
             weights = dict(trainable(self.net))
         elif self.adapter is not None:
             raise UserError(
@@ -334,7 +338,7 @@ class SavedModel:
             save_description(self, folder, entry)
             save_tensors(folder / WEIGHTS, weights)
 
-        write_directory(Path(directory), fill)
+        write_directory(target, fill)
 
     def _or_error(self, tokenizer: Tokenizer | None) -> Tokenizer:
         if tokenizer is None:
@@ -349,8 +353,44 @@ def as_batch(texts: Any) -> tuple[Any, bool]:
     """Texts or lists of ids as a batch, and True where a single text or list of ids was given."""
     if isinstance(texts, str):
         return [texts], True
-    is_ids = isinstance(texts, Sequence) and len(texts) > 0 and isinstance(texts[0], Integral)
+    check_list(texts, "texts")
+    first = next(iter(texts), None)
+    is_ids = isinstance(first, Integral) or getattr(first, "ndim", None) == 0
     return ([texts], True) if is_ids else (texts, False)
+
+
+def check_list(texts: Any, name: str) -> None:
+    """Raises UserError unless `texts` has a length and indices, and is no text or mapping."""
+    is_list = hasattr(texts, "__len__") and hasattr(texts, "__getitem__")
+    if not is_list or isinstance(texts, str | bytes | Mapping):
+        hint = "; for one text write [text]" if isinstance(texts, str) else ""
+        raise UserError(f"{name} must be a list of texts, or of ids, not {describe(texts)}{hint}")
+
+
+def check_strings(texts: Any, name: str) -> None:
+    """Raises UserError for anything but a list of texts."""
+    check_list(texts, name)
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"{name} must be a list of texts, but one is {describe(text)}")
+
+
+def check_batch_tokens(batch_tokens: int | None) -> None:
+    """Raises UserError for a number of tokens below 1."""
+    if batch_tokens is None:
+        return
+    if not isinstance(batch_tokens, Integral) or batch_tokens < 1:
+        raise UserError(f"batch_tokens must be at least 1, not {batch_tokens!r}")
+
+
+def _ids(row: Any) -> list[int]:
+    """The ids of a row as integers."""
+    try:
+        if not isinstance(row, bytes):
+            return list(map(index, row))
+    except TypeError:
+        pass
+    raise UserError(f"give texts, or lists of token ids, not {describe(row)}")
 
 
 def in_hf_format(content: dict[str, Any]) -> bool:
@@ -426,6 +466,7 @@ def in_batches(
     """
     from concurrent.futures import ThreadPoolExecutor
 
+    check_batch_tokens(batch_tokens)
     results = np.zeros((len(rows), width), np.float32)
     workers = backend.settings.workers
     budget = batch_tokens or backend.settings.batch_tokens or DEFAULTS["batch_tokens"]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from heedful.data.encoding import truncate_pair
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.options import TooLong
-from heedful.pipelines.base import SavedModel, Texts, as_batch, in_batches
+from heedful.pipelines.base import SavedModel, Texts, as_batch, check_strings, in_batches
 
 MASK_NAMES = ("<mask>", "[MASK]")
 
@@ -66,6 +66,7 @@ class Encoder(SavedModel):
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         if others is None:
             return self.rows_of(texts, Tokenizer.add_special_tokens), None
+        check_strings(others, "pairs")
         if len(others) != len(texts):
             raise UserError(f"{len(texts)} texts but {len(others)} second texts")
         tokenizer, longest = self.tokenizer, self.config.max_length
@@ -106,8 +107,10 @@ class MaskedLanguageModel(Encoder):
         Raises:
             UserError: no mask in the text; a text that is longer than the net allows.
         """
-        if top_k < 1:
-            raise UserError(f"top_k must be at least 1, not {top_k}")
+        if not isinstance(text, str):
+            raise UserError(f"fill takes one text, not {describe(text)}")
+        if not isinstance(top_k, int) or top_k < 1:
+            raise UserError(f"top_k must be at least 1, not {top_k!r}")
         ids = self._masked_ids(text)
         self.check_lengths([ids], "text", too_long)
         if not ids:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
+from heedful.pipelines.base import SavedModel
 from heedful.pipelines.text_generation import Generator
 
 AnyGenerator = TypeVar("AnyGenerator", bound=Generator)
@@ -31,11 +32,18 @@ def ensemble(
     """
     from heedful.backends.torch.ensemble import Ensemble
 
+    if isinstance(models, str | SavedModel) or not isinstance(models, Sequence):
+        raise UserError(f"an ensemble needs a list of models, not {describe(models)}")
     if not models:
         raise UserError("an ensemble needs at least one model")
+    for model in models:
+        if not isinstance(model, Generator):
+            kind = f"a {model.kind}" if isinstance(model, SavedModel) else describe(model)
+            raise UserError(f"only models that generate can form an ensemble, not {kind}")
+    for weight in weights or ():
+        if not isinstance(weight, int | float):
+            raise UserError(f"weights must be numbers, one for each model, not {describe(weight)}")
     first = models[0]
-    if not isinstance(first, Generator):
-        raise UserError(f"only models that generate can form an ensemble, not a {first.kind}")
     for number, other in enumerate(models[1:], 2):
         if reason := _difference(first, other):
             raise UserError(f"model {number} of the ensemble {reason} than the first")

@@ -18,8 +18,13 @@ from heedful.pipelines.metadata import ModelMetadata
 from heedful.pipelines.nets import kind_of, open_net
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
-from heedful.zoo.hf_directory import HfDirectory, json_user_errors, read_hf_directory
-from heedful.zoo.hf_nets import ImportedNet, net_from_hf
+from heedful.zoo.hf_directory import (
+    HfDirectory,
+    json_user_errors,
+    read_hf_config,
+    read_hf_directory,
+)
+from heedful.zoo.hf_nets import ImportedNet, architecture_of, net_from_hf
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HF_SIDES = {"src": "source", "tgt": "target"}
@@ -47,6 +52,9 @@ def model_from_hf(
     Raises:
         UserError: as of `heedful.import_hf`.
     """
+    # The type is checked before the weights, which may be of a format that is not read.
+    model_type = read_hf_config(directory)["model_type"]
+    architecture = architecture_of(model_type, architecture, str(directory))
     content = read_hf_directory(directory)
     imported = net_from_hf(content, str(directory), architecture, **config_keys)
     kind = kind_of(imported.net)

@@ -12,7 +12,7 @@ from heedful.backends.manifest import Use
 from heedful.backends.registry import Name, Precision, check_names, open_backend, open_shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.files import plain_name, read_object
+from heedful.files import as_path, plain_name, read_object
 from heedful.pipelines.base import CONFIG, SIDES, SavedModel, in_hf_format
 from heedful.pipelines.encoders import Classifier, Encoder, MaskedLanguageModel
 from heedful.pipelines.kinds import KINDS, AnyModel
@@ -52,10 +52,10 @@ def load(
             is not supported; a backend or precision by name that the model lacks or that cannot be
             used here.
     """
-    directory = Path(path)
+    directory = as_path(path, "path")
+    check_names(backend, precision, threads, use)
     content = _description(directory)
     if in_hf_format(content):
-        check_names(backend, precision, threads)
         return _load_hf(directory, device, backend, precision, threads)
     try:
         plugins.require(map(str, content.get("plugins", ())), str(directory))
@@ -137,8 +137,9 @@ def load_encoder(path: str | PathLike[str], **settings: Any) -> Encoder:
 def expect(model: SavedModel, kind: type[Kind], purpose: str) -> Kind:
     """The model; raises UserError where it is of another kind than `purpose` needs."""
     if not isinstance(model, kind):
+        article = "an" if kind.kind.startswith(("a", "e", "i", "o", "u")) else "a"
         raise UserError(
-            f"{purpose} needs a {kind.kind}, but this model is a {model.kind} "
+            f"{purpose} needs {article} {kind.kind}, but this model is a {model.kind} "
             f"({model.metadata.task})"
         )
     return model
@@ -186,6 +187,11 @@ def _description(directory: Path) -> dict[str, Any]:
     if not exists:
         problem = "is a file, not a model directory" if directory.exists() else "does not exist"
         raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
+    if not (directory / CONFIG).exists():
+        raise UserError(
+            f"{directory} holds no {CONFIG}: it is not a model; give the directory that a training "
+            "wrote (--out)"
+        )
     return read_object(directory / CONFIG)
 
 

@@ -16,11 +16,12 @@ from heedful.data.plans import (
     plan_evaluation_batches,
     plan_evaluation_windows,
 )
-from heedful.errors import UserError
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError, describe
 from heedful.evaluation.likelihood import token_metrics
 from heedful.options import TooLong
 from heedful.parts.losses import LossSum
-from heedful.pipelines.base import Texts
+from heedful.pipelines.base import Texts, check_batch_tokens, check_strings
 from heedful.pipelines.text_generation import Generator, TextScore
 
 
@@ -71,8 +72,11 @@ def score_pairs(
     batch_tokens: int | None = None,
 ) -> TextSums:
     """Sums over the tokens of each target given its source, EOS included."""
-    pairs = _encode_pairs(model, sources, targets, too_long)
-    batches = _pair_batches(model, pairs, _max_batch_tokens(batch_tokens))
+    sides = encode_pairs(model, sources, targets, too_long)
+    sizes = model.src_tokenizer.vocab_size, model.tgt_tokenizer.vocab_size
+    pairs = pack_ids(sides[0], sizes[0]), pack_ids(sides[1], sizes[1])
+    check_batch_tokens(batch_tokens)
+    batches = _pair_batches(model, pairs, batch_tokens or EVALUATION_BATCH_TOKENS)
     return text_sums(model, batches, len(sources))
 
 
@@ -80,6 +84,8 @@ def teacher_forced(
     model: Generator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
 ) -> dict[str, float]:
     """Perplexity and token accuracy of the targets given their sources."""
+    if not sources:
+        raise UserError("there are no pairs to score; give at least one")
     total = score_pairs(model, sources, targets, too_long=too_long).total()
     if not total.tokens:
         raise UserError("all pairs were left out: each has a side longer than the model allows")
@@ -93,6 +99,8 @@ def score_texts(
     """Log-probability of each text; see `LanguageModel.score`."""
     context = model.config.max_length
     stride = max(1, context // 2) if stride is None else stride
+    if not isinstance(stride, int):
+        raise UserError(f"stride must be a whole number, not {describe(stride)}")
     packed = pack_ids(model.prompt_ids(texts), model.config.vocab_size)
     return _window_sums(model, packed, context, stride, batch_tokens).scores()
 
@@ -109,19 +117,13 @@ def _window_sums(
     stride: int,
     batch_tokens: int | None = None,
 ) -> TextSums:
-    max_tokens = _max_batch_tokens(batch_tokens)
+    check_batch_tokens(batch_tokens)
+    max_tokens = batch_tokens or EVALUATION_BATCH_TOKENS
     plan = plan_evaluation_windows(
         texts.lengths, context=context, stride=stride, max_tokens=max_tokens
     )
     batches = (collate_windows(texts, item, isolate=False, pad_id=0) for item in plan)
     return text_sums(model, batches, len(texts))
-
-
-def _max_batch_tokens(batch_tokens: int | None) -> int:
-    """The padded tokens of a batch; raises UserError below 1."""
-    if batch_tokens is not None and batch_tokens < 1:
-        raise UserError(f"batch_tokens must be at least 1, not {batch_tokens}")
-    return batch_tokens or EVALUATION_BATCH_TOKENS
 
 
 def _pair_batches(
@@ -141,25 +143,30 @@ def _pair_batches(
         )
 
 
-def _encode_pairs(
+def encode_pairs(
     model: Generator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
-) -> tuple[Sequences, Sequences]:
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids of sources and targets; see `Translator.pair_ids`."""
+    check_strings(sources, "sources")
+    check_strings(targets, "targets")
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} sources but {len(targets)} targets")
-    if not sources:
-        raise UserError("there are no pairs to score")
-    sides, longest = [], model.config.max_length
+    start, longest = checked_start_ids(model.ids.decoder_start_ids), model.config.max_length
     # The decoder reads its start ids and the target without its last token.
-    for what, tokenizer, texts, most in (
-        ("source line", model.src_tokenizer, sources, longest),
-        (
-            "target line",
-            model.tgt_tokenizer,
-            targets,
-            longest + 1 - len(checked_start_ids(model.ids.decoder_start_ids)),
-        ),
-    ):
-        ids = [tokenizer.encode_target(line) for line in tokenizer.encode_batch(list(texts))]
-        model.check_lengths(ids, what, too_long, longest=most, tokenizer=tokenizer)
-        sides.append(pack_ids(ids, tokenizer.vocab_size))
-    return sides[0], sides[1]
+    src = _encode_side(model, "source line", model.src_tokenizer, sources, longest, too_long)
+    longest += 1 - len(start)
+    tgt = _encode_side(model, "target line", model.tgt_tokenizer, targets, longest, too_long)
+    return src, tgt
+
+
+def _encode_side(
+    model: Generator,
+    noun: str,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    longest: int,
+    too_long: TooLong,
+) -> list[list[int]]:
+    rows = [tokenizer.encode_target(ids) for ids in tokenizer.encode_batch(list(texts))]
+    model.check_lengths(rows, noun, too_long, longest=longest, tokenizer=tokenizer)
+    return rows

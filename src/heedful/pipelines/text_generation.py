@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest, Settings
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
 from heedful.options import Options
@@ -150,6 +150,8 @@ class Generator(SavedModel):
             ahead: windows that are started before the first one is complete, so that the workers
                 of a backend stay busy; 0 for prompts that arrive one after another's answer.
         """
+        if isinstance(windows, str) or not isinstance(windows, Iterable):
+            raise UserError(f"windows must be lists of prompts, not {describe(windows)}")
         resolved = self._seeded_options(options)
         started: deque[Callable[[], list[list[Hypothesis]]]] = deque()
         number = 0
@@ -251,7 +253,7 @@ class Generator(SavedModel):
         """Raises UserError for another number of prefixes or seeds than of prompts."""
         for name, noun in (("prefixes", "texts"), ("seed", "prompts")):
             values = options.get(name)
-            if values is not None and isinstance(values, Sequence) and len(values) != len(prompts):
+            if values is not None and _is_list(values) and len(values) != len(prompts):
                 plural = "seeds" if name == "seed" else name
                 raise UserError(f"{len(values)} {plural} for {len(prompts)} {noun}")
 
@@ -360,21 +362,24 @@ class Generator(SavedModel):
         def encode(text: str) -> list[int]:
             return self.tgt_tokenizer.encode(text)
 
-        def encodings(banned: Any) -> list[list[int]]:
+        def encodings(entry: Any) -> list[list[int]]:
             """The ids of a text at the beginning of an output, and after a space."""
-            if not isinstance(banned, str):
-                return [_as_list(banned)]
-            first, after_space = encode(banned), encode(f" {banned}")
+            if not isinstance(entry, str):
+                return [_as_list(entry)]
+            first, after_space = encode(entry), encode(f" {entry}")
             has_two = after_space and after_space != first
             return [first, after_space] if has_two else [first]
 
+        banned = [ids for entry in options.banned for ids in encodings(entry)]
+        self.check_ids(banned, "tgt_")
         required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
-        if required:
-            self.check_ids(required, "tgt_")
+        self.check_ids(required, "tgt_")
         suppressed_ids = ids.suppressed_ids
         if options.no_unknown and self.has_tokenizer and self.tgt_tokenizer.unk_id >= 0:
             suppressed_ids = (*suppressed_ids, self.tgt_tokenizer.unk_id)
         if isinstance(draft, Generator):
+            if draft.kind != self.kind:
+                raise UserError(f"draft must be a {self.kind}, not a {draft.kind}")
             draft = (draft.eager, draft.ids.decoder_start_ids)
         return {
             "options": options,
@@ -383,7 +388,7 @@ class Generator(SavedModel):
             "suppressed_ids": suppressed_ids,
             "forced_bos_id": ids.forced_bos_id,
             "forced_eos_id": ids.forced_eos_id,
-            "bad_words_ids": [ids for banned in options.banned for ids in encodings(banned)],
+            "bad_words_ids": banned,
             "required_ids": required,
             "max_length": self.config.max_length,
             "draft": draft,
@@ -417,6 +422,10 @@ def _final_part(text: str, stop: Sequence[str]) -> str:
         if any(string.startswith(text[-size:]) for string in stop):
             return text[:-size]
     return text
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str)
 
 
 def _as_list(ids: int | Sequence[int]) -> list[int]:

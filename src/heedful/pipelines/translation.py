@@ -57,6 +57,20 @@ class Translator(Generator):
         self.check_lengths(sources, "line", options.too_long, options.first_number)
         return sources
 
+    def pair_ids(
+        self, sources: Sequence[str], targets: Sequence[str], *, too_long: TooLong = "error"
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Ids of sources and of targets, each with EOS, for training and scoring.
+
+        The decoder reads `ids.decoder_start_ids` and all of a target but its last token.
+
+        Raises:
+            UserError: another number of sources than of targets; a side that is too long.
+        """
+        from heedful.pipelines.scoring import encode_pairs
+
+        return encode_pairs(self, sources, targets, too_long)
+
     def length_limit(self, row: list[int], options: Options) -> int:
         """`max_new_tokens`, or the limit of the metadata, at most the net's positions.
 

@@ -43,14 +43,7 @@ def read_hf_directory(path: Path) -> HfDirectory:
         UserError: not a directory; `config.json` is missing, damaged or has no `model_type`; no
             safetensors; a shard is missing or truncated, or lacks a tensor.
     """
-    if not path.is_dir():
-        raise UserError(f"{path} is no directory; name one that holds a {CONFIG} and a {WEIGHTS}")
-    if not (path / CONFIG).is_file():
-        raise UserError(f"{path} holds no {CONFIG}: it is not a model in the Hugging Face format")
-    config = read_object(path / CONFIG)
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise UserError(f"{path / CONFIG} has no model_type; add it")
+    config = read_hf_config(path)
     generation = path / GENERATION_CONFIG
     generation_config = read_object(generation) if generation.is_file() else {}
     if (path / WEIGHTS).is_file():
@@ -60,6 +53,19 @@ def read_hf_directory(path: Path) -> HfDirectory:
     else:
         raise _no_safetensors(path, config)
     return HfDirectory(config, generation_config, tensors)
+
+
+def read_hf_config(path: Path) -> dict[str, Any]:
+    """Read `config.json`; raises UserError as `read_hf_directory`."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no directory; name one that holds a {CONFIG} and a {WEIGHTS}")
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path} holds no {CONFIG}: it is not a model in the Hugging Face format")
+    config = read_object(path / CONFIG)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise UserError(f"{path / CONFIG} has no model_type; add it")
+    return config
 
 
 def write_hf_directory(

@@ -38,7 +38,7 @@ def net_from_hf(
         UserError: an unknown model type, an unsupported setting, a missing or unknown tensor, or
             a wrong shape.
     """
-    name = _architecture_of(directory.config["model_type"], architecture, where)
+    name = architecture_of(directory.config["model_type"], architecture, where)
     kind, format = zoo.architecture(name), hf_format(name)
     assert format.config is not None, "architectures with this model type have one"
     with json_user_errors(where):
@@ -54,8 +54,11 @@ def net_from_hf(
     return ImportedNet(name, config, net.eval(), notices)
 
 
-def _architecture_of(model_type: str, architecture: str | None, where: str) -> str:
-    """The architecture for a model type: `architecture`, heedful's own, or the only plugin's."""
+def architecture_of(model_type: str, architecture: str | None, where: str) -> str:
+    """The architecture for a model type: `architecture`, heedful's own, or the only plugin's.
+
+    Raises UserError for a type that is not supported, or that several plugins read.
+    """
     names = plugins.architecture.names()
     configs = {name: hf_format(name).config for name in names}
     types = {name: config.model_type for name, config in configs.items() if config is not None}

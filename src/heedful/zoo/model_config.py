@@ -2,10 +2,9 @@
 
 import math
 from dataclasses import fields
-from typing import Any, Protocol, TypeVar, cast, dataclass_transform, runtime_checkable
+from typing import Any, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
+from heedful.parts.checked import checked_dataclass
 
 T = TypeVar("T")
 _MOST_MODULES, _MOST = 1_024, 2**31 - 1  # DeepNet had 1,000 layers
@@ -23,8 +22,7 @@ class HasCheck(Protocol):
 def model_config(cls: type[T]) -> type[T]:
     """A frozen dataclass that refuses unknown keys and wrong sizes; `check()` may add rules."""
     cls.__post_init__ = _check  # type: ignore[attr-defined]
-    result: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
-    return cast(type[T], result)
+    return checked_dataclass(cls)
 
 
 def _check(config: Any) -> None:

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
 from heedful.files import atomic_replace, scratch_folder
+from heedful.parts.checked import first_problem
 from heedful.plugins import nearest
 from heedful.zoo import architecture
 from heedful.zoo.names import FLOATS, abbreviate_names, weights_of
@@ -40,10 +41,9 @@ def make_config(name: str, keys: dict[str, object], where: str = "model") -> obj
     try:
         return TypeAdapter(config).validate_python(keys)
     except ValidationError as error:
-        first = error.errors()[0]
-        key, message = ".".join(map(str, first["loc"])), first["msg"]
+        key, message = first_problem(error, known)
         place = f"{front}{section}{key}" if key else where
-        raise UserError(f"{place}: {message.removeprefix('Value error, ')}") from None
+        raise UserError(f"{place}: {message}") from None
 
 
 def save_tensors(
