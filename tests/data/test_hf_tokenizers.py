@@ -19,7 +19,7 @@ import transformers
 
 from heedful.data.hf_tokenizers import open_tokenizer, read_tokenizer, write_tokenizer
 from heedful.data.sentencepieces import read_sentencepiece
-from heedful.data.tokenizer import Specials, Tokenizer, train_tokenizer
+from heedful.data.tokenizer import SpecialTokens, Tokenizer, train_tokenizer
 from heedful.errors import UserError
 
 LINES = [
@@ -226,7 +226,7 @@ def test_missing_special_tokens(directory_of: Callable[[str], tuple[Path, Any]])
     bert, gpt2, t5 = (read(directory_of(name)[0]) for name in ("bert", "gpt2", "t5"))
     assert bert.tokens([bert.unk_id]) == ["[UNK]"]
     assert t5.tokens([t5.unk_id, t5.pad_id]) == ["<unk>", "<pad>"]
-    assert gpt2.specials == Specials(bos_id=gpt2.eos_id, eos_id=gpt2.eos_id)
+    assert gpt2.specials == SpecialTokens(bos_id=gpt2.eos_id, eos_id=gpt2.eos_id)
     assert (gpt2.pad_id, gpt2.unk_id) == (0, -1)
     with pytest.raises(UserError, match=r"no end token \(eos\)"):
         _ = bert.eos_id
@@ -307,7 +307,7 @@ def test_sentencepiece_models_segment_text_as_sentencepiece(
     hf = sentencepiece.SentencePieceProcessor(model_file=str(path))
     ours = read(tmp_path)
     assert ours.vocab_size == hf.get_piece_size()
-    assert ours.specials == Specials(bos_id=1, eos_id=2, unk_id=0)
+    assert ours.specials == SpecialTokens(bos_id=1, eos_id=2, unk_id=0)
     keeps_spaces = not settings.get("remove_extra_whitespaces", True)
     for text in [*PLAIN_TEXTS, "a<sep>b", "a <sep>  b ", "the quick fox jumps", *LINES[:8]]:
         if keeps_spaces and settings.get("add_dummy_prefix", True) and text[:1] == " ":

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from heedful.data.tokenizer import Specials, Tokenizer, train_tokenizer
+from heedful.data.tokenizer import SpecialTokens, Tokenizer, train_tokenizer
 from heedful.data.tokenizer_training import SPECIALS
 from heedful.errors import UserError
 
@@ -292,7 +292,7 @@ def test_special_tokens_have_the_first_ids_and_their_names_in_text_are_text(
     for t in (tokenizer, Tokenizer.load(tmp_path / "t.json")):
         assert [t.pad_id, t.bos_id, t.eos_id, t.unk_id] == [0, 1, 2, 3]
         assert t.special_ids == frozenset(range(8))
-        assert t.specials == Specials(0, 1, 2, 3, mask_id=4, sentinel_ids=(5, 7))
+        assert t.specials == SpecialTokens(0, 1, 2, 3, mask_id=4, sentinel_ids=(5, 7))
         assert t.tokens(range(8)) == names
         for text in tricks:
             ids = t.encode(text)

@@ -35,7 +35,7 @@ _FORMAT = "heedful-tokenizer-3"
 
 
 @dataclass(frozen=True)
-class Specials:
+class SpecialTokens:
     """The ids of special tokens by role; `None` where a tokenizer has none.
 
     `sentinel_ids` stand for masked spans, in order (T5's `<extra_id_0>`, `<extra_id_1>`, …).
@@ -354,12 +354,12 @@ class Tokenizer:
         return special_id
 
 
-def _specials(roles: Mapping[str, str], id_of: Callable[[str], int | None]) -> Specials:
+def _specials(roles: Mapping[str, str], id_of: Callable[[str], int | None]) -> SpecialTokens:
     ids = {f"{role}_id": id_of(name) for role, name in roles.items()}
     if ids.get("unk_id") in (ids.get("bos_id"), ids.get("eos_id")):
         ids["unk_id"] = None  # GPT-2 uses one token for all roles; its bytes are never unknown
     sentinels = [_numbered(name, id_of) for name in ("<extra_id_{}>", "<extra_{}>")]
-    return Specials(**ids, sentinel_ids=sentinels[0] or sentinels[1])
+    return SpecialTokens(**ids, sentinel_ids=sentinels[0] or sentinels[1])
 
 
 def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
