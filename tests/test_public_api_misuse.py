@@ -215,6 +215,10 @@ TRAINING: dict[str, Call] = {
     "tgt must be a text": lambda w: train([("a", None)]),
     "no column 'tgt' among 'src'": lambda w: train([{"src": "a"}]),
     "unknown split 'training'": lambda w: train({"training": PAIRS}),
+    "data, valid, row 1: label 'z' is not among": lambda w: train(
+        {"train": [("a b", "x"), ("c d", "y")] * 4, "valid": [("e f", "z")]}, "classification"
+    ),
+    "data, train is empty": lambda w: train([(" ", "")]),
     "every text has the label '1'": lambda w: train([("a", 1)] * 5, "classification"),
     "out must be a path": lambda w: train(PAIRS, out=5),
     "is a file; give a folder": lambda w: train(PAIRS, out=w.folder / "file"),

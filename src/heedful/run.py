@@ -159,18 +159,13 @@ def train(
         columns = plugins.task.get(recipe.task).row_columns
         rows = InMemoryData.convert(recipe, columns, data, out)
         recipe = rows.recipe
-    with _displayed(on_event, print_line, progress) as (listeners, print_line):
-        reason, scores = _train_in(
-            out,
-            recipe,
-            rows,
-            resume,
-            changes,
-            listeners,
-            print_line,
-            command,
-            is_temporary=temporary is not None,
-        )
+    is_temporary = temporary is not None
+    try:
+        with _displayed(on_event, print_line, progress) as (listeners, print_line):
+            settings = (resume, changes, listeners, print_line, command)
+            reason, scores = _train_in(out, recipe, rows, *settings, is_temporary=is_temporary)
+    except UserError as error:  # the files of rows in memory are not the caller's
+        raise error if rows is None else UserError(rows.name_rows(str(error))) from None
     return TrainingRun(out, recipe.task, reason, scores, recipe.training.device, temporary)
 
 

@@ -5,6 +5,7 @@ thus read, checked, held out, cached and resumed as rows from files are.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -94,9 +95,17 @@ class InMemoryData:
         for path, content in self.files.items():
             if not path.is_file() or path.read_bytes() != content.encode():
                 raise UserError(
-                    f"data has other rows than {path}, which the run was started with; resume with "
-                    "the same rows, or start a new run"
+                    f"data has other rows than {DATA_FOLDER}/{path.name} of the run, with which it "
+                    "was started; resume with the same rows, or start a new run"
                 )
+
+    def name_rows(self, message: str) -> str:
+        """A message with the rows in place of the files: `data, valid, row 3`."""
+        for path in self.files:
+            split, file = f"data, {path.stem}", re.escape(str(path))
+            message = re.sub(rf"{file}, line (\d+)", rf"{split}, row \1", message)
+            message = message.replace(str(path), split)
+        return message
 
 
 def _convert_split(
