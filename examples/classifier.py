@@ -27,8 +27,9 @@ ROWS = [
 
 def new_classifier() -> heedful.Classifier:
     tokenizer = heedful.train_tokenizer([text for text, _ in ROWS], kind="word", template="both")
+    size = tokenizer.vocab_size
     config = bert.Config(
-        *(tokenizer.vocab_size, 64, 4, 2, 128), max_length=64, head="classify", num_labels=2
+        size, d_model=64, num_heads=4, num_layers=2, d_ff=128, max_length=64, head="classify"
     )
     model = heedful.from_net(bert.build(config), config, tokenizer, labels=LABELS)
     assert isinstance(model, heedful.Classifier)

@@ -22,8 +22,10 @@ PAIRS = [(" ".join(number), " ".join(WORDS[int(digit)] for digit in number)) for
 
 def new_translator() -> heedful.Translator:
     tokenizer = heedful.train_tokenizer([text for pair in PAIRS for text in pair], kind="word")
-    size, layers = tokenizer.vocab_size, {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    config = vaswani2017.Config(size, size, d_model=64, num_heads=4, d_ff=128, **layers)
+    size = tokenizer.vocab_size
+    config = vaswani2017.Config(
+        size, size, d_model=64, num_heads=4, d_ff=128, num_encoder_layers=1, num_decoder_layers=1
+    )
     return heedful.from_net(vaswani2017.build(config), config, tokenizer)
 
 
