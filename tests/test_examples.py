@@ -11,7 +11,7 @@ import heedful
 FOLDER = Path(__file__).parents[1] / "examples"
 # The steps that a test waits for, and a line that the trained model prints.
 SCRIPTS = {
-    "translator": (300, "one nine eight four"),
+    "translator": (200, "one nine eight four"),
     "language_model": (150, " sat on the mat."),
     "classifier": (100, "label='positive'"),
 }
