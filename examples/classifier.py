@@ -57,7 +57,7 @@ def train(model: heedful.Classifier, rows: list[tuple[str, str]], steps: int) ->
     model.net.eval()
 
 
-def main(out: Path, start: Path | None = None, steps: int = 100) -> None:
+def main(out: Path, start: Path | None = None, *, steps: int = 100) -> None:
     random.seed(0)
     torch.manual_seed(0)
     model = new_classifier() if start is None else heedful.load_classifier(start)

@@ -37,7 +37,7 @@ def train(model: heedful.LanguageModel, text: str, steps: int, context: int = 32
     model.net.eval()
 
 
-def main(out: Path, start: Path | None = None, steps: int = 150) -> None:
+def main(out: Path, start: Path | None = None, *, steps: int = 150) -> None:
     torch.manual_seed(0)
     model = new_language_model() if start is None else heedful.load_language_model(start)
     print(heedful.verify(model.net, fresh=start is None, overfit=False).summary())

@@ -53,7 +53,7 @@ def train(model: heedful.Translator, pairs: list[tuple[str, str]], steps: int) -
     model.net.eval()
 
 
-def main(out: Path, start: Path | None = None, steps: int = 200) -> None:
+def main(out: Path, start: Path | None = None, *, steps: int = 200) -> None:
     random.seed(0)
     torch.manual_seed(0)
     model = new_translator() if start is None else heedful.load_translator(start)

@@ -170,7 +170,7 @@ COMBINED = {  # what an ensemble does with all of its models
 }  # fmt: skip
 SHARED = {  # equal in all models of an ensemble, or taken from the first
     "batches", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer", "ids", "kind",
-    "leave_out", "length_limit", "options", "prompt_ids", "rows_of", "src_tokenizer",
+    "leave_out", "length_limit", "options", "pair_ids", "prompt_ids", "rows_of", "src_tokenizer",
     "tgt_tokenizer", "tokenizer", "default_options",
 }  # fmt: skip
 REFUSED: dict[str, Any] = {

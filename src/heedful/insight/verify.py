@@ -1,6 +1,7 @@
 """`verify`: run all checks on a copy of a net."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -107,11 +108,11 @@ def verify(
     if not isinstance(net, nn.Module):
         hint = "; of a model, its net" if hasattr(net, "net") else ""
         raise UserError(f"verify needs a torch.nn.Module, not {describe(net)}{hint}")
-    if not isinstance(length, int):
-        raise UserError(f"length must be a whole number, not {describe(length)}")
-    for size in (vocab_size, src_vocab_size, tgt_vocab_size):
-        if size is not None and (not isinstance(size, int) or size < 2):
-            raise UserError(f"vocab_size must be at least 2, not {describe(size)}")
+    numbers: dict[str, Any] = {"length": length, "vocab_size": vocab_size}
+    numbers |= {"src_vocab_size": src_vocab_size, "tgt_vocab_size": tgt_vocab_size}
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or number < 2):
+            raise UserError(f"{name} must be at least 2, not {describe(number)}")
     sizes: dict[Side, int | None] = {
         "src": src_vocab_size,
         "tgt": tgt_vocab_size,

@@ -40,9 +40,8 @@ def checked_dataclass(cls: type[T]) -> type[T]:
 def check_positive(**values: Any) -> None:
     """Raises UserError for an argument that is no number above 0; None is not checked."""
     for name, value in values.items():
-        if value is None:
-            continue
-        if not isinstance(value, Real) or isinstance(value, bool) or not value > 0:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not (is_number and value > 0):
             raise UserError(f"{name} must be a number above 0, not {describe(value)}")
 
 

@@ -137,7 +137,9 @@ def check_batch(
     if torch.compiler.is_compiling():
         return
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
-        form = f"{tuple(ids.shape)} of {ids.dtype}" if isinstance(ids, Tensor) else describe(ids)
+        form: object = (
+            f"{tuple(ids.shape)} of {ids.dtype}" if isinstance(ids, Tensor) else describe(ids)
+        )
         raise UserError(f"{name} must be a tensor (B, T) of token ids, not {form}")
     if side not in ("right", "left"):
         raise UserError(f"padding_side must be right or left, not {side!r}")
@@ -145,7 +147,7 @@ def check_batch(
         return
     size = ids.size(1)
     if not isinstance(lengths, Tensor) or lengths.shape != ids.shape[:1]:
-        form = tuple(lengths.shape) if isinstance(lengths, Tensor) else describe(lengths)
+        form = str(tuple(lengths.shape)) if isinstance(lengths, Tensor) else describe(lengths)
         raise UserError(
             f"the lengths of {name} must be a tensor ({ids.size(0)},), one for each row, not {form}"
         )

@@ -1,7 +1,7 @@
 """`from_net`: a saved-model object around a net from any training loop, with its tokenizers."""
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from torch import nn
 
@@ -30,27 +30,41 @@ _TASKS = {
 }
 
 
+class _Settings(TypedDict, total=False):
+    """The keyword arguments of `from_net`."""
+
+    tgt_tokenizer: Tokenizer | None
+    labels: Sequence[str]
+    src_language: str | None
+    tgt_language: str | None
+    limits: Limits | None
+    generation: GenerationIds | None
+
+
 @overload
 def from_net(
-    net: EncoderDecoder, config: Any, tokenizer: Tokenizer | None = None, **settings: Any
+    net: EncoderDecoder,
+    config: Any,
+    tokenizer: Tokenizer | None = None,
+    **more: Unpack[_Settings],
 ) -> Translator: ...
 
 
 @overload
 def from_net(
-    net: DecoderOnly, config: Any, tokenizer: Tokenizer | None = None, **settings: Any
+    net: DecoderOnly, config: Any, tokenizer: Tokenizer | None = None, **more: Unpack[_Settings]
 ) -> LanguageModel: ...
 
 
 @overload
 def from_net(
-    net: EncoderOnly, config: Any, tokenizer: Tokenizer | None = None, **settings: Any
+    net: EncoderOnly, config: Any, tokenizer: Tokenizer | None = None, **more: Unpack[_Settings]
 ) -> MaskedLanguageModel | Classifier | Embedder: ...
 
 
 @overload
 def from_net(
-    net: nn.Module, config: Any, tokenizer: Tokenizer | None = None, **settings: Any
+    net: nn.Module, config: Any, tokenizer: Tokenizer | None = None, **more: Unpack[_Settings]
 ) -> AnyModel: ...
 
 

@@ -375,7 +375,7 @@ def check_strings(texts: Any, name: str) -> None:
             raise UserError(f"{name} must be a list of texts, but one is {describe(text)}")
 
 
-def check_batch_tokens(batch_tokens: int | None) -> None:
+def check_batch_tokens(batch_tokens: Any) -> None:
     """Raises UserError for a number of tokens below 1."""
     if batch_tokens is None:
         return

@@ -32,11 +32,12 @@ def ensemble(
     """
     from heedful.backends.torch.ensemble import Ensemble
 
-    if isinstance(models, str | SavedModel) or not isinstance(models, Sequence):
-        raise UserError(f"an ensemble needs a list of models, not {describe(models)}")
-    if not models:
+    given: Any = models  # which may be of other types than it is annotated with
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UserError(f"an ensemble needs a list of models, not {describe(given)}")
+    if not given:
         raise UserError("an ensemble needs at least one model")
-    for model in models:
+    for model in given:
         if not isinstance(model, Generator):
             kind = f"a {model.kind}" if isinstance(model, SavedModel) else describe(model)
             raise UserError(f"only models that generate can form an ensemble, not {kind}")

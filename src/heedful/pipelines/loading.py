@@ -64,12 +64,7 @@ def load(
         tokenizers: list[Tokenizer | None] = [Tokenizer.load(path) for path in files]
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
-    num_labels = getattr(keys, "num_labels", None)
-    if metadata.labels and num_labels != len(metadata.labels):
-        raise UserError(
-            f"{directory / CONFIG} names {len(metadata.labels)} labels, but its model.num_labels "
-            f"is {num_labels}; it is damaged"
-        )
+    _check_labels(metadata, getattr(keys, "num_labels", None), directory / CONFIG)
     opened = open_backend(
         directory,
         backend=backend,
@@ -167,6 +162,15 @@ def _load_hf(
     )
     model.settings = Settings(threads)
     return model
+
+
+def _check_labels(metadata: ModelMetadata, num_labels: object, where: Path) -> None:
+    """Raises UserError for labels of another number of classes."""
+    if metadata.labels and num_labels != len(metadata.labels):
+        raise UserError(
+            f"{where} names {len(metadata.labels)} labels, but its model.num_labels is "
+            f"{num_labels}; it is damaged"
+        )
 
 
 def check_own_format(directory: Path) -> None:
