@@ -265,8 +265,8 @@ def test_plugins_that_load_each_other_run_once_and_own_their_entries(data):
             path.write_text(REGISTERS.format(name=path.stem, log=str(log), loads=loads))
         variable = os.pathsep.join(str(paths[number]) for number in listed)
         stack.enter_context(patch.dict(os.environ, {plugins.VARIABLE: variable}))
-        plugins._load_from_outside.cache_clear()
-        stack.callback(plugins._load_from_outside.cache_clear)
+        plugins._load_external_plugins.cache_clear()
+        stack.callback(plugins._load_external_plugins.cache_clear)
         plugins.load_plugin(paths[0])
         reached = [0, *listed]
         for number in reached:
