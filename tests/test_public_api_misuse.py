@@ -68,7 +68,7 @@ LOADING: dict[str, Call] = {
     "not b'lm' (bytes)": lambda w: heedful.load_translator(b"lm"),
     "does not exist": lambda w: heedful.load(w.folder / "nowhere"),
     "is a file, not a model directory": lambda w: heedful.load(w.folder / "file"),
-    "holds no config.json: it is not a model": lambda w: heedful.load(w.folder / "empty"),
+    "config.json does not exist, so this": lambda w: heedful.load(w.folder / "empty"),
     "was not written by heedful": lambda w: heedful.load(w.folder / "other"),
     "model type mamba is not supported": lambda w: heedful.load(w.folder / "mamba"),
     "holds neither model.safetensors": lambda w: heedful.load(w.folder / "bare"),

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -39,6 +39,11 @@ def as_path(path: str | os.PathLike[str], name: str) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"{name} must be a path, as text or a pathlib.Path, not {describe(path)}")
     return Path(path)
+
+
+def in_hf_format(content: Mapping[str, Any]) -> bool:
+    """True for the content of a model's `config.json` in the Hugging Face format."""
+    return "model_type" in content and "heedful" not in content
 
 
 @contextmanager

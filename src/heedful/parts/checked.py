@@ -17,8 +17,7 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True)
 def checked_dataclass(cls: type[T]) -> type[T]:
     """A frozen dataclass whose constructor raises UserError, naming the class and the key."""
-    config = ConfigDict(extra="forbid", allow_inf_nan=False)
-    result: Any = dataclass(frozen=True, config=config)(cls)
+    result: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
     initialize = result.__init__
     names = [field.name for field in fields(result)]
 

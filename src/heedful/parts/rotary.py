@@ -10,13 +10,14 @@ from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, FiniteFloat, PositiveInt
 from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.parts.checked import check_positive, checked_dataclass
 
 Layout = Literal["half", "interleaved"]
+PositiveFloat = Annotated[FiniteFloat, Field(gt=0)]
 
 
 class Rotation(NamedTuple):

@@ -11,8 +11,8 @@ from heedful.errors import UserError, describe
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
-from heedful.pipelines.base import check_strings
 from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
+from heedful.pipelines.inputs import check_strings
 from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata

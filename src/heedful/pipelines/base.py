@@ -2,10 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from numbers import Integral
-from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -17,9 +15,10 @@ import heedful
 from heedful.backends.base import Backend, Capability, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError, describe
-from heedful.files import as_path, read_object, write_directory, write_json
+from heedful.errors import UserError
+from heedful.files import as_path, in_hf_format, read_object, write_directory, write_json
 from heedful.options import DEFAULTS, TooLong
+from heedful.pipelines.inputs import as_batch, check_batch_tokens, check_list, row_ids
 from heedful.pipelines.metadata import ModelMetadata
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ class SavedModel:
         rows = [
             add_special_tokens(self.src_tokenizer, next(encoded))
             if isinstance(text, str)
-            else _ids(text)
+            else row_ids(text)
             for text in texts
         ]
         self.check_ids(rows, "src_")
@@ -347,55 +346,6 @@ class SavedModel:
                 "import it again from a directory that holds the tokenizer's files"
             )
         return tokenizer
-
-
-def as_batch(texts: Any) -> tuple[Any, bool]:
-    """Texts or lists of ids as a batch, and True where a single text or list of ids was given."""
-    if isinstance(texts, str):
-        return [texts], True
-    check_list(texts, "texts")
-    first = next(iter(texts), None)
-    is_ids = isinstance(first, Integral) or getattr(first, "ndim", None) == 0
-    return ([texts], True) if is_ids else (texts, False)
-
-
-def check_list(texts: Any, name: str) -> None:
-    """Raises UserError unless `texts` has a length and indices, and is no text or mapping."""
-    is_list = hasattr(texts, "__len__") and hasattr(texts, "__getitem__")
-    if not is_list or isinstance(texts, str | bytes | Mapping):
-        hint = "; for one text write [text]" if isinstance(texts, str) else ""
-        raise UserError(f"{name} must be a list of texts, or of ids, not {describe(texts)}{hint}")
-
-
-def check_strings(texts: Any, name: str) -> None:
-    """Raises UserError for anything but a list of texts."""
-    check_list(texts, name)
-    for text in texts:
-        if not isinstance(text, str):
-            raise UserError(f"{name} must be a list of texts, but one is {describe(text)}")
-
-
-def check_batch_tokens(batch_tokens: Any) -> None:
-    """Raises UserError for a number of tokens below 1."""
-    if batch_tokens is None:
-        return
-    if not isinstance(batch_tokens, Integral) or batch_tokens < 1:
-        raise UserError(f"batch_tokens must be at least 1, not {batch_tokens!r}")
-
-
-def _ids(row: Any) -> list[int]:
-    """The ids of a row as integers."""
-    try:
-        if not isinstance(row, bytes):
-            return list(map(index, row))
-    except TypeError:
-        pass
-    raise UserError(f"give texts, or lists of token ids, not {describe(row)}")
-
-
-def in_hf_format(content: dict[str, Any]) -> bool:
-    """True for the content of `config.json` of a directory in the Hugging Face format."""
-    return "model_type" in content and "heedful" not in content
 
 
 def _holds_hf_model(directory: Path) -> bool:

@@ -12,7 +12,8 @@ from heedful.data.encoding import truncate_pair
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
 from heedful.options import TooLong
-from heedful.pipelines.base import SavedModel, Texts, as_batch, check_strings, in_batches
+from heedful.pipelines.base import SavedModel, Texts, in_batches
+from heedful.pipelines.inputs import as_batch, check_strings
 
 MASK_NAMES = ("<mask>", "[MASK]")
 

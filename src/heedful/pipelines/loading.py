@@ -12,8 +12,8 @@ from heedful.backends.manifest import Use
 from heedful.backends.registry import Name, Precision, check_names, open_backend, open_shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.files import as_path, plain_name, read_object
-from heedful.pipelines.base import CONFIG, SIDES, SavedModel, in_hf_format
+from heedful.files import as_path, in_hf_format, plain_name, read_object
+from heedful.pipelines.base import CONFIG, SIDES, SavedModel
 from heedful.pipelines.encoders import Classifier, Encoder, MaskedLanguageModel
 from heedful.pipelines.kinds import KINDS, AnyModel
 from heedful.pipelines.language_model import LanguageModel
@@ -193,8 +193,8 @@ def _description(directory: Path) -> dict[str, Any]:
         raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
     if not (directory / CONFIG).exists():
         raise UserError(
-            f"{directory} holds no {CONFIG}: it is not a model; give the directory that a training "
-            "wrote (--out)"
+            f"{directory / CONFIG} does not exist, so this is not a model; give the directory that "
+            "a training wrote (--out)"
         )
     return read_object(directory / CONFIG)
 

@@ -21,7 +21,8 @@ from heedful.errors import UserError, describe
 from heedful.evaluation.likelihood import token_metrics
 from heedful.options import TooLong
 from heedful.parts.losses import LossSum
-from heedful.pipelines.base import Texts, check_batch_tokens, check_strings
+from heedful.pipelines.base import Texts
+from heedful.pipelines.inputs import check_batch_tokens, check_strings
 from heedful.pipelines.text_generation import Generator, TextScore
 
 

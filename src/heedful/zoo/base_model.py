@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.files import read_object
+from heedful.files import in_hf_format, read_object
 from heedful.zoo.names import abbreviate_names
 from heedful.zoo.saved import WEIGHTS, load_tensors
 
@@ -43,7 +43,13 @@ class Base:
             raise UserError(f"{directory} cannot be its own base; save to another directory")
         if not (base / WEIGHTS).is_file():
             raise UserError(f"{base} holds no {WEIGHTS}; a base is a model directory of heedful")
-        if "base" in read_object(base / CONFIG):
+        content = read_object(base / CONFIG)
+        if in_hf_format(content):
+            raise UserError(
+                f"{base} is in the Hugging Face format, which cannot be a base: import it first, "
+                f"by `heedful import hf {base} OUT`, and start from OUT"
+            )
+        if "base" in content:
             raise UserError(
                 f"{base} has a base itself; make it a whole model first: heedful merge {base} OUT"
             )

@@ -1,0 +1,52 @@
+"""Checks of what a caller gives to a model: texts, ids and sizes of batches."""
+
+from collections.abc import Mapping
+from numbers import Integral
+from operator import index
+from typing import Any
+
+from heedful.errors import UserError, describe
+
+
+def as_batch(texts: Any) -> tuple[Any, bool]:
+    """Texts or lists of ids as a batch, and True where a single text or list of ids was given."""
+    if isinstance(texts, str):
+        return [texts], True
+    check_list(texts, "texts")
+    first = next(iter(texts), None)
+    is_ids = isinstance(first, Integral) or getattr(first, "ndim", None) == 0
+    return ([texts], True) if is_ids else (texts, False)
+
+
+def check_list(texts: Any, name: str) -> None:
+    """Raises UserError unless `texts` has a length and indices, and is no text or mapping."""
+    is_list = hasattr(texts, "__len__") and hasattr(texts, "__getitem__")
+    if not is_list or isinstance(texts, str | bytes | Mapping):
+        hint = "; for one text write [text]" if isinstance(texts, str) else ""
+        raise UserError(f"{name} must be a list of texts, or of ids, not {describe(texts)}{hint}")
+
+
+def check_strings(texts: Any, name: str) -> None:
+    """Raises UserError for anything but a list of texts."""
+    check_list(texts, name)
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"{name} must be a list of texts, but one is {describe(text)}")
+
+
+def check_batch_tokens(batch_tokens: Any) -> None:
+    """Raises UserError for a number of tokens below 1."""
+    if batch_tokens is None:
+        return
+    if not isinstance(batch_tokens, Integral) or batch_tokens < 1:
+        raise UserError(f"batch_tokens must be at least 1, not {batch_tokens!r}")
+
+
+def row_ids(row: Any) -> list[int]:
+    """The ids of a row as integers."""
+    try:
+        if not isinstance(row, bytes):
+            return list(map(index, row))
+    except TypeError:
+        pass
+    raise UserError(f"give texts, or lists of token ids, not {describe(row)}")
