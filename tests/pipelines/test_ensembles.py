@@ -13,6 +13,7 @@ from heedful.backends.base import Settings
 from heedful.deploy.convert import convert_model, open_ctranslate2
 from heedful.errors import UserError
 from heedful.export.hf import export_hf
+from heedful.models.adapters import LoRA
 from heedful.pipelines.ensembles import ensemble
 
 CHECK = {"max_new_tokens": 3, "length_penalty": 0.7}
@@ -174,6 +175,8 @@ SHARED = {  # equal in all models of an ensemble, or taken from the first
     "tgt_tokenizer", "tokenizer", "default_options",
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
+    "add_adapter": lambda joint, path: joint.add_adapter(LoRA(2, 2.0, 0.0, (), ())),
+    "merge_adapter": lambda joint, path: joint.merge_adapter(),
     "device": lambda joint, path: joint.device,
     "eager": lambda joint, path: joint.eager,
     "embed": lambda joint, path: joint.embed(TEXTS),

@@ -105,9 +105,10 @@ def verify(
         UserError: the net cannot be copied; its vocabulary sizes, its number of stacks or whether
             it is causal cannot be determined.
     """
-    if not isinstance(net, nn.Module):
-        hint = "; of a model, its net" if hasattr(net, "net") else ""
-        raise UserError(f"verify needs a torch.nn.Module, not {describe(net)}{hint}")
+    given: Any = net  # which may be of another type than it is annotated with
+    if not isinstance(given, nn.Module):
+        hint = "; of a model, its net" if hasattr(given, "net") else ""
+        raise UserError(f"verify needs a torch.nn.Module, not {describe(given)}{hint}")
     numbers: dict[str, Any] = {"length": length, "vocab_size": vocab_size}
     numbers |= {"src_vocab_size": src_vocab_size, "tgt_vocab_size": tgt_vocab_size}
     for name, number in numbers.items():
