@@ -199,6 +199,16 @@ def test_a_directory_in_memory_refuses_what_it_cannot_do(
     assert "\n" not in str(error.value)
 
 
+def test_a_directory_of_transformers_cannot_be_a_base(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = load_language_model(directories["gpt2"], device="cpu")
+    model.net.requires_grad_(False).head.out.weight.requires_grad_(True)
+    with pytest.raises(UserError, match="cannot be a base: import it first, by `heedful import"):
+        model.save(tmp_path / "out", base=directories["gpt2"])
+    assert not (tmp_path / "out").exists()
+
+
 def test_backends_are_not_made_beside_a_model_of_transformers(directories: dict[str, Path]) -> None:
     source = directories["gpt2"]
     with pytest.raises(UserError, match="import it first, by `heedful import hf"):
