@@ -399,7 +399,9 @@ def test_damaged_configs_and_tokenizers(commands, model):
         tokenizer.write_text(text)
         assert_refused(commands.run("translate", model, stdin=b"1\n"), tokenizer)
     config.unlink()
-    assert_refused(commands.run("translate", model, stdin=b"1\n"), config, "No such file")
+    assert_refused(
+        commands.run("translate", model, stdin=b"1\n"), config, "does not exist, so this is not"
+    )
 
 
 # --- a full disk or unwritable output -------------------------------------------------------
