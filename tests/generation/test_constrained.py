@@ -163,6 +163,22 @@ def test_a_narrow_beam_finds_what_a_plain_implementation_finds(
     assert actual.ids == plain_constrained(row, phrases, width, limit, LengthScore())
 
 
+@pytest.mark.parametrize("seed", [4, 5, 16, 22, 32, 34])
+def test_most_of_the_likeliest_candidates_of_a_beam_can_be_of_one_hypothesis(seed: int) -> None:
+    """Also more than `width` and the number of EOS ids, which a plain beam needs of each row."""
+    size, width = 30, 3 + seed % 3
+    row, phrases = random_rows(seed, size), [[1 + seed % 7, 8 + seed % 11]]
+    [[found]] = constrained_beam_search(
+        from_rows(row),
+        torch.zeros(1, 0, dtype=torch.long),
+        phrases,
+        beam_size=width,
+        eos_id=0,
+        max_new_tokens=9,
+    )
+    assert found.ids == plain_constrained(row, phrases, width, 9, LengthScore())
+
+
 @pytest.mark.parametrize(
     ("phrases", "words"),
     [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "holds an EOS")],

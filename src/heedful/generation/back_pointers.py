@@ -109,6 +109,9 @@ class BestFinished(NamedTuple):
         refs = torch.arange(first_ref, first_ref + num_new, device=scores.device)
         refs = torch.cat([self.ref, refs.expand(len(scores), -1)], dim=1)
         ranks = merged = torch.cat([self.score, scores], dim=1)
+        if capacity == 1 and not keep_earlier:
+            score, first = merged.max(dim=1, keepdim=True)  # documented to be the first
+            return BestFinished(score, refs.gather(1, first))
         if keep_earlier:
             earlier = self.score.masked_fill(self.score > -torch.inf, torch.inf)
             ranks = torch.cat([earlier, scores], dim=1)

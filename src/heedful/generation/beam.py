@@ -69,14 +69,15 @@ class Choice(NamedTuple):
         open: the hypotheses that stay open, with `Beams.extra` of each.
         endings: hypotheses that end with the token; -inf is no ending.
         largest: the largest log-probability of a token.
-        is_tied: a row has a tie that only an exact choice resolves.
+        flags: True first if a row has a tie that only an exact choice resolves; then what the kind
+            of search reads before the next step (`BeamSearch.choice_flags`).
     """
 
     open: Extensions
     extra: Shaped[Tensor, "R w ..."]
     endings: Extensions
     largest: Float[Tensor, ""]
-    is_tied: Bool[Tensor, ""]
+    flags: Bool[Tensor, "n"]
 
 
 @dataclass
@@ -98,6 +99,9 @@ class BeamSearch(Search):
         device = self.request.start.device
         self._eos = torch.tensor(sorted(self.request.eos_ids), device=device)
         self._parents: dict[int, Tensor] = {}  # by the number of candidates of each row
+        self._eos_candidates: tuple[Tensor, Tensor] | None = None  # parents and tokens (R, w * EOS)
+        self._all_open = True  # before the present step
+        self.choice_flags: list[bool] = []  # of the last step, without that of ties
         self._first_rows = torch.zeros(0, 1, dtype=torch.long, device=device)  # of each beam
         self._num_best = self.width + len(self._eos)  # of each row, so that `width` do not end
         num_endings = self.width * (len(self._eos) if self.stop == "optimal" else 1)
@@ -155,8 +159,8 @@ class BeamSearch(Search):
 
         Ties are rare: only in a step with one is the choice repeated, exactly.
         """
-        open_rows = None
-        if beams.length and not all(is_open):
+        open_rows, self._all_open = None, all(is_open)
+        if beams.length and not self._all_open:
             open_rows = [flag for flag in is_open for _ in range(self.width)]
         model_log_probs, log_probs = self.next_step(beams.tokens, beams.length, open_rows)
         for exact in (False, True):
@@ -164,12 +168,14 @@ class BeamSearch(Search):
             after = self.advance(beams, choice)
             largest = choice.largest
             of_model = model_log_probs.amax() if self.step.checks_model else largest
-            numbers = torch.stack([of_model, largest]), choice.is_tied[None], after.is_open
-            first, second, tied, *flags = torch.cat(numbers).tolist()
+            numbers = torch.stack([of_model, largest]), choice.flags, after.is_open
+            first, second, *flags = torch.cat(numbers).tolist()
             self.step.check_rankable(first, second, after.length)
+            tied, *others = (flag > 0 for flag in flags)
             if not tied:
                 break
-        return after, choice, [flag > 0 for flag in flags]
+        self.choice_flags = others[: -len(is_open)]
+        return after, choice, others[-len(is_open) :]
 
     def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
         """The best extensions of each beam, given the log-probabilities of all next tokens.
@@ -187,7 +193,7 @@ class BeamSearch(Search):
         candidates = self._candidates(log_prob, tokens, values)
         best, key = self._best_open(candidates, candidates.log_prob)
         endings = self._endings(candidates, candidates.log_prob, rows, log_prob)
-        return Choice(best, key, endings, values.amax(), tied)
+        return Choice(best, key, endings, values.amax(), tied[None])
 
     def advance(self, beams: Beams, choice: Choice) -> Beams:
         """The beams with the chosen tokens; endings are kept, and beams that are done close."""
@@ -202,7 +208,7 @@ class BeamSearch(Search):
             cut = cut._replace(log_prob=cut.log_prob.masked_fill(~is_last[:, None], -torch.inf))
             finished = self._add_finished(replace(beams, finished=finished), cut, 0)
             is_open = is_open & ~is_last
-        is_open = is_open & ~self._is_done(finished, extended.log_prob, length, limits)
+        is_open = is_open & self._can_improve(finished, extended.log_prob, length, limits)
         tokens = self._all_rows(beams, beams.tokens)
         if len(self._first_rows) != len(is_open):
             self._first_rows = torch.arange(0, len(tokens), self.width, device=tokens.device)[
@@ -234,15 +240,18 @@ class BeamSearch(Search):
     ) -> Extensions:
         """Every hypothesis extended by each of the `k` tokens of its row."""
         num_beams, width = log_prob.shape
-        count = tokens.shape[1]
-        if count not in self._parents:
-            rows = torch.arange(width, device=tokens.device)
-            self._parents[count] = rows.repeat_interleave(count)
         by_row = token_log_probs.to(log_prob.dtype).view(num_beams, width, -1)
         total = (by_row + log_prob[..., None]).flatten(1)
         token = tokens.reshape(num_beams, -1)
-        parent = self._parents[count].expand(num_beams, -1)
+        parent = self._parents_of(tokens.shape[1]).expand(num_beams, -1)
         return Extensions(parent, token, by_row.flatten(1), total)
+
+    def _parents_of(self, count: int) -> Int[Tensor, "X"]:
+        """The row of each candidate of a beam with `count` candidates for each row."""
+        if count not in self._parents:
+            rows = torch.arange(self.width, device=self._eos.device)
+            self._parents[count] = rows.repeat_interleave(count)
+        return self._parents[count]
 
     def _best_open(
         self, candidates: Extensions, keys: Float[Tensor, "R X"]
@@ -274,8 +283,12 @@ class BeamSearch(Search):
         the `width` candidates of the highest keys end whose token is an EOS.
         """
         if self.stop == "optimal":
-            values = rows.index_select(2, self._eos).flatten(0, 1)
-            return self._candidates(log_prob, self._eos.expand(len(values), -1), values)
+            if self._eos_candidates is None or len(self._eos_candidates[0]) != len(rows):
+                parent, token = self._parents_of(len(self._eos)), self._eos.repeat(self.width)
+                self._eos_candidates = parent.expand(len(rows), -1), token.expand(len(rows), -1)
+            values = rows.index_select(2, self._eos).to(log_prob.dtype)
+            total = (values + log_prob[..., None]).flatten(1)
+            return Extensions(*self._eos_candidates, values.flatten(1), total)
         best = keys.sort(dim=1, descending=True, stable=True).indices[:, : self.width]
         endings = candidates.take(best)
         is_eos = self._is_eos(endings.token)
@@ -295,18 +308,19 @@ class BeamSearch(Search):
         if self.penalties is not None:
             penalties = self._by_beam(beams, self.penalties().to(scores.dtype))
             scores = scores + penalties.gather(1, endings.parent)
-        scores = scores.masked_fill(~beams.is_open[:, None], -torch.inf)
+        if not self._all_open:
+            scores = scores.masked_fill(~beams.is_open[:, None], -torch.inf)
         first_ref = beams.length * self._num_entries + first_entry
         return beams.finished.add(scores, first_ref, keep_earlier=self.stop == "beam_full")
 
-    def _is_done(
+    def _can_improve(
         self,
         finished: BestFinished,
         log_prob: Float[Tensor, "R w"],
         length: int,
         limits: list[int],
     ) -> Bool[Tensor, "R"]:
-        """Beams that are done by the stop rule.
+        """Beams that are not done by the stop rule.
 
         For `optimal` this compares with an upper bound of the scores that open hypotheses can
         reach: no further token raises a log-probability, and for a fixed one the score is monotone
@@ -315,14 +329,14 @@ class BeamSearch(Search):
         """
         worst = finished.score[:, -1]  # -inf while there are free entries
         if self.stop == "beam_full":
-            return worst > -torch.inf
+            return worst == -torch.inf
         best_open = log_prob.amax(dim=1)
         if self.stop == "heuristic":
-            return self.score(best_open, length) <= worst
+            return self.score(best_open, length) > worst
         minima = self._per_beam(self.request.min_new_tokens)
         shortest = [max(minimum, length + 1) for minimum in minima]
         at_shortest = best_open / self._divisors(shortest, best_open)
-        return torch.maximum(at_shortest, best_open / self._divisors(limits, best_open)) <= worst
+        return torch.maximum(at_shortest, best_open / self._divisors(limits, best_open)) > worst
 
     def _per_beam(self, numbers: list[int]) -> list[int]:
         """A number of each sentence of the request, for each beam of the batch."""

@@ -89,6 +89,8 @@ class ConstrainedBeamSearch(BeamSearch):
         device = self.request.start.device
         self._states = PhraseStates(self.phrases, self.request.eos_ids, device)
         self._quota = self.width // (sum(map(len, self.phrases)) + 1)  # of each bank
+        # Of each beam, so that at least `width` do not end; one row may have all of them.
+        self._num_likely = self.width * (1 + len(self._eos))
 
     def init(self) -> Beams:
         """The beams of `BeamSearch.init`, without any token of a phrase."""
@@ -99,10 +101,16 @@ class ConstrainedBeamSearch(BeamSearch):
         """Divide the beam among the candidates by the number of tokens of phrases that they have.
 
         The candidates of each row are its most probable tokens, then all tokens of the phrases;
-        those that do not count have a key of -inf.
+        those that do not count have a key of -inf. If all hypotheses contain all phrases, as those
+        that extend them will, the choice is that of `BeamSearch`.
         """
+        if self.choice_flags == [False]:
+            choice = super().choose(beams, rows, exact)
+            return choice._replace(
+                extra=beams.extra, flags=torch.cat([choice.flags, torch.zeros_like(choice.flags)])
+            )
         phrases, states = self._states, beams.extra
-        values, tokens, tied = top_k(rows.flatten(0, 1), self._num_best, exact=exact)
+        values, tokens, tied = top_k(rows.flatten(0, 1), self._num_likely, exact=exact)
         num_best = tokens.shape[1]
         tokens = torch.cat([tokens, phrases.alphabet.expand(len(tokens), -1)], dim=1)
         of_phrases = rows.index_select(2, phrases.alphabet).flatten(0, 1)
@@ -119,10 +127,12 @@ class ConstrainedBeamSearch(BeamSearch):
         indices = self._allocate(key, num_met.gather(2, by_row).flatten(1))
         best = self._take_open(candidates, key.gather(1, indices), indices)
         parent = best.parent[..., None].expand(-1, -1, states.shape[2])
-        after = phrases.after[states.gather(1, parent), letter.gather(1, indices)[..., None]]
+        letter = phrases.letters(best.token, rows.shape[2])
+        after = phrases.after[states.gather(1, parent), letter[..., None]]
         log_prob = beams.log_prob.masked_fill(phrases.are_incomplete(states), -torch.inf)
         endings = self._endings(candidates, candidates.log_prob, rows, log_prob)
-        return Choice(best, after, endings, values.amax(), tied)
+        flags = torch.stack([tied, phrases.are_incomplete(after).any()])
+        return Choice(best, after, endings, values.amax(), flags)
 
     def at_limit(self, choice: Choice) -> Extensions:
         """The open hypotheses with all phrases."""
@@ -134,10 +144,9 @@ class ConstrainedBeamSearch(BeamSearch):
         self, log_prob: Float[Tensor, "R X"], num_best: int
     ) -> Bool[Tensor, "R w best"]:
         """True for those of the first `num_best` candidates of each row that are neither the most
-        probable of the row nor among the `width · (1 + number of EOS ids)` most probable of the
-        beam, of which at least `width` do not end."""
+        probable of the row nor among the `_num_likely` most probable of the beam."""
         by_row = log_prob.view(len(log_prob), self.width, -1)[..., :num_best]
-        count = min(self.width * (1 + len(self._eos)), self.width * num_best)
+        count = min(self._num_likely, self.width * num_best)
         least = by_row.flatten(1).topk(count, dim=1).values[:, -1:, None]
         return by_row < torch.minimum(by_row.amax(dim=2, keepdim=True), least)
 
