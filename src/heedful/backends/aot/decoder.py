@@ -1,26 +1,22 @@
 """The compiled backend of nets that generate: searches of `Searcher`, decoding steps as graphs."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from heedful.backends.aot.compiled_net import CompiledFacts, CompiledNet
 from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.manifest import SHORTLIST
 from heedful.backends.torch.cached_net import CachedNet
-from heedful.backends.torch.searching import Searcher
-from heedful.backends.torch.target_scoring import LogProbs, TargetScorer
+from heedful.backends.torch.generating import TorchGenerator
+from heedful.backends.torch.target_scoring import LogProbs
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.data.collate import Batch
 from heedful.evaluation.target_scores import log_softmax
-from heedful.generation.hypotheses import Hypothesis
 
 
-class Compiled:
+class Compiled(TorchGenerator):
     """The compiled graphs of an encoder-decoder or decoder-only net as a backend; CPU only.
 
     Args:
@@ -46,12 +42,9 @@ class Compiled:
         self.precision = precision
         self.settings = replace(settings, threads=settings.threads or 1, workers=1)
         self._has_shortlist = (directory.parents[1] / SHORTLIST).is_file()
-        is_encoder_decoder = facts.family == "encoder_decoder"
-        device = torch.device("cpu")
+        is_encoder_decoder, device = facts.family == "encoder_decoder", torch.device("cpu")
         self._decoding = CachedNet(self.net, facts.max_length, is_encoder_decoder, device)
-        self._threads = ThreadPolicy(self.settings.threads)
-        self.searcher = Searcher(self._decoding, self._threads)
-        self._scorer = TargetScorer(self._log_probs_of, device, self._threads)
+        super().__init__(self._decoding, ThreadPolicy(self.settings.threads), self._log_probs_of)
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """See `GenerationBackend.unsupported_reasons`."""
@@ -67,28 +60,6 @@ class Compiled:
         ):
             reasons.append(f"prompt and output may exceed the {longest} tokens of the net")
         return reasons
-
-    def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """See `GenerationBackend.outputs`."""
-        return self.searcher.outputs(rows, request)
-
-    def submit(
-        self, rows: list[list[int]], request: GenerationRequest
-    ) -> Callable[[], list[list[Hypothesis]]]:
-        """A function that computes `outputs`; nothing runs before it is called."""
-        return partial(self.outputs, rows, request)
-
-    def stream_tokens(
-        self, row: list[int], request: GenerationRequest
-    ) -> Iterator[tuple[list[int], bool]]:
-        """See `GenerationBackend.stream_tokens`."""
-        return self.searcher.stream_tokens(row, request)
-
-    def log_probs(
-        self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
-    ) -> list[np.ndarray]:
-        """See `GenerationBackend.log_probs`."""
-        return self._scorer.log_probs(rows, targets, request)
 
     def _log_probs_of(self, batch: Batch) -> LogProbs:
         """The graphs return the logits of all tokens at once."""

@@ -1,7 +1,7 @@
 """The eager backend: a net run by torch operation by operation, with every option."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,18 @@ from torch import Tensor
 from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.backends.torch.cached_net import CachedNet, right_padded
-from heedful.backends.torch.searching import Searcher
-from heedful.backends.torch.target_scoring import TargetScorer, net_log_probs
+from heedful.backends.torch.generating import TorchGenerator
+from heedful.backends.torch.target_scoring import net_log_probs
 from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
 from heedful.data.collate import Batch
 from heedful.evaluation.target_scores import TargetScores
-from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.speculative import CachedScorer
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.tokens import Tokens
 
 
-class Eager:
+class Eager(TorchGenerator):
     """A net of any family as a backend.
 
     Args:
@@ -47,6 +46,17 @@ class Eager:
         self.shortlist = shortlist
         self.settings = settings or Settings()
         self.threads = ThreadPolicy(self.settings.threads, partial(weights_of_step, net))
+        self.decoding = CachedNet(
+            net,
+            max_length,
+            isinstance(net, EncoderDecoder),
+            records_steps=self.settings.records_steps,
+        )
+        super().__init__(self.decoding, self.threads, partial(net_log_probs, net), shortlist)
+
+    def prepare(self) -> None:
+        """See `TorchGenerator.prepare`."""
+        self.net.eval()
 
     @property
     def precision(self) -> str:
@@ -59,21 +69,6 @@ class Eager:
         device: torch.device = next(self.net.parameters()).device
         return device
 
-    @cached_property
-    def decoding(self) -> CachedNet:
-        """The net of the searches; only encoder-decoder and decoder-only nets have one."""
-        return CachedNet(
-            self.net,
-            self.max_length,
-            isinstance(self.net, EncoderDecoder),
-            records_steps=self.settings.records_steps,
-        )
-
-    @cached_property
-    def searcher(self) -> Searcher:
-        """The searches of the net."""
-        return Searcher(self.decoding, self.threads, self.shortlist)
-
     @property
     def vocab_size(self) -> int:
         """Entries of the output distribution."""
@@ -83,38 +78,15 @@ class Eager:
         """No reason: every request is supported."""
         return []
 
-    def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """See `GenerationBackend.outputs`."""
-        self.net.eval()
-        return self.searcher.outputs(rows, request)
-
-    def submit(
-        self, rows: list[list[int]], request: GenerationRequest
-    ) -> Callable[[], list[list[Hypothesis]]]:
-        """A function that computes `outputs`; nothing runs before it is called."""
-        return partial(self.outputs, rows, request)
-
-    def stream_tokens(
-        self, row: list[int], request: GenerationRequest
-    ) -> Iterator[tuple[list[int], bool]]:
-        """See `GenerationBackend.stream_tokens`."""
-        self.net.eval()
-        return self.searcher.stream_tokens(row, request)
-
     def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> CachedScorer:
         """See `Searcher.open_draft`."""
-        self.net.eval()
+        self.prepare()
         return self.searcher.open_draft(row, start_ids, limit)
-
-    def log_probs(
-        self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
-    ) -> list[np.ndarray]:
-        """See `GenerationBackend.log_probs`."""
-        return self._scorer().log_probs(rows, targets, request)
 
     def target_scores(self, batch: Batch) -> TargetScores:
         """See `ScoringBackend.target_scores`."""
-        return self._scorer().target_scores(batch)
+        self.prepare()
+        return self.scorer.target_scores(batch)
 
     def states(
         self, rows: list[list[int]], types: list[list[int]] | None = None
@@ -127,10 +99,6 @@ class Eager:
     ) -> list[np.ndarray]:
         """See `EncoderBackend.logits`."""
         return self._read(rows, types, self._logits)
-
-    def _scorer(self) -> TargetScorer:
-        self.net.eval()
-        return TargetScorer(partial(net_log_probs, self.net), self.device, self.threads)
 
     def _states(self, ids: Tensor, lengths: Tensor, types: Tensor | None) -> Tensor:
         tokens = Tokens.from_ids(ids, lengths)
@@ -154,7 +122,7 @@ class Eager:
         run: Callable[[Tensor, Tensor, Tensor | None], Tensor],
     ) -> list[np.ndarray]:
         """The result of a pass over whole rows; without padding where it has an entry a token."""
-        self.net.eval()
+        self.prepare()
         with torch.inference_mode(), self.threads.for_tokens(sum(map(len, rows))):
             ids, lengths = right_padded(rows, self.device)
             type_ids = None

@@ -1,10 +1,8 @@
 """Ensembles: the mean of several nets' probabilities is searched (Sutskever et al. 2014, 3.6)."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,14 +10,13 @@ from torch import Tensor
 from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.torch.cached_net import DecodingNet
 from heedful.backends.torch.eager import Eager
-from heedful.backends.torch.searching import Searcher
+from heedful.backends.torch.generating import TorchGenerator
 from heedful.backends.torch.state import DecodingState
-from heedful.backends.torch.target_scoring import LogProbs, TargetScorer, net_log_probs
+from heedful.backends.torch.target_scoring import LogProbs, net_log_probs
 from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
 from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.evaluation.target_scores import TargetScores
-from heedful.generation.hypotheses import Hypothesis
 
 
 class EnsembleState:
@@ -87,7 +84,7 @@ class EnsembleNet:
         return opened[0][0], EnsembleState([state for _, state in opened], self.weights)
 
 
-class Ensemble:
+class Ensemble(TorchGenerator):
     """Nets of any architectures of one family and one vocabulary as a backend.
 
     Args:
@@ -105,19 +102,19 @@ class Ensemble:
         self.settings = Settings(nets[0].settings.threads)
         self.weights = checked_weights(weights, len(nets))
         self._nets = [backend.net for backend in nets]
-        self._net = EnsembleNet([backend.decoding for backend in nets], self.weights)
-        self._threads = ThreadPolicy(self.settings.threads, self._weights_of_step)
-        self.searcher = Searcher(self._net, self._threads)
+        net = EnsembleNet([backend.decoding for backend in nets], self.weights)
+        threads = ThreadPolicy(self.settings.threads, self._weights_of_step)
+        super().__init__(net, threads, self._log_probs_of)
+
+    def prepare(self) -> None:
+        """See `TorchGenerator.prepare`."""
+        for net in self._nets:
+            net.eval()
 
     @property
     def precision(self) -> str:
         """The data type of the first net's weights."""
         return str(next(self._nets[0].parameters()).dtype).removeprefix("torch.")
-
-    @property
-    def vocab_size(self) -> int:
-        """Entries of the output distribution."""
-        return self._net.vocab_size
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """Options that only a single net supports."""
@@ -126,37 +123,10 @@ class Ensemble:
             reasons.append("an ensemble takes no coverage_penalty")
         return reasons
 
-    def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """See `GenerationBackend.outputs`."""
-        self._eval()
-        return self.searcher.outputs(rows, request)
-
-    def submit(
-        self, rows: list[list[int]], request: GenerationRequest
-    ) -> Callable[[], list[list[Hypothesis]]]:
-        """A function that computes `outputs`; nothing runs before it is called."""
-        return partial(self.outputs, rows, request)
-
-    def stream_tokens(
-        self, row: list[int], request: GenerationRequest
-    ) -> Iterator[tuple[list[int], bool]]:
-        """See `GenerationBackend.stream_tokens`."""
-        self._eval()
-        return self.searcher.stream_tokens(row, request)
-
-    def log_probs(
-        self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
-    ) -> list[np.ndarray]:
-        """See `GenerationBackend.log_probs`."""
-        return self._scorer().log_probs(rows, targets, request)
-
     def target_scores(self, batch: Batch) -> TargetScores:
         """See `ScoringBackend.target_scores`, of the mean probabilities."""
-        return self._scorer().target_scores(batch)
-
-    def _scorer(self) -> TargetScorer:
-        self._eval()
-        return TargetScorer(self._log_probs_of, self._net.device, self._threads)
+        self.prepare()
+        return self.scorer.target_scores(batch)
 
     def _log_probs_of(self, batch: Batch) -> LogProbs:
         functions = [net_log_probs(net, batch) for net in self._nets]
@@ -164,10 +134,6 @@ class Ensemble:
 
     def _weights_of_step(self) -> int:
         return sum(map(weights_of_step, self._nets))
-
-    def _eval(self) -> None:
-        for net in self._nets:
-            net.eval()
 
 
 def checked_weights(weights: Sequence[float] | None, count: int) -> list[float]:

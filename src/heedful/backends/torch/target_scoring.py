@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.backends.base import GenerationRequest
-from heedful.backends.torch.cached_net import checked_start_ids, right_padded
+from heedful.backends.torch.cached_net import DecodingNet, checked_start_ids, right_padded
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.data.collate import Batch
 from heedful.evaluation.target_scores import (
@@ -29,26 +29,28 @@ class TargetScorer:
     """Scores the targets of batches.
 
     Args:
-        log_probs_of: runs the net on a batch on the device.
+        log_probs_of: runs the net on a batch on its device.
+        net: has the device, which can change between two batches.
     """
 
     def __init__(
-        self, log_probs_of: Callable[[Batch], LogProbs], device: torch.device, threads: ThreadPolicy
+        self, log_probs_of: Callable[[Batch], LogProbs], net: DecodingNet, threads: ThreadPolicy
     ) -> None:
         self.log_probs_of = log_probs_of
-        self.device = device
+        self.net = net
         self.threads = threads
 
     def target_scores(self, batch: Batch) -> TargetScores:
         """The score of each target of a batch."""
         with torch.inference_mode(), self.threads.for_tokens(batch.num_tokens):
-            batch = batch.to(self.device)
+            batch = batch.to(self.net.device)
             return score_targets(self.log_probs_of(batch), batch.targets)
 
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
         """See `GenerationBackend.log_probs`."""
+        device = self.net.device
         if targets is None:
             inputs, scored, source = rows, [row[1:] for row in rows], None
             first_scored = 0
@@ -56,9 +58,9 @@ class TargetScorer:
             start = checked_start_ids(request.decoder_start_ids)
             inputs = [[*start, *target] for target in targets]
             scored = [[*target, request.eos_ids[0]] for target in targets]
-            source = Tokens.from_ids(*right_padded(rows, self.device))
+            source = Tokens.from_ids(*right_padded(rows, device))
             first_scored = len(start) - 1
-        tokens = Tokens.from_ids(*right_padded(inputs, self.device))
+        tokens = Tokens.from_ids(*right_padded(inputs, device))
         counts = [len(row) for row in scored]
         positions = [torch.arange(count) for count in counts]
         width = tokens.ids.size(1)
