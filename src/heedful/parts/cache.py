@@ -132,6 +132,9 @@ class LayerGroup:
         limit = num_kept = self.limit or 0
         if forgets and self.window is not None:
             num_kept = min(limit, self.window * self.beams)
+        elif limit + count <= self.capacity:
+            self.limit = limit + count
+            return self
         capacity = capacity_for(max(num_kept + count, 2 * num_kept))
         fits = limit + count <= self.capacity
         if fits and (num_kept == limit or capacity >= self.capacity):
@@ -381,7 +384,10 @@ class Cache:
 
     def tensors(self) -> list[Tensor]:
         """All tensors; their first dimension is the texts."""
-        return [t for group in self.groups for t in group.tensors()] + self._source_tensors()
+        tensors: list[Tensor] = []
+        for group in self.groups:
+            tensors += group.tensors()
+        return tensors + self._source_tensors()
 
 
 def layers_by_window(layers: Sequence[LayerShape]) -> dict[int | None, list[int]]:

@@ -72,7 +72,7 @@ class DecodingState:
         states = self._next_states(prefixes)
         if self._restriction is not None:
             return self._restriction.log_probs(states[:, 0])
-        return _log_softmax(self.net.head(states)[:, 0])
+        return _log_softmax(self.net.head(states).select(1, 0))
 
     @property
     def has_logits(self) -> bool:
@@ -82,10 +82,10 @@ class DecodingState:
     def next_logits(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N V"]:
         """See `next_log_probs`, before the softmax."""
         logits: Tensor = self.net.head(self._next_states(prefixes))
-        return logits[:, 0]
+        return logits.select(1, 0)
 
     def _next_states(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N 1 D"]:
-        new = prefixes if self._filled == 0 else prefixes[:, -1:]
+        new = prefixes if self._filled == 0 or prefixes.size(1) == 1 else prefixes[:, -1:]
         if self._filled + new.size(1) > self.longest:
             new = prefixes[:, -max(1, self.longest // 2) :]
             texts, beams = self.cache.num_sources, self.cache.beams
@@ -95,7 +95,7 @@ class DecodingState:
         tokens = self.tokens(new)
         if self.record is None or begins:
             states: Tensor = self.net.decode(tokens, self.cache)
-            return states[:, -1:]
+            return states if states.size(1) == 1 else states[:, -1:]
         if self._step is None:
             self._step = FixedStep(self.net, self.cache, self.record)
         return self._step(tokens)
@@ -115,7 +115,7 @@ class DecodingState:
         """New tokens with their positions; the cache grows where it must."""
         rows, count = new.shape
         beams = rows // self.cache.num_sources
-        columns = torch.arange(self._filled, self._filled + count, device=new.device)[None]
+        columns = torch.arange(self._filled, self._filled + count, device=new.device).unsqueeze(0)
         begins = self._filled == 0
         self._filled += count
         if self.cache.reserve(beams * count, forgets=not self._is_rewound):
