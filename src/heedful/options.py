@@ -127,7 +127,8 @@ class Options:
         panel=CONSTRAINTS, shown="the model's, or 0.0",
     )  # fmt: skip
     no_repeat_ngram_size: int | None = _option(
-        "Forbid a second occurrence of any n-gram of this size; 0 forbids none.",
+        "Forbid a second occurrence of any n-gram of this size, the prompt of a language model "
+        "included; 0 forbids none.",
         panel=CONSTRAINTS, least=0, shown="the model's, or 0",
     )  # fmt: skip
     banned: Sequence[str | int | Sequence[int]] = _option(

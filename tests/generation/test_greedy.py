@@ -109,3 +109,11 @@ def test_nan_is_reported_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogitTable, "next_logits", lambda self, _: torch.full((1, SIZE), math.nan))
     with pytest.raises(UserError, match="gave NaN at step 1"):
         decode(0, [[1]], [], eos_id=EOS, max_new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("banned", "eos_id", "words"), [([SIZE], EOS, "banned token id 6"), ([], 7, "EOS token id 7")]
+)
+def test_ids_outside_the_vocabulary_are_refused(banned: list[int], eos_id: int, words: str) -> None:
+    with pytest.raises(UserError, match=f"{words} is outside the vocabulary of 6"):
+        decode(0, [[1]], banned, eos_id=eos_id, max_new_tokens=3)

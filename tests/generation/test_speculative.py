@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tables
+from backend_models import TEXTS, model_of
 from chance import fits_outcomes
 from heedful.errors import UserError
 from heedful.generation.context import Context, Rule
@@ -505,3 +506,14 @@ def test_wrong_scorers_and_drafts_are_refused(changes: dict[str, object], messag
     } | changes
     with pytest.raises(UserError, match=message):
         list(Speculation(**arguments))
+
+
+@pytest.mark.parametrize("options", [{}, {"normalization": "gnmt", "length_penalty": 0.6}])
+def test_an_output_with_a_draft_has_the_score_of_one_without(options: dict[str, Any]) -> None:
+    model = model_of("gpt2")
+    options = options | {"max_new_tokens": 8, "return_details": True}
+    plain = model.generate(TEXTS[:2], **options)
+    drafted = model.generate(TEXTS[:2], draft="lookup", **options)
+    for [one], [other] in zip(plain, drafted, strict=True):
+        assert one.ids == other.ids
+        assert one.score == pytest.approx(other.score, abs=1e-4)

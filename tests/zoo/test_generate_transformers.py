@@ -104,6 +104,29 @@ def test_generation_equals_transformers_for_texts_of_unequal_lengths(
     assert min(early, full, others) > 0
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart"])
+@pytest.mark.parametrize("size", [2, 3])
+@torch.no_grad()
+def test_ngrams_of_a_prompt_do_not_occur_again(name: str, size: int, tmp_path: Path) -> None:
+    """A prompt of which the n-grams are likely to be repeated, beside one of another length."""
+    model = random_hf_model(name, 3)
+    model.save_pretrained(tmp_path / "hf")
+    ours = import_hf(tmp_path / "hf", tmp_path / "ours")
+    [first] = random_rows(VOCAB, [4], 3, low=3)
+    continued = [*first.tolist(), *ours.generate([first.tolist()], max_new_tokens=5)[0]]
+    rows = [torch.tensor([*continued, first[0].item()]), first]
+    for options in ({}, {"beam_size": 3, "num_return": 2}):
+        options = options | {"no_repeat_ngram_size": size}
+        found = ours.generate(
+            [row.tolist() for row in rows], max_new_tokens=NEW, return_details=True, **options
+        )
+        for row, outputs in zip(rows, found, strict=True):
+            start = 1 if name in ENCODER_DECODERS else len(row)
+            expected = hf_outputs(model, row, options).sequences
+            ids = [trimmed(sequence[start:].tolist()) for sequence in expected]
+            assert [output.ids for output in outputs] == ids, options
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bart", "marian"])
 @torch.no_grad()
 def test_default_options_come_from_the_generation_config(name: str, tmp_path: Path) -> None:

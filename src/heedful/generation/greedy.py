@@ -12,6 +12,7 @@ from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.request import SearchRequest
 from heedful.generation.state import State, sentences_to_keep
+from heedful.generation.token_rules import check_vocabulary
 from heedful.generation.topk import first_largest
 
 
@@ -49,9 +50,13 @@ def greedy_from_logits(
     tokens, length = request.start, 0
     while rows:
         logits = state.next_logits(tokens).float()
+        if length == 0:
+            check_vocabulary("banned", max(banned_ids, default=0), logits)
+            check_vocabulary("EOS", max(request.eos_ids), logits)
         sums = logits.logsumexp(-1) if with_scores else 0.0
         length += 1
-        logits.index_fill_(1, banned, -torch.inf)
+        if banned_ids:
+            logits.index_fill_(1, banned, -torch.inf)
         if length < largest_minimum:
             short = [i for i, row in enumerate(rows) if length < request.min_new_tokens[row]]
             if len(short) == len(rows):

@@ -120,9 +120,14 @@ class Speculation:
                 self._round()
             yield self.ids[before:]
 
-    def result(self) -> Hypothesis:
-        """The output so far; its log-probabilities are the target's, before any rule."""
-        return LengthScore().hypothesis(self.ids, self.token_log_probs, self.finished)
+    def result(self, score: LengthScore | None = None) -> Hypothesis:
+        """The output so far; its log-probabilities are the target's, before any rule.
+
+        Args:
+            score: computes the score; None: the mean log-probability of a token.
+        """
+        score = score or LengthScore()
+        return score.hypothesis(self.ids, self.token_log_probs, self.finished)
 
     def _round(self) -> None:
         """Propose, call the target once, and add the accepted tokens and one of the target."""

@@ -56,7 +56,7 @@ class BannedTokens:
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         by_length: dict[int, list[tuple[int, ...]]] = {}
         for banned in self._sequences():
-            _check_vocabulary("banned", max(banned), log_probs)
+            check_vocabulary("banned", max(banned), log_probs)
             by_length.setdefault(len(banned) - 1, []).append(banned)
         for length, sequences in sorted(by_length.items()):
             table = context.table((id(self), length), sequences)
@@ -126,7 +126,7 @@ class ForcedTokens:
         if not self.forces(position):
             return log_probs
         forced = [tokens.get(position, -1) for tokens in self._mappings()]  # -1: none
-        _check_vocabulary("forced", max(forced), log_probs)
+        check_vocabulary("forced", max(forced), log_probs)
         if isinstance(self.tokens, Mapping):
             token = torch.full_like(context.sentence, forced[0])[:, None]
         else:
@@ -177,7 +177,7 @@ class PrefixFunction:
                 )
             if min(next_ids) < 0:
                 raise UserError(f"the prefix function allows {min(next_ids)}, which is no token id")
-            _check_vocabulary("allowed", max(next_ids), log_probs)
+            check_vocabulary("allowed", max(next_ids), log_probs)
             allowed[row, next_ids] = True
         return log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
 
@@ -193,7 +193,8 @@ def _forbid(
     return log_probs.masked_fill(forbidden[:, :size], -torch.inf)
 
 
-def _check_vocabulary(kind: str, token: int, log_probs: Float[Tensor, "N V"]) -> None:
+def check_vocabulary(kind: str, token: int, log_probs: Float[Tensor, "N V"]) -> None:
+    """Raise UserError for a token id that is no index of the log-probabilities or logits."""
     if token >= log_probs.shape[1]:
         raise UserError(
             f"{kind} token id {token} is outside the vocabulary of {log_probs.shape[1]}"

@@ -173,7 +173,7 @@ class CTranslate2:
         """
         options = request.options
         has_prompts = self.facts.family == "decoder_only"
-        is_plain = (options.beam_size or 1) == 1 and not options.no_repeat_ngram_size
+        is_plain = (options.beam_size or 1) == 1
         groups: dict[tuple[int, int], list[int]] = {}
         for index, (row, limit) in enumerate(zip(rows, request.max_new_tokens, strict=True)):
             length = (min(len(row), 2) if is_plain else len(row)) if has_prompts else 0
@@ -310,6 +310,8 @@ class CTranslate2:
             len(ids) > 1 for ids in request.bad_words_ids
         ):
             reasons.append("its banned sequences do not see the prompt")
+        if self.facts.family == "decoder_only" and options.no_repeat_ngram_size:
+            reasons.append("its no_repeat_ngram_size does not see the prompt")
         return reasons
 
     def _keywords(self, request: GenerationRequest) -> dict[str, Any]:

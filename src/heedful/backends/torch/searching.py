@@ -24,7 +24,7 @@ from heedful.generation.sampling import sample, sample_steps
 from heedful.generation.search import beam_search
 from heedful.generation.speculative import CachedScorer, Draft, PromptLookup, Speculation
 from heedful.generation.stopping import StopStrings
-from heedful.generation.token_rules import BannedTokens, ForcedTokens
+from heedful.generation.token_rules import BannedTokens, ForcedTokens, NoRepeatNgram
 
 Step = TypeVar("Step")
 
@@ -54,7 +54,7 @@ class Searcher:
             for index, row in enumerate(rows):
                 speculation = self._speculation(row, request.select([index]))
                 list(speculation)
-                outputs.append([speculation.result()])
+                outputs.append([speculation.result(request.score)])
             return outputs
 
     def stream_tokens(
@@ -179,7 +179,7 @@ class Searcher:
             "eos_id": list(request.eos_ids),
             "max_new_tokens": request.max_new_tokens,
             "min_new_tokens": request.options.min_new_tokens,
-            "rules": _rules(request),
+            "rules": _rules(request, include_prompt=not self.net.is_encoder_decoder),
             "prompts": self._decoder_prompts(rows, request),
         }
         if request.output_prefixes is not None:
@@ -267,9 +267,10 @@ class Searcher:
             yield step
 
 
-def _rules(request: GenerationRequest) -> list[Rule]:
+def _rules(request: GenerationRequest, *, include_prompt: bool) -> list[Rule]:
     """The rules of a batch; a prefix function gets the prompts' numbers among all prompts.
 
+    As in transformers, the prompt of a decoder-only net has n-grams that outputs may not repeat.
     Suppressed and banned ids count as impossible before probabilities are formed. Forced ids are
     certain, as in transformers: they cost no log-probability.
     """
@@ -285,7 +286,9 @@ def _rules(request: GenerationRequest) -> list[Rule]:
         "banned": request.bad_words_ids,
         "suppressed": request.suppressed_ids,
     }
-    rules = sampling_rules(**values)
+    ngram_size = values.pop("no_repeat_ngram_size")
+    rules: list[Rule] = [NoRepeatNgram(ngram_size, include_prompt)] if ngram_size else []
+    rules += sampling_rules(**values)
     if request.forced_bos_id is not None:
         rules.append(ForcedTokens({0: request.forced_bos_id}, certain=True))
     if request.forced_eos_id is not None:
