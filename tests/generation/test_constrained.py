@@ -181,7 +181,7 @@ def test_most_of_the_likeliest_candidates_of_a_beam_can_be_of_one_hypothesis(see
 
 @pytest.mark.parametrize(
     ("phrases", "words"),
-    [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "holds an EOS")],
+    [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "contains an EOS")],
 )
 def test_impossible_phrases_are_refused(phrases: list[list[int]], words: str) -> None:
     row = from_rows(random_rows(0, SIZE))

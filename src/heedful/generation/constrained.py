@@ -61,7 +61,7 @@ def constrained_beam_search(
                 "with its EOS; leave the phrase out, or increase max_new_tokens"
             )
         if set(phrase) & set(request.eos_ids):
-            raise UserError("a required phrase holds an EOS id, after which no token can follow")
+            raise UserError("a required phrase contains an EOS id, after which no token can follow")
     if phrases:
         largest = max(int(token) for phrase in phrases for token in phrase)
         request = replace(request, largest_id=max(largest, request.largest_id))
