@@ -114,6 +114,13 @@ def test_a_cache_is_filled_by_more_tokens_than_a_window_takes_at_once(tmp_path: 
     torch.testing.assert_close(logits[mask.bool()], whole[mask.bool()], **CLOSE)
 
 
+def test_files_of_early_transformers_5_have_the_same_config() -> None:
+    """They have a base of null and a type beside the types of layers."""
+    types = {"full_attention": LINEAR, "sliding_attention": {"rope_theta": 7.0}}
+    beside = {"rope_theta": None, "rope_type": "default"}
+    assert GEMMA3.read(rope_parameters=types | beside) == GEMMA3.read(rope_parameters=types)
+
+
 def test_files_of_the_first_release_have_the_same_config() -> None:
     """With bases, and a scaling of the global layers only."""
     old = {"rope_theta": 9.0, "rope_local_base_freq": 7.0, "sliding_window_pattern": 3}

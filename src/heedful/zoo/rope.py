@@ -54,6 +54,8 @@ _ORIGINAL = "original_max_position_embeddings"
 # that determine the attention factor, and one that the first YaRN models have.
 _OTHER_KEYS = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
 _OTHER_YARN_KEYS = {"mscale", "mscale_all_dim", "finetuned"}
+# Entries that transformers before 5.19 writes beside the types of layers, where they mean nothing.
+_WITHOUT_EFFECT = (("rope_theta", None), ("rope_type", "default"))
 
 
 def rope_from_hf(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +155,8 @@ class LocalLayers:
         Raises:
             UserError: layers that do not follow such a rule, and as `rope_from_hf`.
         """
-        sections = content.get("rope_parameters") or {}
+        parameters = (content.get("rope_parameters") or {}).items()
+        sections = {key: value for key, value in parameters if (key, value) not in _WITHOUT_EFFECT}
         if unknown := sections.keys() - {GLOBAL, LOCAL}:
             raise UserError(
                 f"config.json: {min(unknown)} of rope_parameters is not supported; it may hold "
