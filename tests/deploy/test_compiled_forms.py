@@ -14,6 +14,7 @@ import heedful
 from backend_models import model_of
 from heedful.backends import registry
 from heedful.backends.aot import compile as compiling
+from heedful.backends.aot.private import unsupported_reason
 from heedful.errors import UserError
 
 PROGRAM = Path(__file__).parent.parent / "support" / "compiled_forms.py"
@@ -27,10 +28,17 @@ def run(*arguments: object, program: Path = PROGRAM, **environment: str) -> None
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a writer and a reader that were optimized; the one compilation of all tests."""
+def compiler() -> None:
+    """Skip the test where nets cannot be compiled."""
     if shutil.which("g++") is None:
         pytest.skip("there is no C++ compiler")
+    if unsupported_reason() is not None:
+        pytest.skip("this torch compiles no nets ahead of time")
+
+
+@pytest.fixture(scope="module")
+def made(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a writer and a reader that were optimized; the one compilation of all tests."""
     place = tmp_path_factory.mktemp("compiled")
     # A third sooner; and without trial compilations for every set of vector instructions.
     sooner = {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
@@ -50,7 +58,7 @@ def test_another_process_compiles_nothing_and_answers_as_the_nets(made: Path) ->
 
 
 @pytest.mark.timeout(120)
-def test_graphs_of_every_encoder_answer_as_the_net_for_texts_of_any_length() -> None:
+def test_graphs_of_every_encoder_answer_as_the_net_for_texts_of_any_length(compiler: None) -> None:
     run(program=PROGRAM.with_name("compiled_encoders.py"))
 
 

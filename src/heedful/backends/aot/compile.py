@@ -59,8 +59,10 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
         max_length: positions of the net.
 
     Raises:
-        UserError: no C++ compiler, or torch cannot compile the net.
+        UserError: no C++ compiler, an early torch, or torch cannot compile the net.
     """
+    if reason := private.unsupported_reason():
+        raise UserError(reason)
     if not private.has_cpp_compiler():
         raise UserError(NO_COMPILER)
     saved = weights_of(net)

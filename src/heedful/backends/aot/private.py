@@ -1,7 +1,8 @@
 """The private symbols of torch that ahead-of-time compilation uses, each in one function.
 
-Tried with torch 2.13. A symbol that another version lacks or has changed is an error of this file
-alone: `heedful optimize` then reports that the net cannot be compiled.
+Tried with torch 2.13; earlier versions are refused. A symbol that a later version lacks or has
+changed is an error of this file alone: `heedful optimize` then reports that the net cannot be
+compiled.
 """
 
 import shutil
@@ -11,6 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+OLDEST_TORCH = "2.13"
+
+
+def unsupported_reason() -> str | None:
+    """The reason why this torch compiles no nets ahead of time; None: it does."""
+    if torch.__version__ >= OLDEST_TORCH:  # compared as versions
+        return None
+    return f"compiled nets need torch {OLDEST_TORCH} or later, this is {torch.__version__}"
 
 
 def has_cpp_compiler() -> bool:
