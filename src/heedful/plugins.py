@@ -93,10 +93,15 @@ class Registry:
 
 
 class Metric(NamedTuple):
-    """A score of a corpus: `function(outputs, references, language=...)`, and its direction."""
+    """A score of a corpus: `function(outputs, references, language=...)`, and its direction.
+
+    Attributes:
+        extra: the extra of heedful whose packages the function imports (`heedful.extras`).
+    """
 
     function: Callable[..., Any]
     higher_is_better: bool
+    extra: str | None = None
 
 
 class Metrics(Registry):

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 import heedful
-from heedful import plugins
+from heedful import extras, plugins
 from heedful.config import Recipe
 from heedful.errors import UserError, describe
 from heedful.evaluation.likelihood import unigram_entropy
@@ -227,7 +227,10 @@ def _train_in(
     events = read_log(out / "log.jsonl")
     for verdict in general_verdicts(events, None if is_temporary else out) if scores else ():
         print_line(str(verdict))
-    write_run_report(out)
+    if packages := extras.missing_packages("report"):
+        print_line(f"no report was written: it needs {packages}; then: heedful report {out}")
+    else:
+        write_run_report(out)
     return reason, scores
 
 
@@ -242,6 +245,8 @@ def _start(
     """Check the recipe, open the folder, prepare data and net; everything before the first step."""
     out = folder.path
     task = checked_task(recipe)
+    for line in task.notes():
+        print_line(line)
     precision = _precision(recipe, out, device, resume)
     _open_folder(recipe, rows, folder, precision, resume)
     if resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None:

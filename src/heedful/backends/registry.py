@@ -6,8 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from heedful import extras
 from heedful.backends.base import Backend, Settings
-from heedful.backends.ctranslate2.runtime import INSTALL, CTranslate2, CTranslate2Facts
+from heedful.backends.ctranslate2.runtime import CTranslate2, CTranslate2Facts
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,
@@ -145,7 +146,7 @@ def version_mismatch(backend: str, converted_with: str) -> str | None:
     try:
         installed = version(package)
     except PackageNotFoundError:
-        return f"needs {package}, but {INSTALL}"
+        return f"needs {package}: {extras.install_command('fast')}"
     parts = 2 if backend == CTranslate2.name else None  # compiled graphs need the exact torch
     if installed.split(".")[:parts] != converted_with.split(".")[:parts]:
         return f"was made with {package} {converted_with}, this is {installed}"

@@ -80,7 +80,8 @@ def _show_score(out: Path, console: "Console") -> None:
         f"\nExact match on {content['num_segments']:,} held-out dates, of years and in styles that"
         f" training never saw: {format_score('exact_match', score['score'])}{spent}"
     )
-    console.print(f"Report: {out / 'report.html'}")
+    if (out / "report.html").is_file():
+        console.print(f"Report: {out / 'report.html'}")
 
 
 def _read_results(out: Path) -> "list[Result]":

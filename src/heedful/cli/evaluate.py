@@ -178,12 +178,18 @@ def _evaluate_pairs(
     metrics: str | None,
     language: str | None,
 ) -> EvaluationOutput:
-    from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores, sentence_chrf
-    from heedful.plugins import metric
+    from heedful import extras
+    from heedful.evaluation.metrics import (
+        DEFAULT_METRICS,
+        corpus_scores,
+        sentence_chrf,
+        usable_metric,
+    )
 
+    extras.require("eval", "the evaluation of translations")
     names = DEFAULT_METRICS if metrics is None else tuple(metrics.split(","))
     for name in names:
-        metric.get(name)  # refuses an unknown one before the work
+        usable_metric(name)  # refuses an unknown one before the work
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, progress=progress, **options)
     scores = corpus_scores(

@@ -79,7 +79,8 @@ def report_result(result: "TrainingRun", console: "Console") -> None:
         console.print(f"{name:<18} {score['score']:.4g}   {score.get('signature', '')}".rstrip())
     folder = result.directory
     console.print(f"model        {folder}")
-    console.print(f"report       {folder / 'report.html'}")
+    if (folder / "report.html").is_file():
+        console.print(f"report       {folder / 'report.html'}")
     command, text = USE.get(result.task, USE["translation"])
     console.print(f"use it       heedful {command} {shlex.quote(str(folder))} '{text}'")
 

@@ -192,5 +192,5 @@ class Training(Strict):
         "evaluated and saved in place of them; null: no average.",
     )
     tensorboard: bool = Field(
-        False, description="Write TensorBoard event files (pip install heedful[tensorboard])."
+        False, description="Write TensorBoard event files (pip install 'heedful[tensorboard]')."
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from heedful import extras
 from heedful.data.tokenizer_training import SPACE
 from heedful.errors import UserError
 
@@ -32,14 +33,10 @@ def read_sentencepiece(path: Path) -> Any:
         UserError: the file cannot be read, is not a SentencePiece model, or has a type that is not
             supported (word, char, spaces after words); sentencepiece is not installed.
     """
-    try:
-        from google.protobuf.message import DecodeError
-        from sentencepiece import sentencepiece_model_pb2 as protocol
-    except ImportError as error:
-        raise UserError(
-            f"{path} is a SentencePiece model, which needs the packages sentencepiece and protobuf:"
-            " pip install 'heedful[import]'"
-        ) from error
+    extras.require("import", f"{path} is a SentencePiece model, which")
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2 as protocol
+
     try:
         model = getattr(protocol, "ModelProto").FromString(path.read_bytes())  # noqa: B009
     except OSError as error:

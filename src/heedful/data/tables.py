@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from heedful import extras
 from heedful.errors import UserError, format_names
 from heedful.files import plain_name, read_object
 
@@ -56,13 +57,10 @@ def read_table(path: Path, columns: Sequence[tuple[str, bool]]) -> Iterator[list
         UserError: pyarrow is not installed; a file cannot be read or is damaged; a column is
             missing or has another type.
     """
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise UserError(
-            f"{path} is a table, which needs the package pyarrow: pip install 'heedful[parquet]'"
-        ) from error
+    extras.require("parquet", f"{path} is a table, which")
+    import pyarrow as pa
+    from pyarrow import parquet
+
     for file in table_files(path):
         with _user_errors(file, pa):
             if path.is_dir():

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from heedful import extras
 from heedful.backends.base import Backend, Settings
 from heedful.backends.ctranslate2.conversion import embeddings_of, longest_prompt, write
-from heedful.backends.ctranslate2.runtime import HEAD, INSTALL, CTranslate2, CTranslate2Facts
+from heedful.backends.ctranslate2.runtime import HEAD, CTranslate2, CTranslate2Facts
 from heedful.backends.ctranslate2.vocabulary import Vocabulary, names_of
 from heedful.backends.manifest import Manifest, conversion_path
 from heedful.backends.registry import open_conversion, version_mismatch
@@ -57,10 +58,7 @@ def write_ctranslate2(
     Raises:
         UserError: ctranslate2 is not installed, or cannot run the net, with every reason.
     """
-    try:
-        import ctranslate2  # noqa: F401
-    except ImportError:
-        raise UserError(INSTALL) from None
+    extras.require("fast", "the format of CTranslate2")
     net, start, end, unknown = model.net, None, None, None
     sides = (model.src_tokenizer, model.tgt_tokenizer) if model.has_tokenizer else (None, None)
     names = [

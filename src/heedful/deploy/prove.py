@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from heedful import extras
 from heedful.backends.base import Backend
 from heedful.errors import UserError
 from heedful.evaluation.metrics import corpus_scores
@@ -102,6 +103,8 @@ class Prover:
     ) -> None:
         if answers is not None and len(answers) != len(texts):
             raise UserError(f"{len(texts)} validation texts but {len(answers)} answers")
+        if answers is not None and isinstance(model, Translator):
+            extras.require("eval", "the proof of a backend by BLEU")
         self.model, self.answers = model, answers
         self.eager = model.eager
         self._rows = self._validation_rows(texts)

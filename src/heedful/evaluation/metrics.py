@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from heedful import plugins
+from heedful import extras, plugins
 from heedful.errors import UserError
 from heedful.plugins import Metric
 
@@ -76,7 +76,8 @@ def corpus_scores(
         lowercase: ignore case (sacreBLEU's option), for models with lowercase output.
 
     Raises:
-        UserError: different numbers of lines, no lines, an unknown metric.
+        UserError: different numbers of lines, no lines, an unknown metric, or one whose package is
+            missing.
     """
     if len(hypotheses) != len(references):
         raise UserError(
@@ -87,7 +88,7 @@ def corpus_scores(
         raise UserError("scores: no lines to score; give at least one line and its reference")
     language = _language(trg_lang)
     # Look up all names first: unknown ones raise an error.
-    functions = {name: plugins.metric.get(name).function for name in metrics}
+    functions = {name: usable_metric(name).function for name in metrics}
     if lowercase:
         hypotheses, references = ([line.lower() for line in s] for s in (hypotheses, references))
     scores = {
@@ -100,6 +101,20 @@ def corpus_scores(
             for name, score in scores.items()
         }
     return Scores(len(hypotheses), scores)
+
+
+def usable_metric(name: str) -> Metric:
+    """The metric of a name; raises UserError for an unknown one, and for a missing package."""
+    metric: Metric = plugins.metric.get(name)
+    if metric.extra is not None:
+        extras.require(metric.extra, f"the metric {name}")
+    return metric
+
+
+def has_packages(name: str) -> bool:
+    """True if the packages that a metric imports are installed."""
+    extra = plugins.metric.get(name).extra
+    return extra is None or extras.missing_packages(extra) is None
 
 
 def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Score:
@@ -116,6 +131,7 @@ def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Sc
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
     """chrF2 of each line, 0 to 100, to rank lines by; systems are compared by corpus scores."""
+    extras.require("eval", "chrF")
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
@@ -224,11 +240,13 @@ def _language(code: str | None) -> str:
 # Functions of metrics take (output lines, reference lines, language) and return a Score.
 plugins.metric.declare(
     {
-        "bleu": Metric(_bleu, higher_is_better=True),
-        "chrf": Metric(_chrf, higher_is_better=True),
-        "chrf++": Metric(partial(_chrf, word_order=2), higher_is_better=True),
-        "ter": Metric(_ter, higher_is_better=False),
+        "bleu": Metric(_bleu, higher_is_better=True, extra="eval"),
+        "chrf": Metric(_chrf, higher_is_better=True, extra="eval"),
+        "chrf++": Metric(partial(_chrf, word_order=2), higher_is_better=True, extra="eval"),
+        "ter": Metric(_ter, higher_is_better=False, extra="eval"),
         "exact_match": Metric(exact_match, higher_is_better=True),
-        "tokenized_lowercase_bleu": Metric(tokenized_lowercase_bleu, higher_is_better=True),
+        "tokenized_lowercase_bleu": Metric(
+            tokenized_lowercase_bleu, higher_is_better=True, extra="eval"
+        ),
     }
 )

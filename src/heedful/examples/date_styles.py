@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import yaml
-from babel import Locale
-from babel.dates import tokenize_pattern
+
+from heedful import extras
 
 Language = Literal["en", "de", "fr", "es", "zh"]
 
@@ -65,8 +65,9 @@ def _indices(day: date) -> tuple[int, int, int, int]:
 def build_styles() -> tuple[Style, ...]:
     """All styles, without duplicates within a language.
 
-    Of equal styles the held-out one is kept.
+    Of equal styles the held-out one is kept. Raises UserError without the package babel.
     """
+    extras.require("demo", "the task dates")
     styles: list[Style] = []
     for language in LANGUAGES:
         templates = list(_templates_of(language))
@@ -80,6 +81,8 @@ def build_styles() -> tuple[Style, ...]:
 
 def _templates_of(language: Language) -> Iterator[tuple[str, str, str, dict[str, Table]]]:
     """Name, template, held-out spelling and fields of CLDR's templates and of heedful's."""
+    from babel import Locale
+
     for identifier in _TABLES["locales"][language]:
         locale = Locale.parse(identifier)
         for name, template in _cldr_templates(locale):
@@ -97,6 +100,8 @@ def _cldr_templates(locale: Any) -> Iterator[tuple[str, str]]:
     Years have all digits (CLDR's `y`), without era. Patterns with a numeric month are in the order
     day-month-year or year-month-day.
     """
+    from babel.dates import tokenize_pattern
+
     field_names = _TABLES["cldr"]
     for name, pattern in [*locale.date_formats.items(), *locale.datetime_skeletons.items()]:
         tokens: Any = tokenize_pattern(pattern.pattern)

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heedful import extras
 from heedful.config import Distillation, Recipe
 from heedful.data.cache import remove_folder
 from heedful.data.collate import Batch
@@ -111,6 +112,8 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
         levels: the distillation levels that the task supports.
     """
     settings = recipe.distillation
+    if settings.select_by_chrf:
+        extras.require("eval", "distillation.select_by_chrf")
     weights = settings.distillation_weight, settings.cross_entropy_weight, settings.cosine_weight
     problems = {
         f"distillation.level {settings.level} is for pairs of texts; the task {recipe.task} has "

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from heedful import plugins
+from heedful import extras, plugins
 from heedful.config import Recipe
 from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
@@ -73,6 +73,8 @@ def checked_task(recipe: Recipe) -> Task:
     task: Task = plugins.task.get(recipe.task)(recipe)
     task.check()
     check_distillation(recipe, task.distillation_levels)
+    if recipe.training.tensorboard:
+        extras.require("tensorboard", "training.tensorboard")
     make_schedule(recipe.training.schedule, d_model=1, max_steps=recipe.training.max_steps)
     return task
 

@@ -87,6 +87,10 @@ class Task(ABC):
             )
         check_sources(recipe, self.recipe_keys)
 
+    def notes(self) -> list[str]:
+        """Lines to print before a run begins."""
+        return []
+
     @abstractmethod
     def read_raw_data(self) -> RawData:
         """The rows of text of train, valid and, if the recipe has one, test."""

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Int64
 
-from heedful import task_keys
+from heedful import extras, task_keys
 from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
 from heedful.data.rows import Rows, read_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.metrics import Scores, corpus_scores
+from heedful.evaluation.metrics import Scores, corpus_scores, has_packages, usable_metric
 from heedful.files import write_json, write_text
 from heedful.pipelines import Limits, ModelMetadata, Translator
 from heedful.plugins import metric
@@ -55,8 +55,23 @@ class Translation(Task):
     def metrics(self) -> tuple[str, ...]:
         return (*super().metrics, *metric.names())
 
+    @property
+    def usable_metrics(self) -> tuple[str, ...]:
+        """`final_metrics` without those whose packages are missing; exact match if none is left."""
+        names = [name for name in self.final_metrics if has_packages(name)]
+        return tuple(names) or ("exact_match",)
+
+    def notes(self) -> list[str]:
+        left_out = [name for name in self.final_metrics if name not in self.usable_metrics]
+        if not left_out:
+            return []
+        command = extras.install_command("eval")
+        return [f"scores are without {', '.join(left_out)}, which need packages: {command}"]
+
     def check(self) -> None:
         super().check()
+        if self.recipe.evaluation.metric not in OWN_METRICS:
+            usable_metric(self.recipe.evaluation.metric)
         for name, files in splits_with_files(self.recipe):
             src, tgt = len(resolve_paths(files.src)), len(resolve_paths(files.tgt))
             if files.file is not None and src + tgt:
@@ -120,7 +135,7 @@ class Translation(Task):
         samples: list[Sample] = []
         if settings.decode_sentences:
             rows = data.texts("valid", settings.decode_sentences)
-            metrics = {*self.final_metrics[:1], settings.metric}.difference(OWN_METRICS)
+            metrics = {*self.usable_metrics[:1], settings.metric}.difference(OWN_METRICS)
             outputs, decoded = self.decode(model, rows, settings.beam_size, sorted(metrics))
             scores = decoded.values()
             sample_rows = list(zip(rows, outputs, strict=True))[: settings.num_samples]
@@ -130,7 +145,7 @@ class Translation(Task):
     def compute_final_scores(self, model: Translator, data: RunData, out: Path) -> FinalScores:
         """Decode and score the test sources, or those of valid if there is no test split."""
         settings, rows = self.recipe.evaluation, data.texts(data.final)
-        outputs, scores = self.decode(model, rows, settings.final_beam_size, self.final_metrics)
+        outputs, scores = self.decode(model, rows, settings.final_beam_size, self.usable_metrics)
         beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
         write_json(out / "scores.json", {"set": data.final, **beam, **scores.to_dict()})
         write_text(out / f"{data.final}.output.txt", "".join(f"{line}\n" for line in outputs))

@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import TextIO
 
+from heedful import extras
 from heedful.errors import UserError
 from heedful.files import user_errors, write_text
 from heedful.training.events import (
@@ -81,13 +82,9 @@ class TensorBoardLog:
     """
 
     def __init__(self, directory: Path, *, resume_step: int | None = None) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "tensorboard: the package is not installed;"
-                " pip install heedful[tensorboard], or switch this log off"
-            ) from error
+        extras.require("tensorboard", "training.tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         purge_step = None if resume_step is None else resume_step + 1
         with user_errors("write", directory):
             self._writer = SummaryWriter(str(directory), purge_step=purge_step)

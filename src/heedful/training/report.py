@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from heedful import extras
 from heedful.evaluation.labels import per_label
 from heedful.files import write_text
 from heedful.plugins import metric
@@ -115,6 +116,7 @@ def write_report(
 @cache
 def pages() -> "Environment":
     """The Jinja environment with the page's template and filters."""
+    extras.require("report", "a page with charts")
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -12,6 +12,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from heedful import extras
 from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.ctranslate2.vocabulary import read_vocabulary
 from heedful.backends.manifest import NetFacts
@@ -24,7 +25,6 @@ from heedful.options import Options
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
 VOCABULARY_MAP = "vmap.txt"  # of a shortlist
 HEAD = "head.npz"  # the class matrix of a classifier, which the format lacks
-INSTALL = "ctranslate2 is not installed: pip install 'heedful[fast]'"
 # Options that CTranslate2 lacks, with the values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_groups": (1,),
@@ -422,10 +422,9 @@ def _power(options: Options) -> float:
 
 
 def _open(directory: Path, family: Family, precision: str, settings: Settings, device: str) -> Any:
-    try:
-        import ctranslate2
-    except ImportError:
-        raise UserError(INSTALL) from None
+    extras.require("fast", "the backend ctranslate2")
+    import ctranslate2
+
     kinds = {
         "encoder_decoder": ctranslate2.Translator,
         "decoder_only": ctranslate2.Generator,

@@ -1,0 +1,47 @@
+"""The extras of heedful: packages that only some uses need, and the error where one is missing."""
+
+from importlib.util import find_spec
+
+from heedful.errors import UserError
+
+EXTRAS = {  # their packages, as in pyproject.toml
+    "demo": ("babel",),
+    "eval": ("sacrebleu", "sacremoses"),
+    "fast": ("ctranslate2",),
+    "import": ("sentencepiece", "protobuf"),
+    "parquet": ("pyarrow",),
+    "report": ("jinja2", "matplotlib", "pygments"),
+    "tensorboard": ("tensorboard",),
+}
+_MODULES = {"protobuf": "google.protobuf.message"}  # of packages with another name
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'heedful[{extra}]'"
+
+
+def missing_packages(extra: str) -> str | None:
+    """The packages of an extra that are not installed, and what installs them; None: all are."""
+    names = [name for name in EXTRAS[extra] if not _is_installed(_MODULES.get(name, name))]
+    return f"{' and '.join(names)}: {install_command(extra)}" if names else None
+
+
+def require(extra: str, use: str) -> None:
+    """Check that the packages of an extra are installed, before they are imported.
+
+    Args:
+        use: subject of the error, such as "the metric bleu".
+
+    Raises:
+        UserError: a package is not installed, with the command that installs it.
+    """
+    if packages := missing_packages(extra):
+        raise UserError(f"{use} needs {packages}")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # of the package that it is in
+        return False
