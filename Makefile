@@ -18,7 +18,11 @@ TORCH ?= torch==$(TORCH_VERSION)+cpu
 endif
 endif
 TORCH ?= torch
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python $(PIP) -c constraints.txt
+# The lowest versions that pyproject.toml allows, beside the tested ones.
+LOWEST := .venv-lowest
+LOWEST_STAMP := $(LOWEST)/.installed
 
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
@@ -26,30 +30,36 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 	parts/test_masks.py models/test_properties.py models/test_packed.py generation/test_search.py \
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
-.PHONY: help setup demo quick test test-benchmarks fuzz bench bench-decoding experiments docs \
-	clean
+.PHONY: help setup demo quick test test-benchmarks test-lowest fuzz bench bench-decoding experiments \
+	docs clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
 	@echo "make quick   lint, and properties of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make test-benchmarks  run the benchmarks on toy sizes: for a change of benchmarks/ (minutes)"
+	@echo "make test-lowest  pytest with the lowest versions that pyproject.toml allows, in $(LOWEST)"
 	@echo "make fuzz    600 cases of each kind of hostile input (half an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers, CTranslate2 and llama.cpp"
 	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
 	@echo "make docs    write the generated pages of docs, and the table of README.md"
 	@echo "make setup   only install, into $(VENV)"
-	@echo "make clean   remove $(VENV) and caches; runs/ stays"
+	@echo "make clean   remove $(VENV), $(LOWEST) and caches; runs/ stays"
 
 setup: $(STAMP)
 
+define check_python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "heedful needs Python 3.11 or newer; give one: make PYTHON=python3.13"; exit 2; }
+endef
+
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "heedful needs Python 3.11 or newer; give one: make PYTHON=python3.13"; exit 2; }
+	$(check_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) 'pip>=25.1'  # the first with --group
 	$(INSTALL) '$(TORCH)' 2>/dev/null || $(INSTALL) torch
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[all]' --group dev
 	@touch $@
 
 demo: $(STAMP)
@@ -65,6 +75,18 @@ test: $(STAMP)
 test-benchmarks: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m benchmarks --durations=10
 
+# Needs Python 3.11 or 3.12: the lowest versions have no wheels for later ones.
+test-lowest: $(LOWEST_STAMP)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest -n $(JOBS) --dist worksteal \
+		-m 'not benchmarks'
+
+$(LOWEST_STAMP): pyproject.toml tests/support/lowest_versions.py
+	$(check_python)
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python tests/support/lowest_versions.py > $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/python $(PIP) -r $(LOWEST)/requirements.txt -e .
+	@touch $@
+
 # For while one works; `make test` is for every change.
 quick: $(STAMP)
 	$(BIN)/ruff check
@@ -76,7 +98,7 @@ fuzz: $(STAMP)
 
 # Needs an otherwise idle machine: the figures are times.
 bench: $(STAMP)
-	$(INSTALL) -e '.[peers]'
+	$(INSTALL) --group bench
 	$(BIN)/python benchmarks/parameters.py
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/synthetic.py
@@ -94,7 +116,7 @@ ifneq ($(DATA),)
 endif
 
 bench-decoding: $(STAMP)
-	$(INSTALL) -e '.[peers]'
+	$(INSTALL) --group bench
 	$(BIN)/python benchmarks/decoding.py
 
 # Comparisons of settings with each other, hours of training; more rows: experiments/ablation.py --help.
@@ -109,5 +131,5 @@ docs: $(STAMP)
 	$(BIN)/python docs/make_readme_table.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

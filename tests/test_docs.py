@@ -2,10 +2,15 @@
 
 import re
 import runpy
+import tomllib
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from lowest_versions import lowest_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md"]
@@ -43,16 +48,26 @@ def test_make_quick_names_files_that_exist() -> None:
 
 def test_constraints_pin_every_dependency() -> None:
     """At a version that its bounds allow."""
-    import tomllib
-
-    from packaging.requirements import Requirement
-
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    expected = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    for text in expected:
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, groups = content["project"], content["dependency-groups"]
+    extras = chain(*project["optional-dependencies"].values())
+    grouped = [text for text in chain(*groups.values()) if isinstance(text, str)]
+    for text in [*project["dependencies"], *extras, *grouped]:
         requirement = Requirement(text)
         if requirement.name != "heedful":
             pin = pins[requirement.name.lower()]
             assert requirement.specifier.contains(pin), f"{requirement} but {pin}"
+
+
+def test_make_test_lowest_installs_one_version_of_each_requirement() -> None:
+    requirements = lowest_versions(ROOT / "pyproject.toml")
+    versions = {Requirement(text).name: Requirement(text).specifier for text in requirements}
+    assert versions["torch"] == SpecifierSet("==2.9")
+    assert {"transformers", "sacrebleu"} <= versions.keys()
+    assert all(len(found) == 1 and str(found)[:2] == "==" for found in versions.values())
+
+
+def test_the_version_is_in_one_place() -> None:
+    assert "version:" not in (ROOT / "CITATION.cff").read_text("utf-8").replace("cff-version:", "")
