@@ -142,6 +142,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "draft must be a model": {"draft": 3},
     "prefixes must be a list of texts": {"prefixes": "the"},
     "forced must be a mapping": {"forced": [1]},
+    "the prefix function must return ids, not None": {"prefix_function": lambda index, ids: None},
     "prefix_function must be a function": {"prefix_function": 3},
     "progress must be a function": {"progress": True},
     "batch_tokens must be a whole number": {"batch_tokens": "x"},

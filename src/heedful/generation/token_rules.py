@@ -3,14 +3,15 @@
 Only `PrefixFunction`, which calls a function on the host, waits for the device.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.generation.context import Context
 
 
@@ -169,7 +170,10 @@ class PrefixFunction:
         ):
             if context.is_open is not None and not context.is_open[row]:
                 continue
-            next_ids = [int(token) for token in self.function(sentence, ids)]
+            returned: Any = self.function(sentence, ids)
+            if not isinstance(returned, Iterable):
+                raise UserError(f"the prefix function must return ids, not {describe(returned)}")
+            next_ids = [int(token) for token in returned]
             if not next_ids:
                 raise UserError(
                     f"the prefix function allows no token for sentence {sentence} after "
