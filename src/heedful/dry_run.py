@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -78,7 +77,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
         print_line("the steps are measured without training.compile, in the shapes that it pads to")
     device = choose_device(recipe.training.device)
     precision = resolve_precision(str(recipe.training.precision), device)
-    parts = new_parts(task, Path(), device, print_line)
+    parts = new_parts(task, None, device, print_line)
     net = parts.model.net.to(device)
     epochs = EpochBatches(task, parts.data)
     plan = epochs.plan_epoch(0)

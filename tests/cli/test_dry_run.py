@@ -88,3 +88,16 @@ def test_wrong_data_are_one_line(
     data = {"train": {"src": "nowhere.en", "tgt": "nowhere.de"}}
     recipe = write_recipe(tmp_path / "pairs.json", task="translation", data=data)
     assert_refused(commands.run(words[0], recipe, *words[1:], cwd=tmp_path), "nowhere.en")
+
+
+def test_a_dry_run_from_a_model_writes_no_file(
+    commands: Commands, recipe: Path, tmp_path: Path
+) -> None:
+    assert commands.run("train", recipe, "--out", tmp_path / "run", "--quiet").code == 0
+    files = tree(tmp_path)
+    keys = ["init_from=run", "model={}", "adapter.rank=2", "adapter.targets=[q]"]
+    sets = [word for key in keys for word in ("--set", key)]
+    result = commands.run("train", recipe, "--dry-run", *sets, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "adapter    rank 2 on 3 linear layers" in result.out
+    assert tree(tmp_path) == files

@@ -18,7 +18,7 @@ _MAX_NAMES = 3  # tensor names in a printed line
 
 
 def load_matching_weights(
-    model: SavedModel, source: SavedModel, print_line: PrintLine, name: str, out: Path
+    model: SavedModel, source: SavedModel, print_line: PrintLine, name: str, out: Path | None
 ) -> list[str]:
     """Copy all tensors with equal name and shape, and print a summary.
 
@@ -27,6 +27,7 @@ def load_matching_weights(
 
     Args:
         name: the path of `source`.
+        out: None: no file is written.
 
     Returns:
         Names of the tensors that were not copied.
@@ -51,9 +52,10 @@ def load_matching_weights(
     ):
         if names:
             print_line(f"           {len(names)} {description}: {_summary(names)}")
-    write_json(out / SUMMARY_FILE, {"loaded": loaded, "initialized": new, "not_used": unused})
-    if len(new) > _MAX_NAMES or len(unused) > _MAX_NAMES:
-        print_line(f"           all names are in {out / SUMMARY_FILE}")
+    if out is not None:
+        write_json(out / SUMMARY_FILE, {"loaded": loaded, "initialized": new, "not_used": unused})
+        if len(new) > _MAX_NAMES or len(unused) > _MAX_NAMES:
+            print_line(f"           all names are in {out / SUMMARY_FILE}")
     sizes, source_sizes = asdict(model.config), asdict(source.config)
     for key in sizes.keys() & source_sizes.keys() - {*VOCABULARIES, "head", "num_labels"}:
         if sizes[key] != source_sizes[key] and "dropout" not in key:

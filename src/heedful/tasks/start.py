@@ -100,8 +100,13 @@ def _prepare_data(
     return prepare(task, cache_folder(), inherited, print_line)
 
 
-def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
+def new_parts(
+    task: Task, out: Path | None, device: torch.device, print_line: PrintLine
+) -> RunParts:
     """Data and model of a new run, or of a resumed one without checkpoint or prepared data.
+
+    Args:
+        out: the run's folder; None: of a dry run, which has none.
 
     Raises:
         UserError: an error in recipe or data; those of the recipe before any data are read.
@@ -117,7 +122,7 @@ def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine
         new = load_matching_weights(model, source, print_line, str(recipe.init_from), out)
         if recipe.adapter.rank is not None:
             print_line(adapt_model(model, recipe.adapter, new))
-            base = Base.of(Path(str(recipe.init_from)), out)
+            base = None if out is None else Base.of(Path(str(recipe.init_from)), out)
     if teacher is not None:
         prepare_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:
@@ -128,7 +133,7 @@ def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine
             teacher = None
     if recipe.training.freeze:
         freeze(model.net, recipe.training.freeze, "training.freeze")
-    if recipe.training.freeze or base is not None:
+    if recipe.training.freeze or model.adapter is not None:
         print_line(f"           {trained_share(model.net)}")
     return RunParts(data, model, teacher, base)
 
