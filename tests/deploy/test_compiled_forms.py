@@ -10,21 +10,15 @@ from pathlib import Path
 import pytest
 from torch._inductor import cpp_builder, exc
 
+import compiled_encoders
+import compiled_forms
 import heedful
 from backend_models import model_of
+from commands import Commands
 from heedful.backends import registry
 from heedful.backends.aot import compile as compiling
 from heedful.backends.aot.private import unsupported_reason
 from heedful.errors import UserError
-
-PROGRAM = Path(__file__).parent.parent / "support" / "compiled_forms.py"
-
-
-def run(*arguments: object, program: Path = PROGRAM, **environment: str) -> None:
-    command = [sys.executable, str(program), *map(str, arguments)]
-    kept = os.environ | environment
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=kept)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +31,10 @@ def compiler() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(compiler: None, commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a writer and a reader that were optimized; the one compilation of all tests."""
     place = tmp_path_factory.mktemp("compiled")
-    # A third sooner; and without trial compilations for every set of vector instructions.
-    sooner = {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
-    run("make", place, **sooner)
+    commands.call(compiled_forms.make, place)
     return place
 
 
@@ -54,12 +46,17 @@ def writer(made: Path) -> Path:
 @pytest.mark.timeout(300)
 def test_another_process_compiles_nothing_and_answers_as_the_nets(made: Path) -> None:
     """Texts of any length, batch and number of beams; there is no compiler for it to call."""
-    run("use", made, PATH="")
+    command = [sys.executable, compiled_forms.__file__, str(made)]
+    environment = os.environ | {"PATH": ""}
+    used = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert used.returncode == 0, used.stderr[-3000:]
 
 
 @pytest.mark.timeout(120)
-def test_graphs_of_every_encoder_answer_as_the_net_for_texts_of_any_length(compiler: None) -> None:
-    run(program=PROGRAM.with_name("compiled_encoders.py"))
+def test_graphs_of_every_encoder_answer_as_the_net_for_texts_of_any_length(
+    compiler: None, commands: Commands
+) -> None:
+    commands.call(compiled_encoders.graphs)
 
 
 def test_what_was_compiled_for_something_else_is_said(

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -153,6 +154,21 @@ class Commands:
         assert code is not None
         texts = {name: (self.scratch / name).read_text(encoding="utf-8") for name in ("out", "err")}
         return Outcome(max(code, -1), max(-code, 0), seconds, **texts)
+
+    def start(self, function: Callable[..., object], *arguments: object) -> BaseProcess:
+        """Begin a function of a module in a new process, where no shapes are checked.
+
+        Its traceback is in the captured stderr of the test.
+        """
+        child: BaseProcess = self.context.Process(target=function, args=arguments)
+        child.start()
+        return child
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run a function of a module in a new process; fail where it raises."""
+        child = self.start(function, *arguments)
+        child.join()
+        assert child.exitcode == 0, f"exit code {child.exitcode}; the traceback is in stderr"
 
     def train(self, recipe: Path, out: Path, *more: object, **options: Any) -> Outcome:
         """`heedful train` without its progress."""

@@ -1,6 +1,7 @@
-"""Encoders as compiled graphs, for `compiled_forms.py`; as a program, as exported graphs.
+"""Encoders as compiled graphs, for `compiled_forms.py`, and as exported graphs.
 
-Each fails where a property does not hold. Without checked shapes, which cannot be compiled.
+Functions fail where a property does not hold; in a process without checked shapes, which cannot be
+compiled.
 """
 
 import copy
@@ -124,7 +125,3 @@ def use(folder: Path) -> None:
         check_close(actual, stored[name], FLIPPED, name)
     check_close(model.vectors(TEXTS), eager.vectors(TEXTS), CLOSE[COMPILED], "vectors")
     assert model._net is None  # the net itself was not called
-
-
-if __name__ == "__main__":
-    graphs()

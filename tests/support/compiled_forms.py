@@ -1,7 +1,7 @@
-"""A program: models that are compiled, proved, measured and kept, and a process that uses them.
+"""Models that are compiled, proved, measured and kept, and a program that uses them.
 
-`python compiled_forms.py make DIR` and `... use DIR`; each fails where a property does not hold.
-Without checked shapes, which cannot be compiled.
+`make` and `python compiled_forms.py DIR` fail where a property does not hold. Both run in a process
+without checked shapes, which cannot be compiled.
 """
 
 import ctypes
@@ -28,12 +28,23 @@ from heedful.progress import Advance, use_display
 REQUESTS, SENTENCES = 60, 10_000
 
 
-def make(folder: Path, name: str) -> None:
+def make(folder: Path) -> None:
+    """Compile a decoder and an encoder into two folders."""
+    from torch._inductor import config
+
+    # Without what takes longer than it saves in four graphs: optimized callers of the kernels,
+    # precompiled headers, and trial compilations for every set of vector instructions.
+    config.aot_inductor.compile_wrapper_opt_level = "O0"
+    config.aot_inductor.precompile_headers = False
+    config.cpp.vec_isa_ok = True
+    make_decoder(folder / "writer", "llama")
+    compiled_encoders.make(folder / "reader")
+
+
+def make_decoder(folder: Path, name: str) -> None:
     """Compile, prove and measure a model of an architecture; hold the kernels against torch."""
-    from heedful.deploy import measure
     from heedful.deploy.optimize import optimize
 
-    measure._MIN_SECONDS = 0.0  # as the fixture `brief`, in both folders
     # Heads as wide as real ones: a constant of few numbers would be folded into the code.
     model_of(name, **one_layer(name), head_dim=32).save(folder)
     model = heedful.load(folder, device="cpu", backend="eager")
@@ -174,12 +185,8 @@ def hold_beside_ctranslate2(model: Any) -> None:
 
 
 if __name__ == "__main__":
-    what, place = sys.argv[1], Path(sys.argv[2])
-    if what == "make":
-        make(place / "writer", "llama")
-        compiled_encoders.make(place / "reader")
-    else:
-        use(place / "writer")
-        compiled_encoders.use(place / "reader")
-        compilers = [name for name in sys.modules if name.startswith("torch._inductor")]
-        assert compilers == [], compilers
+    place = Path(sys.argv[1])
+    use(place / "writer")
+    compiled_encoders.use(place / "reader")
+    compilers = [name for name in sys.modules if name.startswith("torch._inductor")]
+    assert compilers == [], compilers

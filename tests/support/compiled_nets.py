@@ -1,7 +1,7 @@
-"""A program: nets under compilation and export. Without checked shapes, which cannot be compiled.
+"""Nets under compilation and export, in a process without checked shapes, which cannot be compiled.
 
-`python compiled_nets.py NAME ...` fails if a property does not hold for these architectures;
-`schemes` means every position scheme.
+`main` fails if a property does not hold for these architectures; `schemes` means every position
+scheme.
 """
 
 import copy
@@ -202,7 +202,3 @@ def export(net: Any) -> None:
         torch.testing.assert_close(step(more, reference), _Step(net)(more, ours), **EXACT)
     for mine, other in zip(ours.groups, reference.groups, strict=True):
         assert torch.equal(mine.used, other.used)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

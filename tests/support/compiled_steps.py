@@ -1,11 +1,10 @@
-"""A program: training steps of every task, compiled. Without checked shapes, which cannot be.
+"""Training steps of every task, compiled, in a process without checked shapes, which cannot be.
 
-`python compiled_steps.py FOLDER` fails where a property does not hold. The graphs are traced and
-differentiated as for any backend, and run by torch's own kernels (`aot_eager`).
+`main` fails where a property does not hold. The graphs are traced and differentiated as for any
+backend, and run by torch's own kernels (`aot_eager`).
 """
 
 import copy
-import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -197,7 +196,3 @@ def resumes(folder: Path) -> None:
         "translation", folder, training__compile=True, training__gradient_accumulation=2
     )
     assert_resumes(recipe, folder, ["scores.json"])
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

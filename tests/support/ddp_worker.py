@@ -15,8 +15,7 @@ from encoder_runs import PreparedTask, train_step
 from heedful.recipe_files import load_recipe
 
 
-def main() -> None:
-    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def main(folder: Path, rank: int, world: int) -> None:
     faulthandler.dump_traceback_later(
         150, exit=True
     )  # print stack traces instead of hanging silently
@@ -43,7 +42,3 @@ def main() -> None:
             save_file(grads, folder / f"{path.stem}.safetensors")
     distributed.barrier()  # neither leaves while the other still reads
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

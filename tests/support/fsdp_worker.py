@@ -66,8 +66,7 @@ def net_of(name: str) -> Any:
     return tiny(name, **NETS[name])
 
 
-def main() -> None:
-    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def main(folder: Path, rank: int, world: int) -> None:
     faulthandler.dump_traceback_later(150, exit=True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)
@@ -102,7 +101,3 @@ def main() -> None:
             save_file(grads, folder / f"{name}-{checkpointed}.safetensors")
     distributed.barrier()
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

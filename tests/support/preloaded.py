@@ -1,5 +1,6 @@
 """Slow imports of the child processes of `commands.py`, which are forked after them."""
 
+import gc
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,3 +22,5 @@ for _name in (
 sys.modules["heedful.training.report"].pages().get_template("report.html.j2")
 sys.modules["heedful.deploy.measure"]._MIN_SECONDS = 0.0  # as the fixture `brief`
 torch.set_num_threads(1)
+gc.collect()
+gc.freeze()  # the collections of a child would visit and so copy every object of the imports

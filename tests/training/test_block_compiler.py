@@ -1,12 +1,9 @@
 """A compiled training step has the eager one's loss and gradients; what cannot be is refused."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+import compiled_steps
 from encoder_runs import PreparedTask, recipe_of
 from heedful.errors import UserError
 from heedful.progress import use_display
@@ -16,14 +13,10 @@ from heedful.tasks.task import Task
 from heedful.training.block_compiler import BlockCompiler
 from trainers import batch_for, small_net
 
-PROGRAM = Path(__file__).parents[1] / "support" / "compiled_steps.py"
 
-
-def test_compiled_steps_are_the_eager_ones(tmp_path):
+def test_compiled_steps_are_the_eager_ones(commands, tmp_path):
     """Every task, R-Drop, experts, dropout, accumulated gradients, runs that are resumed."""
-    command = [sys.executable, str(PROGRAM), str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
+    commands.call(compiled_steps.main, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """One step of every task: equal on one and two processes, without device synchronization."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -12,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import ddp_worker
 import fsdp_worker
 from architectures import ARCHITECTURES, tiny
+from commands import Commands
 from encoder_runs import PreparedTask, recipe_of, train_step
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
@@ -24,7 +24,6 @@ from heedful.training.trainer import Trainer, TrainingHooks
 from trainers import batch_for
 from waits import Waits
 
-SUPPORT = Path(__file__).parents[1] / "support"
 TASKS = ("translation", "language_modeling", "masked_lm", "denoising", "classification")
 
 
@@ -50,26 +49,26 @@ NAMES = (
 HIDDEN = ("hidden-translation", "hidden-masked_lm")  # which mask tokens at random
 
 
-def run_two(worker: str, folder: Path) -> None:
+def run_two(commands: Commands, worker: Callable[..., None], folder: Path) -> None:
     """Run a worker in two processes, which write into the folder."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(SUPPORT)])}
-    words = [sys.executable, str(SUPPORT / worker), str(folder)]
     for _ in range(2):  # repeated if gloo, which is not tested here, hangs
         (folder / "store").unlink(missing_ok=True)
-        others = [subprocess.Popen([*words, str(rank), "2"], env=environment) for rank in range(2)]
-        codes = [other.wait(timeout=240) for other in others]
+        others = [commands.start(worker, folder, rank, 2) for rank in range(2)]
+        for other in others:
+            other.join()
+        codes = [other.exitcode for other in others]
         if codes == [0, 0]:
             break
     assert codes == [0, 0]
 
 
-def test_two_processes_have_the_gradients_of_one(tmp_path):
+def test_two_processes_have_the_gradients_of_one(commands, tmp_path):
     for name in NAMES:
         folder = tmp_path / name
         folder.mkdir()
         recipe = recipe_named(name, folder)
         (tmp_path / f"{name}.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    run_two("ddp_worker.py", tmp_path)
+    run_two(commands, ddp_worker.main, tmp_path)
     for name in NAMES:
         run = PreparedTask(recipe_named(name, tmp_path / name), tmp_path / "data")
         step = train_step(run).eval()  # without dropout
@@ -84,9 +83,9 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
                 torch.testing.assert_close(actual[key], weight.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_two_shards_of_a_net_have_the_gradients_of_the_whole(tmp_path):
+def test_two_shards_of_a_net_have_the_gradients_of_the_whole(commands, tmp_path):
     """FSDP2 of every block and of the step, the loss in chunks of a head that may be tied."""
-    run_two("fsdp_worker.py", tmp_path)
+    run_two(commands, fsdp_worker.main, tmp_path)
     for name in fsdp_worker.NETS:
         step = TrainStep(fsdp_worker.net_of(name), fsdp_worker.objective)
         batch = fsdp_worker.batch(0, fsdp_worker.ROWS)
