@@ -3,6 +3,7 @@
 Skips that are not listed fail (support/listed_skips.py).
 """
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -57,7 +58,7 @@ settings.register_profile("quick", max_examples=10)  # make quick
 # Files whose tests take longest, each up to a minute.
 LONGEST = (
     *("test_compiled_forms.py", "test_compiled.py", "test_benchmarks.py", "test_readme.py"),
-    *("test_optimizing.py", "test_ctranslate2_spec.py", "test_hostile_input.py"),
+    *("test_block_compiler.py", "test_optimize.py", "test_hostile_input.py"),
 )
 
 
@@ -65,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest come first, and stay together: workers take from each other's ends, so that none
     begins when the others have nothing left, and what a file makes once is not made twice."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Later garbage collections do not visit what imports and the collection of tests have made."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
