@@ -7,6 +7,7 @@ import torch
 from jaxtyping import TypeCheckError, config
 
 import conftest
+from heedful.errors import UserError
 from heedful.parts.losses import cross_entropy
 
 pytest_plugins = ["pytester"]
@@ -32,7 +33,7 @@ def test_a_skip_that_is_not_listed_fails(
 
 def test_shapes_are_checked_by_the_file_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, targets = torch.zeros(3, 5), torch.zeros(4, dtype=torch.long)
-    with pytest.raises(RuntimeError, match="Size does not match"):  # torch's own error
+    with pytest.raises(UserError, match="the loss needs logits"):  # the function's own error
         cross_entropy(logits, targets)
     monkeypatch.setattr(config, "jaxtyping_disable", False)
     with pytest.raises(TypeCheckError):
