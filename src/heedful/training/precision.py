@@ -1,6 +1,7 @@
 """The precision of training steps: autocast types, and the state of the fp16 loss scaler."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     Raises:
         UserError: a precision that is unknown or that the device does not support.
     """
-    has_bf16 = _has_native_bf16(device)
+    has_bf16 = has_native_bf16(device)
     if precision == "auto":
         without_bf16 = "fp16" if device.type == "cuda" else "fp32"
         return "bf16" if has_bf16 else without_bf16
@@ -39,7 +40,9 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     return precision
 
 
-def _has_native_bf16(device: torch.device) -> bool:
+@cache
+def has_native_bf16(device: torch.device) -> bool:
+    """True if the device multiplies matrices in bf16 without emulation, which is slow."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # The supported versions of torch have no public function for the CPU's instruction sets.
