@@ -34,7 +34,7 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 	docs clean
 
 help:
-	@echo "make demo    train on dates as people write them, then translate some (minutes)"
+	@echo "make demo    train on dates as people write them, then translate some (two minutes)"
 	@echo "make quick   lint, and properties of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make test-benchmarks  run the benchmarks on toy sizes: for a change of benchmarks/ (minutes)"
