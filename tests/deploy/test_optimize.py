@@ -27,6 +27,7 @@ from heedful.run import train
 
 pytestmark = pytest.mark.usefixtures("brief")
 QUICK = ("--backend", "eager", "--backend", "ctranslate2")  # without what takes minutes
+ONE_THREAD = ("--threads", 1)  # two threads of the net wait for each other beside other tests
 TEXTS = ["1 2 3", "0", "", "2 4", "3 1 0 2", "4 4 1", "5 5 5 5 5"]
 
 
@@ -52,8 +53,8 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("given", [True, False])
 def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, given) -> None:
-    """Without --src the held-out text of the run is taken."""
-    texts = ("--src", files / "src", "--ref", files / "ref") if given else ()
+    """Without --src the held-out text of the run is taken, here with one thread."""
+    texts = ("--src", files / "src", "--ref", files / "ref") if given else ONE_THREAD
     done = commands.run("optimize", folder, *texts, *QUICK, "--tolerance", 100)
     assert done.code == 0, done.err
     assert "ctranslate2 float32: 100% of" in done.out
@@ -232,7 +233,8 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     model = tmp_path / "model"
     shutil.copytree(folder, model)
     shutil.rmtree(model / "backends", ignore_errors=True)
-    asked = ("optimize", model, *QUICK, "--precision", "float32", "--shortlist")
+    settings = (*QUICK, *ONE_THREAD, "--precision", "float32")
+    asked = ("optimize", model, *settings, "--shortlist")
     done = commands.run(*asked, "--tolerance", 100)
     assert done.code == 0, done.err
     [line] = [line for line in done.out.splitlines() if line.startswith("shortlist: ")]
@@ -242,7 +244,7 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     sources = heedful.load(model).encode(["1 2"])[0]
     assert 0 < len(made.allowed_ids(sources)) <= made.target_size
     assert heedful.load(model, backend="eager").eager.shortlist is not None
-    assert commands.run("optimize", model, *QUICK, "--precision", "float32").code == 0
+    assert commands.run("optimize", model, *settings).code == 0
     assert heedful.load(model).shortlist is None  # what is not asked for again is gone
     strict = commands.run(*asked, "--tolerance", 0)
     assert strict.code == 0
