@@ -111,7 +111,7 @@ def test_copies_of_checkpoints_stay_when_others_are_pruned(tmp_path):
         (tmp_path / name).mkdir()
     checkpoints = Checkpoints(tmp_path, keep=1)
     for step in (1, 2):
-        checkpoints.save(step, torch.nn.Linear(1, 1), {}, {})
+        checkpoints.save(step, torch.nn.Linear(1, 1).state_dict(), {}, {})
     checkpoints.clean()
     assert sorted(tree(tmp_path)) == sorted(
         [*others, "step-00000002", *(f"step-00000002/{name}" for name in WHOLE)]
