@@ -150,3 +150,21 @@ def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(
         model.generate(rows, beam_size=1, min_new_tokens=3, max_new_tokens=2)
     with pytest.raises(UserError, match="prompt 1 may have 4 new tokens"):
         next(model.stream(rows[1], min_new_tokens=5))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani2017"])
+def test_an_eos_with_the_id_of_padding_is_no_padding(name: str) -> None:
+    """Padding is filled with id 0: a prompt may contain it, and an output may end in it."""
+    model = model_of(name)
+    model.metadata = replace(model.metadata, generation=replace(model.ids, eos_ids=(0,)))
+    rows = [[6, 0, 7, 8, 0], [9], [0, 6, 0]]
+    options: dict[str, Any] = {"max_new_tokens": 5, "return_details": True}
+    for search in ({"beam_size": 1}, {"beam_size": 3}):
+        together = model.generate(rows, **options, **search)
+        for row, [output] in zip(rows, together, strict=True):
+            [alone] = model.generate([row], **options, **search)[0]
+            assert output.ids == alone.ids
+            assert output.score == pytest.approx(alone.score, abs=1e-4)
+            assert output.finished == (output.ids[-1] == 0)
+    other = model.generate([[6, 7, 8]], **options)[0][0]
+    assert other.score != pytest.approx(model.generate([rows[0]], **options)[0][0].score, abs=1e-3)
