@@ -26,7 +26,7 @@ def models(tmp_path_factory: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("verb", "name", "more"),
+    ("command", "name", "more"),
     [
         ("translate", "translator", ("--beam-size", 1, "--max-new-tokens", 12, "--scores")),
         ("generate", "novel", ("--max-new-tokens", 12, "--json")),
@@ -35,11 +35,11 @@ def models(tmp_path_factory: Any) -> Path:
     ],
 )
 def test_a_command_prints_the_same_with_every_backend(
-    commands: Commands, models: Path, verb: str, name: str, more: tuple[Any, ...]
+    commands: Commands, models: Path, command: str, name: str, more: tuple[Any, ...]
 ) -> None:
     messages = []
     for backend in ("auto", "ctranslate2", "eager"):
-        done = commands.run(verb, models / name, *more, "--backend", backend, stdin=LINES)
+        done = commands.run(command, models / name, *more, "--backend", backend, stdin=LINES)
         assert done.code == 0, done.err
         assert "eager" not in done.err
         # The last digits of scores may differ.

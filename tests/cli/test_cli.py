@@ -13,7 +13,7 @@ from heedful.cli.app import make_app
 from heedful.evaluation.metrics import sentence_chrf
 from heedful.run import train
 
-VERBS = [str(command.name) for command in make_app().registered_commands]
+COMMANDS = [str(command.name) for command in make_app().registered_commands]
 INNER = [
     (str(group.name), str(command.name))
     for group in make_app().registered_groups
@@ -62,17 +62,19 @@ def test_public_names_can_be_imported():
 def test_help_names_every_command(commands):
     result = commands.run("--help")
     assert result.code == 0
-    assert all(f" {verb} " in result.out for verb in [*VERBS, *(group for group, _ in INNER)])
+    assert all(
+        f" {command} " in result.out for command in [*COMMANDS, *(group for group, _ in INNER)]
+    )
     names = {"train", "translate", "evaluate", "score", "average", "verify", "info"}
-    assert names <= set(VERBS)
+    assert names <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("verb", [*((verb,) for verb in VERBS), *INNER])
-def test_help_of_every_command_has_an_example(commands, verb):
-    result = commands.run(*verb, "--help")
+@pytest.mark.parametrize("command", [*((command,) for command in COMMANDS), *INNER])
+def test_help_of_every_command_has_an_example(commands, command):
+    result = commands.run(*command, "--help")
     assert result.code == 0
     assert "Example: " in result.out
-    assert f"heedful {' '.join(verb)}" in result.out.split("Example: ")[1]
+    assert f"heedful {' '.join(command)}" in result.out.split("Example: ")[1]
 
 
 def test_version(commands):

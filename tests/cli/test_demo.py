@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from heedful.cli import demo as verb
+from heedful.cli import demo as demo_command
 from heedful.cli.app import make_app
 from heedful.errors import UserError
 from heedful.examples.dates import EXAMPLES_FOR_PEOPLE, generate
@@ -112,7 +112,7 @@ def test_typed_dates_are_answered_until_an_empty_line(
     typed = iter(["4 July 1999", "far too long " * 20, "4 July 1999", ""])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     model = heedful.load(finished)
-    verb._ask(model, Console(width=300))
+    demo_command._ask(model, Console(width=300))
     answers = capsys.readouterr().out.splitlines()[2:]
     expected = model.generate(["4 July 1999"], beam_size=1, return_details=True)[0][0].text
     assert answers[0].strip().startswith(expected)
@@ -130,6 +130,6 @@ def test_the_line_to_type_calls_this_program(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(program), "demo"])
     monkeypatch.setenv("PATH", "")
-    assert verb._command() == ".venv/bin/heedful"
+    assert demo_command._command() == ".venv/bin/heedful"
     monkeypatch.setenv("PATH", str(program.parent))
-    assert verb._command() == "heedful"
+    assert demo_command._command() == "heedful"

@@ -16,7 +16,7 @@ import pytest
 from commands import tree, write_recipe
 
 KILLS = int(os.environ.get("HEEDFUL_KILLS", "2"))
-VERBS = {
+COMMANDS = {
     "average": "average run out --overwrite",
     "export": "export hf marian out --overwrite",
     "import": "import hf theirs out --overwrite",
@@ -49,19 +49,21 @@ def workdir(commands, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_killed_at_random_moments_of_every_verb(commands, workdir, tmp_path, verb: str) -> None:
-    words = VERBS[verb].split()
-    makes_run = verb in ("train", "distill")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_killed_at_random_moments_of_every_command(
+    commands, workdir, tmp_path, command: str
+) -> None:
+    words = COMMANDS[command].split()
+    makes_run = command in ("train", "distill")
     out = tmp_path / next(word for word in words if word.startswith("out"))
     for entry in workdir.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
-    if verb == "optimize":  # it writes into its model
+    if command == "optimize":  # it writes into its model
         shutil.copytree(workdir / "run", out)
     whole = commands.run(*words, cwd=tmp_path)
     assert whole.code == 0, whole.err
     new = _content(out)
-    draw = random.Random(f"{verb} 1")
+    draw = random.Random(f"{command} 1")
     for _ in range(KILLS):
         if makes_run:
             shutil.rmtree(out)

@@ -161,16 +161,16 @@ def small_overrides(name, folder):
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"rhyme", "translation-student"}))
 def test_a_shipped_recipe_runs(commands, tmp_path, name):
     """The two recipes that are missing here have tests of their own."""
-    changes, verb, out = small_overrides(name, tmp_path), ["train"], tmp_path / "run"
+    changes, command, out = small_overrides(name, tmp_path), ["train"], tmp_path / "run"
     for key, first in TEACHERS.get(name, {}).items():
         overrides = small_overrides(first, tmp_path)
         if name == "classification-student":
             overrides |= {"model.num_layers": 2}
-            verb = ["distill", tmp_path / key]
+            command = ["distill", tmp_path / key]
         else:
             changes[f"distillation.{key}"] = tmp_path / key
         assert commands.run("train", first, "--out", tmp_path / key, *settings(overrides)).code == 0
-    ended = commands.run(*verb, name, "--out", out, *settings(changes), whole=True)
+    ended = commands.run(*command, name, "--out", out, *settings(changes), whole=True)
     assert ended.code == 0, ended.err
     own = {
         "translation": "bleu",

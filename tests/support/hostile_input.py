@@ -93,7 +93,6 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "train {recipe} --out out --quiet --steps 1",
     "distill {tr} {w}/pairs.json --out out --quiet --set data.max_length=20",
 ]
-VERBS = sorted({line.split()[0] for line in LINES})
 MEMORY = 6 << 30  # address space of a process, in addition to its imports
 OUTPUT_FLAGS = ("-o", "--output", "--out")
 NUMBERS = [

@@ -258,15 +258,15 @@ def test_translate_and_generate_have_equal_outputs(commands, models, opened, opt
 
 
 @pytest.mark.parametrize(
-    ("name", "verb", "prompts"),
+    ("name", "command", "prompts"),
     [
         ("lm", ("generate", "--max-new-tokens", "5"), ["the cat", "hello"]),
         ("own", ("translate",), ["the cat", "", "hello"]),
     ],
 )
-def test_a_typed_line_is_answered_before_the_next(models, opened, name, verb, prompts):
+def test_a_typed_line_is_answered_before_the_next(models, opened, name, command, prompts):
     process = subprocess.Popen(
-        [*HEEDFUL, *verb, str(models[name]), "--device", "cpu"],
+        [*HEEDFUL, *command, str(models[name]), "--device", "cpu"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -385,15 +385,15 @@ def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
     odd = gzip.compress(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     (tmp_path / "plain").write_text(text)
     (tmp_path / "odd.gz").write_bytes(odd)
-    for verb in (("evaluate", "lm", "-i"), ("score", "lm", "-i")):
+    for command in (("evaluate", "lm", "-i"), ("score", "lm", "-i")):
         plain, other = (
-            commands.run(verb[0], models[verb[1]], verb[2], tmp_path / name)
+            commands.run(command[0], models[command[1]], command[2], tmp_path / name)
             for name in ("plain", "odd.gz")
         )
         assert (other.code, other.out) == (0, plain.out), other.err
-    for verb, second in (("evaluate", "--ref"), ("score", "--tgt")):
+    for command, second in (("evaluate", "--ref"), ("score", "--tgt")):
         plain, other = (
-            commands.run(verb, models["own"], "--src", tmp_path / name, second, tmp_path / name)
+            commands.run(command, models["own"], "--src", tmp_path / name, second, tmp_path / name)
             for name in ("plain", "odd.gz")
         )
         assert (other.code, other.out) == (0, plain.out), other.err
