@@ -81,7 +81,7 @@ def main() -> None:
         words = write_model(shape, folder)
         tried = {"backends": ["ctranslate2"], "precisions": ["int8"]}
         setting = Setting(1, max(shape.batches), mixed=True)
-        tune(folder / "ours", shape, setting, prompts(shape, setting, seed=2), words, tried)
+        tune(folder / "heedful", shape, setting, prompts(shape, setting, seed=2), words, tried)
         starts = measure_starts(folder, words, rounds[0], unmeasured=0 if quick else 1)
         layout = choose_layout(folder, shape, words, quick=quick)
         files = {
@@ -102,13 +102,13 @@ def main() -> None:
 def heedful_command(folder: Path, *flags: str) -> list[str]:
     """The command line of `heedful translate`."""
     words = [sys.executable, "-c", "from heedful.cli import main; main()", "translate"]
-    return [*words, str(folder / "ours"), *flags]
+    return [*words, str(folder / "heedful"), *flags]
 
 
 def script_command(folder: Path, new: int, layout: list[str]) -> list[str]:
     """The command line of the script; `layout` is workers, threads, unit and size of batches."""
     form = folder / "by_hand" / "backends" / "ctranslate2" / "int8"
-    return [sys.executable, "-c", BY_HAND, str(folder / "ours"), str(form), str(new), *layout]
+    return [sys.executable, "-c", BY_HAND, str(folder / "heedful"), str(form), str(new), *layout]
 
 
 def measure_starts(

@@ -89,7 +89,9 @@ def main() -> None:
                 largest = setting._replace(batch=max(shape.batches))
                 if largest != tuned:
                     tuned = largest
-                    tune(folder / "ours", shape, tuned, prompts(shape, tuned, TUNED), words, tried)
+                    tune(
+                        folder / "heedful", shape, tuned, prompts(shape, tuned, TUNED), words, tried
+                    )
                     seconds[f"{name}, {tuned.search}"] = time.perf_counter() - began
                 rows = prompts(shape, setting, MEASURED)
                 if setting.beam == 1:

@@ -159,12 +159,12 @@ def write_model(shape: Shape, folder: Path) -> list[str]:
         ids = GenerationIds(eos_ids=(END,))
         name, net = "gpt2", gpt2.build(config)
     model = open_net(net, config, ModelMetadata(name, "b", generation=ids), tokenizer)
-    model.save(folder / "ours")
-    export_hf(model, folder / "theirs")
+    model.save(folder / "heedful")
+    export_hf(model, folder / "hf")
     for precision in ("float32", "int8"):
         convert_model(model, folder / "by_hand", precision)
     if has_llama(shape):
-        exported = AutoModelForCausalLM.from_pretrained(folder / "theirs")
+        exported = AutoModelForCausalLM.from_pretrained(folder / "hf")
         for precision in PRECISIONS:
             write_gguf(exported, folder / f"{precision}.gguf", precision)
     return words
@@ -215,11 +215,15 @@ def systems(
     for precision in ("float32", "bfloat16"):
         for count in counts:
             net = heedful.load(
-                folder / "ours", device="cpu", backend="eager", precision=precision, threads=count
+                folder / "heedful",
+                device="cpu",
+                backend="eager",
+                precision=precision,
+                threads=count,
             )
-            eager.append(Variant(precision, count, 1, partial(ours, net, options)))
+            eager.append(Variant(precision, count, 1, partial(heedful_generate, net, options)))
     use: Any = "latency" if setting.batch == 1 else "throughput"
-    model = heedful.load(folder / "ours", use=use)
+    model = heedful.load(folder / "heedful", use=use)
     backend = model.backend or model.eager
     layout = backend.precision, backend.settings.threads, backend.settings.workers
     variants = {
@@ -230,7 +234,7 @@ def systems(
             for net in [transformers_net(folder, shape, precision)]
             for count in counts
         ],
-        "optimized": [Variant(*layout, partial(ours, model, options), backend.name)],
+        "optimized": [Variant(*layout, partial(heedful_generate, model, options), backend.name)],
         "ctranslate2": by_hand(folder, shape, setting, counts, backend),
     }
     if has_llama(shape):
@@ -240,11 +244,11 @@ def systems(
 
 def references(folder: Path, shape: Shape, beam: int) -> dict[str, Callable[[Rows], Decode]]:
     """Each system in float32, to compare outputs; eager is the first."""
-    model = heedful.load(folder / "ours", device="cpu", backend="eager", precision="float32")
+    model = heedful.load(folder / "heedful", device="cpu", backend="eager", precision="float32")
     net = transformers_net(folder, shape, "float32")
     opened = open_by_hand(folder, shape, "float32", 1, 1)
     decoders = {
-        "eager": partial(ours, model, options_of(shape, beam)),
+        "eager": partial(heedful_generate, model, options_of(shape, beam)),
         "transformers": partial(transformers_run, net, shape, beam, 1),
         "ctranslate2": partial(by_hand_run, folder, shape, beam, opened, 0),
     }
@@ -263,7 +267,7 @@ def options_of(shape: Shape, beam: int) -> dict[str, Any]:
     }
 
 
-def ours(model: Any, options: dict[str, Any], rows: Rows) -> Decode:
+def heedful_generate(model: Any, options: dict[str, Any], rows: Rows) -> Decode:
     """Decoding by heedful's `generate`."""
     return lambda: list(model.generate(rows, **options))
 
@@ -271,7 +275,7 @@ def ours(model: Any, options: dict[str, Any], rows: Rows) -> Decode:
 def transformers_net(folder: Path, shape: Shape, precision: str) -> Any:
     """The exported model, loaded by transformers."""
     kind: Any = AutoModelForSeq2SeqLM if shape.is_translator else AutoModelForCausalLM
-    net = kind.from_pretrained(folder / "theirs", dtype=getattr(torch, precision)).eval()
+    net = kind.from_pretrained(folder / "hf", dtype=getattr(torch, precision)).eval()
     net.generation_config.max_length = None  # max_new_tokens is used instead
     return net
 
@@ -313,16 +317,16 @@ def by_hand(
     If heedful's backend has the same settings, its loaded model is used: the speed of two copies
     differs by some percent, depending on their addresses in memory.
     """
-    ours = {}
+    loaded = {}
     if backend.name == "ctranslate2":
         layout = backend.precision, backend.settings.workers, backend.settings.threads
-        ours[layout] = backend._model
+        loaded[layout] = backend._model
     most = max(counts)
     layouts = {(1, 1), (1, most)} | ({(most, 1)} if setting.batch > 1 else set())
     variants = []
     for precision in eight_bit_precisions():
         for workers, threads in sorted(layouts):
-            opened = ours.get((precision, workers, threads)) or open_by_hand(
+            opened = loaded.get((precision, workers, threads)) or open_by_hand(
                 folder, shape, precision, workers, threads
             )
             share = -(-setting.batch // workers)

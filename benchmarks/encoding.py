@@ -59,7 +59,7 @@ def main() -> None:
         measured, tuning_texts = texts(len(words), seed=1), texts(len(words), seed=2)[::2]
         # A quick run compiles nothing.
         tried = (BACKENDS[:2], PRECISIONS[1:]) if quick else (BACKENDS, PRECISIONS)
-        tune(folder / "ours", words, tuning_texts, *tried)
+        tune(folder / "heedful", words, tuning_texts, *tried)
         counts = (1,) if quick else sorted({1, cores()})
         best: dict[str, Variant] = {}
         for name, variants in systems(folder, counts, compiles=not quick).items():
@@ -97,7 +97,7 @@ def write_model(folder: Path, keys: dict[str, Any]) -> list[str]:
     tokenizer = train_tokenizer([" ".join(words)], kind="word")
     torch.manual_seed(1)
     model = open_net(bert.build(config).eval(), config, ModelMetadata("bert", "b"), tokenizer)
-    model.save(folder / "ours")
+    model.save(folder / "heedful")
     write_forms(model, folder)
     return words
 

@@ -49,23 +49,23 @@ def systems(folder: Path, counts: Sequence[int], *, compiles: bool) -> dict[str,
     """For each installed system its variants with different settings.
 
     Args:
-        folder: the folder of `write_forms`, with the optimized model in `ours`.
+        folder: the folder of `write_forms`, with the optimized model in `heedful`.
         counts: numbers of threads.
         compiles: also run transformers with torch.compile, which takes a minute.
     """
-    best = heedful.load(folder / "ours", use="throughput")
+    best = heedful.load(folder / "heedful", use="throughput")
     runs = best.backend or best.eager
     detail = f"{runs.name}, sorted, {runs.settings.batch_tokens} tokens"
-    run = partial(ours, best, None, {})
+    run = partial(heedful_vectors, best, None, {})
     settings = runs.settings
     best_run = Variant(runs.precision, settings.threads, settings.workers, detail, run)
     variants = {"heedful optimized": [best_run]}
     for precision in ("float32", "bfloat16"):
-        model = heedful.load(folder / "ours", device="cpu", backend="eager", precision=precision)
+        model = heedful.load(folder / "heedful", device="cpu", backend="eager", precision=precision)
         variants[f"heedful eager, {precision}"] = [
             Variant(
                 *(precision, count, 1, f"sorted, {budget} tokens"),
-                partial(ours, model, count, {"batch_tokens": budget}),
+                partial(heedful_vectors, model, count, {"batch_tokens": budget}),
             )
             for count in counts
             for budget in BUDGETS
@@ -97,7 +97,7 @@ def write_forms(model: Any, folder: Path) -> None:
     ONNX is written in float32 and in int8 with dynamic quantization, OpenVINO in bfloat16 and with
     weights of 8 bits.
     """
-    export_hf(model, folder / "theirs")
+    export_hf(model, folder / "hf")
     convert_model(model, folder / "by_hand", "int8")
     if installed("onnxruntime"):
         net = transformers_net(folder).float()
@@ -128,7 +128,7 @@ def transformers_net(folder: Path) -> Any:
     """The exported model in bfloat16, loaded by transformers."""
     from transformers import BertModel
 
-    net = BertModel.from_pretrained(folder / "theirs", add_pooling_layer=False)
+    net = BertModel.from_pretrained(folder / "hf", add_pooling_layer=False)
     return net.to(torch.bfloat16).eval()
 
 
@@ -227,7 +227,7 @@ def means(function: States, rows: Rows) -> Vectors:
     return vectors
 
 
-def ours(model: Any, threads: int | None, options: dict[str, Any], rows: Rows) -> Encode:
+def heedful_vectors(model: Any, threads: int | None, options: dict[str, Any], rows: Rows) -> Encode:
     """Encoding by heedful's `vectors`; `threads` of torch, None: the backend's settings."""
 
     def run() -> Vectors:

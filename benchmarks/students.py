@@ -130,7 +130,9 @@ def main() -> None:
             print(f"--- {name}", flush=True)
             optimize_copy(SYSTEMS[name], runs[name], folder, arguments.data)
         models = {name: heedful.load(at, use="throughput") for name, at in folders.items()}
-        cases = {name: partial(ours, model, text.path) for name, model in models.items()}
+        cases = {
+            name: partial(heedful_translate, model, text.path) for name, model in models.items()
+        }
         hands, settings = {}, {}
         for name in (TEACHER, STUDENT):
             ways = by_hand(models[name], folders[name], SYSTEMS[name].beam, batches)
@@ -213,7 +215,7 @@ def optimize_copy(system: System, run: Path, folder: Path, data: Path) -> None:
     )
 
 
-def ours(model: Translator, path: Path, **options: Any) -> list[str]:
+def heedful_translate(model: Translator, path: Path, **options: Any) -> list[str]:
     """Translate the lines of a file as `heedful translate` does."""
     options = {"scores": False, "too_long": "leave_out"} | options
     return [
@@ -264,11 +266,11 @@ def count_sentences(run: Translate) -> Callable[[], float]:
 def float32(folder: Path, model: Translator, text: Text, scratch: Path) -> dict[str, Any]:
     """Scores of the same search in float32, by the backend and by the net."""
     net = heedful.load(folder, device="cpu", backend="eager")
-    outputs = {"float32, the net itself": ours(net, text.path, stop_rule="beam_full")}
+    outputs = {"float32, the net itself": heedful_translate(net, text.path, stop_rule="beam_full")}
     assert model.backend is not None
     facts = convert_model(net, scratch, "float32")
     net.backend = open_ctranslate2(scratch, facts, "float32", model.backend.settings)
-    outputs["float32"] = ours(net, text.path)
+    outputs["float32"] = heedful_translate(net, text.path)
     return {name: scores(lines, text) for name, lines in outputs.items()}
 
 

@@ -133,9 +133,7 @@ WRONG = {
 def test_a_plugin_that_does_not_load_is_refused_in_one_line(code, reason, tmp_path):
     path = tmp_path / f"wrong{abs(hash(code))}.py"
     path.write_text(code)
-    for _ in range(
-        2
-    ):  # its registrations before the error are removed, so that it can be corrected and loaded
+    for _ in range(2):  # registrations before the error are removed, so that it can be repeated
         with pytest.raises(UserError) as refused:
             plugins.load_plugin(path)
         assert str(refused.value).startswith(f"plugin {path}{reason}")

@@ -29,7 +29,7 @@ MODEL_FILES = frozenset(
 )
 _WEIGHTS = {"model.safetensors", "model.bin"}  # every model has one of them
 LARGEST_TEXT = 512 << 20  # bytes; the largest tokenizers have a tenth
-_MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LEFTOVER = re.compile(r"\..*\.\d+\.tmp")
 _AT_CWD, _EXCHANGE = -100, 2  # constants of renameat2(2)
 
@@ -47,35 +47,35 @@ def in_hf_format(content: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def atomic_replace(named: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """Replace a file or directory atomically: the block writes to the path that is yielded.
 
-    The path is a temporary one beside `named`, synced and renamed after the block, so that readers
+    The path is a temporary one beside `path`, synced and renamed after the block, so that readers
     see either the old content or the whole new one.
 
     Raises:
         UserError: a full disk, no permission, a directory in the way; nothing is left behind.
     """
-    if named.exists() and not named.is_file() and not named.is_dir():
-        with _copied_into(named) as scratch:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with _copied_into(path) as scratch:
             yield scratch
         return
-    path = Path(os.path.realpath(named))  # the target of a link is replaced, not the link
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    new_folders = missing_folders(path.parent)
+    target = Path(os.path.realpath(path))  # the target of a link is replaced, not the link
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    new_folders = missing_folders(target.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target)
         yield temporary
         for entry in (*temporary.rglob("*"), temporary):
             _sync(entry)
-        if temporary.is_dir() and path.exists():
-            _exchange(temporary, path)
+        if temporary.is_dir() and target.exists():
+            _exchange(temporary, target)
         else:
-            temporary.replace(path)
-        _sync(path.parent)
+            temporary.replace(target)
+        _sync(target.parent)
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise cannot_write(target, error) from None
     finally:
         remove(temporary)
         remove_empty(new_folders)
@@ -183,7 +183,7 @@ def parse_json(text: str, where: str) -> Any:
     """
     try:
         content = json.loads(text, parse_constant=_no_number)
-        if _MAY_BE_HALF.search(text):
+        if _SURROGATE_ESCAPE.search(text):
             json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UserError(
@@ -202,7 +202,7 @@ def _no_number(name: str) -> None:
 
 
 def plain_name(name: object, where: object) -> str:
-    """Check a file name that the file `where` gives of a file in the same folder.
+    """Check a file name in the file `where`, which must name a file of the same folder.
 
     Raises:
         UserError: the name is a path, empty or not text.

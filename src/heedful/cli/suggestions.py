@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from typing import Any
 
-# Names that heedful had, or that other toolkits have, and ours.
+# Names that heedful had or other toolkits have, and the names in heedful.
 OTHER_NAMES = {
     "engine": "backend",
     "beam": "beam-size",

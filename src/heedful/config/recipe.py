@@ -145,7 +145,7 @@ class Recipe(Strict):
         return self
 
     def replace(self, changes: Mapping[str, Any]) -> "Recipe":
-        """A copy with other values by dotted key, as `{"training.max_steps": 5}`, checked anew.
+        """A copy with other values by dotted key, as `{"training.max_steps": 5}`, validated again.
 
         Loss bands (`expect`) are dropped where the loss depends on a changed key.
 

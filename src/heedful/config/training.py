@@ -133,7 +133,7 @@ class Training(Strict):
         None,
         gt=0,
         le=1,
-        description="Sample subword splits anew each epoch: with bpe and byte_bpe the probability "
+        description="Sample new subword splits each epoch: with bpe and byte_bpe the probability "
         "that a merge is skipped (BPE-dropout), with unigram the exponent of a split's "
         "probability; null: always the best split.",
     )

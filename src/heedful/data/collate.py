@@ -13,8 +13,8 @@ from heedful.data.columns import Sequences
 from heedful.data.plans import Windows
 from heedful.parts.tokens import Tokens
 
-# `Tokens.longest_text` is rounded up to a multiple of this: a compiled training step is compiled
-# anew for each value that it meets.
+# `Tokens.longest_text` is rounded up to a multiple of this: a compiled training step is
+# compiled again for each value.
 _TEXT_MULTIPLE = 64
 
 

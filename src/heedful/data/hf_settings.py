@@ -164,7 +164,7 @@ class TokenizerSettings:
             actual = backend.token_to_id(token.content)
             if token.content not in known and actual != i:
                 raise UserError(
-                    f"{self.directory} gives the token {token.content!r} the id {i}, but with its"
+                    f"{self.directory} has the id {i} for the token {token.content!r}, but with its"
                     f" vocabulary the id is {actual}; a file is missing"
                 )
 

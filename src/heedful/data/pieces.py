@@ -33,7 +33,7 @@ class Pieces:
     def word_starts(self, pieces: Sequence[str | None]) -> list[bool]:
         """For each piece, True if it begins a word (`Tokenizer.word_starts`).
 
-        `None` stands for a special token.
+        `None` is a special token.
         """
         starts, begins = [], True
         for piece in pieces:

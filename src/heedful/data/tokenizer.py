@@ -38,7 +38,7 @@ _FORMAT = "heedful-tokenizer-3"
 class SpecialTokens:
     """The ids of special tokens by role; `None` where a tokenizer has none.
 
-    `sentinel_ids` stand for masked spans, in order (T5's `<extra_id_0>`, `<extra_id_1>`, …).
+    `sentinel_ids` replace masked spans, in order (T5's `<extra_id_0>`, `<extra_id_1>`, …).
     `cls_id` and `sep_id` are BERT's first token and separator.
     """
 

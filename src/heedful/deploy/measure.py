@@ -87,7 +87,7 @@ def measure(
             for use, choice in remaining:
                 size = _NUM_BATCHED if choice.backend == CTranslate2.name else _NUM_SEQUENTIAL
                 parts = [texts[first : first + size] for first in range(0, len(texts), size)]
-                with _backend_set(model, open_choice(choice)):
+                with _using_backend(model, open_choice(choice)):
                     _rate(model, singles[:1], choice)  # the first call of a backend is slower
                     rate = _rate(model, singles if use == "latency" else parts, choice)
                 rates[use, choice].append(rate)
@@ -105,7 +105,7 @@ def measure(
 
 
 @contextmanager
-def _backend_set(model: SavedModel, backend: Any) -> Iterator[None]:
+def _using_backend(model: SavedModel, backend: Any) -> Iterator[None]:
     """Run the model with another backend inside the context."""
     before, model.backend = model.backend, backend
     try:

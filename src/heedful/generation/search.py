@@ -1,4 +1,4 @@
-"""Beam and greedy search over any function that gives next-token log-probabilities."""
+"""Beam and greedy search over any function that returns next-token log-probabilities."""
 
 import math
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""Check of cached decoding: one token at a time gives the same as whole prefixes."""
+"""Check of cached decoding: outputs token by token equal those of whole prefixes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,8 +45,8 @@ class _Scenario:
 
 @check(
     "cached = uncached",
-    requirement="decoding token by token with a cache, also after reordering, gives the same as "
-    "whole prefixes",
+    requirement="decoding token by token with a cache, also after reordering, has the "
+    "outputs of whole prefixes",
     hint="The position of a new token is off by one, keys are cached too early or too late, the "
     "causal mask is aligned to the wrong corner with fewer queries than keys, or reordering "
     "leaves out a layer or the source.",

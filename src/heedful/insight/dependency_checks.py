@@ -22,12 +22,12 @@ POOLED = "the net has one output per text, not per position"
 
 @check(
     "output shape",
-    requirement="net(src (B, S), tgt (B, T)) gives finite logits (B, T, V), also for one row or "
+    requirement="net(src (B, S), tgt (B, T)) returns finite logits (B, T, V), also for one row or "
     "one token",
     hint="Look for batch and sequence in the wrong order, heads split in the wrong order, a "
     "squeeze that also drops a batch of one, or an output that is a tuple; NaN usually "
     "comes from a softmax over a row that is fully masked.",
-    single_requirement="net(ids (B, T)) gives finite {outputs} of the right shape, also for one "
+    single_requirement="net(ids (B, T)) returns finite {outputs} of the right shape, also for one "
     "row or one token",
 )
 def output_shape(probe: Probe) -> Outcome:
@@ -59,7 +59,7 @@ def output_shape(probe: Probe) -> Outcome:
 
 @check(
     "no dropout in evaluation",
-    requirement="two calls in evaluation mode give the same {outputs}",
+    requirement="two calls in evaluation mode return the same {outputs}",
     hint="Functional dropout needs training=self.training, and scaled_dot_product_attention "
     "needs dropout_p=0 outside training; eval() does not reach a module that is not "
     "registered.",
@@ -89,7 +89,7 @@ def deterministic(probe: Probe) -> Outcome:
 
 @check(
     "batch independence",
-    requirement="a batch of n gives what n batches of one give, in any order of rows",
+    requirement="a batch of n has the {outputs} of n batches of one, in any order of rows",
     hint="Something is normalized or summed over the batch (BatchNorm, a norm over the wrong "
     "dimension), batch and sequence are mixed up in a view, or a module keeps state "
     "between calls.",
@@ -215,7 +215,7 @@ def bidirectional_attention(probe: Probe) -> Outcome:
 
 @check(
     "position awareness",
-    requirement="the same tokens in another order give other {outputs}",
+    requirement="the same tokens in another order have other {outputs}",
     hint="Positions are not added, are added too late, or are equal for all tokens.",
     needs=(
         "mask polarity",

@@ -54,14 +54,14 @@ def _padding_checks(
     declare = partial(check, stacks=stacks)
     right = declare(
         f"{prefix}, right",
-        requirement=f"a padded {text} gives the same as the {text} without padding{end}",
+        requirement=f"a padded {text} has the same outputs as without padding{end}",
         hint=f"Keys of padding are attended to: the mask is missing in {masked}, inverted, "
         "broadcast over the wrong dimension, or a finite penalty that is too small.",
         needs=needs,
     )
     left = declare(
         f"{prefix}, left",
-        requirement=f"a {text} padded on the left gives the same as without padding{end}",
+        requirement=f"a {text} padded on the left has the same outputs as without padding{end}",
         hint="Positions must count real tokens only, and the padding mask must mask the left end.",
         needs=(f"{prefix}, right",),
     )
@@ -94,12 +94,12 @@ text_padding = _padding_checks(
 
 @check(
     "empty rows",
-    requirement="a source that is only padding gives finite logits and gradients, which do not "
+    requirement="a source that is only padding has finite logits and gradients, which do not "
     "depend on the padding",
     hint="A softmax over a row of -inf is NaN, and one NaN spreads to every weight in the "
     "backward pass; a row of equal finite penalties attends to all padding evenly. Attention "
     "without a visible key must return zeros, without dividing by zero.",
-    single_requirement="a row that is only padding gives finite {outputs} and gradients, and "
+    single_requirement="a row that is only padding has finite {outputs} and gradients, and "
     "changes no other row",
     single_hint="A softmax over a row of -inf is NaN, and one NaN spreads to every weight in the "
     "backward pass. Attention without a visible key must return zeros, without dividing by zero.",

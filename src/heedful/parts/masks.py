@@ -139,7 +139,7 @@ class MaskSpec:
 
     @property
     def is_causal_alone(self) -> bool:
-        """True if causality alone gives this mask, so that a fused kernel needs no bias.
+        """True if the mask is only causal, so that a fused kernel needs no bias.
 
         Padding on the right comes after every real query, so causality hides it.
         """

@@ -14,8 +14,8 @@ from heedful.tasks.task import Task
 class EpochBatches:
     """The batches of a task.
 
-    With `training.subword_sampling`, words are split anew in each epoch; with `training.compile`,
-    batches are padded to few shapes.
+    With `training.subword_sampling`, words have new subword splits in each epoch; with
+    `training.compile`, batches are padded to few shapes.
 
     Raises:
         UserError: a tokenizer that does not support subword sampling; a task without fixed shapes.

@@ -37,7 +37,7 @@ class Hf:
         keys: keys in `config.json`: all are written; in a file that is read they must be equal,
             where a missing key has the default.
         values: Hugging Face value -> our value, if they differ; other values are refused.
-        like: the field whose value None stands for; that value is written.
+        like: the field whose value is meant by None; that value is written.
     """
 
     def __init__(
