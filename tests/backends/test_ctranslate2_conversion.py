@@ -16,7 +16,7 @@ from heedful.parts.relative import AlibiBias, RelativePositionBias
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_of_what_runs_is_what_runs() -> None:
+def test_the_page_of_supported_nets_is_up_to_date() -> None:
     """Every architecture, random configurations: equal, or refused; and the table says so."""
     made = runpy.run_path(str(ROOT / "docs" / "make_backends.py"))["render"]()
     page = ROOT / "docs" / "results" / "backends.md"
@@ -25,7 +25,7 @@ def test_the_page_of_what_runs_is_what_runs() -> None:
 
 @pytest.mark.parametrize("name", ["alibi", "buckets"])
 @pytest.mark.parametrize("heads", [2, 3])
-def test_schemes_of_plugins_run_too(name: str, heads: int) -> None:
+def test_position_schemes_of_plugins_are_supported(name: str, heads: int) -> None:
     """What decides is the parts of a net, not the name of its architecture."""
     net = tiny("gpt2", num_heads=heads, d_model=4 * heads).float()
     net.embedding.positions = None
@@ -40,7 +40,7 @@ def test_schemes_of_plugins_run_too(name: str, heads: int) -> None:
     assert found.difference < CLOSE
 
 
-def test_every_reason_is_told_at_once(tmp_path: Path) -> None:
+def test_all_reasons_are_reported_at_once(tmp_path: Path) -> None:
     net = tiny("vaswani2017", norm_placement="output").float()
     blocks = list(net.decoder.blocks)
     blocks[0].feedforward.sublayer.activation = torch.sigmoid
@@ -61,13 +61,13 @@ def test_a_net_of_another_kind_is_refused() -> None:
     assert refusals(nn.Linear(2, 2)) == ["a net of the type Linear"]
 
 
-def test_a_window_bounds_the_prompt_and_one_that_leaves_nothing_out_does_not() -> None:
+def test_a_window_limits_the_prompt_unless_it_covers_all_positions() -> None:
     assert longest_prompt(tiny("mistral", window=3)) == 3
     assert longest_prompt(tiny("mistral", window=48)) is None
     assert longest_prompt(tiny("gpt2")) is None
 
 
-def test_int8_is_a_quarter_of_the_bytes_and_near(tmp_path: Path) -> None:
+def test_int8_has_a_quarter_of_the_bytes_and_close_outputs(tmp_path: Path) -> None:
     """Each row of a matrix keeps its own scale, so that small nets lose little."""
     from ctranslate2 import Translator
 

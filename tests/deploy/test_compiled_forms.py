@@ -44,7 +44,7 @@ def writer(made: Path) -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_another_process_compiles_nothing_and_answers_as_the_nets(made: Path) -> None:
+def test_another_process_compiles_nothing_and_has_the_outputs_of_the_nets(made: Path) -> None:
     """Texts of any length, batch and number of beams; there is no compiler for it to call."""
     command = [sys.executable, compiled_forms.__file__, str(made)]
     environment = os.environ | {"PATH": ""}
@@ -53,13 +53,13 @@ def test_another_process_compiles_nothing_and_answers_as_the_nets(made: Path) ->
 
 
 @pytest.mark.timeout(120)
-def test_graphs_of_every_encoder_answer_as_the_net_for_texts_of_any_length(
+def test_encoder_graphs_have_the_outputs_of_the_net_for_any_length(
     compiler: None, commands: Commands
 ) -> None:
     commands.call(compiled_encoders.graphs)
 
 
-def test_what_was_compiled_for_something_else_is_said(
+def test_a_mismatched_compilation_is_reported(
     writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = shutil.copytree(writer, tmp_path / "model")
@@ -80,7 +80,7 @@ def test_what_was_compiled_for_something_else_is_said(
         heedful.load(place, backend="compiled", device="cuda")
 
 
-def test_what_it_lacks_is_said(writer: Path) -> None:
+def test_unsupported_requests_are_reported(writer: Path) -> None:
     model, rows = heedful.load(writer, backend="compiled"), [[5, 6, 7], [8]]
     asked = model.request(rows, draft="lookup", beam_size=1, max_new_tokens=4)
     assert model.backend.unsupported_reasons(rows, asked) == ["it takes no draft"]

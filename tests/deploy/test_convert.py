@@ -36,7 +36,7 @@ def change(directory: Path, **keys: Any) -> None:
     path.write_text(json.dumps(content | keys), encoding="utf-8")
 
 
-def test_a_model_with_a_form_runs_by_it_and_eager_goes_back(translator: Any) -> None:
+def test_a_converted_model_runs_its_backend_and_eager_selects_the_net(translator: Any) -> None:
     directory, model = translator
     fast = heedful.load(directory)
     assert isinstance(fast, Translator)
@@ -52,7 +52,7 @@ def test_a_model_with_a_form_runs_by_it_and_eager_goes_back(translator: Any) -> 
 @pytest.mark.parametrize(
     ("name", "keys"), [("gpt2", {}), ("bert", {"head": "classify"}), ("bert", {"head": "mlm"})]
 )
-def test_each_kind_opens_as_what_it_is(name: str, keys: Any, tmp_path: Path) -> None:
+def test_each_kind_of_model_opens_with_its_class(name: str, keys: Any, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "model", **keys)
     fast = heedful.load(tmp_path / "model")
     assert type(fast) is type(model)
@@ -64,7 +64,7 @@ def test_each_kind_opens_as_what_it_is(name: str, keys: Any, tmp_path: Path) -> 
         assert fast.backend.capabilities == {"states"}
 
 
-def test_the_best_of_each_use_is_taken(tmp_path: Path) -> None:
+def test_the_best_backend_of_each_use_is_selected(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     saved("vaswani2017", directory, ("float32", "int8"))
     manifest = Manifest.read(directory)
@@ -89,7 +89,7 @@ def test_the_best_of_each_use_is_taken(tmp_path: Path) -> None:
         ({"cores": "many"}, "cores"),
     ],
 )
-def test_what_was_made_for_something_else_is_left_and_said(
+def test_a_mismatched_conversion_is_ignored_and_reported(
     keys: dict[str, Any], words: str, translator: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory, _ = translator
@@ -111,7 +111,7 @@ def test_what_was_made_for_something_else_is_left_and_said(
         (None, r"pip install 'heedful\[fast\]'"),
     ],
 )
-def test_a_backend_of_another_version_or_none_is_said(
+def test_a_missing_backend_or_another_version_is_reported(
     found: str | None, words: str, translator: Any, monkeypatch: Any
 ) -> None:
     def version(name: str) -> str:
@@ -125,7 +125,7 @@ def test_a_backend_of_another_version_or_none_is_said(
     assert heedful.load(translator[0]).backend is None
 
 
-def test_other_weights_of_the_same_size_are_seen_and_a_copy_is_not_read_anew(
+def test_changed_weights_of_equal_size_are_detected_and_a_copy_is_not_read_again(
     translator: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     directory, _ = translator
@@ -153,12 +153,14 @@ def test_other_weights_of_the_same_size_are_seen_and_a_copy_is_not_read_anew(
         ({"precision": "int3"}, "precision must be"),
     ],
 )
-def test_what_is_not_there_is_refused(options: dict[str, Any], words: str, translator: Any) -> None:
+def test_unavailable_backends_are_refused(
+    options: dict[str, Any], words: str, translator: Any
+) -> None:
     with pytest.raises(UserError, match=words):
         heedful.load(translator[0], **options)
 
 
-def test_a_model_without_forms_runs_eager_unless_one_is_named(tmp_path: Path) -> None:
+def test_a_model_without_conversions_runs_eager_unless_a_backend_is_named(tmp_path: Path) -> None:
     model_of("gpt2").save(tmp_path)
     assert heedful.load(tmp_path).backend is None
     assert str(next(heedful.load(tmp_path, precision="bfloat16").net.parameters()).dtype).endswith(
@@ -169,7 +171,7 @@ def test_a_model_without_forms_runs_eager_unless_one_is_named(tmp_path: Path) ->
             heedful.load(tmp_path, **options)  # type: ignore[arg-type]
 
 
-def test_an_optimized_model_is_saved_exported_and_joined_as_any_other(
+def test_an_optimized_model_can_be_saved_exported_and_ensembled(
     tmp_path: Path,
 ) -> None:
     """Its net and Config are opened when something needs them."""
@@ -197,7 +199,7 @@ def test_an_optimized_model_is_saved_exported_and_joined_as_any_other(
         ("bert", {"head": "none"}, "similarity"),
     ],
 )
-def test_a_form_in_float32_is_proven_and_a_spoilt_one_is_not(
+def test_a_float32_conversion_is_proved_and_a_wrong_one_is_not(
     name: str, keys: Any, metric: str, tmp_path: Path
 ) -> None:
     model = saved(name, tmp_path, ("float32", "int8"), **keys)
@@ -220,7 +222,7 @@ def test_a_form_in_float32_is_proven_and_a_spoilt_one_is_not(
     assert spoilt.prove(open_ctranslate2(tmp_path, facts, "float32", Settings(1))).failure()
 
 
-def test_a_form_may_lose_its_tolerance_and_no_more() -> None:
+def test_a_conversion_may_lose_at_most_its_tolerance() -> None:
     proof = Proof("int8", "bleu", 38.0, 37.8, 100, 0.9, 0.05)
     assert proof.failure() is None
     assert "allowed loss is 0.1" in str(proof.failure(0.1))
@@ -230,7 +232,7 @@ def test_a_form_may_lose_its_tolerance_and_no_more() -> None:
     assert "10% of its outputs differ" in str(replace(proof, precision="float32").failure())
 
 
-def test_a_tie_may_be_broken_either_way(translator: Any) -> None:
+def test_ties_may_be_broken_differently(translator: Any) -> None:
     """Two tokens that the net itself finds equally likely."""
     _, model = translator
     prover = Prover(model, TEXTS)
@@ -243,6 +245,6 @@ def test_a_tie_may_be_broken_either_way(translator: Any) -> None:
     assert prover._is_same(row, ours, other)
 
 
-def test_as_many_answers_as_texts_are_needed() -> None:
+def test_texts_and_answers_must_have_equal_numbers() -> None:
     with pytest.raises(UserError, match="2 validation texts but 1 answers"):
         Prover(model_of("gpt2"), TEXTS[:2], TEXTS[:1])

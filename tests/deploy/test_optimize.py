@@ -52,7 +52,9 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, given) -> None:
+def test_commands_use_the_measured_choice_and_import_no_torch(
+    commands, folder, files, given
+) -> None:
     """Without --src the held-out text of the run is taken, here with one thread."""
     texts = ("--src", files / "src", "--ref", files / "ref") if given else ONE_THREAD
     done = commands.run("optimize", folder, *texts, *QUICK, "--tolerance", 100)
@@ -105,13 +107,13 @@ def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path
     assert heedful.load(path, device="cpu", backend="eager").eager.settings == Settings()
 
 
-def test_threads_that_are_asked_for_hold_where_a_backend_falls_back_to_the_net(tmp_path) -> None:
+def test_requested_threads_apply_if_a_backend_falls_back_to_the_net(tmp_path) -> None:
     saved("vaswani2017", tmp_path)
     model = heedful.load(tmp_path, backend="ctranslate2", threads=1)
     assert model.eager.settings.threads == 1
 
 
-def test_int8_is_never_taken_for_a_type_of_the_net(folder, tmp_path) -> None:
+def test_int8_is_not_a_precision_of_the_net(folder, tmp_path) -> None:
     path = tmp_path / "model"
     shutil.copytree(folder, path)
     shutil.rmtree(path / "backends", ignore_errors=True)
@@ -123,7 +125,7 @@ def test_int8_is_never_taken_for_a_type_of_the_net(folder, tmp_path) -> None:
         heedful.load(path, precision="int8", device="meta")
 
 
-def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
+def test_only_requested_candidates_are_measured(folder, files) -> None:
     model = heedful.load(folder, device="cpu", backend="eager")
     told: list[tuple[str, int | None, int]] = []
 
@@ -153,9 +155,7 @@ def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
         (36, [*range(0, 36, 3)]),
     ],
 )
-def test_latency_is_timed_on_all_of_a_few_texts_and_on_an_even_choice_of_many(
-    folder, monkeypatch, count, chosen
-) -> None:
+def test_latency_is_measured_on_evenly_spaced_texts(folder, monkeypatch, count, chosen) -> None:
     timed: list[Any] = []
     monkeypatch.setattr(measure, "_rate", lambda model, parts, choice: timed.append(parts) or 1)
     texts = [f"{number}" for number in range(count)]
@@ -165,7 +165,7 @@ def test_latency_is_timed_on_all_of_a_few_texts_and_on_an_even_choice_of_many(
     assert timed == [singles[:1], singles] * 6  # the first call is no measure
 
 
-def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) -> None:
+def test_a_conversion_above_its_tolerance_is_refused_and_reported(folder, monkeypatch) -> None:
     def fails(proof: prove.Proof, tolerance: float | None = None) -> str | None:
         assert tolerance == 0.5
         return "it loses more" if proof.precision == "int8" else None
@@ -213,13 +213,13 @@ def test_bad_input_is_one_line_and_nothing_changes(
     assert tree(folder) == before
 
 
-def test_a_wrong_name_is_told_first_and_then_that_there_is_no_folder(commands, tmp_path) -> None:
+def test_a_wrong_name_is_reported_before_a_missing_folder(commands, tmp_path) -> None:
     nowhere = tmp_path / "nowhere"
     assert_refused(commands.run("optimize", nowhere, "--backend", "magic"), "unknown backend magic")
     assert_refused(commands.run("optimize", nowhere), "nowhere does not exist")
 
 
-def test_a_model_that_nothing_runs_is_refused_with_every_reason(commands, tmp_path, files) -> None:
+def test_a_model_without_a_backend_is_refused_with_every_reason(commands, tmp_path, files) -> None:
     recipe = tiny(training__max_steps=1, model__norm_placement="output")
     train(parse_recipe(recipe), tmp_path / "run")
     backend = ("--backend", "ctranslate2")

@@ -10,6 +10,6 @@ NAMES = [*ARCHITECTURES, "schemes"]
 
 
 @pytest.mark.parametrize("names", [NAMES[part::2] for part in range(2)], ids="-".join)
-def test_nets_compile_once_a_bucket_and_export(commands: Commands, names: list[str]) -> None:
+def test_nets_compile_once_per_bucket_and_export(commands: Commands, names: list[str]) -> None:
     """Requests of random lengths recompile nothing; every position scheme exports."""
     commands.call(compiled_nets.main, names)
