@@ -134,14 +134,14 @@ def add_lora(net: nn.Module, lora: LoRA) -> None:
         layers.setdefault(parts[name].path, []).append(parts[name])
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name in lora.trained)
-    for path, chosen in layers.items():
+    for path, selected in layers.items():
         parent, _, child = path.rpartition(".")
         linear = net.get_submodule(path)
         assert isinstance(linear, nn.Linear), "linear_parts are of linear layers"
         layer = LoRALinear(
             linear,
-            chosen[0].sizes,
-            [linear_part.part for linear_part in chosen],
+            selected[0].sizes,
+            [linear_part.part for linear_part in selected],
             rank=lora.rank,
             alpha=lora.alpha,
             dropout=lora.dropout,

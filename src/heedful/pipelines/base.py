@@ -324,7 +324,7 @@ class SavedModel:
         plain, entry = without_factors(self.net, weights), None
         check_parameters(self.metadata.architecture, self.config, plain)
         if base_path is not None:
-            entry = Base.of(base_path, target)
+            entry = Base.create(base_path, target)
             check_frozen(plain, trainable(self.net), base_path)
             weights = dict(trainable(self.net))
         elif self.adapter is not None:

@@ -122,7 +122,7 @@ def new_parts(
         new = load_matching_weights(model, source, print_line, str(recipe.init_from), out)
         if recipe.adapter.rank is not None:
             print_line(adapt_model(model, recipe.adapter, new))
-            base = None if out is None else Base.of(Path(str(recipe.init_from)), out)
+            base = None if out is None else Base.create(Path(str(recipe.init_from)), out)
     if teacher is not None:
         prepare_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:

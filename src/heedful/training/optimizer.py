@@ -41,9 +41,9 @@ def make_optimizer(
         [
             {"params": parameters, "weight_decay": decay, "lr_factor": factor}
             for (is_muon, decay, factor), parameters in groups.items()
-            if is_muon == wanted
+            if is_muon == for_muon
         ]
-        for wanted in (True, False)
+        for for_muon in (True, False)
     )
     cls = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
     adam = cls(others, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)

@@ -33,7 +33,7 @@ class Base:
     sha256: str
 
     @classmethod
-    def of(cls, base: Path, directory: Path) -> "Base":
+    def create(cls, base: Path, directory: Path) -> "Base":
         """The base of a model that will be in `directory`.
 
         Raises:

@@ -102,6 +102,8 @@ def json_user_errors(where: str) -> Iterator[None]:
     """Raise errors of a block that reads JSON values of unknown types as UserError."""
     try:
         yield
+    except UserError:  # a ValueError that has its message already
+        raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{where}: a value in its JSON files has a wrong type or range "
