@@ -124,7 +124,7 @@ def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> 
     except (KeyError, TypeError):
         raise UserError(f"{where}: id2label must name the classes 0 to {num_labels - 1}") from None
     if len(set(labels)) < num_labels:
-        raise UserError(f"{where}: id2label has the same name for two classes: {', '.join(labels)}")
+        raise UserError(f"{where}: id2label gives two classes the same name: {', '.join(labels)}")
     return labels
 
 
