@@ -93,9 +93,9 @@ class CachedNet:
 
     @property
     def vocab_size(self) -> int:
-        """See `DecodingNet.vocab_size`."""
-        size: int = self.net.head.out.weight.size(0)
-        return size
+        """See `DecodingNet.vocab_size`; 0 for an encoder without an output layer."""
+        out = getattr(self.net.head, "out", None)
+        return 0 if out is None else int(out.weight.size(0))
 
     def open(
         self,
