@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from commands import Commands, assert_refused, write_recipe
+from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.training.comparison import Comparison
+from heedful.training.run_report import RecordedRun, ReportFacts
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,17 @@ def test_runs_are_compared(commands: Commands, runs: Path, tmp_path: Path) -> No
     for metric, values in actual["scores"].items():
         assert values == [one[metric]["score"] for one in scores]
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_settings_are_compared_key_by_key() -> None:
+    names = ("copy", "rhyme")
+    runs = {n: RecordedRun(Path(n), load_recipe(n), [], ReportFacts()) for n in names}
+    rows = Comparison(runs).tables()["Differing settings"]
+    assert rows["task"] == ["copy", "language_modelling"]
+    assert rows["model.architecture"] == ["vaswani2017", "gpt2"]
+    assert rows["model.norm_placement"] == ["pre", ""]
+    assert not {"model", "objective"} & rows.keys()
+    assert all({*cells} - {"", "null"} for cells in rows.values()), "a key that no run sets"
 
 
 @pytest.mark.whole

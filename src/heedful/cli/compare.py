@@ -39,8 +39,8 @@ def compare(
 
     console = make_console()
     for title, rows in comparison.tables().items():
-        columns = (Column(name, justify="right") for name in comparison.runs)
-        table = Table(title, *columns, box=None, pad_edge=False)
+        columns = (Column(name, justify="right", overflow="fold") for name in comparison.runs)
+        table = Table(Column(title, no_wrap=True), *columns, box=None, pad_edge=False)
         for name, cells in rows.items():
             table.add_row(name, *cells)
         console.print(table)

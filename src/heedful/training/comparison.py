@@ -9,6 +9,7 @@ from typing import Any
 from heedful.config.descriptions import inline
 from heedful.errors import UserError
 from heedful.files import write_text
+from heedful.nested_keys import flatten
 from heedful.terminal import clock
 from heedful.training.charts import CURVES, Chart, Series
 from heedful.training.display import REASONS
@@ -58,12 +59,13 @@ class Comparison:
         }
 
     def _differing_settings(self) -> dict[str, list[str]]:
-        values = [run.recipe.values() for run in self.runs.values()]
+        values = [flatten(run.recipe.values()) for run in self.runs.values()]
         keys = dict.fromkeys(key for row in values for key in row)
         rows = {
             key: [inline(row[key]) if key in row else MISSING for row in values] for key in keys
         }
-        return {key: cells for key, cells in rows.items() if len({*cells}) > 1}
+        unset = {MISSING, inline(None)}  # a key that one task lacks and another leaves null
+        return {key: cells for key, cells in rows.items() if len({*cells}) > 1 and {*cells} - unset}
 
     def charts(self) -> list[Chart]:
         """Curves of all runs over steps: losses and decoded scores of held-out text, speed."""
