@@ -440,6 +440,6 @@ def _report_facts(run: _Run, device: torch.device, command: str) -> dict[str, st
         "heedful": heedful.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
+        "machine": f"{platform.machine()} {platform.system()}, threads: {torch.get_num_threads()}",
         "device": f"{device}, {run.trainer.precision}",
     }

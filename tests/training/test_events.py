@@ -220,7 +220,7 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
     # 5, 20, 35, 50 seconds: one line every 15, the time left from the mean speed.
     steps = [line for line in lines if line.startswith("step")]
     assert [line.split()[1] for line in steps] == ["10/100", "40/100", "70/100", "100/100"]
-    assert "loss 0.125 (smoothed)  rate 1.00e-03  1,000 tokens/s  0:30 left" in steps[1]
+    assert "loss 0.125 (smoothed)  lr 1.00e-03  1,000 tokens/s  0:30 left" in steps[1]
     held_out = [line for line in lines if "held-out loss" in line]
     assert [line[0] for line in held_out] == [" ", "*", " ", " ", " "]
     scores = "perplexity 3.25  token accuracy 62.50%  BLEU 23.40  exact match 50.00%"
@@ -245,7 +245,7 @@ def test_the_display_notes_terms_besides_the_likelihood(
     events.append(Evaluated(10, 1, 5.0, 1.5, math.exp(1.2 if held_out else 1.5), 0.5))
     first, step, evaluation = shown(events, terminal=False).splitlines()
     assert "900 training and 100 held-out tokens" in first
-    assert f"loss 0.500{of_training}  rate" in step
+    assert f"loss 0.500{of_training}  lr" in step
     assert f"loss 1.500{held_out or ''}  perplexity" in evaluation
 
 

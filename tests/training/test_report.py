@@ -162,7 +162,7 @@ def test_the_report_has_all_sections_and_main_figures(tmp_path: Path) -> None:
         "heedful train",
         "after step 50: 1 of 3 equal their reference",
         "Scored: test text, the weights of step 50, decoded with beam size 5.",
-        "is another: smoothed; held-out figures are of the moving average of the weights.",
+        "is another one: smoothed; held-out figures are of the moving average of the weights.",
         "Exact match and BLEU are of the first 200 held-out texts, decoded greedily.",
         "recipe.yaml has every key",
         "step 50: smoothed loss 1.800 is within 1 to 2",

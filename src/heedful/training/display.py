@@ -87,7 +87,7 @@ class RunDisplay(ProgressBars):
         left = self._seconds_left(event)
         facts = (
             f"loss {event.loss:.3f}{self._criterion_note(event.loss, event.nll)}"
-            f"  rate {event.learning_rate:.2e}"
+            f"  lr {event.learning_rate:.2e}"
             f"  {event.tokens_per_second:,.0f} tokens/s"
             f"{f'  {event.num_skipped} skipped (fp16 overflow)' if event.num_skipped else ''}"
             f"{'' if left is None else f'  {clock(left)} left'}"

@@ -242,7 +242,9 @@ def _score(value: float, name: str) -> str:
 
 
 def _title(name: str) -> str:
-    return name[0].upper() + name[1:]
+    """A heading; a first word with a capital in it, as chrF2, is left as it is."""
+    first = name.partition(" ")[0]
+    return name if first != first.lower() else name[0].upper() + name[1:]
 
 
 def _is_wide(series: Series, factor: float) -> bool:
