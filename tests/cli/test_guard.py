@@ -32,6 +32,27 @@ def test_text_is_utf_8_in_any_locale() -> None:
     assert done.stdout == "14 März 狗\n".encode()
 
 
+def test_a_file_in_the_current_folder_does_not_replace_a_package(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise SystemExit('the wrong typer')")
+    words = [sys.executable, "-m", "heedful", "--version"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+
+    from heedful.cli import guard
+
+    colors = []
+    monkeypatch.setattr(typer, "secho", lambda text, fg, err: colors.append(fg))
+    for value in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", value)
+        with pytest.raises(SystemExit):
+            guard._fail("wrong")
+    assert colors == ["red", None]
+
+
 def test_a_full_stdout_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -106,8 +127,8 @@ def test_the_package_runs_as_a_module() -> None:
         ("translate", "missing argument"),
         ("info a b", "unexpected extra argument"),
         ("info --nonsense", "no such option"),
-        ("evaluate m --beam-size x", "valid integer"),
-        ("translate m --seed -1", "greater than or equal to 0"),
+        ("evaluate m --beam-size x", "must be a whole number"),
+        ("translate m --seed -1", "must be at least 0"),
         ("nonsense", "no such command"),
     ],
 )

@@ -179,5 +179,6 @@ def _end_usage_error(error: Any, explain: Callable[[Any], str] | None) -> NoRetu
 def _fail(text: str) -> NoReturn:
     if _debug:
         traceback.print_exc()
-    typer.secho(f"error: {one_line(text)}", fg="red", err=True)
+    color = None if os.environ.get("NO_COLOR") else "red"
+    typer.secho(f"error: {one_line(text)}", fg=color, err=True)
     sys.exit(2)
