@@ -4,7 +4,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -18,7 +18,7 @@ from heedful.cli.flags import Device, Output, Truncate
 from heedful.cli.help import IN_OUT, RUN_TIME
 from heedful.cli.shared import note
 from heedful.errors import UserError
-from heedful.options import DEFAULTS, TooLong
+from heedful.options import DEFAULTS, SAMPLING_OPTIONS, Options, TooLong
 from heedful.progress import Advance, track, use_display
 
 Kind = TypeVar("Kind", bound="pipelines.SavedModel")
@@ -151,6 +151,22 @@ def _is_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):  # too long for a name, or with a null
         return False
+
+
+def note_unused(options: Mapping[str, Any], settled: Options) -> None:
+    """Note options of the command line that have no effect beside the others.
+
+    Args:
+        options: those that are given.
+        settled: all, with the model's defaults.
+    """
+    names = [] if settled.samples else ["seed", *SAMPLING_OPTIONS[1:]]
+    for name in names:
+        if options.get(name) is not None:
+            flag = name.replace("_", "-")
+            note(f"--{flag} has no effect: nothing is sampled; give a --temperature above 0")
+    if settled.draft is None and "num_draft_tokens" in options:
+        note("--num-draft-tokens has no effect: there is no --draft")
 
 
 def report_counts(model: "pipelines.SavedModel", what: str) -> None:

@@ -1,6 +1,7 @@
 """`heedful score`: log-probabilities of given translations, or of texts."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,37 +63,50 @@ def score(
     if (src is None) != (tgt is None) or (src is not None and (in_out.input or in_out.texts)):
         raise UserError("give --src and --tgt for a translator; TEXT or --input for other models")
     if src is None or tgt is None:
-        chunks = in_out.chunks()
-        texts_model: Any = run_time.open(model, pipelines.SavedModel, "score")
-        if isinstance(texts_model, pipelines.Translator):
-            raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
-        pipelines.expect(texts_model, pipelines.LanguageModel, "score")
-        with line_writer(in_out.output) as write:
-            for chunk in chunks:
-                scores = texts_model.score(chunk, **run_time.batching)
-                for line, score in zip(chunk, scores, strict=True):
-                    row = _row(line, score, per_token)
-                    write(json_line(text=line, **row) if json else _tabs(row))
-        return
-    sources, targets = read_parallel(src, tgt)
-    translator = run_time.open(model, pipelines.Translator, "score with --src and --tgt")
-    too_long: TooLong = "truncate" if in_out.truncate else "error"
-    pairs = translator.score(sources, targets, too_long=too_long, **run_time.batching)
+        rows = _score_texts(model, in_out, run_time, per_token)
+    else:
+        rows = _score_pairs(model, (src, tgt), in_out.truncate, run_time, per_token)
     with line_writer(in_out.output) as write:
-        for source, target, pair in zip(sources, targets, pairs, strict=True):
-            value = pair.log_prob / (pair.num_tokens if per_token else 1)
-            row = {"log_prob": value, "num_tokens": pair.num_tokens}
-            write(json_line(src=source, tgt=target, **row) if json else f"{value:.6f}")
+        for row in rows:
+            columns = [row[name] for name in _COLUMNS if name in row]
+            write(json_line(**row) if json else "\t".join(f"{value:.6f}" for value in columns))
 
 
-def _row(line: str, score: "pipelines.TextScore", per_token: bool) -> dict[str, float]:
+def _score_texts(
+    model: Path, in_out: InputOutput, run_time: RunTime, per_token: bool
+) -> Iterator[dict[str, Any]]:
+    """A row for each text of a language model."""
+    chunks = in_out.chunks()
+    opened: Any = run_time.open(model, pipelines.SavedModel, "score")
+    if isinstance(opened, pipelines.Translator):
+        raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
+    pipelines.expect(opened, pipelines.LanguageModel, "score")
+    if in_out.truncate:
+        raise UserError("--truncate: without effect for language models; leave it out")
+    return (
+        {"text": line, **_figures(line, score, per_token)}
+        for chunk in chunks
+        for line, score in zip(chunk, opened.score(chunk, **run_time.batching), strict=True)
+    )
+
+
+def _score_pairs(
+    model: Path, files: tuple[Path, Path], truncate: bool, run_time: RunTime, per_token: bool
+) -> Iterator[dict[str, Any]]:
+    """A row for each pair of a source and a target line."""
+    sources, targets = read_parallel(*files)
+    translator = run_time.open(model, pipelines.Translator, "score with --src and --tgt")
+    too_long: TooLong = "truncate" if truncate else "error"
+    scores = translator.score(sources, targets, too_long=too_long, **run_time.batching)
+    for source, target, score in zip(sources, targets, scores, strict=True):
+        value = score.log_prob / (score.num_tokens if per_token else 1)
+        yield {"src": source, "tgt": target, "log_prob": value, "num_tokens": score.num_tokens}
+
+
+def _figures(line: str, score: "pipelines.TextScore", per_token: bool) -> dict[str, float]:
     if not score.num_tokens:
         return dict.fromkeys(_COLUMNS, math.nan)
     mean = score.log_prob / score.num_tokens
     bits = -score.log_prob / math.log(2) / len(line) if line else math.nan
     values = (mean if per_token else score.log_prob, math.exp(-mean), bits)
     return dict(zip(_COLUMNS, values, strict=True))
-
-
-def _tabs(row: dict[str, float]) -> str:
-    return "\t".join("nan" if math.isnan(value) else f"{value:.6f}" for value in row.values())
