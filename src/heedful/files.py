@@ -1,6 +1,7 @@
 """Atomic writes: a temporary file or directory beside the target, synced, then renamed."""
 
 import ctypes
+import errno
 import glob
 import json
 import os
@@ -378,7 +379,10 @@ def cannot_write(path: Path, why: OSError | ValueError | str) -> UserError:
     # mkdir says "File exists" where a parent of the path is a file.
     in_the_way = isinstance(why, FileExistsError)
     reason = "Not a directory" if in_the_way else getattr(why, "strerror", None) or str(why)
-    return UserError(f"cannot write {path}: {reason}; make room, or name another place")
+    is_full = getattr(why, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return UserError(
+        f"cannot write {path}: {reason}; {'make room, or ' if is_full else ''}name another place"
+    )
 
 
 def _sync(path: Path) -> None:

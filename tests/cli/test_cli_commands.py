@@ -555,6 +555,23 @@ def test_every_task_prints_a_command_for_its_model():
     assert set(plugins.task.names()) - USE.keys() - {"dates"} == {"copy", "reverse", "sort"}
 
 
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        (("--seed", 1), "--seed has no effect: nothing is sampled"),
+        (("--temperature", 0, "--top-k", 2), "--top-k has no effect: nothing is sampled"),
+        (("--num-draft-tokens", 2), "--num-draft-tokens has no effect: there is no --draft"),
+        (("--top-k", 2, "--seed", 1), ""),
+        (("--draft", "lookup", "--num-draft-tokens", 2), ""),
+    ],
+)
+def test_an_option_without_effect_is_noted(commands, models, options, unused):
+    done = commands.run("generate", models["lm"], "the", "--max-new-tokens", 2, *options)
+    assert done.code == 0, done.err
+    assert ("has no effect" in done.err) == bool(unused)
+    assert unused in done.err
+
+
 # --- bad input ------------------------------------------------------------------------------
 
 BAD = [
@@ -581,11 +598,12 @@ BAD = [
     ("embed lm -o vectors.txt", b"a\n", "must end in .npy or .jsonl"),
     ("embed lm --pooling max", b"a\n", "is not one of 'mean', 'first', 'last'"),
     ("score lm --src lm", b"", "give --src and --tgt"),
+    ("score lm a --truncate", b"", "--truncate: without effect for language models"),
     ("evaluate lm", b"", "give --src and --ref for a translator, --input"),
     ("evaluate lm --input missing.tsv", b"", "--input missing.tsv: No such file"),
     ("evaluate two --input two", b"", "give --src FILE and --ref FILE"),
     ("evaluate mlm --input mlm", b"", "does not support a masked language model"),
-    ("import hf lm made", b"", "no model_type"),
+    ("import hf lm made", b"", "lm is a model of heedful's already"),
     ("import hf lm made --set head", b"", "write key=value"),
     ("import hf hf made --set width=3", b"", "unknown key width"),
     ("import hf hf made --architecture llama", b"", "llama does not read the model type gpt2"),

@@ -120,7 +120,9 @@ def test_the_shown_default_is_that_of_the_command(
 def test_names_of_other_toolkits_lead_to_existing_options() -> None:
     flags = {flag for command in ALL.values() for flag in options_of(command)}
     assert {f"--{name}" for name in OTHER_NAMES.values()} <= flags
-    assert not {f"--{name}" for name in OTHER_NAMES.keys() - {"ref", "tgt"}} & flags
+    assert (
+        not {f"--{name}" for name in OTHER_NAMES.keys() - {"ref", "tgt", "out", "output"}} & flags
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,13 +142,33 @@ def test_names_of_other_toolkits_lead_to_existing_options() -> None:
         ("info m --temperature 1", "it is an option of heedful translate, generate, evaluate"),
         ("translate m --tempperature 1", "use --temperature"),
         ("translte m", "Did you mean 'translate'"),
-        ("export m --to hf out", "no such command 'm'"),
+        ("export m --to hf out", "no such command 'm'; write heedful export hf"),
         ("translate m --input 'a text here'", "a text is an argument: MODEL TEXT"),
         ("translate a.txt", "a.txt does not exist"),
         ("train copy --max-steps 5", "use --steps"),
         ("train copy --learning-rate 1", "use --lr"),
         ("train copy --label-smoothing 0.2", "use --set training.label_smoothing=VALUE"),
         ("translate m --lr 1", "it is an option of heedful train, distill"),
+        ("translate --model m a", "MODEL is an argument: heedful translate MODEL [TEXT]..."),
+        ("info --model m", "MODEL is an argument: heedful info [MODEL]"),
+        ("export hf m --out o", "OUT is an argument: heedful export hf MODEL OUT"),
+        ("train --config a.yaml", "RECIPE is an argument: heedful train RECIPE"),
+        ("train copy -o a", "no such option: -o; use --out"),
+        ("translate m a --out b", "use --output"),
+        ("train copy --src a", "use --set data.train.src=VALUE"),
+        ("train copy --data a", "use --set data.train.file=VALUE"),
+        ("train copy --d-model 9", "use --set model.d_model=VALUE"),
+        ("translate m --beam-size x", "invalid value for '--beam-size': it must be a whole number"),
+        ("train copy --lr x", "invalid value for '--lr': it must be a number"),
+        ("train copy --steps 0", "invalid value for '--steps': it must be at least 1"),
+        ("optimize m --for x", "'--for': 'x' is not one of 'latency', 'throughput', 'both'"),
+        ("help train", "no such command 'help'; write heedful COMMAND --help"),
+        ("-V", "use --version"),
+        ("export m o", "write heedful export hf or heedful export ctranslate2"),
+        ("train copy --set lr=1", "did you mean training.schedule.learning_rate?"),
+        ("train copy --set training.lr=1", "did you mean training.schedule.learning_rate?"),
+        ("train copy --set model.d_model=x", "input should be a valid integer, not 'x'"),
+        ("translate m a --weight 1", "--weight is the weight of a model of an --ensemble"),
     ],
 )
 def test_an_old_or_mistyped_name_suggests_the_right_one(

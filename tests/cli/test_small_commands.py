@@ -74,6 +74,7 @@ def test_a_text_is_encoded_and_decoded(commands: Commands, tokenizer: Path) -> N
     [
         ("tokenizer decode tokenizer.json 5,6", "line 1: 5,6 is no token id"),
         ("tokenizer decode tokenizer.json 99999999999999999999", "not a token id"),
+        ("tokenizer decode tokenizer.json 99999", "line 1: 99999 is not a token id of a vocab"),
         ("tokenizer encode missing a", "missing"),
         ("tokenizer train missing -o out", "missing"),
         ("tokenizer train text -o out --kind bpee", "is not one of"),

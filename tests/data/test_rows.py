@@ -131,7 +131,8 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ("t.tsv", b"a\t1\n", {"text": None, "label": 3}, "line 1: 2 columns .* must be 3"),
         ("t.tsv", b"a\t1\nb\t \n", LABELED, r"t\.tsv, line 2: no label; add it"),
         ("t.tsv", b"a\t1\n", {"text": 0, "label": 2}, "counted from 1, so there is no column 0"),
-        ("t.tsv", b"a\t1\n", {"text": "a", "label": None}, "all columns by name or all by number"),
+        ("t.tsv", b"a\t1\n", {"text": "a", "label": 2}, "all columns by name or all by number"),
+        ("t.tsv", b"a\t1\n", {"text": "a", "label": None}, "the header has no column 'label'"),
         (
             "t.tsv",
             b"a\tc\nb\t1\n",
@@ -146,7 +147,7 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
             "t.csv",
             b"a,1\n",
             PAIR,
-            r"t\.csv must be a \.tsv, \.jsonl or \.parquet file to hold 2 columns",
+            r"t\.csv must be a \.tsv, \.jsonl or \.parquet file to hold 2 columns \(src, tgt\)",
         ),
         ("t.jsonl", b'{"text": "a"}', LABELED, "line 1: no key 'label' .found: 'text'"),
         ("t.jsonl", b'{"text": "a", "label": 0.5}', LABELED, "line 1: 'label' is not a text"),

@@ -43,6 +43,10 @@ def average(
     folders = checkpoints or Checkpoints(run / "checkpoints", keep=1).regular()
     if not folders:
         raise UserError(f"{run} keeps no checkpoints; name some with --checkpoint")
+    if last and last > len(folders):
+        raise UserError(
+            f"--last {last} is more than the checkpoints that there are: {len(folders)}"
+        )
     folders = folders[-last:] if last else folders
     mean = average_weights([folder / WEIGHTS for folder in folders])
     model.net, _ = load_net(run, read_object(run / CONFIG), "cpu", weights=mean)

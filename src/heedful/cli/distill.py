@@ -64,8 +64,14 @@ def distill(
         raise UserError("give a recipe for the new model, or --student, and not both")
     if recipe is None:
         recipe, name = STUDENT, f"{teacher.resolve().name}{SMALLER}"
-        if (teacher_recipe := teacher / "recipe.yaml").is_file():
-            data = load_recipe(teacher_recipe).data.model_dump(exclude_unset=True)
+        if (teacher / "recipe.yaml").is_file():
+            teacher_recipe = load_recipe(teacher)
+            if teacher_recipe.task != "translation":
+                raise UserError(
+                    f"--student is for translators, but {teacher} was trained for the task "
+                    f"{teacher_recipe.task}; give a recipe for the new model"
+                )
+            data = teacher_recipe.data.model_dump(exclude_unset=True)
             settings = [f"data={dumps(data, ensure_ascii=False)}", *settings]
     else:
         name = f"{recipe_path(recipe).stem}{DISTILLED}"

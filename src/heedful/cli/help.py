@@ -20,7 +20,7 @@ class Command(TyperCommand):
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """Write `Usage: heedful NAME [OPTIONS] ARGUMENTS`."""
         arguments = (param for param in self.get_params(ctx) if _is_argument(param))
-        pieces = ["[OPTIONS]", *(_argument(param) for param in arguments)]
+        pieces = ["[OPTIONS]", *(argument(param) for param in arguments)]
         formatter.write_usage(ctx.command_path, " ".join(pieces))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -88,6 +88,13 @@ def first_sentence(text: str) -> str:
     return text.partition("\n\n")[0].replace("\n", " ")
 
 
+def argument(param: Any) -> str:
+    """A positional argument in a usage line: `[NAME]` if optional, `NAME...` if repeated."""
+    name = param.metavar or param.name.upper()
+    name = name if param.required else f"[{name}]"
+    return name if param.nargs == 1 else f"{name}..."
+
+
 def _is_argument(param: Any) -> bool:
     return bool(param.param_type_name == "argument")
 
@@ -98,18 +105,12 @@ def _panel(param: Any) -> str:
     return GENERAL if param.name == "help" else getattr(param, "rich_help_panel", "") or OPTIONS
 
 
-def _argument(param: Any) -> str:
-    name = param.metavar or param.name.upper()
-    name = name if param.required else f"[{name}]"
-    return name if param.nargs == 1 else f"{name}..."
-
-
 def _row(param: Any) -> tuple[str, str]:
     """A flag with its metavar, and its help with the default."""
     extra = "; ".join(_extra(param))
     text = f"{param.help or ''}  [{extra}]" if extra else param.help or ""
     if _is_argument(param):
-        return _argument(param), text
+        return argument(param), text
     flags = ", ".join(sorted(param.opts, key=len))
     if param.secondary_opts:
         flags = f"{flags} / {', '.join(param.secondary_opts)}"

@@ -56,10 +56,10 @@ def _example(paragraph: str) -> str | None:
 
 
 def _check(values: dict[str, Any]) -> None:
-    for name, value in _each_value(values):
+    for _, value in _each_value(values):
         text = str(value) if isinstance(value, str | Path) else ""
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise UserError(f"--{name} {value}: not UTF-8; convert it")
+            raise UserError(f"{text}: not UTF-8; convert it")
     for name in _INPUT_OPTIONS & values.keys():
         if values[name] is not None and not _exists(values[name]):
             text = "; a text is an argument: MODEL TEXT" if "texts" in values else ""

@@ -142,7 +142,9 @@ def decode(
     opened, number = _open(tokenizer, side), 0
     with line_writer(in_out.output) as write:
         for chunk in in_out.chunks():
-            rows = [_ids(line, number + index) for index, line in enumerate(chunk, 1)]
+            rows = [
+                _ids(line, number + index, opened.vocab_size) for index, line in enumerate(chunk, 1)
+            ]
             number += len(chunk)
             for row, text in zip(
                 rows, opened.decode_batch(rows, keep_specials=specials), strict=True
@@ -150,12 +152,17 @@ def decode(
                 write(json_line(ids=row, text=text) if json else text)
 
 
-def _ids(line: str, number: int) -> list[int]:
+def _ids(line: str, number: int, vocab_size: int) -> list[int]:
     words = line.split()
     wrong = next((word for word in words if not (word.isascii() and word.isdigit())), None)
     if wrong is not None:
         raise UserError(f"line {number}: {wrong} is no token id; give numbers separated by spaces")
-    return [int(word) for word in words]
+    ids = [int(word) for word in words]
+    if ids and max(ids) >= vocab_size:
+        raise UserError(
+            f"line {number}: {max(ids)} is not a token id of a vocabulary of {vocab_size:,}"
+        )
+    return ids
 
 
 def _open(path: Path, side: str) -> Any:

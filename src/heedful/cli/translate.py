@@ -10,7 +10,15 @@ import typer
 from heedful import pipelines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import InputOutput, RunTime, json_line, line_writer, report_counts
+from heedful.cli.lines import (
+    InputOutput,
+    RunTime,
+    json_line,
+    line_writer,
+    note_unused,
+    report_counts,
+)
+from heedful.errors import UserError
 
 
 @spread("draft", "num_draft_tokens")
@@ -53,9 +61,12 @@ def translate(
 
     Example: heedful translate runs/translation -i test.en --beam-size 4
     """
+    if weight and not ensemble:
+        raise UserError("--weight is the weight of a model of an --ensemble; give both, or neither")
     chunks = in_out.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
     options |= {"too_long": in_out.too_long, **run_time.batching}
+    note_unused(options, translator.options(**options))
     num_return = options.get("num_return", 1)
     cut = 0
     with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
@@ -82,4 +93,4 @@ def _open(
         run_time = run_time.only_eager("an ensemble")
     many = in_out.input is not None
     opened = [run_time.open(path, pipelines.Translator, "translate", many=many) for path in models]
-    return opened[0] if len(opened) == 1 and not weights else pipelines.ensemble(opened, weights)
+    return opened[0] if len(opened) == 1 else pipelines.ensemble(opened, weights)

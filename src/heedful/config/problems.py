@@ -1,7 +1,7 @@
 """One line for the first wrong key of a recipe, from pydantic's list of errors."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from heedful.config.descriptions import type_name
+from heedful.nested_keys import keys_of
 from heedful.plugins import nearest
 
 # Keys by their earlier name; `objective` is the task's own section.
@@ -27,6 +28,13 @@ RENAMED = {
     "training.average_last": "training.average_checkpoints",
     "training.early_stopping": "training.patience",
     "training.schedule.final_fraction": "training.schedule.min_lr_ratio",
+}
+_OTHER_NAMES = {  # last parts of keys in other toolkits, and ours
+    "batch_size": "batch_tokens",
+    "epochs": "max_epochs",
+    "lr": "learning_rate",
+    "steps": "max_steps",
+    "warmup": "warmup_steps",
 }
 _OF_TYPE = ("_type", "_parsing", "literal_error", "int_from_float")  # kinds of pydantic's errors
 
@@ -51,7 +59,7 @@ def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "")
         new_name = RENAMED.get(key, "")
         if new_name.rpartition(".")[2] in known:
             return key, f"{key} is now {new_name}{more}"
-        return key, f"unknown key {key}; {nearest(keys[-1], known)}{more}"
+        return key, f"unknown key {key}; {_hint(key, known, model)}{more}"
     if len(problems) > 1 and first["type"].endswith(_OF_TYPE):  # of no member of a union
         expected = type_name(_fields_at(keys[:-1], model)[keys[-1]].annotation)
         return key, f"{key}: expected {expected}, not {first['input']!r}{more}"
@@ -61,11 +69,28 @@ def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "")
         options = re.findall("'([^']+)'", first["ctx"]["expected"])
         value = str(first["input"])
         return key, f"{key}: unknown value {value}; {nearest(value, options)}{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return key, f"{key + ': ' if key else ''}{message}{more}"
-    message = message[0].lower() + message[1:]
-    return key, f"{key}: {message}, not {first['input']!r}{more}"
+    return key, f"{key + ': ' if key else ''}{problem_text(first)}{more}"
+
+
+def problem_text(problem: ErrorDetails) -> str:
+    """What is wrong with a value, in words that do not name pydantic's parser."""
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return message
+    message = message.partition(", unable to parse")[0]
+    return f"{message[0].lower()}{message[1:]}, not {problem['input']!r}"
+
+
+def _hint(key: str, known: Mapping[str, FieldInfo], model: type[BaseModel]) -> str:
+    """The key of a recipe that an unknown one may mean: near in its section, or in another."""
+    last = key.rpartition(".")[2]
+    hint = nearest(last, known)
+    if hint.startswith("did you mean"):
+        return hint
+    last = _OTHER_NAMES.get(last, last)
+    keys = [name for name, _, is_section in keys_of(model) if not is_section]
+    found = [name for name in keys if name.rpartition(".")[2] == last]
+    return f"did you mean {found[0]}?" if len(found) == 1 else hint
 
 
 def _key_path(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[str, ...]:

@@ -245,11 +245,11 @@ def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iter
     if kind == "jsonl":
         return _jsonl(path, fields)
     if kind == "tsv" and [*fields.values()] != [None]:
-        return _tsv(path, list(fields.values()))
+        return _tsv(path, fields)
     if len(fields) > 1:
         raise UserError(
-            f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns;"
-            " convert it"
+            f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns"
+            f" ({', '.join(fields)}); convert it"
         )
     return {"line": _plain_lines, "paragraph": _paragraphs, "file": _whole_file}[unit](path)
 
@@ -286,15 +286,18 @@ def _parallel(paths: Sequence[Path]) -> Iterator[_Entry]:
         yield _Entry(number, 1, lines)
 
 
-def _tsv(path: Path, fields: Sequence[Field | None]) -> Iterator[_Entry]:
+def _tsv(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
     lines = enumerate(read_lines(path), 1)
-    names = [field for field in fields if isinstance(field, str)]
-    width = 0 if any(field is not None for field in fields) else len(fields)
+    given = [field for field in fields.values() if field is not None]
+    names: list[str] = []
+    if any(isinstance(field, str) for field in given):  # the others have the names of their keys
+        names = [str(key if field is None else field) for key, field in fields.items()]
+    width = 0 if given else len(fields)
     if not names:
-        columns = [i if f is None else int(f) - 1 for i, f in enumerate(fields)]
+        columns = [i if f is None else int(f) - 1 for i, f in enumerate(fields.values())]
         if min(columns) < 0:
             raise UserError(f"columns are counted from 1, so there is no column {min(columns) + 1}")
-    elif len(names) < len(fields):
+    elif not all(isinstance(field, str) for field in given):
         raise UserError(f"{path}: give all columns by name or all by number, not some of each")
     else:
         header = [name.strip() for name in next(lines, (0, ""))[1].split("\t")]

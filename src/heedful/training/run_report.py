@@ -46,7 +46,10 @@ class RecordedRun:
     def read(cls, path: Path) -> "RecordedRun":
         """Read a run's folder; raises UserError for another folder, or one without a log."""
         if not is_run(path):
-            raise UserError(f"{path} is not the folder of a run (no {MARKER}); give --out of train")
+            raise UserError(
+                f"{path} is not the folder of a run (no {MARKER}); give the one that heedful train "
+                "wrote (--out)"
+            )
         if not (path / "log.jsonl").is_file():
             raise UserError(f"{path} has no log.jsonl yet: no step was taken")
         try:
