@@ -66,7 +66,7 @@ def test_settings_are_compared_key_by_key() -> None:
     names = ("copy", "rhyme")
     runs = {n: RecordedRun(Path(n), load_recipe(n), [], ReportFacts()) for n in names}
     rows = Comparison(runs).tables()["Differing settings"]
-    assert rows["task"] == ["copy", "language_modelling"]
+    assert rows["task"] == ["copy", "language_modeling"]
     assert rows["model.architecture"] == ["vaswani2017", "gpt2"]
     assert rows["model.norm_placement"] == ["pre", ""]
     assert not {"model", "objective"} & rows.keys()
