@@ -88,7 +88,8 @@ USES = (  # of a model, by the commands of this file
 NO_FILE, FOLDER, TOO_LONG = "No such file", "Is a directory", "line 2 has 13 tokens"
 KEYS = {  # a key, its value, and parts of the error
     "tasks": ("copy", "unknown key tasks; did you mean task?"),
-    "training.lr": (1, "unknown key training.lr; known: "),
+    "training.lr": (1, "unknown key training.lr; did you mean training.schedule.learning_rate?"),
+    "training.zz": (1, "unknown key training.zz; known: "),
     "model.num_head": (2, "unknown key model.num_head; did you mean num_heads?"),
     "training.max_steps ": (0, "unknown key training.max_steps ; did you mean max_steps?"),
     "task": ("translate", "task: unknown value translate; did you mean translation?"),
@@ -137,6 +138,9 @@ REFUSED = [  # a command, and parts of its error
     ("translate lines", "lines", "not a model directory"),
     ("train copy.json --out lines", "lines", "is a file"),
     ("average M lines", "lines", "exists"),
+    ("average M out --last 99", "--last 99 is more than the checkpoints that there are"),
+    ("distill M --student", "--student is for translators", "the task copy"),
+    ("translate M a --output folder", "Is a directory; name another place"),
     ("train pairs.json --set data.train.tgt=more.de", "32 lines", "33", "more.de"),
     ("evaluate M --src two --ref three", "2 lines", "has 3"),
     ("score M --src two --tgt three", "2 lines", "has 3"),

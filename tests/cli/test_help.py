@@ -167,7 +167,7 @@ def test_names_of_other_toolkits_lead_to_existing_options() -> None:
         ("export m o", "write heedful export hf or heedful export ctranslate2"),
         ("train copy --set lr=1", "did you mean training.schedule.learning_rate?"),
         ("train copy --set training.lr=1", "did you mean training.schedule.learning_rate?"),
-        ("train copy --set model.d_model=x", "input should be a valid integer, not 'x'"),
+        ("train copy --set model.d_model=x", "model.d_model: Input should be a valid integer"),
         ("translate m a --weight 1", "--weight is the weight of a model of an --ensemble"),
     ],
 )

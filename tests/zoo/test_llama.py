@@ -117,18 +117,18 @@ LLAMA = DecoderCase(
     own_dropouts=("dropout",),
     other_class="LlamaForSequenceClassification",
     invalid={
-        "rope_scaling: input tag 'dynamic' found using 'type' does not match": {
+        "rope_scaling: Input tag 'dynamic' found using 'type' does not match": {
             "rope_scaling": {"type": "dynamic"}
         },
-        "rope_scaling: unable to extract tag using discriminator 'type'": {
+        "rope_scaling: Unable to extract tag using discriminator 'type'": {
             "rope_scaling": {"factor": 2.0}
         },
-        "rope_scaling.linear.factr: unexpected keyword": {
+        "rope_scaling.linear.factr: Unexpected keyword": {
             "rope_scaling": {"type": "linear", "factor": 2.0, "factr": 2.0}
         },
         "original_length": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-        "ntk.factor: input": {"rope_scaling": {"type": "ntk", "factor": "much"}},
-        "ntk.factor: input should be greater": {"rope_scaling": {"type": "ntk", "factor": 0}},
+        "ntk.factor: Input": {"rope_scaling": {"type": "ntk", "factor": "much"}},
+        "ntk.factor: Input should be greater": {"rope_scaling": {"type": "ntk", "factor": 0}},
         "llama3: low 4.0 must": {"rope_scaling": {"type": "llama3", "low": 4.0}},
         "yarn: slow 40.0 must": {
             "rope_scaling": {"type": "yarn", "factor": 2, "original_length": 9, "slow": 40}

@@ -64,6 +64,8 @@ def read_hf_config(path: Path) -> dict[str, Any]:
     config = read_object(path / CONFIG)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
+        if "heedful" in config:
+            raise UserError(f"{path} is a model of heedful's already; use it as it is")
         raise UserError(f"{path / CONFIG} has no model_type; add it")
     return config
 
