@@ -164,7 +164,7 @@ def test_names_of_other_toolkits_lead_to_existing_options() -> None:
         ("optimize m --for x", "'--for': 'x' is not one of 'latency', 'throughput', 'both'"),
         ("help train", "no such command 'help'; write heedful COMMAND --help"),
         ("-V", "use --version"),
-        ("export m o", "write heedful export hf or heedful export ctranslate2"),
+        ("export m o", "write heedful export hf or heedful export peft"),
         ("train copy --set lr=1", "did you mean training.schedule.learning_rate?"),
         ("train copy --set training.lr=1", "did you mean training.schedule.learning_rate?"),
         ("train copy --set model.d_model=x", "model.d_model: Input should be a valid integer"),

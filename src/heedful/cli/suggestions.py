@@ -4,7 +4,6 @@ import re
 from difflib import get_close_matches
 from typing import Any
 
-
 from heedful.cli.help import argument
 
 # Names that heedful had or other toolkits have, and the names in heedful.
