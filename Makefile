@@ -75,7 +75,7 @@ test: $(STAMP)
 test-benchmarks: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m benchmarks --durations=10
 
-# Needs Python 3.11 or 3.12: the lowest versions have no wheels for later ones.
+# Needs Python 3.11: some of the lowest versions have no wheels for later ones.
 test-lowest: $(LOWEST_STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest -n $(JOBS) --dist worksteal \
 		-m 'not benchmarks'
