@@ -177,7 +177,9 @@ MAKING: dict[str, Call] = {
         w.folder / "bare", None
     ),
     "nowhere is no directory": lambda w: heedful.import_hf(w.folder / "nowhere", w.folder / "new"),
-    "has no model_type": lambda w: heedful.import_hf(w.folder / "lm", w.folder / "new"),
+    "is a model of heedful's already": lambda w: heedful.import_hf(
+        w.folder / "lm", w.folder / "new"
+    ),
     "export needs a model": lambda w: heedful.export_hf(w.net, w.folder / "new"),
     "exists already": lambda w: heedful.export_hf(w.lm, w.folder / "lm"),
     "precision of the": lambda w: heedful.export_hf(w.lm, w.folder / "new", precision="int8"),

@@ -75,6 +75,8 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     task = checked_task(recipe)
     if recipe.training.compile:
         print_line("the steps are measured without training.compile, in the shapes that it pads to")
+    for line in task.notes():
+        print_line(line)
     device = choose_device(recipe.training.device)
     precision = resolve_precision(str(recipe.training.precision), device)
     parts = new_parts(task, None, device, print_line)

@@ -97,7 +97,12 @@ def test_generated_texts_equal_transformers(name: str, kind: str, tmp_path: Path
 @pytest.mark.parametrize("number", range(len(OF_RECIPES)))
 def test_models_of_the_shipped_recipes_equal_transformers(number: int, tmp_path: Path) -> None:
     name, keys = OF_RECIPES[number]
-    assert_same(random_model(name, **keys), tmp_path)
+    model = random_model(name, **keys)
+    if keys.get("positions") == "rotary" and model.kind == "translator":
+        with pytest.raises(UserError, match="does not support a vaswani2017"):
+            export_hf(model, tmp_path / "hf")
+        return
+    assert_same(model, tmp_path)
 
 
 @torch.no_grad()

@@ -227,7 +227,7 @@ def test_the_command_takes_several_models(commands: Any, tmp_path: Path, models:
     assert done.out.splitlines() == expected
     one = commands.run("translate", places[0], "--weight", 1, "--weight", 3, stdin=lines)
     assert one.code == 2
-    assert "2 weights for 1 models" in one.err
+    assert "--weight is the weight of a model of an --ensemble" in one.err
 
 
 @pytest.mark.parametrize("backend", [False, True])

@@ -167,7 +167,11 @@ def right_use(draw: Draw, world: Path, workdir: Path, lines: list[str] = LINES) 
 def values(draw: Draw, world: Path, workdir: Path) -> Use:
     """Values of options and arguments that are out of range."""
     use = right_use(draw, world, workdir)
-    options = [item for item in _parameters(use.words) if item.param_type_name == "option"]
+    options = [
+        item
+        for item in _parameters(use.words)
+        if item.param_type_name == "option" and item.name != "debug"  # whose traceback is asked for
+    ]
     for _ in range(draw(some((1, 1, 1, 2, 3)))):
         if options and draw(some((True, True, False))):
             option = draw(some(options))
