@@ -1,5 +1,6 @@
 """The public names of the library, as seen by a user's type checker and interpreter."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,8 +51,8 @@ def test_a_strict_type_checker_knows_the_public_names(tmp_path: Path) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     lines = USER_CODE.splitlines()
     expected = range(lines.index("# errors") + 2, len(lines) + 1)
-    errors = [line for line in done.stdout.splitlines() if line.startswith(str(program))]
-    reported = {int(line.removeprefix(str(program)).split(":")[1]) for line in errors}
+    # Not by the whole path: mypy's cache repeats the path of an earlier run.
+    reported = {int(line) for line in re.findall(r"user\.py:(\d+): error", done.stdout)}
     assert reported == {*expected}, done.stdout + done.stderr
 
 

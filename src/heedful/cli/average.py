@@ -50,6 +50,6 @@ def average(
     folders = folders[-last:] if last else folders
     mean = average_weights([folder / WEIGHTS for folder in folders])
     model.net, _ = load_net(run, read_object(run / CONFIG), "cpu", weights=mean)
-    write_directory(out, model.save)
+    write_directory(out, model.file_writer(out))
     names = ", ".join(folder.name for folder in folders)
     typer.echo(f"{out}: the average of {names}")

@@ -14,13 +14,13 @@ def merge(model: ModelFolder, out: NewFolder, overwrite: Overwrite = False) -> N
 
     Example: heedful merge runs/adapted adapted
     """
-    from heedful.files import MODEL_FILES, check_new, read_object
+    from heedful.files import MODEL_FILES, check_new, read_object, write_directory
     from heedful.pipelines.base import CONFIG
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
     opened = pipelines.load(model, device="cpu", backend="eager")
     if "base" not in read_object(model / CONFIG):
         raise UserError(f"{model} has no base: it is a whole model already")
-    opened.save(out)
+    write_directory(out, opened.file_writer(out))
     count = pipelines.parameter_count(opened.net)
     typer.echo(f"{out}: a {opened.kind} of {count:,} parameters")

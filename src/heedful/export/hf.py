@@ -54,7 +54,7 @@ def import_hf(
     directory, out = as_path(directory, "directory"), as_path(out, "out")
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=directory)
     model, notices = model_from_hf(directory, architecture, **config_keys)
-    write_directory(out, model.save)
+    write_directory(out, model.file_writer(out))
     for notice in notices:
         on_notice(notice)
     return model

@@ -308,11 +308,6 @@ class SavedModel:
             UserError: a directory with other files, in the Hugging Face format, or that cannot be
                 written; a net whose tensors are not those of its architecture.
         """
-        from heedful.models.adapters import without_factors
-        from heedful.zoo.base_model import Base, check_frozen
-        from heedful.zoo.names import trainable, weights_of
-        from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
-
         target = as_path(directory, "directory")
         base_path = None if base is None else as_path(base, "base")
         if _holds_hf_model(target):
@@ -320,12 +315,28 @@ class SavedModel:
                 f"{directory} holds a model in the Hugging Face format, which is not replaced; "
                 "name another directory"
             )
+        write_directory(target, self.file_writer(target, base_path))
+
+    def file_writer(self, target: Path, base: Path | None = None) -> Callable[[Path], None]:
+        """A function that writes the model's files into an empty folder, which becomes `target`.
+
+        Args:
+            base: as in `save`.
+
+        Raises:
+            UserError: as `save`, before anything is written.
+        """
+        from heedful.models.adapters import without_factors
+        from heedful.zoo.base_model import Base, check_frozen
+        from heedful.zoo.names import trainable, weights_of
+        from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
+
         weights = weights_of(self.net)  # which opens the net, and so its Config
         plain, entry = without_factors(self.net, weights), None
         check_parameters(self.metadata.architecture, self.config, plain)
-        if base_path is not None:
-            entry = Base.create(base_path, target)
-            check_frozen(plain, trainable(self.net), base_path)
+        if base is not None:
+            entry = Base.create(base, target)
+            check_frozen(plain, trainable(self.net), base)
             weights = dict(trainable(self.net))
         elif self.adapter is not None:
             raise UserError(
@@ -337,7 +348,7 @@ class SavedModel:
             save_description(self, folder, entry)
             save_tensors(folder / WEIGHTS, weights)
 
-        write_directory(target, fill)
+        return fill
 
     def _or_error(self, tokenizer: Tokenizer | None) -> Tokenizer:
         if tokenizer is None:
