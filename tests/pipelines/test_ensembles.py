@@ -182,6 +182,7 @@ REFUSED: dict[str, Any] = {
     "embed": lambda joint, path: joint.embed(TEXTS),
     "net": lambda joint, path: joint.net,
     "backend_with": lambda joint, path: joint.backend_with("states"),
+    "file_writer": lambda joint, folder: joint.file_writer(folder / "out"),
     "save": lambda joint, path: joint.save(path / "model"),
     "vectors": lambda joint, path: joint.vectors(TEXTS),
     "a draft": lambda joint, path: joint.generate(TEXTS, beam_size=1, draft=joint),
