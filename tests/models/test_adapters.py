@@ -66,6 +66,7 @@ def test_adapted_nets_begin_unchanged_and_equal_their_merged_form(name: str) -> 
         assert torch.equal(weight, weights_of(net)[key]), key
     merge_lora(net)
     assert not lora_layers(net)
+    assert trainable(net).keys() == before.keys()
     torch.testing.assert_close(outputs(net), adapted, rtol=1e-5, atol=1e-5)
 
 

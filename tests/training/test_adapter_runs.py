@@ -43,6 +43,7 @@ def test_only_factors_are_stored_and_the_base_is_unchanged(source: Path, tmp_pat
         assert load_tensors(checkpoint / WEIGHTS).keys() == own.keys()
     opened = weights_of(run.model.net)
     assert opened.keys() == base.keys()
+    assert all(weight.requires_grad for weight in opened.values()), "free to be trained again"
     changed = {name for name in base if not torch.equal(opened[name], base[name])}
     assert changed == {name.replace("lora_b", "weight") for name in own if name.endswith("lora_b")}
     trained, total = sum(t.numel() for t in own.values()), 0

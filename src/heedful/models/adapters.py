@@ -155,10 +155,16 @@ def lora_layers(net: nn.Module) -> dict[str, LoRALinear]:
 
 
 def merge_lora(net: nn.Module) -> None:
-    """Replace the layers of an adapter by plain ones with W + (α / r) B A, in place."""
-    for path, layer in lora_layers(net).items():
+    """Replace the layers of an adapter by plain ones with W + (α / r) B A, in place.
+
+    All parameters of a net with an adapter then require a gradient again.
+    """
+    layers = lora_layers(net)
+    for path, layer in layers.items():
         parent, _, child = path.rpartition(".")
         setattr(net.get_submodule(parent), child, layer.merged())
+    if layers:
+        net.requires_grad_(True)
 
 
 def without_factors(net: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

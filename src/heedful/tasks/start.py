@@ -1,4 +1,4 @@
-"""RunData, model and loss at the start of a session: of a new run, or from the run's folder."""
+"""Data, model and loss at the start of a session: of a new run, or from the run's folder."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -93,9 +93,8 @@ def prepare_data(task: Task, print_line: PrintLine) -> RunData:
 def _prepare_data(
     task: Task, source: SavedModel | None, teacher: SavedModel | None, print_line: PrintLine
 ) -> RunData:
-    architecture_and_config(
-        task, None, source, teacher
-    )  # refuses a wrong model before data are read
+    # Refuses a wrong model before data are read.
+    architecture_and_config(task, None, source, teacher)
     inherited = inherited_parts(task.recipe.tokenizer.path, source, teacher)
     return prepare(task, cache_folder(), inherited, print_line)
 
