@@ -73,7 +73,7 @@ def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "")
 
 
 def problem_text(problem: ErrorDetails) -> str:
-    """What is wrong with a value, in words that do not name pydantic's parser."""
+    """The problem of a value, in words that do not name pydantic's parser."""
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message

@@ -67,7 +67,7 @@ def load_net(
     net = uninitialized_net(name, config, tensors, file)
     if lora is not None:
         add_lora(net, lora)
-    if base is not None:  # which may have another head
+    if base is not None:  # its tensors of another head are left out
         own = weights_of(net)
         tensors = {name: tensor for name, tensor in tensors.items() if name in own}
     set_weights(net, tensors, file)

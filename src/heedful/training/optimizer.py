@@ -57,8 +57,8 @@ def _lr_factors(net: nn.Module, layer_decay: float) -> dict[str, float]:
     below all blocks, and all other parameters (final norm, head) above them.
     """
     indices = {name: re.match(r"(.*)\.blocks\.(\d+)\.", name) for name, _ in net.named_parameters()}
-    counts = Counter({(m[1], m[2]) for m in indices.values() if m is not None})
-    blocks = Counter(stack for stack, _ in counts)
+    pairs = {(match[1], match[2]) for match in indices.values() if match is not None}
+    blocks = Counter(stack for stack, _ in pairs)
     factors = {}
     for name, match in indices.items():
         depth = 0
