@@ -12,6 +12,7 @@ from torch import Tensor
 
 from heedful.config import Recipe
 from heedful.data.collate import Batch
+from heedful.data.filters import FilterReport
 from heedful.pipelines import choose_device, parameter_count
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
@@ -64,6 +65,30 @@ class RunEstimate:
 def prepare_run(recipe: Recipe, print_line: PrintLine) -> RunData:
     """Prepare the data of a run, so that it begins at once; raises UserError as the run does."""
     return prepare_data(checked_task(with_absolute_paths(recipe)), print_line)
+
+
+@dataclass(frozen=True)
+class ReadData:
+    """The data of a run as read and filtered, before any tokenizer is trained.
+
+    Attributes:
+        rows: number by split; rows that are also held out are not in train.
+        noun: the word for a row.
+    """
+
+    rows: dict[str, int]
+    filters: FilterReport
+    noun: str
+
+
+def read_data(recipe: Recipe, print_line: PrintLine) -> ReadData:
+    """Read all data of a run, apply its filters, and write nothing; raises UserError."""
+    task = checked_task(with_absolute_paths(recipe))
+    raw = task.read_raw_data()
+    for name, summary in raw.summaries.items():
+        print_line(f"{'data.' + name:<10} {summary}")
+    rows = {name: len(split) for name, split in raw.rows.items()}
+    return ReadData(rows, raw.filters, raw.rows["train"].report.noun)
 
 
 def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:

@@ -218,7 +218,10 @@ def _train_in(
             expectations = ExpectationListener(recipe.expect, print_line)
             run.trainer.is_temporary = is_temporary
             run.trainer.listeners = [*listeners, *logs, expectations]
-        facts = {"facts": _report_facts(run, device, command)}
+        facts = {
+            "facts": _report_facts(run, device, command),
+            "filters": run.data.filters.to_json(),
+        }
         folder.update_facts(report=facts)
         reason, scores = _train_and_score(run, out, print_line)
         if scores is not None:

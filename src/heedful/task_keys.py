@@ -120,6 +120,13 @@ ALL = TaskKeys(
         )
     )
 )
+_TEXT_FILTERS = tuple(
+    f"data.filters.{key}"
+    for key in (
+        *("min_characters", "max_characters", "min_words", "max_words", "min_letters"),
+        *("min_script", "src_script", "unique"),
+    )
+)
 _WORD_DISTILLATION = (
     *("distillation.teacher", "distillation.level", "distillation.temperature"),
     *(
@@ -135,7 +142,7 @@ _PAIRS = ALL.plus(
 )
 PAIRS = _PAIRS.plus(
     *("data.folder", "data.valid_size", "data.train.src", "data.train.tgt", "data.train.file"),
-    *("data.train.src_field", "data.train.tgt_field"),
+    *("data.train.src_field", "data.train.tgt_field", "data.filters"),
 )
 GENERATED_PAIRS = _PAIRS.plus(
     *("data.generated.num_train", "data.generated.num_valid", "data.generated.num_test"),
@@ -143,7 +150,7 @@ GENERATED_PAIRS = _PAIRS.plus(
 SYMBOLS = GENERATED_PAIRS.plus("data.generated")
 TEXTS = ALL.plus(
     *("data.folder", "data.train.text", "data.train.text_field"),
-    *("data.valid_size", "data.text_unit"),
+    *("data.valid_size", "data.text_unit", *_TEXT_FILTERS),
 )
 LANGUAGE_MODELING = replace(TEXTS, names=TEXTS.names - {"data.max_length", "data.truncation"}).plus(
     *("objective.context", *_WORD_DISTILLATION),
@@ -165,7 +172,7 @@ MASKED_LM = TEXTS.plus(
 )
 CLASSIFICATION = ALL.plus(
     *("data.folder", "data.valid_size", "data.train.file", "data.train.text_field"),
-    *("data.train.label_field", "data.train.pair_field", *_WORD_DISTILLATION),
+    *("data.train.label_field", "data.train.pair_field", *_TEXT_FILTERS, *_WORD_DISTILLATION),
     # The value of torch and of Hugging Face's Trainer.
     defaults={
         "training.label_smoothing": 0.0,

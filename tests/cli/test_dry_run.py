@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from commands import Commands, assert_refused, tree, write_recipe
+from heedful.cli.app import make_app
 from heedful.data.cache import list_entries
 from heedful.data.prepared import cache_folder
 from heedful.dry_run import MEASURED_STEPS, estimate_run
@@ -101,3 +103,34 @@ def test_a_dry_run_from_a_model_writes_no_file(
     assert result.code == 0, result.err
     assert "adapter    rank 2 on 3 linear layers" in result.out
     assert tree(tmp_path) == files
+
+
+def test_the_rows_that_filters_drop_are_shown_and_nothing_is_written(tmp_path: Path) -> None:
+    lines = [f"w{i} x" for i in range(40)]
+    (tmp_path / "a").write_text("".join(f"{line}\n" for line in ["x", *lines, lines[3]]))
+    data = {"text": str(tmp_path / "a")}
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        json.dumps(
+            {
+                "task": "masked_lm",
+                "data": {"train": data, "filters": {"min_words": 2, "unique": ["row"]}},
+                "training": {"max_steps": 1, "schedule": {"learning_rate": 0.1}},
+            }
+        )
+    )
+    before, entries = tree(tmp_path), prepared()
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(make_app(["prepare"]), ["prepare", str(path), *words])
+
+    shown = run("--dry-run").output
+    assert "min_words 2: 1 of 42 dropped (2.4%)" in shown
+    assert f"  {tmp_path / 'a'}, line 42: w3 x" in shown
+    assert "filters    2 of 42 texts dropped (4.8%); min_words 2: 1, unique row: 1" in shown
+    content = json.loads(run("--dry-run", "--json").stdout)
+    assert content["rows"] == {"train": 36, "valid": 4}
+    assert [count["num_dropped"] for count in content["filters"]] == [1, 1]
+    assert content["filters"][1]["examples"][0]["texts"] == {"text": "w3 x"}
+    assert (tree(tmp_path), prepared()) == (before, entries)
+    assert "filters    none" in run("--dry-run", "--set", "data.filters={}").output

@@ -80,6 +80,7 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "import hf {hf} out",
     "recipes ls",
     "prepare {recipe} --quiet",
+    "prepare {recipe} --dry-run --set data.max_length=20",
     "train {recipe} --dry-run",
     "report {run} -o out",
     "compare {w}/run {w}/fast -o out",

@@ -99,3 +99,64 @@ def test_a_run_whose_training_text_is_all_held_out_is_refused(tmp_path):
 def test_generated_training_data_have_no_held_out_example(task, tmp_path):
     run = PreparedTask(parse_recipe(tiny(task=task)), tmp_path / "data")
     assert run.data.splits["train"].report.num_held_out == 0
+
+
+@pytest.mark.parametrize(
+    "task", ["translation", "language_modeling", "masked_lm", "denoising", "classification"]
+)
+def test_filters_drop_training_rows_alone_before_rows_are_held_out(task, tmp_path):
+    """Of rows with and without a mark, those with it are filtered; held-out files keep them."""
+    marks = {"min_letters": 1.0, "unique": ["row"]}
+    content = recipe_of(task, tmp_path, evaluation__num_samples=0).model_dump(exclude_unset=True)
+    content["data"]["filters"] = marks
+    files = {key: Path(path) for key, path in content["data"]["train"].items()}
+    content["data"]["test"] = {}
+    for key, path in files.items():
+        lines = [*dict.fromkeys(path.read_text().splitlines())]
+        if key in ("src", "tgt"):
+            lines = path.read_text().splitlines()
+        marked = [f"#{line}" for line in lines]
+        write(path, [line for pair in zip(lines, marked, strict=True) for line in pair])
+        content["data"]["test"][key] = write(tmp_path / f"test-{path.name}", marked)
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+    report = run.data.filters
+    assert [count.label for count in report.filters] == ["min_letters 1", "unique row"]
+    assert report.filters[0].num_dropped == report.filters[0].num_seen // 2
+    examples = report.filters[0].examples
+    assert len(examples) == 10
+    assert all("#" in str(example.texts) and ", line " in example.location for example in examples)
+    assert f"filters    {report.num_dropped:,} of " in "\n".join(run.printed_lines)
+    assert f"{report.num_dropped:,} dropped by filters" in run.printed_lines[0]
+    name = next(iter(run.data.splits["train"].columns))
+
+    def has_marks(split):
+        if split != "train":
+            return {"#" in str(row) for row in run.data.texts(split)}
+        texts = run.data.ids(split, name)
+        return {"#" in run.tokenizer.decode(texts[i].tolist()) for i in range(len(texts))}
+
+    assert (has_marks("train"), has_marks("valid"), has_marks("test")) == ({False}, {False}, {True})
+
+
+def test_filters_are_part_of_the_key_of_prepared_data(tmp_path):
+    recipe = recipe_of("masked_lm", tmp_path)
+    keys = {"data.filters.min_script": 0.5, "data.filters.src_script": "Latin"}
+    changes = [{}, {"data.filters.min_words": 1}, keys, {**keys, "data.src_language": "en"}]
+    folders = {
+        PreparedTask(recipe.replace(change), tmp_path / "data").data.directory.name
+        for change in [*changes, {"data.src_language": "en"}, {"data.src_language": "de"}]
+    }
+    assert len(folders) == len(changes), "the language matters to min_script alone"
+
+
+def test_filters_that_do_not_fit_the_data_are_refused(tmp_path):
+    recipe = recipe_of("classification", tmp_path)
+    for change, message in (
+        ({"data.filters.unique": ["tgt"]}, "data.filters.unique: rows have no tgt; use row or"),
+        ({"data.filters.min_script": 0.5}, "data.filters.min_script: no language; set data"),
+        ({"data.filters.min_words": 99}, "data.filters.min_words: 99 drops all 80 rows that"),
+    ):
+        with pytest.raises(UserError, match=message):
+            PreparedTask(recipe.replace(change), tmp_path / "data")
+    with pytest.raises(UserError, match=r"filters\.max_ratio is not read by the task class"):
+        recipe.replace({"data.filters.max_ratio": 2.0})

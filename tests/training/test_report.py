@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib import rc_context
 
+from heedful.data.filters import Example, FilterCount, FilterReport
 from heedful.training.charts import (
     HEIGHT,
     MAX_POINTS,
@@ -173,6 +174,17 @@ def test_the_report_has_all_sections_and_main_figures(tmp_path: Path) -> None:
         assert expected in page.text, expected
     signature = page.text.replace("| ", "|")
     assert "nrefs:1|tok:13a|" in signature
+
+
+def test_the_rows_that_filters_dropped_are_in_the_report(tmp_path: Path) -> None:
+    example = Example("a.tsv, line 3", {"src": NASTY, "tgt": "zwei"})
+    filters = FilterReport([FilterCount("min_words", "2", 1_234, 1, [example])])
+    text, page = report(tmp_path, a_run(), filters=filters)
+    assert "filters" in sections(page)
+    assert NASTY not in text
+    for part in ("min_words 2", "1,234", "0.1%", "a.tsv, line 3", "zwei", NASTY):
+        assert part in page.text
+    assert "filters" not in sections(report(tmp_path, a_run())[1])
 
 
 def test_everything_given_is_escaped(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """`heedful prepare`: the data of a run, before the run."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from heedful.cli.flags import Json, Quiet, RecipeName, spread
@@ -7,12 +9,23 @@ from heedful.cli.lines import bars_on_stderr
 from heedful.cli.shared import make_console, print_json
 from heedful.cli.training_flags import TrainingFlags
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from heedful.config import Recipe
+
 
 @spread()
 def prepare(
     *,
     recipe: RecipeName,
     flags: TrainingFlags,
+    dry_run: bool = typer.Option(
+        False,
+        "--dry-run",
+        help="Read all data, print how many rows each of data.filters drops, with the first ten "
+        "of them, and write nothing.",
+    ),
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -23,11 +36,16 @@ def prepare(
     those of heedful train: a run that has the same ones finds its data prepared.
 
     Example: heedful prepare translation --set data.train.file=my.tsv
+
+    Example: heedful prepare my.yaml --dry-run --set data.filters.max_ratio=3
     """
     from heedful.dry_run import prepare_run
     from heedful.recipe_files import load_recipe
 
     console = make_console(quiet=quiet or json)
+    if dry_run:
+        _read_only(load_recipe(recipe, flags.overrides), console, quiet=quiet, json=json)
+        return
     with bars_on_stderr(shown=not quiet):
         data = prepare_run(load_recipe(recipe, flags.overrides), console.print)
     splits = {name: len(columns) for name, columns in data.splits.items()}
@@ -35,3 +53,28 @@ def prepare(
         print_json({"directory": str(data.directory), "rows": splits})
     elif not quiet:
         typer.echo(f"prepared   {data.directory.name} (heedful cache ls)")
+
+
+def _read_only(recipe: "Recipe", console: "Console", *, quiet: bool, json: bool) -> None:
+    """Read and filter the data of a recipe, and print what is dropped."""
+    from heedful.dry_run import read_data
+
+    with bars_on_stderr(shown=not quiet):
+        result = read_data(recipe, console.print)
+    if json:
+        print_json({"rows": result.rows, **result.filters.to_json()})
+        return
+    for count in result.filters.filters:
+        share = count.num_dropped / max(count.num_seen, 1)
+        console.print(
+            f"\n{count.label}: {count.num_dropped:,} of {count.num_seen:,} dropped ({share:.1%})"
+        )
+        for example in count.examples:
+            texts = "  |  ".join(text.replace("\n", " ") for text in example.texts.values())
+            console.print(f"  {example.location}: {texts}")
+    if result.filters.filters:
+        console.print(f"\nfilters    {result.filters.summary(result.noun)}")
+    else:
+        console.print("filters    none (data.filters)")
+    for name, number in result.rows.items():
+        console.print(f"{name:<10} {number:,} {result.noun}")

@@ -5,6 +5,7 @@ from heedful.config.base import Strict
 from heedful.config.data import Data, Files, Generated, TokenizerRecipe
 from heedful.config.distillation import Distillation
 from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
+from heedful.config.filters import Filters
 from heedful.config.problems import RENAMED, wrong_key
 from heedful.config.recipe import Recipe, default_values, drop_stale_bands, parse_recipe, task_keys
 from heedful.config.training import Optimizer, Schedule, Training
@@ -18,6 +19,7 @@ __all__ = [
     "Evaluation",
     "Expectation",
     "Files",
+    "Filters",
     "Generated",
     "Optimizer",
     "Recipe",

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from heedful.config.base import Paths, Seed, Strict
+from heedful.config.filters import Filters
 from heedful.errors import UserError
 
 FieldName = int | str | None
@@ -116,6 +117,11 @@ class Data(Strict):
         description="Validation rows held out of `train` where `valid` is empty: an integer is a "
         "number of rows, a fraction below 1 a share of the rows (of plain texts, the last ones, a "
         "share of the characters); null: 1,000 rows but at most a tenth (of plain texts, 0.1).",
+    )
+    filters: Filters = Field(
+        default_factory=Filters,
+        description="Conditions on training rows, applied in the order of these keys before rows "
+        "are held out; what they drop is counted and shown (`heedful prepare --dry-run`).",
     )
     text_unit: Literal["line", "paragraph", "file"] = Field(
         "line",

@@ -36,7 +36,8 @@ def type_name(kind: Any) -> str:
     if origin is Literal:
         return " | ".join(map(str, inside))
     if origin is list:
-        return "list" if issubclass(inside[0], BaseModel) else f"list of {type_name(inside[0])}"
+        is_section = isinstance(inside[0], type) and issubclass(inside[0], BaseModel)
+        return "list" if is_section else f"list of {type_name(inside[0])}"
     if origin is tuple:
         return f"list of {len(inside)} {type_name(inside[0])}"
     return "mapping" if origin is dict else str(getattr(kind, "__name__", kind))

@@ -73,6 +73,7 @@ class DataReport:
         num_empty: rows dropped because a column was empty or held only unknown tokens.
         num_dropped: rows dropped because a sequence was too long.
         num_truncated: rows with a truncated sequence.
+        num_filtered: training rows dropped by filters.
         num_held_out: training rows dropped because a held-out set holds them too.
         noun: the word for a row in messages: "texts" or "pairs".
         empty: for each column of text, the number of rows dropped because it was empty.
@@ -85,6 +86,7 @@ class DataReport:
     num_dropped: int = 0
     num_truncated: int = 0
     num_held_out: int = 0
+    num_filtered: int = 0
     noun: str = "texts"
     empty: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, Counts] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class DataReport:
             parts.append(f"{self.num_empty:,} dropped as empty{by_side}")
         if self.num_dropped:
             parts.append(f"{self.num_dropped:,} dropped as too long")
+        if self.num_filtered:
+            parts.append(f"{self.num_filtered:,} dropped by filters")
         if self.num_held_out:
             parts.append(f"{self.num_held_out:,} dropped as also held out")
         if self.num_truncated:

@@ -16,7 +16,7 @@ from heedful.data.tables import table_files
 from heedful.errors import UserError
 from heedful.files import open_bytes, read_json, user_errors, write_directory, write_json
 
-FORMAT = 2  # raise it when the stored files change, or the way they are made from the same text
+FORMAT = 3  # raise it when the stored files change, or the way they are made from the same text
 MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
 
 _CACHE_VARIABLE = "HEEDFUL_CACHE"  # environment variable with the folder of the cache

@@ -20,6 +20,7 @@ Field: TypeAlias = int | str  # the number of a column, from 1, or the name of a
 Unit: TypeAlias = Literal["line", "paragraph", "file"]
 
 LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
+CORPUS = "corpus"  # the column with the name of each row's corpus (`data.corpora`)
 
 # Bytes; a file without line breaks, such as a binary one, is not read into memory.
 LONGEST_LINE = 1 << 28

@@ -1,6 +1,6 @@
 """Helpers of tasks: rows of a recipe's files, new tokenizers, the batches of an epoch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ from jaxtyping import Int64
 
 from heedful.config import Files, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes, padded_lengths
+from heedful.data.filters import FilterChain, FilterReport, make_filters
 from heedful.data.plans import plan_batches
-from heedful.data.rows import LABEL, Rows, read_rows
+from heedful.data.rows import CORPUS, LABEL, Rows, read_rows
 from heedful.data.splits import drop_held_out, split_random, split_tail
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
@@ -84,27 +85,47 @@ def read_splits(recipe: Recipe, read_files: Callable[[Files], Rows]) -> dict[str
     return {name: read_files(files) for name, files in splits_with_files(recipe)}
 
 
+def training_filters(recipe: Recipe, columns: Iterable[str]) -> FilterChain:
+    """The filters of the recipe for rows with these columns; raises UserError as `make_filters`."""
+    data = recipe.data
+    texts = [name for name in columns if name not in (LABEL, CORPUS)]
+    return FilterChain(make_filters(data.filters, texts, (data.src_language, data.tgt_language)))
+
+
+def filter_training(recipe: Recipe, rows: dict[str, Rows]) -> tuple[dict[str, Rows], FilterReport]:
+    """The rows by split, without the rows of train that the recipe's filters drop."""
+    chain = training_filters(recipe, rows["train"].columns)
+    rows = rows | {"train": chain.apply(rows["train"])}
+    chain.check()
+    return rows, chain.report
+
+
 def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
-    """The rows with a valid split; without one, random rows of train are held out."""
+    """The filtered rows with a valid split; without one, random rows of train are held out."""
+    rows, filters = filter_training(recipe, rows)
     summaries = {name: split.report.summary() for name, split in rows.items()}
     if "valid" not in rows:
         train, valid = split_random(rows["train"], recipe.data.valid_size)
         rows = rows | {"train": train, "valid": valid}
         summaries["valid"] = f"{len(valid):,} of data.train (data.valid_size)"
-    return RawData(drop_held_out_from_train(rows), summaries)
+    return RawData(drop_held_out_from_train(rows), summaries, filters)
 
 
 def read_text_data(recipe: Recipe) -> RawData:
     """The texts of a recipe; without files for valid, the last texts of train are held out."""
     data = recipe.data
-    rows = read_splits(recipe, lambda files: read_texts(files, recipe))
+    rows, filters = filter_training(
+        recipe, read_splits(recipe, lambda files: read_texts(files, recipe))
+    )
     summaries = {name: split.report.summary() for name, split in rows.items()}
     if "valid" not in rows:
         unit = "line" if resolve_paths(data.train.file) else data.text_unit
         size = 0.1 if data.valid_size is None else data.valid_size
         rows["train"], rows["valid"] = split_tail(rows["train"], size, unit)
     # A file named for both train and valid is kept in both (recipe `rhyme`).
-    return RawData(rows if data.text_unit == "file" else drop_held_out_from_train(rows), summaries)
+    if data.text_unit != "file":
+        rows = drop_held_out_from_train(rows)
+    return RawData(rows, summaries, filters)
 
 
 def drop_held_out_from_train(rows: dict[str, Rows]) -> dict[str, Rows]:

@@ -18,7 +18,7 @@ from heedful.files import read_json, write_json, write_text
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine
 from heedful.tasks.inputs import SOURCES, SPLITS, resolve_paths, split_files
-from heedful.tasks.run_data import InheritedParts, RunData
+from heedful.tasks.run_data import FILTERS, InheritedParts, RunData
 from heedful.tasks.task import Task
 
 
@@ -55,13 +55,13 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
     """All that prepared data depend on, as JSON; of files their content, not their names."""
     contents = [tokenizer.content() for tokenizer in inherited.tokenizers or ()]
     digest = hashlib.blake2b(json.dumps(contents, sort_keys=True).encode(), digest_size=16)
-    paths = {split: {*SOURCES} for split in SPLITS}
+    exclude: dict[str, Any] = {"folder": True, **{split: {*SOURCES} for split in SPLITS}}
+    if recipe.data.filters.min_script is None:  # only this filter depends on the languages
+        exclude |= {"src_language": True, "tgt_language": True}
     return {
         "task": recipe.task,
         "plugins": content_key([Path(path) for path in recipe.plugins if SHIPPED not in path]),
-        "data": recipe.data.model_dump(
-            exclude={"src_language": True, "tgt_language": True, "folder": True, **paths}
-        ),
+        "data": recipe.data.model_dump(exclude=exclude),
         "files": [
             [
                 [format_of(path), *content_key([path])]
@@ -85,6 +85,8 @@ def _fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
         options = task.encode_options(split, raw, inherited)
         write_columns(directory / split, encode_rows(rows, columns, **options))
     write_json(directory / "read.json", raw.summaries)
+    if raw.filters.filters:
+        write_json(directory / FILTERS, raw.filters.to_json())
     for split in SPLITS[1:]:
         if split in raw.rows:
             _write_rows(directory / f"{split}.jsonl", raw.rows[split])
@@ -107,6 +109,8 @@ def _describe(data: RunData, print_line: PrintLine) -> None:
     """Print summaries of the files, the tokenizers, the splits and the labels."""
     for name, summary in read_json(data.directory / "read.json").items():
         print_line(f"{'data.' + name:<10} {summary}")
+    if data.filters.filters:
+        print_line(f"filters    {data.filters.summary(data.splits['train'].report.noun)}")
     src, tgt = data.tokenizers
     more = "" if src is tgt else f" and {tgt.vocab_size:,}"
     print_line(f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}")

@@ -10,9 +10,13 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.columns import Columns, Sequences, open_columns
+from heedful.data.filters import FilterReport
 from heedful.data.prepared import FolderLock
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
+from heedful.files import read_json
+
+FILTERS = "filters.json"  # in a prepared folder: the report of its filters
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,13 @@ class RawData:
     Attributes:
         rows: of train, valid and optionally test; rows of train are in no other split.
         summaries: by split, a line on the files that were read.
+        filters: the training rows that filters dropped.
         labels: the class names in the training rows.
     """
 
     rows: dict[str, Rows]
     summaries: dict[str, str] = field(default_factory=dict)
+    filters: FilterReport = field(default_factory=FilterReport)
     labels: tuple[str, ...] = ()
 
 
@@ -89,6 +95,12 @@ class RunData:
     def ids(self, split: str, column: str = "text") -> Sequences:
         """A column of id sequences of a split."""
         return self.splits[split].sequences(column)
+
+    @property
+    def filters(self) -> FilterReport:
+        """The training rows that filters dropped when the data were prepared."""
+        path = self.directory / FILTERS
+        return FilterReport.from_json(read_json(path)) if path.is_file() else FilterReport()
 
     def texts(self, split: str, count: int | None = None) -> list[dict[str, str]]:
         """The held-out rows of a split as text: all, or the first `count`."""

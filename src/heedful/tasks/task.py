@@ -20,7 +20,12 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.losses import LossSum
 from heedful.pipelines import ModelMetadata
 from heedful.task_keys import ALL, TaskKeys
-from heedful.tasks.inputs import check_sources, joint_tokenizer, training_shapes
+from heedful.tasks.inputs import (
+    check_sources,
+    joint_tokenizer,
+    training_filters,
+    training_shapes,
+)
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores
 from heedful.training.trainer import EvaluationResult
@@ -86,6 +91,9 @@ class Task(ABC):
                 f"{recipe.task}; use {' or '.join(self.metrics)}"
             )
         check_sources(recipe, self.recipe_keys)
+        if self.row_columns:
+            pair = [] if recipe.data.train.pair_field is None else ["pair"]
+            training_filters(recipe, [*self.row_columns, *pair])
 
     def notes(self) -> list[str]:
         """Lines to print before a run begins."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from heedful import extras
+from heedful.data.filters import FilterReport
 from heedful.evaluation.labels import per_label
 from heedful.files import write_text
 from heedful.plugins import metric
@@ -60,6 +61,7 @@ def write_report(
     final_scores: Mapping[str, Any],
     labels: Sequence[str] = (),
     confusion: Sequence[Sequence[int]] = (),
+    filters: FilterReport | None = None,
     folder: Path | None = None,
 ) -> None:
     """Write the report of a run to `out`, atomically.
@@ -72,6 +74,7 @@ def write_report(
             "signature" and BLEU's "precisions" and "brevity_penalty".
         folder: the run's folder; default: that of `out`.
         confusion: the number of texts of label i (row) that were classified as label j (column).
+        filters: the training rows that filters dropped.
 
     Raises:
         UserError: the file cannot be written.
@@ -103,6 +106,7 @@ def write_report(
                 for name, entry in final_scores.items()
             },
             charts=[chart for chart in map(Chart.drawable, _charts(run)) if chart.series],
+            filters=filters.filters if filters else [],
             samples=samples,
             num_same=sum(sample.output == sample.reference for sample in samples),
             has_references=any(sample.reference for sample in samples),

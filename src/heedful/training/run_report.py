@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError, with_config
 
 from heedful.config import Recipe
+from heedful.data.filters import FilterReport
 from heedful.errors import UserError
 from heedful.recipe_files import load_recipe
 from heedful.training.events import Event
@@ -25,12 +26,14 @@ class ReportFacts:
         facts: texts by name, such as versions, machine and command.
         scores: final scores, as `write_report` takes them; empty before the end of the run.
         labels, confusion: of a classifier.
+        filters: the training rows that filters dropped (`FilterReport`).
     """
 
     facts: Mapping[str, str] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
     labels: Sequence[str] = ()
     confusion: Sequence[Sequence[int]] = ()
+    filters: FilterReport = field(default_factory=FilterReport)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def write_run_report(path: Path, out: Path | None = None) -> Path:
         final_scores=run.facts.scores,
         labels=run.facts.labels,
         confusion=run.facts.confusion,
+        filters=run.facts.filters,
         folder=path,
     )
     return out

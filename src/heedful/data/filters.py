@@ -1,0 +1,337 @@
+"""Filters of training rows: the rows of a chunk that are kept, and counts of the others."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, UInt64
+from pydantic import TypeAdapter
+
+from heedful.config import Filters
+from heedful.data.rows import CORPUS, Rows
+from heedful.data.scripts import LETTERS, SCRIPT_LETTERS, CharacterClass, letters_of, scripts_of
+from heedful.errors import UserError
+
+MAX_EXAMPLES = 10  # of each filter
+_MAX_CHARACTERS = 300  # of a text in an example
+
+Kept: TypeAlias = Bool[np.ndarray, " N"]
+
+
+def make_filters(
+    settings: Filters, columns: Sequence[str], languages: tuple[str | None, str | None]
+) -> list["Filter"]:
+    """The filters of a recipe in the order in which they are applied: duplicates come last.
+
+    Args:
+        columns: names of the texts in a row: `src` and `tgt`, or `text`.
+        languages: of sources or texts, and of targets.
+
+    Raises:
+        UserError: a column that the rows lack; a script that is not known.
+    """
+    filters: list[Filter] = [
+        LengthLimit(f"{bound}_{unit}", columns, size_of, limit, bound == "max")
+        for unit, size_of in (("characters", num_characters), ("words", num_words))
+        for bound in ("min", "max")
+        if (limit := getattr(settings, f"{bound}_{unit}")) is not None
+    ]
+    if settings.max_ratio is not None:
+        filters.append(LengthRatio(settings.max_ratio))
+    if settings.different_sides:
+        filters.append(DifferentSides())
+    if settings.min_letters is not None:
+        filters.append(LetterShare(columns, settings.min_letters))
+    if settings.min_script is not None:
+        src_scripts = scripts_of(languages[0], settings.src_script, "src_script")
+        scripts = {column: src_scripts for column in columns if column != "tgt"}
+        if "tgt" in columns:
+            scripts["tgt"] = scripts_of(languages[1], settings.tgt_script, "tgt_script")
+        filters.append(ScriptShare(scripts, settings.min_script))
+    for part in settings.unique:
+        if part != "row" and part not in columns:
+            known = " or ".join(["row", *columns])
+            raise UserError(f"data.filters.unique: rows have no {part}; use {known}")
+        filters.append(Unique(part))
+    return filters
+
+
+class Filter(ABC):
+    """A condition on rows.
+
+    Attributes:
+        name: its key in `data.filters`.
+        setting: the key's value, as text.
+    """
+
+    name: str
+    setting: str
+
+    @abstractmethod
+    def keep(self, rows: Rows) -> Kept:
+        """True for each row of a chunk that is kept; chunks come in the order of the data."""
+
+
+class LengthLimit(Filter):
+    """A limit of the length of each text.
+
+    Args:
+        size_of: length of a text, in characters or words.
+        is_maximum: the limit is the largest allowed length, else the smallest.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[str],
+        size_of: Callable[[str], int],
+        limit: int,
+        is_maximum: bool,
+    ) -> None:
+        self.name, self.columns, self.size_of = name, columns, size_of
+        self.limit, self.is_maximum, self.setting = limit, is_maximum, str(limit)
+
+    def keep(self, rows: Rows) -> Kept:
+        """True if all texts of the row are within the limit."""
+        kept = np.ones(len(rows), dtype=bool)
+        for column in self.columns:
+            sizes = np.fromiter(map(self.size_of, rows[column]), np.int64, len(rows))
+            kept &= sizes <= self.limit if self.is_maximum else sizes >= self.limit
+        return kept
+
+
+class LengthRatio(Filter):
+    """The ratio of the longer side of a pair to the shorter one, in characters."""
+
+    name = "max_ratio"
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.setting = limit, f"{limit:g}"
+
+    def keep(self, rows: Rows) -> Kept:
+        """True if the ratio is at most the limit."""
+        src, tgt = (np.fromiter(map(num_characters, rows[c]), np.int64) for c in ("src", "tgt"))
+        return np.asarray(np.maximum(src, tgt) <= self.limit * np.minimum(src, tgt))
+
+
+class DifferentSides(Filter):
+    """The sides of a pair must differ, spaces at their ends aside."""
+
+    name, setting = "different_sides", ""
+
+    def keep(self, rows: Rows) -> Kept:
+        """True if the sides differ."""
+        sides = zip(rows["src"], rows["tgt"], strict=True)
+        return np.fromiter((src.strip() != tgt.strip() for src, tgt in sides), bool, len(rows))
+
+
+class LetterShare(Filter):
+    """The share of letters among the characters that are not whitespace."""
+
+    name = "min_letters"
+
+    def __init__(self, columns: Sequence[str], limit: float) -> None:
+        self.columns, self.limit, self.setting = columns, limit, f"{limit:g}"
+        self._letters, self._visible = CharacterClass(LETTERS), CharacterClass(r"\S")
+
+    def keep(self, rows: Rows) -> Kept:
+        """True if each text has the share; a blank text has none."""
+        kept = np.ones(len(rows), dtype=bool)
+        for column in self.columns:
+            letters, visible = (
+                self._letters.counts(rows[column]),
+                self._visible.counts(rows[column]),
+            )
+            kept &= letters >= self.limit * np.maximum(visible, 1)
+        return kept
+
+
+class ScriptShare(Filter):
+    """The share of the expected scripts among the letters; texts without letters are kept.
+
+    Args:
+        scripts: the expected scripts by column, in the names of Unicode.
+    """
+
+    name = "min_script"
+
+    def __init__(self, scripts: Mapping[str, Sequence[str]], limit: float) -> None:
+        self.limit, self.setting = limit, f"{limit:g}"
+        self._letters = CharacterClass(SCRIPT_LETTERS)
+        self._expected = {
+            column: CharacterClass(letters_of(names)) for column, names in scripts.items()
+        }
+
+    def keep(self, rows: Rows) -> Kept:
+        """True if each text has the share."""
+        kept = np.ones(len(rows), dtype=bool)
+        for column, expected in self._expected.items():
+            letters = self._letters.counts(rows[column])
+            kept &= expected.counts(rows[column]) >= self.limit * letters
+        return kept
+
+
+class Unique(Filter):
+    """The row, or one of its texts, must not repeat an earlier one that reached this filter.
+
+    Texts are compared by hashes of 64 bits, 8 bytes of memory each: of 100 million rows one is
+    expected to be dropped by mistake with a probability of 0.0003.
+
+    Args:
+        part: "row", or the column that is compared.
+    """
+
+    name = "unique"
+
+    def __init__(self, part: str) -> None:
+        self.part = self.setting = part
+        self._seen = HashSet()
+
+    def keep(self, rows: Rows) -> Kept:
+        """True at the first row with its content."""
+        names = [name for name in rows.columns if name != CORPUS]
+        columns = [rows[name] for name in (names if self.part == "row" else [self.part])]
+        digests = (
+            hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).digest()
+            for texts in zip(*columns, strict=True)
+        )
+        return self._seen.add(np.frombuffer(b"".join(digests), np.uint64))
+
+
+class HashSet:
+    """A set of 64-bit hashes in sorted arrays, each at most half as long as the one before."""
+
+    def __init__(self) -> None:
+        self._runs: list[UInt64[np.ndarray, " n"]] = []
+
+    def add(self, hashes: UInt64[np.ndarray, " N"]) -> Kept:
+        """Add hashes; True (N,) for each that is new, at its first occurrence."""
+        distinct, first = np.unique(hashes, return_index=True)
+        new = np.ones(len(distinct), dtype=bool)
+        for run in self._runs:
+            index = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
+            new &= run[index] != distinct
+        if new.any():
+            self._runs.append(distinct[new])
+        while len(self._runs) > 1 and 2 * len(self._runs[-1]) > len(self._runs[-2]):
+            merged = np.concatenate([self._runs.pop(), self._runs.pop()])
+            merged.sort()
+            self._runs.append(merged)
+        is_first = np.zeros(len(hashes), dtype=bool)
+        is_first[first[new]] = True
+        return is_first
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row that a filter dropped: the file and line that it is from, and its texts by column."""
+
+    location: str
+    texts: Mapping[str, str]
+
+
+@dataclass
+class FilterCount:
+    """The rows that one filter dropped.
+
+    Attributes:
+        num_seen: rows that reached the filter, which earlier filters kept.
+        examples: the first rows that were dropped.
+    """
+
+    name: str
+    setting: str
+    num_seen: int = 0
+    num_dropped: int = 0
+    examples: list[Example] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """The recipe key with its value."""
+        return f"{self.name} {self.setting}".rstrip()
+
+
+@dataclass
+class FilterReport:
+    """The rows that filters dropped, in the order in which they are applied."""
+
+    filters: list[FilterCount] = field(default_factory=list)
+
+    @property
+    def num_dropped(self) -> int:
+        """The number of rows that any filter dropped."""
+        return sum(count.num_dropped for count in self.filters)
+
+    def summary(self, noun: str) -> str:
+        """One line of text; `noun`: the word for a row."""
+        seen = self.filters[0].num_seen if self.filters else 0
+        parts = [f"{count.label}: {count.num_dropped:,}" for count in self.filters]
+        share = f" ({self.num_dropped / max(seen, 1):.1%})"
+        return f"{self.num_dropped:,} of {seen:,} {noun} dropped{share}; {', '.join(parts)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON, which `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Any) -> "FilterReport":
+        """The report that `to_json` made."""
+        return TypeAdapter(cls).validate_python(content)
+
+
+class FilterChain:
+    """Filters applied one after another to the chunks of the training rows.
+
+    Attributes:
+        report: counts and examples of all chunks so far.
+    """
+
+    def __init__(self, filters: Sequence[Filter]) -> None:
+        self.filters = list(filters)
+        self.report = FilterReport([FilterCount(f.name, f.setting) for f in self.filters])
+
+    def apply(self, rows: Rows) -> Rows:
+        """The rows of a chunk that all filters keep, in their order."""
+        for filter, count in zip(self.filters, self.report.filters, strict=True):
+            if not len(rows):
+                break
+            kept = filter.keep(rows)
+            dropped = np.flatnonzero(~kept)
+            count.num_seen += len(rows)
+            count.num_dropped += len(dropped)
+            room = MAX_EXAMPLES - len(count.examples)
+            count.examples += [_example(rows, index) for index in dropped[:room].tolist()]
+            if len(dropped):
+                report, rows = rows.report, rows.select(np.flatnonzero(kept))
+                num_filtered = report.num_filtered + len(dropped)
+                rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
+        return rows
+
+    def check(self) -> None:
+        """Raise UserError, after the last chunk, for a filter that dropped all rows it saw."""
+        for count in self.report.filters:
+            if count.num_seen and count.num_dropped == count.num_seen:
+                first = count.examples[0]
+                raise UserError(
+                    f"data.filters.{count.name}: {count.setting} drops all {count.num_seen:,} rows "
+                    f"that reach it (the first: {first.location}); change it or leave it out"
+                )
+
+
+def num_characters(text: str) -> int:
+    """The number of characters, without whitespace at the ends."""
+    return len(text.strip())
+
+
+def num_words(text: str) -> int:
+    """The number of words, separated by whitespace."""
+    return len(text.split())
+
+
+def _example(rows: Rows, index: int) -> Example:
+    texts = {name: column[index] for name, column in rows.columns.items()}
+    return Example(rows.location(index), {n: text[:_MAX_CHARACTERS] for n, text in texts.items()})
