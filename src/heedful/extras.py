@@ -10,7 +10,7 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "fast": ("ctranslate2",),
     "import": ("sentencepiece", "protobuf"),
     "parquet": ("pyarrow",),
-    "report": ("jinja2", "matplotlib", "pygments"),
+    "report": ("matplotlib", "pygments"),
     "tensorboard": ("tensorboard",),
 }
 _MODULES = {"protobuf": "google.protobuf.message"}  # of packages with another name

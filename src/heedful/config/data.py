@@ -27,8 +27,8 @@ class Files(Strict):
     )
     file: Paths = Field(
         None,
-        description="Table, or list of tables, of sentence pairs or labeled texts "
-        f"({_TABLES}); null: none.",
+        description="Table, or list of tables, of sentence pairs, labeled texts or chats "
+        f"({_TABLES}; chats not in .tsv); null: none.",
     )
     text: Paths = Field(
         None,
@@ -58,6 +58,21 @@ class Files(Strict):
         None,
         description="Column of `file` with a second text, by number from 1 or by name; null: each "
         "example has one text.",
+    )
+
+    messages_field: str | None = Field(
+        None,
+        description="Key or column of `file` with the list of messages of a chat, each with role "
+        "and content; null: `messages`.",
+    )
+    prompt_field: str | None = Field(
+        None,
+        description="Key or column of `file` with the prompt of a row without messages; null: "
+        "`prompt`.",
+    )
+    response_field: str | None = Field(
+        None,
+        description="Key or column of `file` with the response to the prompt; null: `response`.",
     )
 
     def paths(self) -> list[str]:

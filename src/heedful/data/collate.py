@@ -145,8 +145,7 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
             numbers = text[:, :-1] - text[:, :1]  # of the texts of a window, from 0
             segments = torch.from_numpy(np.where(real, numbers, 0))
             rows = np.arange(len(numbers))[:, None] * (int(numbers.max()) + 1)
-            counts = np.bincount((rows + numbers)[real])  # tokens of each text in each window
-            longest = -(-int(counts.max()) // _TEXT_MULTIPLE) * _TEXT_MULTIPLE
+            longest = _longest_text(np.bincount((rows + numbers)[real]))
     return Batch(
         tokens=make_tokens(np.where(real, ids[:, :-1], pad_id), real, segments, longest),
         targets=torch.from_numpy(ids[:, 1:][scored]),
@@ -154,6 +153,50 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
         indices=windows.order[text[:, 0]],
         num_tokens=int(real.sum()),
     )
+
+
+def collate_chats(
+    chats: Sequences, rows: Sequence[Int64[np.ndarray, " n"]], *, pad_id: int
+) -> Batch:
+    """Rows of conversations, whose attention is masked between the conversations of a row.
+
+    `indices` holds the first conversation of each row.
+
+    Args:
+        chats: ids as of `heedful.data.chats.ChatColumn`: the double of the id of a token, plus 1
+            for tokens of answers, which are the targets.
+        rows: indices of the conversations of each row; each has at least one token.
+    """
+    chosen = chats.take(np.concatenate(rows))
+    ids, is_target = (chosen.ids >> 1).astype(np.int64), (chosen.ids & 1).astype(bool)
+    # The last token of a conversation is no input, and the first one no target.
+    is_input, is_next = np.ones((2, len(ids)), dtype=bool)
+    is_input[chosen.offsets[1:] - 1] = False
+    is_next[chosen.offsets[:-1]] = False
+    lengths, counts = chosen.lengths - 1, np.array([len(row) for row in rows])
+    row_of_chat = np.repeat(np.arange(len(rows)), counts)
+    sizes = np.bincount(row_of_chat, weights=lengths, minlength=len(rows)).astype(np.int64)
+    real = np.arange(sizes.max()) < sizes[:, None]
+    padded = np.full(real.shape, pad_id, dtype=np.int64)
+    padded[real] = ids[is_input]
+    segments, longest = None, None
+    if counts.max() > 1:
+        numbers = np.arange(len(row_of_chat)) - np.repeat(np.cumsum(counts) - counts, counts)
+        table = np.zeros(real.shape, dtype=np.int64)
+        table[real] = np.repeat(numbers, lengths)
+        segments, longest = torch.from_numpy(table), _longest_text(lengths)
+    return Batch(
+        tokens=make_tokens(padded, real, segments, longest),
+        targets=torch.from_numpy(ids[is_next & is_target]),
+        target_positions=torch.from_numpy(np.flatnonzero(real)[is_target[is_next]]),
+        indices=np.array([row[0] for row in rows], dtype=np.int64),
+        num_tokens=int(sizes.sum()),
+    )
+
+
+def _longest_text(lengths: Integer[np.ndarray, " N"]) -> int:
+    """`Tokens.longest_text` for texts of these lengths."""
+    return -(-int(lengths.max()) // _TEXT_MULTIPLE) * _TEXT_MULTIPLE
 
 
 def pad_rows(

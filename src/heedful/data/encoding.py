@@ -1,6 +1,6 @@
 """Encode rows of text as columns of token ids: truncate or drop long rows, and count."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -19,6 +19,14 @@ Truncation: TypeAlias = Literal["drop", "truncate", "error"]
 _CHUNK_ROWS = 128  # rows tokenized at a time: enough to use all cores, and little memory for books
 
 
+class RowError(UserError):
+    """A row that cannot be encoded; `index` is its index among the rows of the call."""
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
 @dataclass(frozen=True)
 class TextColumn:
     """A column of token ids to be made of one or two columns of text.
@@ -33,6 +41,30 @@ class TextColumn:
     tokenizer: Tokenizer
     texts: tuple[str, ...]
     special_tokens: Literal["text", "target", "document", "none"] = "text"
+
+    @property
+    def id_limit(self) -> int:
+        """An upper bound of the stored ids, which are below it."""
+        return self.tokenizer.vocab_size
+
+    def encode_batch(self, cells: Sequence[list[str]]) -> Sequence[list[list[int]]]:
+        """For each of `texts` the ids of its rows, without special tokens.
+
+        Args:
+            cells: for each of `texts`, the texts of some rows.
+
+        Raises:
+            RowError: a row that cannot be encoded.
+        """
+        return [self.tokenizer.encode_batch(texts) for texts in cells]
+
+    def count_unknown(self, ids: list[int]) -> int:
+        """The number of unknown tokens."""
+        return ids.count(self.tokenizer.unk_id)
+
+    def has_targets(self, ids: list[list[int]]) -> bool:
+        """False if the loss of a row has no targets."""
+        return True
 
     def with_special_tokens(self, ids: list[int], second: list[int] | None = None) -> list[int]:
         """The ids of a row as they are stored, with special tokens."""
@@ -79,26 +111,24 @@ def encode_rows(
     Args:
         max_length: maximum length of a sequence in tokens, with special tokens; None: no limit.
         truncation: for rows with a longer sequence: "error" raises, "drop" leaves the row out,
-            "truncate" cuts the end of the text but keeps the special tokens. Of two texts the
-            longer one is cut until both have the same length, then both (`_truncate_seq_pair` of
-            Devlin et al. 2018's `run_classifier.py`).
+            "truncate" cuts the end of the text but keeps the special tokens, and leaves the row
+            out if no target of the loss is left. Of two texts the longer one is cut until both
+            have the same length, then both (`_truncate_seq_pair` of Devlin et al. 2018's
+            `run_classifier.py`).
         drop_unknown: leave out rows with a sequence of only special and unknown tokens.
         numbers: columns of numbers (N,) of the rows, such as ids of labels, to add to the result.
         info: JSON to store with the columns.
 
     Raises:
-        UserError: a row that is too long under "error" (with its line); `max_length` smaller than
+        UserError: a row that is too long under "error", or that a column cannot encode (with its
+            line); `max_length` smaller than
             the number of special tokens and one token per text; no row left; no tokens at all.
     """
-    for column in columns.values():
-        if max_length is not None and max_length < column.num_special + len(column.texts):
-            raise UserError(
-                f"max_length {max_length} leaves no tokens for text beside {column.num_special}"
-                " special tokens; raise it"
-            )
+    if max_length is not None:
+        _check_limit(columns.values(), max_length)
     builders = {name: _ColumnBuilder(column) for name, column in columns.items()}
     kept_indices: list[int] = []
-    num_too_long = num_unknown = 0
+    num_too_long = num_dropped = num_truncated = num_unknown = 0
     for index, row in enumerate(_tokenize(rows, columns)):
         sizes = {name: columns[name].num_special + sum(map(len, ids)) for name, ids in row.items()}
         if max_length is not None and max(sizes.values()) > max_length:
@@ -110,8 +140,13 @@ def encode_rows(
                     f" max_length {max_length}; raise it, or set truncation to drop or truncate"
                 )
             if truncation == "drop":
+                num_dropped += 1
                 continue
             row = {name: columns[name].truncate(ids, max_length) for name, ids in row.items()}
+            if not all(columns[name].has_targets(ids) for name, ids in row.items()):
+                num_dropped += 1
+                continue
+            num_truncated += 1
         if drop_unknown and any(columns[name].is_unknown(ids) for name, ids in row.items()):
             num_unknown += 1
             continue
@@ -130,14 +165,24 @@ def encode_rows(
         rows.report,
         num_kept=len(kept_indices),
         num_empty=rows.report.num_empty + num_unknown,
-        num_dropped=num_too_long if truncation == "drop" else 0,
-        num_truncated=num_too_long if truncation == "truncate" else 0,
+        num_dropped=num_dropped,
+        num_truncated=num_truncated,
         counts={name: Counts(**builder.counts) for name, builder in builders.items()},
     )
     result: dict[str, Column] = {name: b.sequences.build() for name, b in builders.items()}
     result |= {f"{name}.second": np.array(b.seconds) for name, b in builders.items() if b.seconds}
     result |= {name: column[np.array(kept_indices)] for name, column in (numbers or {}).items()}
     return Columns(result, report, info or {})
+
+
+def _check_limit(columns: Iterable[TextColumn], max_length: int) -> None:
+    """Raise UserError unless there is room for one token of each text."""
+    for column in columns:
+        if max_length < column.num_special + len(column.texts):
+            raise UserError(
+                f"max_length {max_length} leaves no tokens for text beside {column.num_special}"
+                " special tokens; raise it"
+            )
 
 
 def truncate_pair(first: list[int], second: list[int], size: int) -> tuple[list[int], list[int]]:
@@ -151,7 +196,7 @@ class _ColumnBuilder:
 
     def __init__(self, column: TextColumn) -> None:
         self.column = column
-        self.sequences = SequencesBuilder(column.tokenizer.vocab_size)
+        self.sequences = SequencesBuilder(column.id_limit)
         self.seconds: list[int] = []
         self.counts = {"characters": 0, "bytes": 0, "tokens": 0, "unknown": 0}
 
@@ -166,7 +211,7 @@ class _ColumnBuilder:
             counts["characters"] += len(text)
             counts["bytes"] += len(text.encode())
             counts["tokens"] += len(text_ids)
-            counts["unknown"] += text_ids.count(tokenizer.unk_id)
+            counts["unknown"] += self.column.count_unknown(text_ids)
 
 
 def _tokenize(
@@ -179,10 +224,13 @@ def _tokenize(
     with track("tokenizing", len(rows)) as advance:
         for start in range(0, len(rows), _CHUNK_ROWS):
             chunk = slice(start, min(start + _CHUNK_ROWS, len(rows)))
-            encoded = {
-                name: [column.tokenizer.encode_batch(rows[text][chunk]) for text in column.texts]
-                for name, column in columns.items()
-            }
+            try:
+                encoded = {
+                    name: column.encode_batch([rows[text][chunk] for text in column.texts])
+                    for name, column in columns.items()
+                }
+            except RowError as error:
+                raise UserError(f"{rows.location(start + error.index)}: {error}") from None
             for index in range(chunk.stop - start):
                 yield {name: [ids[index] for ids in texts] for name, texts in encoded.items()}
             advance(chunk.stop - start)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from heedful.data.tokenizer import ROLES
 from heedful.errors import UserError
-from heedful.files import read_object
+from heedful.files import read_object, read_text
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ FAMILIES = {
     ),
 }
 PLAIN = Family((), {})  # no defaults
+_CHAT_TEMPLATE = "chat_template.jinja"
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -82,6 +83,7 @@ class TokenizerSettings:
             They are added to the vocabulary if it lacks them.
         extra: further special tokens.
         added: tokens beyond the vocabulary file, by id.
+        chat_template: the Jinja source of the chat template; of several, the default one.
     """
 
     directory: Path
@@ -92,6 +94,7 @@ class TokenizerSettings:
     explicit: Mapping[str, AddedToken | None]
     extra: Sequence[AddedToken]
     added: Mapping[int, AddedToken]
+    chat_template: str | None = None
 
     @property
     def names(self) -> Mapping[str, AddedToken | None]:
@@ -230,7 +233,30 @@ def read_settings(directory: Path) -> TokenizerSettings:
             }
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"the tokenizer's settings in {directory} are damaged: {error}") from None
-    return TokenizerSettings(directory, config, model, class_name, family, explicit, extra, added)
+    template = _chat_template(directory, config)
+    return TokenizerSettings(
+        directory, config, model, class_name, family, explicit, extra, added, template
+    )
+
+
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template of a directory: its own file, else an entry of the settings.
+
+    Raises:
+        UserError: an entry that is neither a text nor a list of named texts.
+    """
+    path = directory / _CHAT_TEMPLATE
+    if path.is_file():
+        return read_text(path)
+    content = config.get("chat_template")
+    if isinstance(content, list):
+        try:
+            content = {entry["name"]: entry["template"] for entry in content}.get("default")
+        except (TypeError, KeyError):
+            content = {}
+    if content is not None and not isinstance(content, str):
+        raise UserError(f"{directory / 'tokenizer_config.json'}: chat_template must be a text")
+    return content
 
 
 def _family(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -231,7 +231,13 @@ def _make_tokenizer(
     if not has_template:
         settings.set_template(backend, backend.token_to_id)
     as_text = bool(settings.config.get("split_special_tokens", False))
-    return Tokenizer(backend, IMPORTED, settings.roles, specials_are_text=as_text)
+    return Tokenizer(
+        backend,
+        IMPORTED,
+        settings.roles,
+        specials_are_text=as_text,
+        chat_template=settings.chat_template,
+    )
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
@@ -278,9 +284,11 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
     names = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items() if i is not None}
     others = sorted(tokenizer.special_ids - set(ids.values()))
     inputs = ["input_ids", "attention_mask"]
-    # In transformers a mask can only be written by its name in the text.
+    # In transformers a mask, or a token of a chat template, is written by its name in the text.
     has_mask = specials.mask_id is not None or bool(specials.sentinel_ids)
-    as_text = tokenizer.specials_are_text and (tokenizer.kind == IMPORTED or not has_mask)
+    template = tokenizer.chat_template
+    is_named = has_mask or template is not None
+    as_text = tokenizer.specials_are_text and (tokenizer.kind == IMPORTED or not is_named)
     if specials.cls_id is not None and specials.cls_id != specials.bos_id:
         inputs.insert(1, "token_type_ids")  # BERT distinguishes the texts of a pair by them
     return {
@@ -290,4 +298,5 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
         "model_input_names": inputs,
         "split_special_tokens": as_text,
         "clean_up_tokenization_spaces": False,
+        **({} if template is None else {"chat_template": template}),
     }

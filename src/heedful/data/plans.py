@@ -94,6 +94,28 @@ def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.n
     return np.array(borders, dtype=np.int64)
 
 
+def plan_packed_rows(
+    lengths: Integer[np.ndarray, " N"],
+    *,
+    max_length: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+) -> list[list[Int64[np.ndarray, " n"]]]:
+    """Training batches of packed rows: the indices of the texts of each row, for each batch.
+
+    The texts are in a random order, determined by (seed, epoch), each in exactly one row; a row
+    has as many as fit in `max_length` tokens (`pack_rows`).
+
+    Args:
+        batch_size: rows in a batch; the last batch may have fewer.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
+    order = rng.permutation(len(lengths))
+    rows = np.split(order, pack_rows(lengths[order], max_length)[1:-1])
+    return [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+
+
 @dataclass(frozen=True, eq=False)
 class Windows:
     """A batch of windows of a token stream, which is the non-empty texts, concatenated.

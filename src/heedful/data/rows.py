@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.columns import DataReport
-from heedful.data.tables import is_table, read_table
+from heedful.data.tables import is_table, read_objects, read_table
 from heedful.errors import UserError, format_names
 from heedful.files import open_bytes, parse_json
 
@@ -20,6 +20,7 @@ Field: TypeAlias = int | str  # the number of a column, from 1, or the name of a
 Unit: TypeAlias = Literal["line", "paragraph", "file"]
 
 LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
+MESSAGES = "messages"  # the column with conversations as JSON
 CORPUS = "corpus"  # the column with the name of each row's corpus (`data.corpora`)
 
 # Bytes; a file without line breaks, such as a binary one, is not read into memory.
@@ -47,7 +48,7 @@ class Rows:
         self.columns = dict(columns)
         count = len(next(iter(self.columns.values())))
         assert all(len(texts) == count for texts in self.columns.values())
-        noun = "pairs" if "tgt" in self.columns else "texts"
+        noun = _noun(self.columns)
         self.report = DataReport(count, count, noun=noun) if report is None else report
         self.sources = tuple(sources)
         self.locations = locations
@@ -125,6 +126,27 @@ def read_rows(
     return _collect(columns, sources, keep_empty)
 
 
+def read_records(
+    files: Sequence[Path], column: str, text_of: Callable[[Mapping[str, Any], str], str]
+) -> Rows:
+    """Rows of one column, each made of a whole object of JSONL or row of a table.
+
+    Args:
+        text_of: returns the text of a record, whose second argument is the file and line; a row
+            with an empty text is left out and counted.
+
+    Raises:
+        UserError: a file of another format, or as `read_rows`; errors of `text_of`.
+    """
+
+    def entries(path: Path) -> Iterator[_Entry]:
+        for number, record in _records(path):
+            text = "" if record is None else text_of(record, f"{path}, line {number}")
+            yield _Entry(number, 1, [text])
+
+    return _collect([column], [(str(path), entries(path)) for path in files], keep_empty=False)
+
+
 def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
     r"""The lines of a UTF-8 text file, plain or gzip.
 
@@ -185,7 +207,7 @@ def _collect(
     locations: list[tuple[int, int]] = []
     empty = dict.fromkeys(columns, 0)
     num_lines = num_empty = 0
-    noun = "pairs" if "tgt" in columns else "texts"
+    noun = _noun(columns)
     for source, (name, entries) in enumerate(sources):
         before, lines_before = len(locations), num_lines
         for line, size, texts in entries:
@@ -205,7 +227,7 @@ def _collect(
                 rows[column].append(text)
             locations.append((source, line))
         if len(locations) == before:
-            kind = {"pairs": "pair with text on both sides", "texts": "text"}[noun]
+            kind = {"pairs": "pair with text on both sides"}.get(noun, noun.removesuffix("s"))
             raise UserError(
                 f"{name} is empty: it holds no {'labeled ' * (LABEL in columns)}{kind} in"
                 f" {num_lines - lines_before} lines; leave it out, or name another file"
@@ -213,6 +235,11 @@ def _collect(
     report = DataReport(num_lines, len(locations), num_empty, noun=noun, empty=empty)
     names = [name for name, _ in sources]
     return Rows(rows, report, names, np.array(locations, dtype=np.int64).T)
+
+
+def _noun(columns: Iterable[str]) -> str:
+    """The word for rows with these columns in messages."""
+    return "pairs" if "tgt" in columns else "chats" if MESSAGES in columns else "texts"
 
 
 @contextmanager
@@ -327,17 +354,37 @@ def _tsv(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
 
 def _jsonl(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
     keys = _names(path, "JSONL", fields)
+    for number, entry in _json_objects(path):
+        location = f"{path}, line {number}"
+        texts = [
+            "" if entry is None else _text(entry, key, location, column == LABEL)
+            for column, key in keys.items()
+        ]
+        yield _Entry(number, 1, texts)
+
+
+def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The number and the object of each line; None for a blank line."""
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
-            yield _Entry(number, 1, [""] * len(keys))
+            yield number, None
             continue
-        location = f"{path}, line {number}"
-        entry = parse_json(line, location)
+        entry = parse_json(line, f"{path}, line {number}")
         if not isinstance(entry, dict):
-            raise UserError(f"{location}: not a JSON object; write one object a line")
-        yield _Entry(
-            number, 1, [_text(entry, key, location, c == LABEL) for c, key in keys.items()]
-        )
+            raise UserError(f"{path}, line {number}: not a JSON object; write one object a line")
+        yield number, entry
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The numbered records of a JSONL file or a table; None for a blank line."""
+    kind = format_of(path)
+    if kind == "jsonl":
+        return _json_objects(path)
+    if kind == "table":
+        return enumerate(read_objects(path), 1)
+    raise UserError(
+        f"{path} must be a .jsonl or .parquet file, or a folder of datasets; convert it"
+    )
 
 
 def _table(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:

@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from heedful import extras
 from heedful.errors import UserError, format_names
 from heedful.files import plain_name, read_object
+
+Row = TypeVar("Row")
 
 _BATCH_ROWS = 4_096  # rows in memory at a time
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # pyarrow accepts a truncated stream without it
@@ -57,6 +59,40 @@ def read_table(path: Path, columns: Sequence[tuple[str, bool]]) -> Iterator[list
         UserError: pyarrow is not installed; a file cannot be read or is damaged; a column is
             missing or has another type.
     """
+
+    def cells(file: Path, schema: Any, batches: Any, pa: Any) -> Iterator[list[str]]:
+        return _rows(file, schema, batches, columns, pa)
+
+    return _read(path, [name for name, _ in columns], cells)
+
+
+def read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a table as objects with all columns. Reads a few thousand rows at a time.
+
+    Raises:
+        UserError: pyarrow is not installed; a file cannot be read or is damaged.
+    """
+
+    def objects(file: Path, schema: Any, batches: Any, pa: Any) -> Iterator[dict[str, Any]]:
+        for batch in batches:
+            batch.validate(full=True)
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                yield from batch.slice(start, _BATCH_ROWS).to_pylist()
+
+    return _read(path, None, objects)
+
+
+def _read(
+    path: Path,
+    columns: list[str] | None,
+    rows_of: Callable[[Path, Any, Any, Any], Iterator[Row]],
+) -> Iterator[Row]:
+    """The rows of all files of a table.
+
+    Args:
+        columns: those to read, of a Parquet file; None: all.
+        rows_of: returns the rows of a file, from its path, schema, record batches and pyarrow.
+    """
     extras.require("parquet", f"{path} is a table, which")
     import pyarrow as pa
     from pyarrow import parquet
@@ -70,12 +106,11 @@ def read_table(path: Path, columns: Sequence[tuple[str, bool]]) -> Iterator[list
                         raise pa.ArrowInvalid("it is truncated")
                     source.seek(0)
                     with pa.ipc.open_stream(source) as stream:
-                        yield from _rows(file, stream.schema, stream, columns, pa)
+                        yield from rows_of(file, stream.schema, stream, pa)
             else:
                 with parquet.ParquetFile(file) as opened:
-                    names = [name for name, _ in columns]
-                    batches = opened.iter_batches(_BATCH_ROWS, columns=names)
-                    yield from _rows(file, opened.schema_arrow, batches, columns, pa)
+                    batches = opened.iter_batches(_BATCH_ROWS, columns=columns)
+                    yield from rows_of(file, opened.schema_arrow, batches, pa)
 
 
 def _rows(

@@ -10,9 +10,10 @@ from operator import index
 from os import PathLike
 from typing import Any, Literal
 
-from tokenizers import Encoding, models
+from tokenizers import AddedToken, Encoding, models
 from tokenizers import Tokenizer as Backend
 
+from heedful.data.markup import Continuation, Markup
 from heedful.data.pieces import Pieces
 from heedful.data.tokenizer_training import (
     SPECIALS,
@@ -127,6 +128,7 @@ class Tokenizer:
         piece_ids: ids by piece, if they differ from those of `backend` (Marian); other pieces are
             unknown.
         files: original files of an imported tokenizer that `transformers` needs to load it.
+        chat_template: the Jinja source of the chat template that its model was trained with.
 
     Attributes:
         special_ids: ids of special tokens, which `decode` leaves out.
@@ -144,6 +146,7 @@ class Tokenizer:
         specials_are_text: bool = False,
         piece_ids: Mapping[str, int] | None = None,
         files: Mapping[str, bytes] | None = None,
+        chat_template: str | None = None,
     ) -> None:
         backend.encode_special_tokens = specials_are_text
         self._backend = backend
@@ -153,6 +156,8 @@ class Tokenizer:
         self._piece_ids = piece_ids
         self._pieces = None if piece_ids is None else {i: piece for piece, i in piece_ids.items()}
         self.files = dict(files or {})
+        assert chat_template is None or isinstance(chat_template, str), "chat_template is no text"
+        self.chat_template = chat_template
         self._spelling = Pieces(backend)
         id_of = backend.token_to_id if piece_ids is None else piece_ids.get
         self.specials = _specials(self.roles, id_of)
@@ -211,6 +216,41 @@ class Tokenizer:
         encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
         with _text_errors(texts):
             return [self._ids(encoding) for encoding in encode(texts, add_special_tokens=False)]
+
+    @cached_property
+    def markup(self) -> Markup:
+        """The encoding of rendered chat templates, without checks of the texts."""
+        return Markup(self._backend)
+
+    def encode_markup(self, text: str, after: str = "") -> list[int]:
+        """See `Markup.encode`."""
+        with _text_errors([text]):
+            return self.markup.encode(text, after)
+
+    def encode_continuation(self, before: str, text: str) -> Continuation:
+        """See `Markup.encode_continuation`."""
+        with _text_errors([text]):
+            return self.markup.encode_continuation(before, text)
+
+    def extended(self, names: Sequence[str], chat_template: str | None) -> "Tokenizer":
+        """A copy with a chat template, and with special tokens behind the last id.
+
+        Args:
+            names: of the new special tokens; those that exist already have no effect.
+        """
+        backend = Backend.from_str(self._backend.to_str())
+        backend.add_special_tokens(
+            [AddedToken(name, special=True, normalized=False) for name in names]
+        )
+        return Tokenizer(
+            backend,
+            self.kind,
+            self.roles,
+            specials_are_text=self.specials_are_text,
+            piece_ids=self._piece_ids,
+            files=self.files,
+            chat_template=chat_template,
+        )
 
     def add_special_tokens(
         self, ids: Sequence[int], pair: Sequence[int] | None = None
@@ -300,6 +340,8 @@ class Tokenizer:
         if self.files:
             encoded = {name: base64.b64encode(data).decode() for name, data in self.files.items()}
             content["files"] = encoded
+        if self.chat_template is not None:
+            content["chat_template"] = self.chat_template
         return content
 
     @classmethod
@@ -327,6 +369,7 @@ class Tokenizer:
                 specials_are_text=content["specials_are_text"],
                 piece_ids=content.get("piece_ids"),
                 files=files,
+                chat_template=content.get("chat_template"),
             )
         except UserError:
             raise

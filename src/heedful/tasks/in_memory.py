@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from heedful.config import Recipe
-from heedful.data.rows import LABEL
+from heedful.data.chats import ChatFields
+from heedful.data.rows import LABEL, MESSAGES
 from heedful.errors import UserError, format_names
 from heedful.files import write_text
 from heedful.tasks.inputs import SPLITS
@@ -22,6 +23,7 @@ TrainingData: TypeAlias = Sequence[Any] | Mapping[str, Sequence[Any]]
 
 DATA_FOLDER = "data"  # in the run's folder
 _PAIR = "pair"
+_CHAT_FIELDS = tuple(f"{name}_field" for name in ChatFields._fields)
 _SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "valid"}  # the name in `datasets`
 
 
@@ -47,7 +49,8 @@ class InMemoryData:
             data: the rows to train on; or a mapping from `train`, `valid` (or `validation`) and
                 `test` to rows. Rows are a list, a tuple or a `datasets.Dataset`. A row is a text,
                 where the task has one column; a tuple with an item for each column, or (text,
-                second text, label) for labeled pairs; or a mapping from column names, which are
+                second text, label) for labeled pairs; a list of messages or (prompt, response),
+                where they are chats; or a mapping from column names, which are
                 the `*_field` keys of the recipe's `data.train`, by default the names in
                 `row_columns`. A label is a text, an integer or a boolean; class indices of a
                 `datasets.Dataset` become class names.
@@ -77,7 +80,9 @@ class InMemoryData:
             keys: dict[str, Any] = {f"{column}_field": None for column in row_columns}
             if _PAIR in columns:
                 keys[f"{_PAIR}_field"] = _PAIR
-            keys["text" if len(columns) == 1 else "file"] = str(path)
+            if MESSAGES in columns:
+                keys |= dict.fromkeys(_CHAT_FIELDS)
+            keys["text" if tuple(columns) == ("text",) else "file"] = str(path)
             sections[split] = section.model_copy(update=keys)
             files[path] = content
         data_keys = recipe.data.model_copy(update=sections)
@@ -120,6 +125,9 @@ def _convert_split(
         )
     if not len(rows):
         raise UserError(f"{where}: there are no rows; give at least one")
+    if MESSAGES in row_columns:
+        chats = [_chat(recipe, row, f"{where}, row {i}") for i, row in enumerate(rows, 1)]
+        return row_columns, "".join(f"{line}\n" for line in chats)
     names = {column: getattr(recipe.data.train, f"{column}_field") for column in row_columns}
     columns = row_columns
     if LABEL in row_columns:
@@ -167,6 +175,28 @@ def _cells(
         else:
             raise UserError(f"{where}: {column} must be a text, not {type(value).__name__}")
     return cells
+
+
+def _chat(recipe: Recipe, row: Any, where: str) -> str:
+    """A chat as a line of JSON: of a list of messages, a pair of texts, or a mapping."""
+    files = recipe.data.train
+    if isinstance(row, Mapping):
+        names = {key: getattr(files, f"{key}_field") or key for key in ChatFields._fields}
+        cells = {key: row[name] for key, name in names.items() if name in row}
+        cells = cells or dict(row)  # of other names, which the reader of the file reports
+    elif isinstance(row, tuple) and len(row) == 2 and all(isinstance(text, str) for text in row):
+        cells = {"prompt": row[0], "response": row[1]}
+    elif isinstance(row, list | tuple):
+        cells = {MESSAGES: row}
+    else:
+        raise UserError(
+            f"{where}: a chat is a mapping, a list of messages, or a pair of texts, not "
+            f"{type(row).__name__}"
+        )
+    try:
+        return json.dumps(cells, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {error}; give texts") from None
 
 
 def _label(value: Any, classes: Sequence[str] | None, where: str) -> str | int:
