@@ -141,6 +141,7 @@ class Options:
     )
     no_unknown: bool = _option("Forbid the unknown token.", False, CONSTRAINTS)
     stop: Sequence[str] = _option("End the output before this text; repeatable.", (), CONSTRAINTS)
+    stop_ids: Sequence[int] = _option("Ids that end the output, besides the model's EOS.", ())
     draft: Any = _option(
         "Speculative decoding: a small model with the same vocabulary, or `lookup` for n-grams of "
         "the prompt. The output is the same, in fewer steps.",
@@ -320,6 +321,7 @@ _BY_NAME = {
     "prefixes": _Kind(_is_list_of(_is_text), "a list of texts, one for each prompt"),
     "banned": _Kind(_is_list_of(_is_text, _is_whole, _IDS), "a list of texts, ids or lists of ids"),
     "require": _Kind(_is_list_of(_is_text, _IDS), "a list of texts or lists of ids"),
+    "stop_ids": _Kind(_IDS, "a list of token ids"),
     "forced": _Kind(_is_forced, "a mapping from positions to token ids"),
 }
 

@@ -153,8 +153,13 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     names = [name for files in (data.train, data.valid, data.test) for name in files.paths()]
     if any(not name.startswith(SHIPPED) and not os.path.isabs(name) for name in names):
         data = data.model_copy(update={"folder": os.path.abspath(data.folder or "")})
+    objective = recipe.objective
+    template = objective.get("chat_template")
+    if isinstance(template, str) and os.path.isfile(template):  # else the name of a built-in one
+        objective = objective | {"chat_template": os.path.abspath(template)}
     sections = {
         "data": data,
+        "objective": objective,
         "tokenizer": changed(recipe.tokenizer, "path"),
         "distillation": changed(
             recipe.distillation, "teacher", "more_teachers", "back_translation_models"

@@ -27,6 +27,7 @@ _SAME_PURPOSE = (
     ("data.valid_size", "data.generated.num_valid"),
     ("data.train.src", "data.train.tgt", "data.train.text", "data.train.file"),
     ("data.train.src_field", "data.train.tgt_field", "data.train.text_field"),
+    ("data.train.messages_field", "data.train.text_field"),
     ("data.src_language", "data.tgt_language"),
 )
 
@@ -180,6 +181,19 @@ CLASSIFICATION = ALL.plus(
         "training.optimizer.eps": 1e-8,
     },
 )
+SFT = ALL.plus(
+    *("data.folder", "data.valid_size", "data.train.file", "data.train.messages_field"),
+    *("data.train.prompt_field", "data.train.response_field"),
+    defaults={
+        "data.max_length": 1_024,
+        # Answers are learned with their line breaks and spaces.
+        "tokenizer.kind": "byte_bpe",
+        "tokenizer.normalization": "none",
+        "training.label_smoothing": 0.0,
+        "training.optimizer.betas": [0.9, 0.999],
+        "training.optimizer.eps": 1e-8,
+    },
+)
 DENOISING = TEXTS.plus(
     # Lewis et al. 2020, who train as Liu et al. 2019 do: their table 9.
     defaults={"training.label_smoothing": 0.0, "training.optimizer.eps": 1e-6},
@@ -187,6 +201,7 @@ DENOISING = TEXTS.plus(
 BUILT_IN = {
     "translation": PAIRS,
     "language_modeling": LANGUAGE_MODELING,
+    "sft": SFT,
     "masked_lm": MASKED_LM,
     "denoising": DENOISING,
     "classification": CLASSIFICATION,

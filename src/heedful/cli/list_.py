@@ -19,6 +19,7 @@ app = new_group("List models, tasks, metrics, schedules and recipes, plugins inc
 TASKS = {
     "translation": "pairs of texts: the target given the source, scored by decoding",
     "language_modeling": "running text: the next token, scored by perplexity",
+    "sft": "prompts or chats with answers: the answers, scored by perplexity and accuracy",
     "masked_lm": "texts with masked tokens (BERT), scored by the accuracy of the masked ones",
     "denoising": "corrupted texts (BART, T5): the original, scored by decoding",
     "classification": "texts or pairs of texts with labels, scored by accuracy and F1",

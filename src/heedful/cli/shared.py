@@ -94,6 +94,7 @@ def print_result(result: "TrainingRun") -> None:
 
 USE = {  # the command that runs a model of a task, and a text for it
     "language_modeling": ("generate", "your text"),
+    "sft": ("chat", "your question"),
     "masked_lm": ("fill", "one <mask> is hidden"),
     "classification": ("classify", "your text"),
     "denoising": ("generate", "your text"),

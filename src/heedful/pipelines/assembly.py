@@ -140,12 +140,21 @@ def from_net(
     return open_net(net.eval(), config, metadata, tokenizer, target)
 
 
-def continuation_ids(tokenizer: Tokenizer) -> GenerationIds:
-    """The start, end and suppressed tokens of a language model with a tokenizer of heedful."""
-    suppressed = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id}
+def continuation_ids(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> GenerationIds:
+    """The start, end and suppressed tokens of a language model with a tokenizer of heedful.
+
+    Args:
+        ends: ids that end an output, besides EOS.
+
+    Raises:
+        UserError: nothing ends an output.
+    """
+    specials = tokenizer.specials
+    eos_ids = [*ends, *(() if ends and specials.eos_id is None else (tokenizer.eos_id,))]
+    suppressed = {specials.pad_id, specials.bos_id} - {*eos_ids}
     return GenerationIds(
         decoder_start_ids=tokenizer.prefix_ids,
-        eos_ids=(tokenizer.eos_id,),
+        eos_ids=tuple(dict.fromkeys(eos_ids)),
         suppressed_ids=tuple(sorted(token for token in suppressed if token is not None)),
     )
 

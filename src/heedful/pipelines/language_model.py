@@ -1,12 +1,17 @@
 """Saved language models: continuations and log-probabilities of texts."""
 
+import collections.abc
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+from heedful.data.chat_template import Messages
 from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
-from heedful.pipelines.text_generation import Generator, TextScore
+from heedful.pipelines.text_generation import Generation, Generator, TextScore
+
+if TYPE_CHECKING:
+    from heedful.data.chats import ChatEncoder
 
 _NEW_TOKENS = 64
 
@@ -15,6 +20,69 @@ class LanguageModel(Generator):
     """A decoder-only net, `net(ids, lengths) -> logits`, with its tokenizer."""
 
     kind = "language model"
+    chat_encoder: "ChatEncoder | None" = None  # see `heedful.pipelines.chat.encoder_of`
+
+    @overload
+    def chat(
+        self, messages: Messages, *, return_details: Literal[False] = False, **options: Any
+    ) -> str: ...
+
+    @overload
+    def chat(
+        self, messages: Messages, *, return_details: Literal[True], **options: Any
+    ) -> list[Generation]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        *,
+        return_details: Literal[False] = False,
+        **options: Any,
+    ) -> list[str]: ...
+
+    @overload
+    def chat(
+        self, messages: Sequence[Messages], *, return_details: Literal[True], **options: Any
+    ) -> list[list[Generation]]: ...
+
+    def chat(self, messages: Any, *, return_details: bool = False, **options: Any) -> Any:
+        """The answer to a conversation, or one for each of a list of conversations.
+
+        Args:
+            messages: a list of {"role": ..., "content": ...}, or a list of such lists. They are
+                written as the tokenizer's chat template does, and an answer ends where it ends one.
+            return_details: as in `generate`.
+            options: fields of `heedful.options.Options`. The default of max_new_tokens is 512, or
+                half of the model's context if that is less.
+
+        Raises:
+            UserError: a model without a chat template; messages that the template refuses; an
+                option out of range; a conversation as long as the model's context.
+        """
+        from heedful.pipelines.chat import as_chats, chat_rows
+
+        chats, is_single = as_chats(messages)
+        if not chats:
+            return []
+        rows = chat_rows(self, chats, options)
+        if not return_details:
+            options = {"scores": False} | options
+        results = self.generate(rows, return_details=True, **options)
+        values = results if return_details else [outputs[0].text for outputs in results]
+        return values[0] if is_single else values
+
+    def stream_chat(
+        self, messages: Messages, **options: Any
+    ) -> collections.abc.Generator[str, None, str]:
+        """The text of `chat` for one conversation in pieces, as of `stream`."""
+        from heedful.pipelines.chat import as_chats, chat_rows
+
+        chats, is_single = as_chats(messages)
+        if not is_single:
+            raise UserError("stream_chat answers one conversation; give a list of messages")
+        [row] = chat_rows(self, chats, options)
+        return self.stream(row, **options)
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt, after the model's BOS if it has one."""

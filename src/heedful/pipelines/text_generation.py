@@ -373,8 +373,10 @@ class Generator(SavedModel):
 
         banned = [ids for entry in options.banned for ids in encodings(entry)]
         self.check_ids(banned, "tgt_")
+        self.check_ids([list(options.stop_ids)], "tgt_")
         required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
         self.check_ids(required, "tgt_")
+        end_ids = ids.eos_ids if options.stop_ids else self.end_ids()
         suppressed_ids = ids.suppressed_ids
         if options.no_unknown and self.has_tokenizer and self.tgt_tokenizer.unk_id >= 0:
             suppressed_ids = (*suppressed_ids, self.tgt_tokenizer.unk_id)
@@ -385,7 +387,7 @@ class Generator(SavedModel):
         return {
             "options": options,
             "decoder_start_ids": ids.decoder_start_ids,
-            "eos_ids": tuple(self.end_ids()),
+            "eos_ids": tuple(dict.fromkeys((*end_ids, *options.stop_ids))),
             "suppressed_ids": suppressed_ids,
             "forced_bos_id": ids.forced_bos_id,
             "forced_eos_id": ids.forced_eos_id,

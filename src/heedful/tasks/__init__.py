@@ -6,6 +6,7 @@ plugins.task.declare(
     {
         "translation": "heedful.tasks.translation:Translation",
         "language_modeling": "heedful.tasks.language_modeling:LanguageModeling",
+        "sft": "heedful.tasks.sft:SupervisedFineTuning",
         "masked_lm": "heedful.tasks.masked_lm:MaskedLm",
         "denoising": "heedful.tasks.denoising:Denoising",
         "classification": "heedful.tasks.classification:TextClassification",

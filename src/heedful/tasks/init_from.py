@@ -5,15 +5,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from heedful.errors import UserError
+import torch
+from torch import nn
+
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError, format_names
 from heedful.files import write_json
 from heedful.pipelines import SavedModel
 from heedful.progress import PrintLine
+from heedful.zoo.names import weights_of
 from heedful.zoo.saved import VOCABULARY_TENSORS, copy_matching
 
 VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
 SUMMARY_FILE = "init_from.json"
+_TOKENIZERS = ("src_tokenizer", "tgt_tokenizer")
 _MAX_NAMES = 3  # tensor names in a printed line
 
 
@@ -23,29 +30,39 @@ def load_matching_weights(
     """Copy all tensors with equal name and shape, and print a summary.
 
     Tensors with a row per vocabulary entry are copied only if both models have the same
-    tokenizers. `init_from.json` in the folder `out` lists all names.
+    tokenizers, up to new special tokens of this model, whose rows become the mean of the others
+    (Hewitt 2021, "Initializing new word embeddings for pretrained language models").
+    `init_from.json` in the folder `out` lists all names.
 
     Args:
         name: the path of `source`.
         out: None: no file is written.
 
     Returns:
-        Names of the tensors that were not copied.
+        Names of the tensors that were not copied, or that have rows for new special tokens.
 
     Raises:
         UserError: no tensor fits.
     """
-    own, other = ([m.src_tokenizer.content(), m.tgt_tokenizer.content()] for m in (model, source))
+    pairs = [(getattr(model, side), getattr(source, side)) for side in _TOKENIZERS]
+    is_same = all(_extends(own, other) for own, other in pairs)
 
     def origin(name: str) -> str:
-        return "" if own != other and re.fullmatch(VOCABULARY_TENSORS, name) else name
+        return name if is_same or not re.fullmatch(VOCABULARY_TENSORS, name) else ""
 
     loaded, new, unused = copy_matching(model.net, source.net, origin)
+    (own, other), extended = pairs[0], list[str]()
+    if is_same and own.vocab_size > other.vocab_size:
+        extended = _extend_vocabulary(model.net, source.net, other.vocab_size, own.vocab_size)
+        loaded, new = sorted({*loaded, *extended}), [name for name in new if name not in extended]
     if not loaded:
         raise UserError(
             f"init_from: no tensor of {name} fits this model; its architecture or sizes differ"
         )
     print_line(f"init_from  {len(loaded)} tensors of {name} loaded")
+    if extended:
+        added = own.tokens(range(other.vocab_size, own.vocab_size))
+        print_line(f"           new special tokens: {format_names(added, str)}")
     for description, names in (
         ("initialized, not loaded", new),
         ("of its tensors not used", unused),
@@ -62,7 +79,35 @@ def load_matching_weights(
             print_line(
                 f"           model.{key} is {sizes[key]}, where {name} has {source_sizes[key]}"
             )
-    return new
+    return [*new, *extended]
+
+
+@torch.no_grad()
+def _extend_vocabulary(net: nn.Module, source: nn.Module, known: int, size: int) -> list[str]:
+    """Copy the vocabulary rows of `source`, and set the rows `known` to `size` to their mean.
+
+    Returns the names of these tensors.
+    """
+    own, others = weights_of(net), weights_of(source)
+    names = [name for name in own if name in others and re.fullmatch(VOCABULARY_TENSORS, name)]
+    names = [name for name in names if own[name].shape[1:] == others[name].shape[1:]]
+    for name in names:
+        rows = min(len(own[name]), len(others[name]))
+        own[name][:rows] = others[name][:rows]
+        own[name][known:size] = others[name][:known].mean(0)
+    return names
+
+
+def _extends(own: Tokenizer, other: Tokenizer) -> bool:
+    """True if each text has the same ids with both, up to names of new special tokens."""
+
+    def parts(tokenizer: Tokenizer) -> tuple[dict[str, Any], list[Any]]:
+        content = tokenizer.content()
+        content.pop("chat_template", None)
+        return content, content["tokenizer"].pop("added_tokens")
+
+    (rest, added), (rest_of_other, known) = parts(own), parts(other)
+    return rest == rest_of_other and added[: len(known)] == known
 
 
 def _summary(names: Sequence[str]) -> str:

@@ -167,6 +167,15 @@ def training_shapes(recipe: Recipe, *lengths: Int64[np.ndarray, " N"]) -> list[B
     )
 
 
+def rows_per_batch(recipe: Recipe, length: int) -> int:
+    """Rows of `length` tokens in a training batch."""
+    training = recipe.training
+    if training.batch_sentences is not None:
+        return training.batch_sentences
+    assert training.batch_tokens is not None
+    return max(1, training.batch_tokens // length)
+
+
 def plan_training(
     recipe: Recipe, epoch: int, *lengths: Int64[np.ndarray, " N"]
 ) -> list[Int64[np.ndarray, " n"]]:

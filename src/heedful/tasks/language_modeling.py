@@ -20,7 +20,7 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import window_sums
-from heedful.tasks.inputs import joint_tokenizer, read_text_data
+from heedful.tasks.inputs import joint_tokenizer, read_text_data, rows_per_batch
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
 from heedful.tasks.task import ObjectiveSettings, Task
@@ -94,23 +94,15 @@ class LanguageModeling(Task):
         return plan_windows(
             data.ids("train").lengths,
             context=self.objective.context,
-            batch_size=self._batch_size,
+            batch_size=rows_per_batch(self.recipe, self.objective.context),
             seed=self.recipe.training.seed,
             epoch=epoch,
         )
 
     def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """All windows are of one width."""
-        return [BatchShape(self._batch_size, self.objective.context)]
-
-    @property
-    def _batch_size(self) -> int:
-        """Windows of a training batch."""
-        training = self.recipe.training
-        if training.batch_sentences is not None:
-            return training.batch_sentences
-        assert training.batch_tokens is not None
-        return max(1, training.batch_tokens // self.objective.context)
+        context = self.objective.context
+        return [BatchShape(rows_per_batch(self.recipe, context), context)]
 
     def collate(self, data: RunData, item: Windows) -> Batch:
         pad_id = data.tokenizer.pad_id

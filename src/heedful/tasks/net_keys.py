@@ -27,6 +27,21 @@ def encoder_keys(recipe: Recipe, data: RunData | None, name: str, head: str) -> 
     return {"vocab_size": vocab_size, "head": head, "max_length": recipe.data.max_length}
 
 
+def decoder_keys(
+    recipe: Recipe, data: RunData | None, name: str, max_length: int
+) -> dict[str, object]:
+    """Config keys of a decoder-only net; raises UserError for another architecture."""
+    if any(architecture(name).has_key(key) for key in ("head", "num_decoder_layers")):
+        raise UserError(
+            f"{name} is not decoder-only, which the task {recipe.task} requires; set "
+            "model.architecture to gpt2, llama or another language model, or start from one"
+        )
+    return {
+        "vocab_size": NO_DATA if data is None else data.tokenizer.vocab_size,
+        "max_length": max_length,
+    }
+
+
 def two_stack_keys(recipe: Recipe, data: RunData | None, name: str) -> dict[str, object]:
     """Config keys of an encoder-decoder; raises UserError for another architecture."""
     if not architecture(name).has_key("num_decoder_layers"):

@@ -77,8 +77,10 @@ def build_model(
     net = initialized_net(name, config, device)
     metadata = task.describe_model(data, name)
     if source is not None and _is_imported(source):
-        # An imported model keeps its start and end tokens.
-        metadata = replace(metadata, generation=source.metadata.generation)
+        # An imported model keeps its start and end tokens; the task may add the end of an answer.
+        generation = source.metadata.generation
+        eos_ids = dict.fromkeys((*generation.eos_ids, *metadata.generation.eos_ids))
+        metadata = replace(metadata, generation=replace(generation, eos_ids=tuple(eos_ids)))
     plugin = plugins.architecture.plugin_of(name)
     if plugin is not None:
         metadata = replace(metadata, plugins=(plugin,))

@@ -32,6 +32,8 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
     files = [path for split in split_files(recipe).values() for path in split.paths()]
     about = {"task": recipe.task, "files": files}
     key = prepared_key(recipe, inherited)
+    if named := task.objective_files():
+        key["objective_files"] = content_key(named)
     directory = prepare_once(cache, key, lambda folder: _fill(task, inherited, folder), about)
     data = open_data(directory, inherited.start_id)
     _describe(data, print_line)

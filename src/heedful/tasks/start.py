@@ -1,6 +1,6 @@
 """Data, model and loss at the start of a session: of a new run, or from the run's folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ def _prepare_data(
     # Refuses a wrong model before data are read.
     architecture_and_config(task, None, source, teacher)
     inherited = inherited_parts(task.recipe.tokenizer.path, source, teacher)
+    if inherited.tokenizers is not None:
+        inherited = replace(inherited, tokenizers=task.adapt_tokenizers(inherited.tokenizers))
     return prepare(task, cache_folder(), inherited, print_line)
 
 

@@ -42,9 +42,10 @@ class Task(ABC):
     """A training task by its recipe: data, loss and evaluation, as hooks in the order of calls.
 
     1. `check` refuses a wrong recipe.
-    2. Data that no earlier run has prepared (`heedful.tasks.preparation`): `read_raw_data` returns
-       rows of text, `train_tokenizers` trains tokenizers on them, `text_columns` and
-       `encode_options` determine how rows become ids.
+    2. `adapt_tokenizers` changes those of a model to start from. Data that no earlier run has
+       prepared from the same files and `objective_files` (`heedful.tasks.preparation`):
+       `read_raw_data` returns rows of text, `train_tokenizers` trains tokenizers on them unless
+       they are another model's, `text_columns` and `encode_options` determine how rows become ids.
     3. The net: `model_keys` (also called once before the data are read) and `describe_model`.
     4. `plan_epoch` for each epoch, by the `row_lengths`; `collate` and `loss` for each batch.
     5. `evaluate` at each evaluation, and `compute_final_scores` for the final model.
@@ -97,6 +98,20 @@ class Task(ABC):
 
     def notes(self) -> list[str]:
         """Lines to print before a run begins."""
+        return []
+
+    def adapt_tokenizers(
+        self, tokenizers: tuple[Tokenizer, Tokenizer]
+    ) -> tuple[Tokenizer, Tokenizer]:
+        """The tokenizers of another model as the run uses them; ids of their tokens stay.
+
+        Raises:
+            UserError: a tokenizer that the task cannot use.
+        """
+        return tokenizers
+
+    def objective_files(self) -> list[Path]:
+        """Files that the objective names, whose content prepared data depend on."""
         return []
 
     @abstractmethod

@@ -43,6 +43,7 @@ MAX_LABELS = 12  # of a confusion matrix that is shown
 # The headings of the three texts of a sample, by task.
 SAMPLE_HEADINGS = {
     "language_modeling": ("prompt", "", "continuation"),
+    "sft": ("prompt", "answer", "output"),
     "masked_lm": ("masked", "original", "filled in"),
     "denoising": ("corrupted", "target", "output"),
     "classification": ("text", "label", "prediction"),
