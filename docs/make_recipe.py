@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from heedful.config import Expectation, Recipe
+from heedful.config import Corpus, Expectation, Files, Recipe
 from heedful.config.descriptions import inline, type_name
 from heedful.nested_keys import keys_of
 from heedful.task_keys import BUILT_IN
@@ -40,6 +40,11 @@ def render() -> str:
         if is_section:
             sections[name] = []
     sections["expect"] = [_row(name, field) for name, field in Expectation.model_fields.items()]
+    sections["data.corpora.NAME"] = [
+        _row(name, field)
+        for name, field in Corpus.model_fields.items()
+        if name not in Files.model_fields
+    ]
     text = HEAD
     for name, rows in sections.items():
         if name not in AS_TRAIN:

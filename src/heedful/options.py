@@ -34,6 +34,7 @@ def _option(
     least: int | None = None,
     most: int = LARGEST,
     shown: str = "",
+    flag: str = "",
 ) -> Any:
     """A field of `Options`, which the command line offers as a flag of the same name.
 
@@ -41,9 +42,10 @@ def _option(
         panel: the section of `--help` that lists the flag; None: the option is Python's alone.
         least, most: range of a whole number; `least` None: the option is no such number.
         shown: the default in `--help`, where `default` does not say it.
+        flag: another name of the flag than that of the field.
     """
     limits = None if least is None else (least, most)
-    metadata = {"help": help, "panel": panel, "limits": limits, "shown": shown}
+    metadata = {"help": help, "panel": panel, "limits": limits, "shown": shown, "flag": flag}
     return field(default=default, metadata=metadata)
 
 
@@ -139,6 +141,10 @@ class Options:
         (),
         CONSTRAINTS,
     )
+    tgt_language: str | None = _option(
+        "Language to translate into, such as de, for a model with several.",
+        panel=CONSTRAINTS, shown="the model's, if it has one", flag="--tgt-lang",
+    )  # fmt: skip
     no_unknown: bool = _option("Forbid the unknown token.", False, CONSTRAINTS)
     stop: Sequence[str] = _option("End the output before this text; repeatable.", (), CONSTRAINTS)
     stop_ids: Sequence[int] = _option("Ids that end the output, besides the model's EOS.", ())
@@ -318,6 +324,7 @@ _BY_TYPE = {
 _BY_NAME = {
     "seed": _Kind(lambda value: _is_whole(value) or _IDS(value), "a whole number, or one a prompt"),
     "stop": _Kind(_is_list_of(_is_text), "a list of texts"),
+    "tgt_language": _Kind(_is_text, "a language code, such as de"),
     "prefixes": _Kind(_is_list_of(_is_text), "a list of texts, one for each prompt"),
     "banned": _Kind(_is_list_of(_is_text, _is_whole, _IDS), "a list of texts, ids or lists of ids"),
     "require": _Kind(_is_list_of(_is_text, _IDS), "a list of texts or lists of ids"),

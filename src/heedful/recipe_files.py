@@ -150,7 +150,10 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         return section.model_copy(update={k: v for k, v in update.items() if v != values[k]})
 
     data = recipe.data
-    names = [name for files in (data.train, data.valid, data.test) for name in files.paths()]
+    splits = [data.train, data.valid, data.test]
+    for corpus in data.corpora.values():
+        splits += [corpus, corpus.valid, corpus.test]
+    names = [name for files in splits for name in files.paths()]
     if any(not name.startswith(SHIPPED) and not os.path.isabs(name) for name in names):
         data = data.model_copy(update={"folder": os.path.abspath(data.folder or "")})
     objective = recipe.objective

@@ -95,6 +95,19 @@ def _of_train(name: str) -> str:
     return name
 
 
+def key_of_corpus(name: str) -> str:
+    """The key of a recipe that stands for the key `name` of a corpus in `data.corpora`.
+
+    Files of its training rows stand for those of `data.train`, its tags for the target language.
+    """
+    section = name.partition(".")[0]
+    if section in ("valid", "test"):
+        return f"data.{name}"
+    if name in ("src_tag", "tgt_tag", "tgt_language"):
+        return "data.tgt_language"
+    return "data.corpora" if name in ("weight", "src_language") else f"data.train.{name}"
+
+
 def alternatives(keys: Sequence[str], template: str = "{}", conjunction: str = " and ") -> str:
     """Source keys of a split as a choice, in words: src and tgt are one, because both are needed.
 
@@ -121,6 +134,7 @@ ALL = TaskKeys(
         )
     )
 )
+_CORPORA = ("data.corpora", "data.temperature")
 _TEXT_FILTERS = tuple(
     f"data.filters.{key}"
     for key in (
@@ -143,7 +157,7 @@ _PAIRS = ALL.plus(
 )
 PAIRS = _PAIRS.plus(
     *("data.folder", "data.valid_size", "data.train.src", "data.train.tgt", "data.train.file"),
-    *("data.train.src_field", "data.train.tgt_field", "data.filters"),
+    *("data.train.src_field", "data.train.tgt_field", "data.filters", *_CORPORA),
 )
 GENERATED_PAIRS = _PAIRS.plus(
     *("data.generated.num_train", "data.generated.num_valid", "data.generated.num_test"),
@@ -151,7 +165,7 @@ GENERATED_PAIRS = _PAIRS.plus(
 SYMBOLS = GENERATED_PAIRS.plus("data.generated")
 TEXTS = ALL.plus(
     *("data.folder", "data.train.text", "data.train.text_field"),
-    *("data.valid_size", "data.text_unit", *_TEXT_FILTERS),
+    *("data.valid_size", "data.text_unit", *_TEXT_FILTERS, *_CORPORA),
 )
 LANGUAGE_MODELING = replace(TEXTS, names=TEXTS.names - {"data.max_length", "data.truncation"}).plus(
     *("objective.context", *_WORD_DISTILLATION),
@@ -173,7 +187,8 @@ MASKED_LM = TEXTS.plus(
 )
 CLASSIFICATION = ALL.plus(
     *("data.folder", "data.valid_size", "data.train.file", "data.train.text_field"),
-    *("data.train.label_field", "data.train.pair_field", *_TEXT_FILTERS, *_WORD_DISTILLATION),
+    *("data.train.label_field", "data.train.pair_field", *_TEXT_FILTERS, *_CORPORA),
+    *_WORD_DISTILLATION,
     # The value of torch and of Hugging Face's Trainer.
     defaults={
         "training.label_smoothing": 0.0,

@@ -46,7 +46,7 @@ def pairs(rows: Sequence[tuple[str, str]]) -> Rows:
 def apply(settings: dict, chunks: Sequence[Rows], **options) -> tuple[list, FilterChain]:
     languages = options.get("languages", ("en", "ru"))
     columns = [*chunks[0].columns]
-    chain = FilterChain(make_filters(Filters(**settings), columns, languages))
+    chain = FilterChain(make_filters(Filters(**settings), columns, {"": languages}))
     kept = [chain.apply(chunk) for chunk in chunks]
     rows = [row for chunk in kept for row in zip(*chunk.columns.values(), strict=True)]
     return rows, chain
@@ -138,7 +138,7 @@ def test_results_and_reports_do_not_depend_on_the_chunks() -> None:
 
 def test_the_report_of_the_rows_counts_what_was_dropped() -> None:
     rows = pairs([("a", "b"), ("a b", "b"), ("c", "d")])
-    chain = FilterChain(make_filters(Filters(max_words=1), ["src", "tgt"], (None, None)))
+    chain = FilterChain(make_filters(Filters(max_words=1), ["src", "tgt"], {"": (None, None)}))
     kept = chain.apply(rows)
     assert (kept.report.num_lines, kept.report.num_kept, kept.report.num_filtered) == (3, 2, 1)
     assert kept.report.summary() == "3 lines read, 2 pairs kept; 1 dropped by filters"
@@ -213,4 +213,4 @@ def test_contradictory_filters_are_refused(settings: dict, message: str) -> None
 
 def test_a_column_that_rows_lack_is_refused() -> None:
     with pytest.raises(UserError, match="rows have no src; use row or text"):
-        make_filters(Filters(unique=["src"]), ["text"], (None, None))
+        make_filters(Filters(unique=["src"]), ["text"], {"": (None, None)})

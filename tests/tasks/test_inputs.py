@@ -9,7 +9,7 @@ from encoder_runs import PreparedTask, recipe_of, write
 from heedful.config import Recipe, parse_recipe
 from heedful.errors import UserError
 from heedful.recipe_files import RECIPES
-from heedful.tasks.inputs import split_files
+from heedful.tasks.corpora import split_files
 
 
 def in_folder(recipe: Recipe, folder: str | None) -> Recipe:
@@ -43,7 +43,7 @@ def test_absolute_paths_and_shipped_files_ignore_the_data_folder():
             "training": {"max_steps": 1},
         }
     )
-    assert split_files(recipe)["train"].text == ["/a/b", str(RECIPES / "rhyme.txt"), "there/c"]
+    assert split_files(recipe)[0].files.text == ["/a/b", str(RECIPES / "rhyme.txt"), "there/c"]
 
 
 TWICE = ["red dog sees", "old cat sees the cow", "big cow sees"]  # held out, and in training too

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Json, ModelFolder, Truncate, spread
+from heedful.cli.flags import Json, ModelFolder, Truncate, flag_of, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import RunTime, backend_option, progress_bar, read_parallel, read_whole
 from heedful.cli.shared import make_console, print_json
@@ -123,7 +123,7 @@ def evaluate(
     if (data.src is None) != (data.ref is None) or (data.src is None) == (data.input is None):
         raise UserError("give --src and --ref for a translator, --input for other models")
     fields = {f"--{name}-field": value for name, value in data.fields.items()}
-    search = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    search = {flag_of(name): value for name, value in options.items()}
     if data.src is not None:
         _refuse("translators", fields)
     else:
@@ -133,7 +133,7 @@ def evaluate(
         lines = read_parallel(data.src, data.ref)
         translator = run_time.open(model, pipelines.Translator, "evaluate with --src and --ref")
         options |= {"too_long": "truncate" if data.truncate else "error", **run_time.batching}
-        target = language or translator.metadata.tgt_language
+        target = language or options.get("tgt_language") or translator.metadata.tgt_language
         result = _evaluate_pairs(translator, *lines, options, metrics, target)
     else:
         result = _evaluate_file(model, data, run_time)
@@ -199,7 +199,12 @@ def _evaluate_pairs(
         metrics=names,
         lowercase=translator.tgt_tokenizer.lowercases,
     )
-    forced = translator.teacher_forced(sources, references, too_long=options["too_long"])
+    forced = translator.teacher_forced(
+        sources,
+        references,
+        too_long=options["too_long"],
+        tgt_language=options.get("tgt_language"),
+    )
     used = translator.options(**options)
     search = {"beam_size": used.beam_size, "length_penalty": used.length_penalty}
     columns = zip(sources, outputs, references, sentence_chrf(outputs, references), strict=True)

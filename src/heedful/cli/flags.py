@@ -14,6 +14,16 @@ from heedful.cli.help import IN_OUT, RUN_TIME
 from heedful.errors import UserError
 from heedful.options import Options
 
+TgtLang = Annotated[
+    str | None,
+    typer.Option(
+        "--tgt-lang",
+        metavar="CODE",
+        help="Language of the targets, such as de, for a translator with several.",
+        show_default="the model's, if it has one",
+    ),
+]
+
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Names of shipped recipes, for the completion of a shell."""
@@ -119,6 +129,12 @@ def set_signature(function: Any, parameters: Sequence[inspect.Parameter]) -> Non
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
+def flag_of(option: str) -> str:
+    """The flag of a field of `Options`."""
+    [field] = [field for field in fields(Options) if field.name == option]
+    return field.metadata["flag"] or f"--{option.replace('_', '-')}"
+
+
 def _given_options(**values: Any) -> dict[str, Any]:
     """The options that are on the command line."""
     options = {name: value for name, value in values.items() if value not in (None, [])}
@@ -136,7 +152,7 @@ def _parameter(field: "Field[Any]") -> inspect.Parameter | None:
     if metadata:
         if metadata["panel"] is None:
             return None
-        name = f"--{field.name.replace('_', '-')}"
+        name = flag_of(field.name)
         plain = _plain(kind)
         flag = typer.Option(
             f"{name}/--no-{name[2:]}" if default is True else name,

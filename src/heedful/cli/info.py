@@ -118,7 +118,9 @@ def _text(model: "pipelines.SavedModel") -> dict[str, str]:
     """Languages, labels and tokenizers."""
     metadata, rows = model.metadata, {}
     if isinstance(model, pipelines.Translator):
-        rows["languages"] = f"{metadata.src_language or '?'} → {metadata.tgt_language or '?'}"
+        targets = ", ".join(f"{code} ({tag})" for code, tag in metadata.language_tags.items())
+        target = targets or metadata.tgt_language or "?"
+        rows["languages"] = f"{metadata.src_language or '?'} → {target}"
         rows["output limit"] = (
             f"{metadata.limits.factor:g} x source + {metadata.limits.offset} tokens"
         )

@@ -1,13 +1,13 @@
 """`heedful optimize`: the fastest backend of a model on this machine, tested and saved."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Json, ModelFolder, spread
+from heedful.cli.flags import Json, ModelFolder, TgtLang, spread
 from heedful.cli.help import IN_OUT, RUN_TIME
 from heedful.cli.lines import bars_on_stderr, read_parallel
 from heedful.cli.shared import print_json
@@ -83,6 +83,7 @@ def optimize(
         help="References of a translator, labels of a classifier.",
         rich_help_panel=IN_OUT,
     ),
+    tgt_language: TgtLang = None,
     json: Json = False,
     candidates: Candidates,
 ) -> None:
@@ -108,6 +109,10 @@ def optimize(
     check_own_format(model)
     opened = pipelines.load(model, device="cpu", backend="eager")
     held_out = _held_out(model, src, ref)
+    if tgt_language is not None:
+        pipelines.expect(opened, pipelines.Translator, "--tgt-lang")
+        options = {**opened.metadata.options, "tgt_language": tgt_language}
+        opened.metadata = replace(opened.metadata, options=options)
     with bars_on_stderr():
         findings = optimize(
             opened,
@@ -142,6 +147,11 @@ def _held_out(
         rows = [json.loads(line) for line in lines]
     answers = {"src": "tgt", "text": "label"}
     side = "src" if rows and "src" in rows[0] else "text"
+    if len({row.get("corpus") for row in rows}) > 1:
+        raise UserError(
+            f"the held-out rows of {model} are of several corpora; give --src and --ref of one "
+            "language, and --tgt-lang"
+        )
     other = [row[answers[side]] for row in rows] if rows and answers[side] in rows[0] else None
     return [row[side] for row in rows], other
 

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.flags import JsonLines, ModelFolder, TgtLang, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     InputOutput,
@@ -43,6 +43,7 @@ def score(
     tgt: Path | None = typer.Option(
         None, metavar="FILE", help="Target lines, one per source.", rich_help_panel=IN_OUT
     ),
+    tgt_language: TgtLang = None,
     per_token: bool = typer.Option(
         False, "--per-token", help="Divide each log-probability by the number of tokens."
     ),
@@ -63,9 +64,12 @@ def score(
     if (src is None) != (tgt is None) or (src is not None and (in_out.input or in_out.texts)):
         raise UserError("give --src and --tgt for a translator; TEXT or --input for other models")
     if src is None or tgt is None:
+        if tgt_language is not None:
+            raise UserError("--tgt-lang is for a translator: give --src and --tgt too")
         rows = _score_texts(model, in_out, run_time, per_token)
     else:
-        rows = _score_pairs(model, (src, tgt), in_out.truncate, run_time, per_token)
+        pairs = read_parallel(src, tgt)
+        rows = _score_pairs(model, pairs, in_out.truncate, run_time, per_token, tgt_language)
     with line_writer(in_out.output) as write:
         for row in rows:
             columns = [row[name] for name in _COLUMNS if name in row]
@@ -91,13 +95,20 @@ def _score_texts(
 
 
 def _score_pairs(
-    model: Path, files: tuple[Path, Path], truncate: bool, run_time: RunTime, per_token: bool
+    model: Path,
+    pairs: tuple[list[str], list[str]],
+    truncate: bool,
+    run_time: RunTime,
+    per_token: bool,
+    tgt_language: str | None,
 ) -> Iterator[dict[str, Any]]:
     """A row for each pair of a source and a target line."""
-    sources, targets = read_parallel(*files)
+    sources, targets = pairs
     translator = run_time.open(model, pipelines.Translator, "score with --src and --tgt")
     too_long: TooLong = "truncate" if truncate else "error"
-    scores = translator.score(sources, targets, too_long=too_long, **run_time.batching)
+    scores = translator.score(
+        sources, targets, too_long=too_long, tgt_language=tgt_language, **run_time.batching
+    )
     for source, target, score in zip(sources, targets, scores, strict=True):
         value = score.log_prob / (score.num_tokens if per_token else 1)
         yield {"src": source, "tgt": target, "log_prob": value, "num_tokens": score.num_tokens}

@@ -4,82 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from heedful.config.base import Paths, Seed, Strict
+from heedful.config.base import Seed, Strict
+from heedful.config.corpora import Corpus, check_names
+from heedful.config.files import Files
 from heedful.config.filters import Filters
 from heedful.errors import UserError
-
-FieldName = int | str | None
-_TABLES = ".tsv, .jsonl, .parquet or a folder of Hugging Face `datasets`"
-
-
-class Files(Strict):
-    """Files of one split; text files may be compressed (.gz)."""
-
-    src: Paths = Field(
-        None,
-        description="File, or list of files, with one source sentence per line; null: pairs are "
-        "read from `file`.",
-    )
-    tgt: Paths = Field(
-        None,
-        description="File, or list of files, with the target of the same line of `src`; null: "
-        "pairs are read from `file`.",
-    )
-    file: Paths = Field(
-        None,
-        description="Table, or list of tables, of sentence pairs, labeled texts or chats "
-        f"({_TABLES}; chats not in .tsv); null: none.",
-    )
-    text: Paths = Field(
-        None,
-        description=f"File, or list of files, of texts (plain, {_TABLES}); null: none.",
-    )
-    src_field: FieldName = Field(
-        None,
-        description="Column of `file` with the source, by number from 1 or by name; null: the "
-        "first column, or `src`.",
-    )
-    tgt_field: FieldName = Field(
-        None,
-        description="Column of `file` with the target, by number from 1 or by name; null: the "
-        "second column, or `tgt`.",
-    )
-    text_field: FieldName = Field(
-        None,
-        description="Column of `file` or of tables in `text` with the text, by number from 1 or by "
-        "name; null: the first column, or `text`.",
-    )
-    label_field: FieldName = Field(
-        None,
-        description="Column of `file` with the label, by number from 1 or by name; null: the "
-        "second column, or `label`.",
-    )
-    pair_field: FieldName = Field(
-        None,
-        description="Column of `file` with a second text, by number from 1 or by name; null: each "
-        "example has one text.",
-    )
-
-    messages_field: str | None = Field(
-        None,
-        description="Key or column of `file` with the list of messages of a chat, each with role "
-        "and content; null: `messages`.",
-    )
-    prompt_field: str | None = Field(
-        None,
-        description="Key or column of `file` with the prompt of a row without messages; null: "
-        "`prompt`.",
-    )
-    response_field: str | None = Field(
-        None,
-        description="Key or column of `file` with the response to the prompt; null: `response`.",
-    )
-
-    def paths(self) -> list[str]:
-        """All files and folders that are named."""
-        named = (self.src, self.tgt, self.file, self.text)
-        lists = ([paths] if isinstance(paths, str) else paths or [] for paths in named)
-        return [path for paths in lists for path in paths]
 
 
 class Generated(Strict):
@@ -104,6 +33,7 @@ def _check_size(size: int | float | None) -> int | float | None:
     raise UserError(f"give a number of rows, or a share between 0 and 1, not {size}")
 
 
+Corpora = Annotated[dict[str, Corpus], AfterValidator(check_names)]
 ValidSize = Annotated[int | float | None, AfterValidator(_check_size)]
 
 
@@ -126,6 +56,19 @@ class Data(Strict):
         default_factory=Files,
         description="Files of the test split, scored when the run ends; if empty, the validation "
         "split is scored.",
+    )
+    corpora: Corpora = Field(
+        {},
+        description="Several training corpora in place of `train`, by name: a mapping from names "
+        "to sections with the keys of `train` and those of `data.corpora.NAME` below; empty: one "
+        "corpus, `train`.",
+    )
+    temperature: float | None = Field(
+        None,
+        ge=1,
+        description="Share of a corpus in proportion to (rows ** (1 / temperature)) times its "
+        "weight, with as many rows in an epoch as all corpora have: above 1 small corpora are "
+        "read more often; null: the weights alone.",
     )
     valid_size: ValidSize = Field(
         None,

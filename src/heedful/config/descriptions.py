@@ -39,7 +39,9 @@ def type_name(kind: Any) -> str:
         is_section = isinstance(inside[0], type) and issubclass(inside[0], BaseModel)
         return "list" if is_section else f"list of {type_name(inside[0])}"
     if origin is tuple:
-        return f"list of {len(inside)} {type_name(inside[0])}"
+        names = [*map(type_name, inside)]
+        is_uniform = len(set(names)) == 1
+        return f"list of {len(names)} {names[0]}" if is_uniform else f"[{', '.join(names)}]"
     return "mapping" if origin is dict else str(getattr(kind, "__name__", kind))
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -98,17 +98,37 @@ def _key_path(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[
     keys: list[str] = []
     for part in location:
         fields = {} if isinstance(part, int) else _fields_at(keys, model)
+        is_name = _is_mapping_at(keys, model)
         keys.append(str(part))
-        if not isinstance(part, int) and not (part in fields and _models_in(fields[part])):
+        if not isinstance(part, int | float) and not (
+            is_name or (part in fields and _models_in(fields[part]))
+        ):
             break
     return tuple(keys)
 
 
 def _fields_at(keys: Sequence[str], model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of the section at some keys, or of the sections in the mapping there."""
+    field: FieldInfo | None = None
     for key in keys:
-        if not key.isdigit():
-            model = _models_in(model.model_fields[key])[0]
+        if field is not None and get_origin(field.annotation) is dict:
+            field = None  # a name in a mapping of sections
+        elif not key.isdigit():
+            field = model.model_fields[key]
+            model = _models_in(field)[0]
     return dict(model.model_fields)
+
+
+def _is_mapping_at(keys: Sequence[str], model: type[BaseModel]) -> bool:
+    """True if the keys lead to a mapping from names to sections."""
+    if not keys:
+        return False
+    field = _fields_at(keys[:-1], model).get(keys[-1])
+    return (
+        field is not None
+        and get_origin(field.annotation) is dict
+        and not _is_mapping_at(keys[:-1], model)
+    )
 
 
 def _models_in(field: FieldInfo) -> list[type[BaseModel]]:

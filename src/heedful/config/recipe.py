@@ -23,7 +23,7 @@ from heedful.config.problems import wrong_key
 from heedful.config.training import Training
 from heedful.errors import UserError
 from heedful.nested_keys import keys_of, set_key, set_keys
-from heedful.task_keys import BUILT_IN, KEEP_BANDS, TaskKeys
+from heedful.task_keys import BUILT_IN, KEEP_BANDS, TaskKeys, key_of_corpus
 
 TaskName = Annotated[str, AfterValidator(registered_in(plugins.task))]
 
@@ -98,6 +98,34 @@ class Recipe(Strict):
         for name in set_keys(self):
             if not keys.includes(name):
                 raise UserError(keys.refusal(name, self.task))
+        for corpus, section in self.data.corpora.items():
+            for name in set_keys(section):
+                if not keys.includes(key_of_corpus(name)):
+                    raise UserError(
+                        f"data.corpora.{corpus}.{name} is not read by the task {self.task}; leave "
+                        "it out"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _check_corpora(self) -> Self:
+        """Refuse files and weights that contradict `data.corpora`."""
+        data = self.data
+        for name in ("train", "valid", "test"):
+            if data.corpora and getattr(data, name).paths():
+                inside = "" if name == "train" else f".{name}"
+                raise UserError(
+                    f"data.{name} and data.corpora both name files; leave data.{name} out, or give "
+                    f"it as data.corpora.NAME{inside}"
+                )
+        if data.temperature is not None and len(data.corpora) < 2:
+            raise UserError("data.temperature has no effect without several data.corpora")
+        held_out = any(corpus.valid.paths() for corpus in data.corpora.values())
+        if held_out and data.valid_size is not None:
+            raise UserError(
+                "data.valid_size holds out rows of data.corpora, but one of them has valid files; "
+                "leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -161,6 +189,10 @@ class Recipe(Strict):
     def values(self) -> dict[str, Any]:
         """The value of each key that the task reads, as JSON, by the key's dotted name."""
         content = self.model_dump(mode="json")
+        content["data"]["corpora"] = {
+            name: corpus.model_dump(mode="json", exclude_defaults=True)
+            for name, corpus in self.data.corpora.items()
+        }
         return {
             key.name: reduce(getitem, key.name.split("."), content)
             for key in keys_of(Recipe)

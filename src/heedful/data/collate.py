@@ -1,7 +1,7 @@
 """Batches of tensors, built on the CPU so that a training step never waits for the device."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Batch:
             for single texts.
         indices: (B,), the index in the data set of each row.
         num_tokens: tokens of `source` and `tokens` that are not padding.
+        corpora: tokens by corpus, for training data of several corpora.
     """
 
     tokens: Tokens
@@ -41,6 +42,7 @@ class Batch:
     types: Int64[Tensor, "B T"] | None = None
     indices: Int64[np.ndarray, " B"]
     num_tokens: int
+    corpora: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_targets(self) -> int:
@@ -128,7 +130,8 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
             Without it attention and targets cross the borders of texts, as in Radford et al.
             (2019).
     """
-    assert windows.offsets[-1] == len(texts.ids), "the plan is for other texts"
+    last = np.diff(windows.offsets[-2:])
+    assert (texts.lengths[windows.order[-1:]] == last).all(), "the plan is for other texts"
     # All arrays are (B, T + 1): the inputs of each window and the token after them, then padding.
     columns = np.arange(int(windows.sizes.max()) + 1)
     inside = columns <= windows.sizes[:, None]

@@ -1,11 +1,12 @@
 """Columns of token ids and of numbers: in memory, as memory-mapped files, and their statistics."""
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,6 +117,19 @@ class DataReport:
         return "; ".join(parts)
 
 
+class CorpusRange(NamedTuple):
+    """The rows of a corpus: contiguous, from `start` up to `end`."""
+
+    name: str
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return self.end - self.start
+
+
 Column: TypeAlias = Sequences | NDArray[np.int64]
 
 
@@ -124,7 +138,8 @@ class Columns:
     """Named columns of equal length, with the statistics of the rows that they were made from.
 
     Args:
-        info: further data to store with the columns, as JSON, such as the names of labels.
+        info: further data to store with the columns, as JSON, such as the names of labels;
+            "corpora" lists the ranges of the corpora (name, first row, end) of data with several.
     """
 
     columns: Mapping[str, Column]
@@ -140,6 +155,11 @@ class Columns:
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
+    @property
+    def corpora(self) -> list[CorpusRange]:
+        """The ranges of the corpora, in order; empty for data without `data.corpora`."""
+        return [CorpusRange(*entry) for entry in self.info.get("corpora", ())]
+
     def sequences(self, name: str) -> Sequences:
         """The column of sequences called `name`."""
         column = self.columns[name]
@@ -151,6 +171,16 @@ class Columns:
         column = self.columns[name]
         assert isinstance(column, np.ndarray), name
         return column
+
+
+def merge_reports(reports: Sequence[DataReport]) -> DataReport:
+    """The report of all rows of several files or corpora, before they are encoded."""
+    names = [item.name for item in fields(DataReport) if item.name.startswith("num_")]
+    sums = {name: sum(getattr(report, name) for report in reports) for name in names}
+    empty = Counter[str]()
+    for report in reports:
+        empty.update(report.empty)
+    return DataReport(**sums, noun=reports[0].noun, empty=dict(empty))
 
 
 class SequencesBuilder:

@@ -1,7 +1,7 @@
 """Encode rows of text as columns of token ids: truncate or drop long rows, and count."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.columns import Column, Columns, Counts, SequencesBuilder
-from heedful.data.rows import Rows
+from heedful.data.rows import CORPUS, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.progress import track
@@ -36,11 +36,13 @@ class TextColumn:
         special_tokens: "text" adds those of the tokenizer's template
             (`Tokenizer.add_special_tokens`), "target" those and a final EOS
             (`Tokenizer.encode_target`), "document" BOS and EOS, "none" adds none.
+        tags: by corpus, the ids that are put before a text, within its special tokens.
     """
 
     tokenizer: Tokenizer
     texts: tuple[str, ...]
     special_tokens: Literal["text", "target", "document", "none"] = "text"
+    tags: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def id_limit(self) -> int:
@@ -126,11 +128,16 @@ def encode_rows(
     """
     if max_length is not None:
         _check_limit(columns.values(), max_length)
+    names = rows[CORPUS] if CORPUS in rows else [""] * len(rows)
     builders = {name: _ColumnBuilder(column) for name, column in columns.items()}
     kept_indices: list[int] = []
     num_too_long = num_dropped = num_truncated = num_unknown = 0
     for index, row in enumerate(_tokenize(rows, columns)):
-        sizes = {name: columns[name].num_special + sum(map(len, ids)) for name, ids in row.items()}
+        tags = {name: column.tags.get(names[index], ()) for name, column in columns.items()}
+        sizes = {
+            name: columns[name].num_special + len(tags[name]) + sum(map(len, ids))
+            for name, ids in row.items()
+        }
         if max_length is not None and max(sizes.values()) > max_length:
             num_too_long += 1
             if truncation == "error":
@@ -142,7 +149,10 @@ def encode_rows(
             if truncation == "drop":
                 num_dropped += 1
                 continue
-            row = {name: columns[name].truncate(ids, max_length) for name, ids in row.items()}
+            row = {
+                name: columns[name].truncate(ids, max_length - len(tags[name]))
+                for name, ids in row.items()
+            }
             if not all(columns[name].has_targets(ids) for name, ids in row.items()):
                 num_dropped += 1
                 continue
@@ -152,7 +162,8 @@ def encode_rows(
             continue
         kept_indices.append(index)
         for name, ids in row.items():
-            builders[name].add([rows[text][index] for text in columns[name].texts], ids)
+            texts = [rows[text][index] for text in columns[name].texts]
+            builders[name].add(texts, ids, tags[name])
     if not kept_indices:
         raise UserError(
             f"none of {len(rows)} {rows.report.noun} is left: {num_too_long} are longer than"
@@ -172,15 +183,24 @@ def encode_rows(
     result: dict[str, Column] = {name: b.sequences.build() for name, b in builders.items()}
     result |= {f"{name}.second": np.array(b.seconds) for name, b in builders.items() if b.seconds}
     result |= {name: column[np.array(kept_indices)] for name, column in (numbers or {}).items()}
-    return Columns(result, report, info or {})
+    corpora = _ranges([names[index] for index in kept_indices]) if CORPUS in rows else []
+    return Columns(result, report, {**(info or {}), **({"corpora": corpora} if corpora else {})})
+
+
+def _ranges(names: Sequence[str]) -> list[tuple[str, int, int]]:
+    """The corpora of rows in the order of the corpora: name, first row and end of each."""
+    ends = {name: end for end, name in enumerate(names, 1)}
+    starts = [0, *ends.values()]
+    return [(name, start, end) for start, (name, end) in zip(starts, ends.items(), strict=False)]
 
 
 def _check_limit(columns: Iterable[TextColumn], max_length: int) -> None:
     """Raise UserError unless there is room for one token of each text."""
     for column in columns:
-        if max_length < column.num_special + len(column.texts):
+        num_special = column.num_special + max(map(len, column.tags.values()), default=0)
+        if max_length < num_special + len(column.texts):
             raise UserError(
-                f"max_length {max_length} leaves no tokens for text beside {column.num_special}"
+                f"max_length {max_length} leaves no tokens for text beside {num_special}"
                 " special tokens; raise it"
             )
 
@@ -200,10 +220,10 @@ class _ColumnBuilder:
         self.seconds: list[int] = []
         self.counts = {"characters": 0, "bytes": 0, "tokens": 0, "unknown": 0}
 
-    def add(self, texts: Sequence[str], ids: list[list[int]]) -> None:
+    def add(self, texts: Sequence[str], ids: list[list[int]], tags: Sequence[int]) -> None:
         """Append a row: its texts before normalization, and their ids without special tokens."""
         tokenizer, counts = self.column.tokenizer, self.counts
-        sequence = self.column.with_special_tokens(*ids)
+        sequence = self.column.with_special_tokens([*tags, *ids[0]], *ids[1:])
         self.sequences.add(sequence)
         if len(ids) > 1:
             self.seconds.append(len(sequence) - len(ids[1]) - len(tokenizer.suffix_ids))

@@ -23,13 +23,16 @@ Kept: TypeAlias = Bool[np.ndarray, " N"]
 
 
 def make_filters(
-    settings: Filters, columns: Sequence[str], languages: tuple[str | None, str | None]
+    settings: Filters,
+    columns: Sequence[str],
+    languages: Mapping[str, tuple[str | None, str | None]],
 ) -> list["Filter"]:
     """The filters of a recipe in the order in which they are applied: duplicates come last.
 
     Args:
         columns: names of the texts in a row: `src` and `tgt`, or `text`.
-        languages: of sources or texts, and of targets.
+        languages: by the name of the corpus (or one by any name), the language of its sources or
+            texts and that of its targets.
 
     Raises:
         UserError: a column that the rows lack; a script that is not known.
@@ -47,17 +50,27 @@ def make_filters(
     if settings.min_letters is not None:
         filters.append(LetterShare(columns, settings.min_letters))
     if settings.min_script is not None:
-        src_scripts = scripts_of(languages[0], settings.src_script, "src_script")
-        scripts = {column: src_scripts for column in columns if column != "tgt"}
-        if "tgt" in columns:
-            scripts["tgt"] = scripts_of(languages[1], settings.tgt_script, "tgt_script")
-        filters.append(ScriptShare(scripts, settings.min_script))
+        by_corpus = {name: _script_share(settings, columns, *of) for name, of in languages.items()}
+        is_single = len(by_corpus) == 1
+        filters.append(next(iter(by_corpus.values())) if is_single else ByCorpus(by_corpus))
     for part in settings.unique:
         if part != "row" and part not in columns:
             known = " or ".join(["row", *columns])
             raise UserError(f"data.filters.unique: rows have no {part}; use {known}")
         filters.append(Unique(part))
     return filters
+
+
+def _script_share(
+    settings: Filters, columns: Sequence[str], src: str | None, tgt: str | None
+) -> "Filter":
+    """The filter `min_script` for two languages."""
+    assert settings.min_script is not None
+    src_scripts = scripts_of(src, settings.src_script, "src_script")
+    scripts = {column: src_scripts for column in columns if column != "tgt"}
+    if "tgt" in columns:
+        scripts["tgt"] = scripts_of(tgt, settings.tgt_script, "tgt_script")
+    return ScriptShare(scripts, settings.min_script)
 
 
 class Filter(ABC):
@@ -224,6 +237,28 @@ class HashSet:
         is_first = np.zeros(len(hashes), dtype=bool)
         is_first[first[new]] = True
         return is_first
+
+
+class ByCorpus(Filter):
+    """A filter that has other settings for each corpus.
+
+    Args:
+        filters: by the name of the corpus.
+    """
+
+    def __init__(self, filters: Mapping[str, Filter]) -> None:
+        self._filters = filters
+        first = next(iter(filters.values()))
+        self.name, self.setting = first.name, first.setting
+
+    def keep(self, rows: Rows) -> Kept:
+        """True for each row that the filter of its corpus keeps."""
+        corpora, kept = np.array(rows[CORPUS]), np.ones(len(rows), dtype=bool)
+        for corpus, filter in self._filters.items():
+            indices = np.flatnonzero(corpora == corpus)
+            if len(indices):
+                kept[indices] = filter.keep(rows.select(indices))
+        return kept
 
 
 @dataclass(frozen=True)

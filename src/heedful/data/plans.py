@@ -143,7 +143,13 @@ class Windows:
 
 
 def plan_windows(
-    lengths: Integer[np.ndarray, " N"], *, context: int, batch_size: int, seed: int, epoch: int
+    lengths: Integer[np.ndarray, " N"],
+    *,
+    context: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    rows: Int64[np.ndarray, " n"] | None = None,
 ) -> list[Windows]:
     """Training batches of windows of `context` inputs, in random order.
 
@@ -156,12 +162,14 @@ def plan_windows(
     Args:
         lengths: length of each text, in tokens.
         batch_size: windows in a batch; the last batch may have fewer.
+        rows: the texts to read, each as often as it is named; None: each text once.
 
     Raises:
         UserError: fewer than `context` + 1 tokens.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
-    order, offsets = _stream(lengths, rng.permutation(len(lengths)))
+    order = rng.permutation(len(lengths) if rows is None else len(rows))
+    order, offsets = _stream(lengths, order if rows is None else rows[order])
     spare = int(offsets[-1]) - 1 - context  # tokens beyond what one window needs
     if spare < 0:
         raise UserError(

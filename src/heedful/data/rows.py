@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.columns import DataReport
+from heedful.data.columns import DataReport, merge_reports
 from heedful.data.tables import is_table, read_objects, read_table
 from heedful.errors import UserError, format_names
 from heedful.files import open_bytes, parse_json
@@ -75,6 +75,26 @@ class Rows:
         columns = {name: [texts[i] for i in selected] for name, texts in self.columns.items()}
         locations = None if self.locations is None else self.locations[:, indices]
         return Rows(columns, None, self.sources, locations)
+
+    def of_corpus(self, name: str) -> "Rows":
+        """The rows with the name of their corpus in the column `CORPUS`."""
+        columns = {**self.columns, CORPUS: [name] * len(self)}
+        return Rows(columns, self.report, self.sources, self.locations)
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """The rows of several parts with equal columns, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {name: [text for part in parts for text in part[name]] for name in parts[0].columns}
+    sources: list[str] = []
+    locations = []
+    for part in parts:
+        if part.locations is not None:
+            locations.append(part.locations + np.array([[len(sources)], [0]]))
+        sources += part.sources
+    joined = np.concatenate(locations, axis=1) if len(locations) == len(parts) else None
+    return Rows(columns, merge_reports([part.report for part in parts]), sources, joined)
 
 
 def read_rows(

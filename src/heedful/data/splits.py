@@ -9,7 +9,7 @@ from math import floor
 
 import numpy as np
 
-from heedful.data.rows import Rows, Unit
+from heedful.data.rows import CORPUS, Rows, Unit
 from heedful.errors import UserError
 
 
@@ -61,7 +61,8 @@ def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
 
 
 def _digests(rows: Rows) -> Iterator[bytes]:
-    for texts in zip(*rows.columns.values(), strict=True):
+    columns = [texts for name, texts in rows.columns.items() if name != CORPUS]
+    for texts in zip(*columns, strict=True):
         yield hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()
 
 

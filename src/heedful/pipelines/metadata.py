@@ -58,6 +58,7 @@ class ModelMetadata:
         labels: of a classifier, in the order of its logits.
         options: defaults of `heedful.options.Options`.
         plugins: names of the plugins that the architecture needs.
+        language_tags: the token put before a source, by the target language that it asks for.
     """
 
     architecture: str
@@ -69,6 +70,7 @@ class ModelMetadata:
     generation: GenerationIds = field(default_factory=GenerationIds)
     options: dict[str, Any] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
+    language_tags: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "ModelMetadata":

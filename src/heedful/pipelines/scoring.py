@@ -71,9 +71,10 @@ def score_pairs(
     *,
     too_long: TooLong,
     batch_tokens: int | None = None,
+    tags: Sequence[int] = (),
 ) -> TextSums:
     """Sums over the tokens of each target given its source, EOS included."""
-    sides = encode_pairs(model, sources, targets, too_long)
+    sides = encode_pairs(model, sources, targets, too_long, tags)
     sizes = model.src_tokenizer.vocab_size, model.tgt_tokenizer.vocab_size
     pairs = pack_ids(sides[0], sizes[0]), pack_ids(sides[1], sizes[1])
     check_batch_tokens(batch_tokens)
@@ -82,12 +83,16 @@ def score_pairs(
 
 
 def teacher_forced(
-    model: Generator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
+    model: Generator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    too_long: TooLong,
+    tags: Sequence[int] = (),
 ) -> dict[str, float]:
     """Perplexity and token accuracy of the targets given their sources."""
     if not sources:
         raise UserError("there are no pairs to score; give at least one")
-    total = score_pairs(model, sources, targets, too_long=too_long).total()
+    total = score_pairs(model, sources, targets, too_long=too_long, tags=tags).total()
     if not total.tokens:
         raise UserError("all pairs were left out: each has a side longer than the model allows")
     mean = token_metrics(total)
@@ -145,16 +150,20 @@ def _pair_batches(
 
 
 def encode_pairs(
-    model: Generator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
+    model: Generator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    too_long: TooLong,
+    tags: Sequence[int],
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids of sources and targets; see `Translator.pair_ids`."""
+    """Ids of sources, each after the ids `tags`, and of targets; see `Translator.pair_ids`."""
     check_strings(sources, "sources")
     check_strings(targets, "targets")
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} sources but {len(targets)} targets")
     start, longest = checked_start_ids(model.ids.decoder_start_ids), model.config.max_length
     # The decoder reads its start ids and the target without its last token.
-    src = _encode_side(model, "source line", model.src_tokenizer, sources, longest, too_long)
+    src = _encode_side(model, "source line", model.src_tokenizer, sources, longest, too_long, tags)
     longest += 1 - len(start)
     tgt = _encode_side(model, "target line", model.tgt_tokenizer, targets, longest, too_long)
     return src, tgt
@@ -167,7 +176,9 @@ def _encode_side(
     texts: Sequence[str],
     longest: int,
     too_long: TooLong,
+    tags: Sequence[int] = (),
 ) -> list[list[int]]:
-    rows = [tokenizer.encode_target(ids) for ids in tokenizer.encode_batch(list(texts))]
+    encoded = tokenizer.encode_batch(list(texts))
+    rows = [tokenizer.encode_target([*tags, *ids]) for ids in encoded]
     model.check_lengths(rows, noun, too_long, longest=longest, tokenizer=tokenizer)
     return rows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
 
-from heedful.errors import UserError
+from heedful.errors import UserError, format_names
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
 from heedful.pipelines.metadata import GenerationIds
@@ -51,25 +51,62 @@ class Translator(Generator):
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source with EOS; empty for a blank text; lists of ids are unchanged."""
         options = options or Options()
+        is_text = any(isinstance(prompt, str) for prompt in prompts)
+        if not is_text and len(prompts) and "tgt_language" in options.explicit:
+            raise UserError("tgt_language is for texts; begin lists of ids with the id of its tag")
+        tags = self._tag_ids(options.tgt_language) if is_text else []
         sources = self.rows_of(
-            prompts, lambda tokenizer, ids: tokenizer.encode_target(ids) if ids else []
+            prompts,
+            lambda tokenizer, ids: tokenizer.encode_target([*tags, *ids]) if ids else [],
         )
         self.check_lengths(sources, "line", options.too_long, options.first_number)
         return sources
 
+    def _tag_ids(self, tgt_language: str | None) -> list[int]:
+        """The ids of the tag before a source that asks for a target language; [] without tags.
+
+        Raises:
+            UserError: a language that the model does not translate into; none where it has several.
+        """
+        tags, own = self.metadata.language_tags, self.metadata.tgt_language
+        if tgt_language is None and len(tags) == 1 and own in tags:
+            tgt_language = own
+        if tgt_language is None:
+            if tags:
+                raise UserError(
+                    f"this model translates into {format_names([*tags], str)}: give one as "
+                    "tgt_language (--tgt-lang)"
+                )
+            return []
+        if tgt_language in tags:
+            return [self.src_tokenizer.tag_id(tags[tgt_language])]
+        if tgt_language == own:
+            return []
+        known = format_names([*tags] or [own or "one language, without a code"], str)
+        raise UserError(f"no tgt_language {tgt_language}: this model translates into {known}")
+
     def pair_ids(
-        self, sources: Sequence[str], targets: Sequence[str], *, too_long: TooLong = "error"
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        too_long: TooLong = "error",
+        tgt_language: str | None = None,
     ) -> tuple[list[list[int]], list[list[int]]]:
         """Ids of sources and of targets, each with EOS, for training and scoring.
 
         The decoder reads `ids.decoder_start_ids` and all of a target but its last token.
+
+        Args:
+            tgt_language: as of `Options`, whose tag is put before the sources.
 
         Raises:
             UserError: another number of sources than of targets; a side that is too long.
         """
         from heedful.pipelines.scoring import encode_pairs
 
-        return encode_pairs(self, sources, targets, too_long)
+        tags = self._tag_ids(tgt_language)
+        return encode_pairs(self, sources, targets, too_long, tags)
 
     def length_limit(self, row: list[int], options: Options) -> int:
         """`max_new_tokens`, or the limit of the metadata, at most the net's positions.
@@ -89,22 +126,34 @@ class Translator(Generator):
         *,
         too_long: TooLong = "error",
         batch_tokens: int | None = None,
+        tgt_language: str | None = None,
     ) -> list[TextScore]:
         """Log-probability of each target given its source, EOS included, by teacher forcing.
 
         Args:
             too_long: as of `Options`; a pair with a side left out has a score of 0 tokens.
             batch_tokens: padded tokens of source and target in a batch.
+            tgt_language: the language of the targets, as of `Options`.
         """
         from heedful.pipelines.scoring import score_pairs
 
         options: dict[str, Any] = {"too_long": too_long, "batch_tokens": batch_tokens}
+        options["tags"] = self._tag_ids(tgt_language)
         return score_pairs(self, sources, targets, **options).scores()
 
     def teacher_forced(
-        self, sources: Sequence[str], targets: Sequence[str], *, too_long: TooLong = "error"
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        too_long: TooLong = "error",
+        tgt_language: str | None = None,
     ) -> dict[str, float]:
-        """Perplexity and token accuracy of the targets given their sources."""
+        """Perplexity and token accuracy of the targets given their sources.
+
+        Args:
+            too_long, tgt_language: as of `score`.
+        """
         from heedful.pipelines.scoring import teacher_forced
 
-        return teacher_forced(self, sources, targets, too_long)
+        return teacher_forced(self, sources, targets, too_long, self._tag_ids(tgt_language))

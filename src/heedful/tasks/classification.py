@@ -15,7 +15,7 @@ from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_evaluation_batches
-from heedful.data.rows import LABEL, Rows
+from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, format_names
 from heedful.evaluation.labels import confusion, label_scores, per_label
@@ -25,17 +25,23 @@ from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import Classifier
 from heedful.progress import track
+from heedful.tasks.corpora import files_by_split, is_paired
 from heedful.tasks.inputs import (
     hold_out_rows,
     joint_tokenizer,
     plan_training,
     read_labeled,
     read_splits,
-    splits_with_files,
 )
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
-from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
+from heedful.tasks.scoring import (
+    FinalScores,
+    corpus_losses,
+    make_evaluation,
+    sums_by_corpus,
+    write_scores,
+)
 from heedful.tasks.task import MASK, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
@@ -60,27 +66,27 @@ class TextClassification(Task):
     def check(self) -> None:
         super().check()
         check_derived_keys(self.recipe)
-        paired = self.recipe.data.train.pair_field is not None
-        for name, files in splits_with_files(self.recipe):
-            if (files.pair_field is not None) != paired:
+        entries = files_by_split(self.recipe)
+        for entry in entries:
+            if (entry.files.pair_field is not None) != is_paired(self.recipe):
                 raise UserError(
-                    f"data.{name}.pair_field and data.train.pair_field must both be given, or "
-                    "neither"
+                    f"{entry.key}.pair_field and {entries[0].key}.pair_field must both be given, "
+                    "or neither"
                 )
 
     def read_raw_data(self) -> RawData:
-        rows = read_splits(self.recipe, read_labeled)
-        names = label_names(rows["train"])
-        for split in rows.values():
+        raw = read_splits(self.recipe, read_labeled)
+        names = label_names(raw.rows["train"])
+        for split in raw.rows.values():
             label_ids(split, names)  # raises UserError for an unknown label before the slow steps
-        return replace(hold_out_rows(self.recipe, rows), labels=names)
+        return replace(hold_out_rows(self.recipe, raw), labels=names)
 
     def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         return joint_tokenizer(self.recipe, train, extra_specials=(MASK,), template="both")
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
-        paired = self.recipe.data.train.pair_field is not None
-        return {"text": TextColumn(tokenizers[0], ("text", "pair") if paired else ("text",))}
+        texts = ("text", "pair") if is_paired(self.recipe) else ("text",)
+        return {"text": TextColumn(tokenizers[0], texts)}
 
     def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
         # If the source model has the same classes, in its order.
@@ -96,7 +102,8 @@ class TextClassification(Task):
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return plan_training(self.recipe, epoch, *self.row_lengths(data))
+        corpora = data.splits["train"].corpora
+        return plan_training(self.recipe, epoch, corpora, *self.row_lengths(data))
 
     def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
         return (data.ids("train").lengths,)
@@ -112,15 +119,19 @@ class TextClassification(Task):
         )
 
     def evaluate(self, model: Classifier, data: RunData) -> EvaluationResult:
-        sums, predictions, table = self._predict(model, data, "valid")
+        sums, by_corpus, predictions, table = self._predict(model, data, "valid")
         labels, names = data.splits["valid"].numbers("labels"), data.labels
         rows = data.texts("valid", self.recipe.evaluation.num_samples)
-        texts = ("\n".join(text for key, text in row.items() if key != LABEL) for row in rows)
+        texts = (
+            "\n".join(text for key, text in row.items() if key not in (LABEL, CORPUS))
+            for row in rows
+        )
         samples = [
             Sample(text, names[label], names[prediction])
             for text, label, prediction in zip(texts, labels, predictions, strict=False)
         ]
-        return make_evaluation(self.recipe, sums, samples, label_scores(table))
+        scores = label_scores(table)
+        return make_evaluation(self.recipe, sums, samples, scores, corpora=by_corpus)
 
     def compute_final_scores(self, model: Classifier, data: RunData, out: Path) -> FinalScores:
         """Classify and score the test texts, or those of valid if there is no test split.
@@ -129,9 +140,9 @@ class TextClassification(Task):
         `confusion[i][j]` texts of `labels[i]` were classified as `labels[j]`. The predicted labels
         are in `test.output.txt`, one per line.
         """
-        sums, predictions, table = self._predict(model, data, data.final)
+        sums, by_corpus, predictions, table = self._predict(model, data, data.final)
         names, loss = data.labels, float(sums.nll) / sums.tokens
-        scores = label_scores(table) | {"loss": loss}
+        scores = label_scores(table) | {"loss": loss} | corpus_losses(by_corpus)
         lines = "".join(f"{names[label]}\n" for label in predictions.tolist())
         write_text(out / f"{data.final}.output.txt", lines)
         tables = {"labels": list(names), "confusion": table.tolist()}
@@ -142,20 +153,28 @@ class TextClassification(Task):
     @torch.inference_mode()
     def _predict(
         self, model: Classifier, data: RunData, split: str
-    ) -> tuple[LossSum, Int64[np.ndarray, " N"], Int64[np.ndarray, "C C"]]:
-        """Loss sums over a held-out split, the predicted label of each text, and `confusion`."""
+    ) -> tuple[LossSum, dict[str, float], Int64[np.ndarray, " N"], Int64[np.ndarray, "C C"]]:
+        """Loss sums over a held-out split, the loss of each corpus, the predicted label of each
+        text, and `confusion`."""
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing
-        parts, predictions = [], np.zeros(len(data.splits[split]), dtype=np.int64)
+        columns, lengths = data.splits[split], data.ids(split).lengths
+        predictions = np.zeros(len(columns), dtype=np.int64)
         with track("classifying", len(predictions)) as advance:
-            for indices in plan_evaluation_batches(data.ids(split).lengths):
-                batch = self.collate(data, indices, split).to(model.device)
-                states = target_states(net, batch)
-                loss = target_loss(net.head, states, batch.targets, label_smoothing=smoothing)
-                parts.append(loss)
-                predictions[indices] = net.head(states).argmax(-1).cpu().numpy()
-                advance(len(indices))
-        labels = data.splits[split].numbers("labels")
-        return sum_losses(parts), predictions, confusion(labels, predictions, len(data.labels))
+
+            def sums_of(start: int, end: int) -> LossSum:
+                parts = []
+                for indices in plan_evaluation_batches(lengths[start:end]):
+                    batch = self.collate(data, start + indices, split).to(model.device)
+                    states = target_states(net, batch)
+                    loss = target_loss(net.head, states, batch.targets, label_smoothing=smoothing)
+                    parts.append(loss)
+                    predictions[start + indices] = net.head(states).argmax(-1).cpu().numpy()
+                    advance(len(indices))
+                return sum_losses(parts)
+
+            sums, by_corpus = sums_by_corpus(columns.corpora, len(columns), sums_of)
+        table = confusion(columns.numbers("labels"), predictions, len(data.labels))
+        return sums, by_corpus, predictions, table
 
 
 def label_names(rows: Rows) -> tuple[str, ...]:

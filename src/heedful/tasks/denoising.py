@@ -31,7 +31,13 @@ from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
 from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
-from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
+from heedful.tasks.scoring import (
+    FinalScores,
+    corpus_losses,
+    held_out_loss,
+    make_evaluation,
+    write_scores,
+)
 from heedful.tasks.task import HELD_OUT_SEED, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
@@ -116,7 +122,9 @@ class Denoising(Task):
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
         """The batches by upper bounds of lengths, so that the plan is independent of the noise."""
-        batches = plan_training(self.recipe, epoch, *self.row_lengths(data))
+        batches = plan_training(
+            self.recipe, epoch, data.splits["train"].corpora, *self.row_lengths(data)
+        )
         return [PlannedRows(epoch, indices) for indices in batches]
 
     def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
@@ -130,12 +138,12 @@ class Denoising(Task):
         return replace(self._batch(data, pairs, np.arange(len(pairs.src))), indices=item.indices)
 
     def evaluate(self, model: Translator, data: RunData) -> EvaluationResult:
-        sums = self._split_sums(model, data, "valid")
-        return make_evaluation(self.recipe, sums, self._samples(model, data))
+        sums, by_corpus = self._split_sums(model, data, "valid")
+        return make_evaluation(self.recipe, sums, self._samples(model, data), corpora=by_corpus)
 
     def compute_final_scores(self, model: Translator, data: RunData, out: Path) -> FinalScores:
         """Loss without label smoothing, perplexity and token accuracy; samples in a text file."""
-        sums = self._split_sums(model, data, data.final)
+        sums, by_corpus = self._split_sums(model, data, data.final)
         counts = {"num_texts": len(data.splits[data.final]), "num_targets": sums.tokens}
         samples = [
             f"corrupted: {sample.source}\ntarget:    {sample.reference}\n"
@@ -143,7 +151,7 @@ class Denoising(Task):
             for sample in self._samples(model, data)
         ]
         write_text(out / "samples.txt", "\n".join(samples))
-        return write_scores(data, out, counts, token_metrics(sums))
+        return write_scores(data, out, counts, token_metrics(sums) | corpus_losses(by_corpus))
 
     def held_out_pairs(self, data: RunData, split: str) -> Pairs:
         """The texts of a held-out split with the same noise at every evaluation."""
@@ -165,13 +173,16 @@ class Denoising(Task):
         pad_id = data.tokenizer.pad_id
         return collate_pairs(*pairs, indices, start_ids=[data.start_id], pad_id=pad_id)
 
-    def _split_sums(self, model: Translator, data: RunData, split: str) -> LossSum:
+    def _split_sums(
+        self, model: Translator, data: RunData, split: str
+    ) -> tuple[LossSum, dict[str, float]]:
         pairs = self.held_out_pairs(data, split)
         return held_out_loss(
             model.net,
             self.loss,
             lambda indices: self._batch(data, pairs, indices),
             *(side.lengths for side in pairs),
+            corpora=data.splits[split].corpora,
             label_smoothing=self.recipe.training.label_smoothing,
         )
 

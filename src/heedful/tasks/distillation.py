@@ -32,7 +32,7 @@ from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load
 from heedful.progress import PrintLine
-from heedful.tasks.inputs import resolve_paths
+from heedful.tasks.corpora import resolve_paths
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter

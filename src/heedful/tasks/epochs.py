@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int64
+
 from heedful.data.buckets import pad_batch
 from heedful.data.collate import Batch
+from heedful.data.columns import Columns, Sequences
+from heedful.data.plans import Windows
 from heedful.data.subwords import SubwordSampler
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
@@ -48,4 +53,29 @@ class EpochBatches:
     def load_batch(self, item: Any) -> Batch:
         """A batch of the epoch that was planned last, as tensors on the CPU."""
         batch = self._task.collate(self._data, item)
+        train = self._data.splits["train"]
+        if train.corpora:
+            batch = replace(batch, corpora=corpus_tokens(train, item, batch.indices))
         return batch if self._shapes is None else pad_batch(batch, self._shapes)
+
+
+def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> dict[str, int]:
+    """The tokens of a planned batch by corpus, for data with several; both sides of pairs count.
+
+    Args:
+        item: the planned batch: windows, or anything else for a batch of whole rows.
+        rows: (B,), the rows of the batch.
+    """
+    if isinstance(item, Windows):
+        columns = np.arange(int(item.sizes.max()))
+        inside = columns < item.sizes[:, None]
+        indices = item.starts[:, None] + np.where(inside, columns, 0)
+        rows = item.order[np.searchsorted(item.offsets, indices, side="right") - 1][inside]
+        counts = np.ones(len(rows))
+    else:
+        sides = [column for column in train.columns.values() if isinstance(column, Sequences)]
+        counts = np.sum([side.lengths[rows] for side in sides], axis=0)
+    ends = np.array([corpus.end for corpus in train.corpora])
+    numbers = np.searchsorted(ends, rows, side="right")
+    sums = np.bincount(numbers, weights=counts, minlength=len(ends)).astype(int).tolist()
+    return {corpus.name: count for corpus, count in zip(train.corpora, sums, strict=True)}

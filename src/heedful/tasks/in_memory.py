@@ -17,7 +17,7 @@ from heedful.data.chats import ChatFields
 from heedful.data.rows import LABEL, MESSAGES
 from heedful.errors import UserError, format_names
 from heedful.files import write_text
-from heedful.tasks.inputs import SPLITS
+from heedful.tasks.corpora import SPLITS
 
 TrainingData: TypeAlias = Sequence[Any] | Mapping[str, Sequence[Any]]
 
@@ -85,7 +85,8 @@ class InMemoryData:
             keys["text" if tuple(columns) == ("text",) else "file"] = str(path)
             sections[split] = section.model_copy(update=keys)
             files[path] = content
-        data_keys = recipe.data.model_copy(update=sections)
+        # Rows replace all files of the recipe.
+        data_keys = recipe.data.model_copy(update=sections | {"corpora": {}, "temperature": None})
         # `expect` has the score ranges of the recipe's own data.
         return cls(recipe.model_copy(update={"data": data_keys, "expect": []}), files)
 

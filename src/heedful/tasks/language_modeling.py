@@ -10,6 +10,7 @@ from pydantic import Field
 from heedful import task_keys
 from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch, collate_windows
+from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import Windows, plan_windows
 from heedful.data.rows import Rows
@@ -20,9 +21,15 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import window_sums
-from heedful.tasks.inputs import joint_tokenizer, read_text_data, rows_per_batch
+from heedful.tasks.inputs import epoch_rows, joint_tokenizer, read_text_data, rows_per_batch
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
-from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
+from heedful.tasks.scoring import (
+    FinalScores,
+    corpus_losses,
+    make_evaluation,
+    sums_by_corpus,
+    write_scores,
+)
 from heedful.tasks.task import ObjectiveSettings, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
@@ -97,6 +104,7 @@ class LanguageModeling(Task):
             batch_size=rows_per_batch(self.recipe, self.objective.context),
             seed=self.recipe.training.seed,
             epoch=epoch,
+            rows=epoch_rows(self.recipe, epoch, data.splits["train"].corpora),
         )
 
     def batch_shapes(self, data: RunData) -> list[BatchShape]:
@@ -111,16 +119,16 @@ class LanguageModeling(Task):
         )
 
     def evaluate(self, model: LanguageModel, data: RunData) -> EvaluationResult:
-        sums, scores = self._sums_and_bits(model, data, "valid")
+        sums, by_corpus, scores = self._sums_and_bits(model, data, "valid")
         # The loss without label smoothing, as bits per character are those of the likelihood.
-        return make_evaluation(
-            self.recipe, sums._replace(loss=sums.nll), self._samples(model, data), scores
-        )
+        sums, samples = sums._replace(loss=sums.nll), self._samples(model, data)
+        return make_evaluation(self.recipe, sums, samples, scores, corpora=by_corpus)
 
     def compute_final_scores(self, model: LanguageModel, data: RunData, out: Path) -> FinalScores:
-        sums, bits = self._sums_and_bits(model, data, data.final)
+        sums, by_corpus, bits = self._sums_and_bits(model, data, data.final)
         mean = token_metrics(sums)
         scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **bits}
+        scores |= corpus_losses(by_corpus)
         characters = data.splits[data.final].report.counts["text"].characters
         samples = "\n\n".join(sample.output for sample in self._samples(model, data))
         write_text(out / "samples.txt", samples + "\n")
@@ -128,16 +136,26 @@ class LanguageModeling(Task):
 
     def _sums_and_bits(
         self, model: LanguageModel, data: RunData, name: str
-    ) -> tuple[LossSum, dict[str, float]]:
-        """Loss sums over a split, and the bits per character and per byte."""
+    ) -> tuple[LossSum, dict[str, float], dict[str, float]]:
+        """Loss sums over a split, the loss of each corpus, and bits per character and per byte."""
         keys, counts = self.objective, data.splits[name].report.counts["text"]
         stride = keys.stride or keys.context
-        sums = window_sums(model, data.ids(name), context=keys.context, stride=stride)
+        texts, columns = data.ids(name), data.splits[name]
+
+        def sums_of(start: int, end: int) -> LossSum:
+            part = Sequences(texts.ids, texts.offsets[start : end + 1])
+            return window_sums(model, part, context=keys.context, stride=stride)
+
+        sums, by_corpus = sums_by_corpus(columns.corpora, len(columns), sums_of)
         bits = float(sums.nll) / math.log(2)
-        return sums, {
-            "bits_per_character": bits / counts.characters,
-            "bits_per_byte": bits / counts.bytes,
-        }
+        return (
+            sums,
+            by_corpus,
+            {
+                "bits_per_character": bits / counts.characters,
+                "bits_per_byte": bits / counts.bytes,
+            },
+        )
 
     def _samples(self, model: LanguageModel, data: RunData) -> list[Sample]:
         """Sampled continuations of the recipe's prompt."""

@@ -29,7 +29,13 @@ from heedful.pipelines import MaskedLanguageModel
 from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
-from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
+from heedful.tasks.scoring import (
+    FinalScores,
+    corpus_losses,
+    held_out_loss,
+    make_evaluation,
+    write_scores,
+)
 from heedful.tasks.task import HELD_OUT_SEED, MASK, ObjectiveSettings, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
@@ -86,6 +92,11 @@ class MaskedLm(Task):
     def check(self) -> None:
         super().check()
         check_derived_keys(self.recipe)
+        if self.objective.pack and self.recipe.data.corpora:
+            raise UserError(
+                "objective.pack puts texts of several corpora into one row, so data.corpora has no "
+                "weights; leave one of them out"
+            )
 
     def read_raw_data(self) -> RawData:
         return read_text_data(self.recipe)
@@ -113,7 +124,9 @@ class MaskedLm(Task):
         return encoder_keys(self.recipe, data, name, "mlm")
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
-        batches = plan_training(self.recipe, epoch, *self.row_lengths(data))
+        batches = plan_training(
+            self.recipe, epoch, data.splits["train"].corpora, *self.row_lengths(data)
+        )
         return [PlannedRows(epoch, indices) for indices in batches]
 
     def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
@@ -127,17 +140,16 @@ class MaskedLm(Task):
 
     def evaluate(self, model: MaskedLanguageModel, data: RunData) -> EvaluationResult:
         """Loss and accuracy at masked positions, the same at every evaluation."""
-        return make_evaluation(
-            self.recipe, self._split_sums(model, data, "valid"), self._samples(model, data)
-        )
+        sums, by_corpus = self._split_sums(model, data, "valid")
+        return make_evaluation(self.recipe, sums, self._samples(model, data), corpora=by_corpus)
 
     def compute_final_scores(
         self, model: MaskedLanguageModel, data: RunData, out: Path
     ) -> FinalScores:
         """Loss without label smoothing, perplexity and accuracy at the masked positions."""
-        sums = self._split_sums(model, data, data.final)
+        sums, by_corpus = self._split_sums(model, data, data.final)
         mean = token_metrics(sums)
-        scores = {"accuracy": mean.pop("token_accuracy"), **mean}
+        scores = {"accuracy": mean.pop("token_accuracy"), **mean, **corpus_losses(by_corpus)}
         counts = {"num_texts": len(data.splits[data.final]), "num_masked": sums.tokens}
         return write_scores(data, out, counts, scores)
 
@@ -148,13 +160,16 @@ class MaskedLm(Task):
         item = PlannedRows(0, indices)
         return masked_batch(rows, item, data.tokenizer, masking=masking, seed=HELD_OUT_SEED)
 
-    def _split_sums(self, model: MaskedLanguageModel, data: RunData, name: str) -> LossSum:
+    def _split_sums(
+        self, model: MaskedLanguageModel, data: RunData, name: str
+    ) -> tuple[LossSum, dict[str, float]]:
         rows = self.rows(data, name)
         return held_out_loss(
             model.net,
             self.loss,
             lambda indices: self._held_out(data, rows, indices, self.objective),
             rows.lengths,
+            corpora=data.splits[name].corpora,
             label_smoothing=self.recipe.training.label_smoothing,
         )
 

@@ -17,7 +17,7 @@ from heedful.errors import format_names
 from heedful.files import read_json, write_json, write_text
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine
-from heedful.tasks.inputs import SOURCES, SPLITS, resolve_paths, split_files
+from heedful.tasks.corpora import SOURCES, SPLITS, check_ranges, resolve_paths, split_files
 from heedful.tasks.run_data import FILTERS, InheritedParts, RunData
 from heedful.tasks.task import Task
 
@@ -29,7 +29,7 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
         UserError: files that cannot be read, or that have no examples.
     """
     recipe = task.recipe
-    files = [path for split in split_files(recipe).values() for path in split.paths()]
+    files = [path for entry in split_files(recipe) for path in entry.files.paths()]
     about = {"task": recipe.task, "files": files}
     key = prepared_key(recipe, inherited)
     if named := task.objective_files():
@@ -57,19 +57,30 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
     """All that prepared data depend on, as JSON; of files their content, not their names."""
     contents = [tokenizer.content() for tokenizer in inherited.tokenizers or ()]
     digest = hashlib.blake2b(json.dumps(contents, sort_keys=True).encode(), digest_size=16)
-    exclude: dict[str, Any] = {"folder": True, **{split: {*SOURCES} for split in SPLITS}}
+    files = {split: {*SOURCES} for split in SPLITS}
+    left_out: dict[str, Any] = {
+        **files,
+        **dict.fromkeys(("folder", "corpora", "temperature"), True),
+    }
+    left_out_of_corpus: dict[str, Any] = {**files, **dict.fromkeys((*SOURCES, "weight"), True)}
     if recipe.data.filters.min_script is None:  # only this filter depends on the languages
-        exclude |= {"src_language": True, "tgt_language": True}
+        languages = dict.fromkeys(("src_language", "tgt_language"), True)
+        left_out, left_out_of_corpus = left_out | languages, left_out_of_corpus | languages
+    corpora = {
+        name: corpus.model_dump(exclude=left_out_of_corpus)
+        for name, corpus in recipe.data.corpora.items()
+    }
     return {
         "task": recipe.task,
         "plugins": content_key([Path(path) for path in recipe.plugins if SHIPPED not in path]),
-        "data": recipe.data.model_dump(exclude=exclude),
+        "data": recipe.data.model_dump(exclude=left_out),
+        "corpora": [*corpora.items()],
         "files": [
             [
                 [format_of(path), *content_key([path])]
-                for path in resolve_paths(getattr(files, source))
+                for path in resolve_paths(getattr(entry.files, source))
             ]
-            for files in split_files(recipe).values()
+            for entry in split_files(recipe)
             for source in SOURCES
         ],
         "tokenizer": digest.hexdigest() if contents else recipe.tokenizer.model_dump(),
@@ -85,7 +96,10 @@ def _fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
     columns = task.text_columns(tokenizers)
     for split, rows in raw.rows.items():
         options = task.encode_options(split, raw, inherited)
-        write_columns(directory / split, encode_rows(rows, columns, **options))
+        encoded = encode_rows(rows, columns, **options)
+        if split == "train":
+            check_ranges(task.recipe, encoded.corpora)
+        write_columns(directory / split, encoded)
     write_json(directory / "read.json", raw.summaries)
     if raw.filters.filters:
         write_json(directory / FILTERS, raw.filters.to_json())

@@ -11,6 +11,7 @@ from jaxtyping import Int64
 
 from heedful.config import OWN_METRICS, Recipe
 from heedful.data.collate import Batch
+from heedful.data.columns import CorpusRange
 from heedful.data.plans import plan_evaluation_batches
 from heedful.evaluation.likelihood import sum_losses, token_metrics
 from heedful.files import write_json
@@ -50,25 +51,64 @@ def held_out_loss(
     collate: Callable[[Int64[np.ndarray, " B"]], Batch],
     *lengths: Int64[np.ndarray, " N"],
     label_smoothing: float,
-) -> LossSum:
-    """The loss sums over N held-out rows, of the net in eval mode.
+    corpora: Sequence[CorpusRange] = (),
+) -> tuple[LossSum, dict[str, float]]:
+    """The loss sums over N held-out rows, of the net in eval mode, and the loss of each corpus.
 
     Args:
         loss: as `Task.loss`.
         collate: returns the batch of the rows with the given indices.
         lengths: the lengths of the rows, or of both sides of pairs.
+        corpora: the ranges of the corpora that all rows are of; empty: a single one.
     """
     net.eval()
     device = next(net.parameters()).device
     options = {"label_smoothing": label_smoothing, "count_correct": True}
-    batches = (collate(indices).to(device) for indices in plan_evaluation_batches(*lengths))
-    return sum_losses([loss(net, batch, **options) for batch in batches])
+
+    def sums_of(start: int, end: int) -> LossSum:
+        plan = plan_evaluation_batches(*(side[start:end] for side in lengths))
+        batches = (collate(start + indices).to(device) for indices in plan)
+        return sum_losses([loss(net, batch, **options) for batch in batches])
+
+    return sums_by_corpus(corpora, len(lengths[0]), sums_of)
+
+
+def sums_by_corpus(
+    corpora: Sequence[CorpusRange], num_rows: int, sums_of: Callable[[int, int], LossSum]
+) -> tuple[LossSum, dict[str, float]]:
+    """Loss sums over all rows, and the negative log-likelihood per target of each corpus.
+
+    Args:
+        sums_of: the loss sums of the rows from a first one up to an end.
+    """
+    if not corpora:
+        return sums_of(0, num_rows), {}
+    parts = [sums_of(corpus.start, corpus.end) for corpus in corpora]
+    by_corpus = {
+        corpus.name: float(part.nll) / part.tokens
+        for corpus, part in zip(corpora, parts, strict=True)
+    }
+    return sum_losses(parts), by_corpus
+
+
+def corpus_losses(by_corpus: Mapping[str, float]) -> dict[str, float]:
+    """The loss of each corpus among final scores, as `loss/NAME`."""
+    return {f"loss/{name}": loss for name, loss in by_corpus.items()}
 
 
 def make_evaluation(
-    recipe: Recipe, sums: LossSum, samples: list[Sample], scores: dict[str, float] | None = None
+    recipe: Recipe,
+    sums: LossSum,
+    samples: list[Sample],
+    scores: dict[str, float] | None = None,
+    *,
+    corpora: Mapping[str, float],
 ) -> EvaluationResult:
-    """The evaluation of held-out sums and scores; its value is by the recipe's metric."""
+    """The evaluation of held-out sums and scores; its value is by the recipe's metric.
+
+    Args:
+        corpora: the loss of each corpus, by `sums_by_corpus`.
+    """
     scores = scores or {}
     values = token_metrics(sums)
     accuracy = scores.get("accuracy", values["token_accuracy"])
@@ -83,6 +123,7 @@ def make_evaluation(
         token_accuracy=accuracy,
         scores=scores,
         samples=samples,
+        corpora=dict(corpora),
         value=known[name] if higher_is_better else -known[name],
     )
 

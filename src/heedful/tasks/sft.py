@@ -39,12 +39,12 @@ from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
+from heedful.tasks.corpora import resolve_paths
 from heedful.tasks.inputs import (
     hold_out_rows,
     make_tokenizer,
     plan_training,
     read_splits,
-    resolve_paths,
     rows_per_batch,
 )
 from heedful.tasks.net_keys import decoder_keys
@@ -154,7 +154,7 @@ class SupervisedFineTuning(Task):
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Plan]:
         if not self.objective.packing:
-            batches = plan_training(self.recipe, epoch, *self.row_lengths(data))
+            batches = plan_training(self.recipe, epoch, [], *self.row_lengths(data))
             return [list(indices[:, None]) for indices in batches]
         max_length = self.recipe.data.max_length
         return plan_packed_rows(
@@ -185,7 +185,8 @@ class SupervisedFineTuning(Task):
             Sample(prompt[-1]["content"] if prompt else "", answer, output)
             for prompt, answer, output in self._samples(model, data, "valid")
         ]
-        return make_evaluation(self.recipe, self._sums(model, data, "valid"), samples)
+        sums = self._sums(model, data, "valid")
+        return make_evaluation(self.recipe, sums, samples, corpora={})
 
     def compute_final_scores(self, model: LanguageModel, data: RunData, out: Path) -> FinalScores:
         """Loss, perplexity and accuracy on the tokens of answers; some outputs as JSON lines."""
@@ -204,7 +205,7 @@ class SupervisedFineTuning(Task):
 
         smoothing = self.recipe.training.label_smoothing
         lengths = data.ids(split).lengths - 1
-        return held_out_loss(model.net, self.loss, collate, lengths, label_smoothing=smoothing)
+        return held_out_loss(model.net, self.loss, collate, lengths, label_smoothing=smoothing)[0]
 
     def _samples(
         self, model: LanguageModel, data: RunData, split: str

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from heedful import task_keys
 from heedful.errors import UserError
-from heedful.tasks.inputs import SPLITS
+from heedful.tasks.corpora import SPLITS
 from heedful.tasks.translation import GeneratedPairs
 
 Pair = tuple[str, str]

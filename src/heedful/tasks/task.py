@@ -20,6 +20,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.losses import LossSum
 from heedful.pipelines import ModelMetadata
 from heedful.task_keys import ALL, TaskKeys
+from heedful.tasks.corpora import check_corpora, is_paired
 from heedful.tasks.inputs import (
     check_sources,
     joint_tokenizer,
@@ -92,8 +93,9 @@ class Task(ABC):
                 f"{recipe.task}; use {' or '.join(self.metrics)}"
             )
         check_sources(recipe, self.recipe_keys)
+        check_corpora(recipe)
         if self.row_columns:
-            pair = [] if recipe.data.train.pair_field is None else ["pair"]
+            pair = ["pair"] if is_paired(recipe) else []
             training_filters(recipe, [*self.row_columns, *pair])
 
     def notes(self) -> list[str]:

@@ -11,7 +11,7 @@ from heedful import extras, task_keys
 from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
-from heedful.data.rows import Rows, read_rows
+from heedful.data.rows import CORPUS, Rows, read_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, has_packages, usable_metric
@@ -19,16 +19,23 @@ from heedful.files import write_json, write_text
 from heedful.pipelines import Limits, ModelMetadata, Translator
 from heedful.plugins import metric
 from heedful.progress import track
-from heedful.tasks.inputs import (
+from heedful.tasks.corpora import (
     SPLITS,
+    all_tags,
+    corpus_tag_ids,
+    files_by_split,
+    language_tags,
+    languages_of,
+    resolve_paths,
+    shared_languages,
+)
+from heedful.tasks.inputs import (
     drop_held_out_from_train,
     hold_out_rows,
     joint_tokenizer,
     make_tokenizer,
     plan_training,
     read_splits,
-    resolve_paths,
-    splits_with_files,
 )
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
@@ -72,28 +79,32 @@ class Translation(Task):
         super().check()
         if self.recipe.evaluation.metric not in OWN_METRICS:
             usable_metric(self.recipe.evaluation.metric)
-        for name, files in splits_with_files(self.recipe):
+        for key, _, _, files in files_by_split(self.recipe):
             src, tgt = len(resolve_paths(files.src)), len(resolve_paths(files.tgt))
             if files.file is not None and src + tgt:
-                raise UserError(f"data.{name}: give file, or src and tgt, not both")
+                raise UserError(f"{key}: give file, or src and tgt, not both")
             if src != tgt:
                 raise UserError(
-                    f"data.{name} names {src} src files but {tgt} tgt files; give as many of both, "
-                    f"by --set data.{name}.src=FILE --set data.{name}.tgt=FILE"
+                    f"{key} names {src} src files but {tgt} tgt files; give as many of both, "
+                    f"by --set {key}.src=FILE --set {key}.tgt=FILE"
                 )
 
     def read_raw_data(self) -> RawData:
         return hold_out_rows(self.recipe, read_splits(self.recipe, read_pairs))
 
     def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        tags = all_tags(self.recipe)
         if self.recipe.tokenizer.joint:
-            return joint_tokenizer(self.recipe, train)
-        return make_tokenizer(self.recipe, train["src"]), make_tokenizer(self.recipe, train["tgt"])
+            return joint_tokenizer(self.recipe, train, extra_specials=tags)
+        src = make_tokenizer(self.recipe, train["src"], extra_specials=tags)
+        return src, make_tokenizer(self.recipe, train["tgt"])
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+        src, tgt = tokenizers
+        tags = corpus_tag_ids(self.recipe, src)
         return {
-            side: TextColumn(tokenizer, (side,), "target")
-            for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True)
+            "src": TextColumn(src, ("src",), "target", tags),
+            "tgt": TextColumn(tgt, ("tgt",), "target"),
         }
 
     def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
@@ -104,14 +115,16 @@ class Translation(Task):
         return two_stack_keys(self.recipe, data, name)
 
     def describe_model(self, data: RunData, name: str) -> ModelMetadata:
-        languages = self.recipe.data.src_language, self.recipe.data.tgt_language
+        languages = shared_languages(self.recipe)
         limits = Limits.from_lengths(
             data.ids("train", "src").lengths, data.ids("train", "tgt").lengths
         )
-        return ModelMetadata(name, self.recipe.task, *languages, limits)
+        tags = language_tags(self.recipe)
+        return ModelMetadata(name, self.recipe.task, *languages, limits, language_tags=tags)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return plan_training(self.recipe, epoch, *self.row_lengths(data))
+        corpora = data.splits["train"].corpora
+        return plan_training(self.recipe, epoch, corpora, *self.row_lengths(data))
 
     def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
         return tuple(data.ids("train", side).lengths for side in ("src", "tgt"))
@@ -124,32 +137,51 @@ class Translation(Task):
     def evaluate(self, model: Translator, data: RunData) -> EvaluationResult:
         """Teacher-forced loss on all validation pairs, and scores of the first ones, decoded."""
         settings = self.recipe.evaluation
-        sums = held_out_loss(
+        sums, by_corpus = held_out_loss(
             model.net,
             self.loss,
             lambda indices: self.collate(data, indices, "valid"),
             *(data.ids("valid", side).lengths for side in ("src", "tgt")),
+            corpora=data.splits["valid"].corpora,
             label_smoothing=self.recipe.training.label_smoothing,
         )
         scores: dict[str, float] = {}
         samples: list[Sample] = []
         if settings.decode_sentences:
-            rows = data.texts("valid", settings.decode_sentences)
+            rows = self._rows_to_decode(data)
             metrics = {*self.usable_metrics[:1], settings.metric}.difference(OWN_METRICS)
             outputs, decoded = self.decode(model, rows, settings.beam_size, sorted(metrics))
             scores = decoded.values()
             sample_rows = list(zip(rows, outputs, strict=True))[: settings.num_samples]
             samples = [Sample(row["src"], row["tgt"], output) for row, output in sample_rows]
-        return make_evaluation(self.recipe, sums, samples, scores)
+        return make_evaluation(self.recipe, sums, samples, scores, corpora=by_corpus)
+
+    def _rows_to_decode(self, data: RunData) -> list[dict[str, str]]:
+        """The first validation rows, of several corpora the first ones of each."""
+        count = self.recipe.evaluation.decode_sentences
+        names = [corpus.name for corpus in data.splits["valid"].corpora]
+        if not names:
+            return data.texts("valid", count)
+        rows = data.texts("valid")
+        by_corpus = [[row for row in rows if row[CORPUS] == name] for name in names]
+        return [row for listed in by_corpus for row in listed[: -(-count // len(names))]]
 
     def compute_final_scores(self, model: Translator, data: RunData, out: Path) -> FinalScores:
         """Decode and score the test sources, or those of valid if there is no test split."""
         settings, rows = self.recipe.evaluation, data.texts(data.final)
         outputs, scores = self.decode(model, rows, settings.final_beam_size, self.usable_metrics)
-        beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
-        write_json(out / "scores.json", {"set": data.final, **beam, **scores.to_dict()})
+        content: dict[str, Any] = {"set": data.final, "beam_size": settings.final_beam_size}
+        content |= {"length_penalty": settings.length_penalty, **scores.to_dict()}
+        for corpus in dict.fromkeys(row[CORPUS] for row in rows if CORPUS in row):
+            indices = [index for index, row in enumerate(rows) if row[CORPUS] == corpus]
+            part = [outputs[index] for index in indices], [rows[index] for index in indices]
+            by_metric = self._score(model, *part, self.usable_metrics).to_dict()["scores"]
+            for name, score in by_metric.items():
+                score["name"] += f", {corpus}"
+                content["scores"][f"{name}/{corpus}"] = score
+        write_json(out / "scores.json", content)
         write_text(out / f"{data.final}.output.txt", "".join(f"{line}\n" for line in outputs))
-        return FinalScores(scores.to_dict()["scores"])
+        return FinalScores(content["scores"])
 
     def decode(
         self,
@@ -162,22 +194,42 @@ class Translation(Task):
 
         The scores ignore case if the target tokenizer lowercases.
         """
+        tokenizer = model.src_tokenizer
+        tags = corpus_tag_ids(self.recipe, tokenizer)
+        ids = tokenizer.encode_batch([row["src"] for row in rows])
+        sources = [
+            tokenizer.encode_target([*tags.get(row.get(CORPUS, ""), ()), *row_ids])
+            for row, row_ids in zip(rows, ids, strict=True)
+        ]
         with track("translating", len(rows)) as advance:
-            outputs = model.translate(
-                [row["src"] for row in rows],
+            beams = model.generate(
+                sources,
                 beam_size=beam_size,
                 length_penalty=self.recipe.evaluation.length_penalty,
                 too_long="truncate",
+                scores=False,
                 progress=advance,
+                return_details=True,
             )
-        scores = corpus_scores(
+        outputs = [best.text for best, *_ in beams]
+        return outputs, self._score(model, outputs, rows, metrics)
+
+    def _score(
+        self,
+        model: Translator,
+        outputs: list[str],
+        rows: Sequence[dict[str, str]],
+        metrics: Sequence[str],
+    ) -> Scores:
+        """The scores of outputs against the targets of `rows`."""
+        languages = {languages_of(self.recipe, row.get(CORPUS, ""))[1] for row in rows}
+        return corpus_scores(
             outputs,
             [row["tgt"] for row in rows],
-            trg_lang=self.recipe.data.tgt_language,
+            trg_lang=languages.pop() if len(languages) == 1 else None,
             metrics=metrics,
             lowercase=model.tgt_tokenizer.lowercases,
         )
-        return outputs, scores
 
 
 class GeneratedPairs(Translation):

@@ -53,6 +53,7 @@ class StepDone:
         seconds: training time since the start of the run, earlier sessions included.
         num_skipped: the number of steps that were skipped because a scaled gradient overflowed
             fp16.
+        corpora: the share of each corpus in the tokens of these steps, if there are several.
     """
 
     step: int
@@ -65,6 +66,7 @@ class StepDone:
     num_tokens: int
     seconds: float
     num_skipped: int = 0
+    corpora: dict[str, float] = field(default_factory=dict)
     event: Literal["step_done"] = "step_done"
 
 
@@ -86,6 +88,7 @@ class Evaluated:
         perplexity: exp of the negative log-likelihood per target, without label smoothing.
         token_accuracy: from 0 to 1.
         scores: of decoded text or of predicted labels, by metric name.
+        corpora: the negative log-likelihood per target of each corpus, if there are several.
     """
 
     step: int
@@ -97,6 +100,7 @@ class Evaluated:
     scores: dict[str, float] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     is_best: bool = False
+    corpora: dict[str, float] = field(default_factory=dict)
     event: Literal["evaluated"] = "evaluated"
 
     @property
@@ -203,6 +207,7 @@ SHARES = ("exact_match", "token_accuracy", "accuracy", "macro_f1")
 
 def format_score(name: str, value: float) -> str:
     """A score as text: metrics from 0 to 1 (`SHARES`) in per cent, others with two decimals."""
+    name = name.partition("/")[0]  # `loss/NAME` is of the corpus NAME
     if name == "step":
         return f"{value:,.0f}"
     if name == "loss":
@@ -220,7 +225,8 @@ def score_label(name: str) -> str:
         "tokenized_lowercase_bleu": "tokenized lowercased BLEU",
         "macro_f1": "macro F1",
     }
-    return labels.get(name, name.replace("_", " "))
+    metric, _, corpus = name.partition("/")
+    return labels.get(metric, metric.replace("_", " ")) + (f", {corpus}" if corpus else "")
 
 
 def describe_criterion(recipe: Mapping[str, Any], *, held_out: bool = False) -> str:

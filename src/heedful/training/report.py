@@ -20,7 +20,7 @@ from heedful.evaluation.labels import per_label
 from heedful.files import write_text
 from heedful.plugins import metric
 from heedful.terminal import clock
-from heedful.training.charts import Chart, Series, draw, number
+from heedful.training.charts import CURVES, Chart, Series, draw, number
 from heedful.training.display import REASONS
 from heedful.training.events import (
     SHARES,
@@ -163,7 +163,28 @@ class _RunEvents:
         has_any = self.best is not None and bool(self.best.samples)
         self.sampled = self.best if has_any else _last([e for e in evaluations if e.samples])
         self.metrics = list(dict.fromkeys(name for e in evaluations for name in e.scores))
+        self.held_out_corpora = list(dict.fromkeys(name for e in evaluations for name in e.corpora))
         self.of_labels = any(e.is_of_labels for e in evaluations)
+
+    @property
+    def corpora(self) -> list[dict[str, Any]]:
+        """For each corpus its name, share of the training tokens, and held-out loss at the best."""
+        tokens: dict[str, float] = {}
+        for event in self.steps:
+            for name, share in event.corpora.items():
+                tokens[name] = tokens.get(name, 0.0) + share * event.num_tokens
+        sections = self.start.recipe.get("data", {}).get("corpora", {}) if self.start else {}
+        losses = self.best.corpora if self.best else {}
+        return [
+            {
+                "name": name,
+                "weight": sections.get(name, {}).get("weight", 1.0),
+                "tags": [sections.get(name, {}).get(key) for key in ("tgt_tag", "src_tag")],
+                "share": count / sum(tokens.values()),
+                "loss": losses.get(name),
+            }
+            for name, count in tokens.items()
+        ]
 
     @property
     def own_scores(self) -> dict[str, float]:
@@ -202,6 +223,15 @@ def _charts(run: _RunEvents) -> list[Chart]:
                 _axis_of(name),
             )
             for name in run.metrics
+        ),
+        Chart(
+            "Held-out loss by corpus",
+            [
+                Series(
+                    name, [(e.step, e.corpora.get(name, math.nan)) for e in run.evaluations], color
+                )
+                for color, name in enumerate(run.held_out_corpora[: len(CURVES)])
+            ],
         ),
         *(() if run.of_labels else of_tokens),
         Chart("Learning rate", [train("learning rate", "learning_rate")]),

@@ -8,6 +8,7 @@ import math
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field
@@ -52,6 +53,7 @@ class EvaluationResult:
         token_accuracy: from 0 to 1.
         scores: further metrics, by name.
         value: the criterion of model selection; higher is better.
+        corpora: the negative log-likelihood per target of each corpus, if there are several.
     """
 
     loss: float
@@ -60,6 +62,7 @@ class EvaluationResult:
     scores: dict[str, float]
     samples: list[Sample]
     value: float
+    corpora: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -275,6 +278,8 @@ class Trainer:
         if self.average is not None:
             self.average.update(self.state.step)
         self._steps.append((statistics, targets, sum(batch.num_tokens for batch in batches)))
+        for batch in batches:
+            self._corpus_tokens.update(batch.corpora)
 
     def _clip(self) -> Tensor:
         """Clip the gradient, and return its norm over all parameters before clipping."""
@@ -322,6 +327,10 @@ class Trainer:
             num_tokens=sum(targets),
             seconds=self._seconds(),
             num_skipped=len(rows) - len(norms),
+            corpora={
+                name: count / self._corpus_tokens.total()
+                for name, count in self._corpus_tokens.items()
+            },
         )
         self.emit(event)
         self._count_time()
@@ -331,6 +340,7 @@ class Trainer:
         # For each step since the last report: the tensor (loss, nll, gradient norm) of sums over
         # its targets, the number of targets, and the number of tokens.
         self._steps: list[tuple[Tensor, int, int]] = []
+        self._corpus_tokens = Counter[str]()
         self._began = self._since = time.perf_counter()
 
     def _evaluate_now(self) -> EvaluationResult:

@@ -1,0 +1,198 @@
+"""The corpora of a run: their files by split, tags before sources, weights by epoch."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+from heedful.config import Corpus, Files, Recipe
+from heedful.data.columns import CorpusRange
+from heedful.data.draws import CorpusShare
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError, format_names
+from heedful.plugins import SHIPPED
+from heedful.recipe_files import RECIPES
+
+SPLITS = ("train", "valid", "test")
+SOURCES = ("src", "tgt", "text", "file")  # keys of a split that name its files
+
+
+class SplitFiles(NamedTuple):
+    """The files of one split, or of one corpus of it.
+
+    Attributes:
+        key: the recipe key that names them, such as `data.valid` or `data.corpora.de.valid`.
+        corpus: the name of the corpus; "" without `data.corpora`.
+        files: relative paths are in `data.folder`.
+    """
+
+    key: str
+    split: str
+    corpus: str
+    files: Files
+
+
+def split_files(recipe: Recipe) -> list[SplitFiles]:
+    """The files of train, valid and test, in this order and in that of the corpora."""
+    data = recipe.data
+    if not data.corpora:
+        named = [SplitFiles(f"data.{name}", name, "", getattr(data, name)) for name in SPLITS]
+    else:
+        named = [
+            SplitFiles(
+                f"data.corpora.{name}{'' if split == 'train' else '.' + split}",
+                split,
+                name,
+                corpus if split == "train" else getattr(corpus, split),
+            )
+            for split in SPLITS
+            for name, corpus in data.corpora.items()
+        ]
+    folder = Path(data.folder or "")
+    return [entry._replace(files=_resolved(entry.files, folder)) for entry in named]
+
+
+def files_by_split(recipe: Recipe) -> list[SplitFiles]:
+    """`split_files` without splits and corpora for which the recipe names no files."""
+    return [
+        entry
+        for entry in split_files(recipe)
+        if any(getattr(entry.files, key) is not None for key in SOURCES)
+    ]
+
+
+def resolve_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:
+    """The paths that a recipe names; `shipped:NAME` is a file that comes with heedful."""
+    names = [paths] if isinstance(paths, str) else paths or []
+    return [
+        RECIPES / name.removeprefix(SHIPPED) if name.startswith(SHIPPED) else folder / name
+        for name in names
+    ]
+
+
+def is_paired(recipe: Recipe) -> bool:
+    """True if the training rows of a classifier have a second text."""
+    data = recipe.data
+    return any(part.pair_field is not None for part in (data.train, *data.corpora.values()))
+
+
+def languages_of(recipe: Recipe, corpus: str) -> tuple[str | None, str | None]:
+    """The languages of the sources (or texts) and of the targets of a corpus."""
+    data = recipe.data
+    if not corpus:
+        return data.src_language, data.tgt_language
+    section = data.corpora[corpus]
+    return section.src_language or data.src_language, section.tgt_language or data.tgt_language
+
+
+def shared_languages(recipe: Recipe) -> tuple[str | None, str | None]:
+    """The languages of sources and of targets; None where corpora differ or none is given."""
+    pairs = [languages_of(recipe, name) for name in recipe.data.corpora or [""]]
+    src, tgt = ({pair[side] for pair in pairs} for side in (0, 1))
+    return (src.pop() if len(src) == 1 else None), (tgt.pop() if len(tgt) == 1 else None)
+
+
+def tags_of(corpus: Corpus) -> tuple[str, ...]:
+    """The tags before the sources of a corpus: the target's language first."""
+    return tuple(tag for tag in (corpus.tgt_tag, corpus.src_tag) if tag is not None)
+
+
+def all_tags(recipe: Recipe) -> tuple[str, ...]:
+    """The tags of all corpora, each once."""
+    tags = (tag for corpus in recipe.data.corpora.values() for tag in tags_of(corpus))
+    return tuple(dict.fromkeys(tags))
+
+
+def language_tags(recipe: Recipe) -> dict[str, str]:
+    """The tag of each target language that has one.
+
+    Raises:
+        UserError: a language with two tags, or with and without one; a tag without a language.
+    """
+    by_language: dict[str | None, dict[str | None, str]] = {}
+    for name, corpus in recipe.data.corpora.items():
+        language = languages_of(recipe, name)[1]
+        if corpus.tgt_tag is not None and language is None:
+            raise UserError(
+                f"data.corpora.{name}.tgt_tag {corpus.tgt_tag} names a language that is not given; "
+                f"set data.corpora.{name}.tgt_language"
+            )
+        by_language.setdefault(language, {}).setdefault(corpus.tgt_tag, name)
+    for language, tags in by_language.items():
+        if len(tags) > 1:
+            listed = " and ".join(
+                f"{tag or 'no tag'} (corpus {name})" for tag, name in tags.items()
+            )
+            raise UserError(
+                f"data.corpora: the target language {language} has {listed} as tgt_tag; give it "
+                "one, and mark sources of another kind by src_tag"
+            )
+    untagged = [name for tags in by_language.values() for tag, name in tags.items() if tag is None]
+    if untagged and len(by_language) > 1 and len(untagged) < len(by_language):
+        raise UserError(
+            f"data.corpora.{untagged[0]} has no tgt_tag, but corpora of other target languages "
+            "have; give all of them one"
+        )
+    table = {language: next(iter(tags)) for language, tags in by_language.items()}
+    return {code: tag for code, tag in table.items() if code is not None and tag is not None}
+
+
+def check_corpora(recipe: Recipe) -> None:
+    """Raise UserError for tags that contradict each other or the tokenizer's settings."""
+    language_tags(recipe)
+    if recipe.data.corpora and recipe.distillation.level == "sequence":
+        raise UserError(
+            "distillation.level sequence replaces the rows of data.train, so data.corpora has no "
+            "effect; give one corpus, or use level word"
+        )
+
+
+def corpus_tag_ids(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+    """The ids of the tags of each corpus that has any.
+
+    Raises:
+        UserError: a tag that is not one token of the tokenizer.
+    """
+    return {
+        name: tuple(tokenizer.tag_id(tag) for tag in tags_of(corpus))
+        for name, corpus in recipe.data.corpora.items()
+        if tags_of(corpus)
+    }
+
+
+def corpus_shares(recipe: Recipe, ranges: Sequence[CorpusRange]) -> list[CorpusShare]:
+    """The passes over each corpus by epoch: its weights, times the factor of the temperature.
+
+    With a temperature T, n_c rows of corpus c and N of all, the factor is
+    N · n_c^(1/T - 1) / Σ_k n_k^(1/T): the shares are in proportion to n_c^(1/T), and the rows of an
+    epoch are N in all (Arivazhagan et al. 2019, "Massively Multilingual Neural Machine Translation
+    in the Wild", section 4.2).
+    """
+    temperature = recipe.data.temperature
+    sizes = [entry.size for entry in ranges]
+    shares = []
+    for entry in ranges:
+        factor = Fraction(1)
+        if temperature is not None:
+            total = sum(size ** (1 / temperature) for size in sizes)
+            passes = sum(sizes) * entry.size ** (1 / temperature) / (total * entry.size)
+            factor = Fraction(f"{passes:.6f}")  # rounded, so that no last bit of a power decides
+        weights = recipe.data.corpora[entry.name].weights()
+        steps = [(epoch, factor * Fraction(str(weight))) for epoch, weight in weights]
+        shares.append(CorpusShare(entry, steps))
+    return shares
+
+
+def check_ranges(recipe: Recipe, ranges: Sequence[CorpusRange]) -> None:
+    """Raise UserError for a corpus of which no row is left."""
+    found = {entry.name for entry in ranges}
+    if missing := [name for name in recipe.data.corpora if name not in found]:
+        raise UserError(
+            f"data.corpora: no row of {format_names(missing, str)} is left to train on; give other "
+            "files, or leave it out"
+        )
+
+
+def _resolved(files: Files, folder: Path) -> Files:
+    named = {key: paths for key in SOURCES if (paths := resolve_paths(getattr(files, key), folder))}
+    return files.model_copy(update={key: [*map(str, paths)] for key, paths in named.items()})

@@ -1,0 +1,74 @@
+"""Rows of an epoch by weights: each row as often as any other, exactly, in every epoch."""
+
+from fractions import Fraction
+from math import ceil, floor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.data.columns import CorpusRange
+from heedful.data.draws import CorpusShare, draw_rows
+from heedful.errors import UserError
+
+weights = st.decimals(0, 3, places=2).map(Fraction)
+schedules = st.lists(st.tuples(st.integers(1, 4), weights), max_size=3, unique_by=lambda x: x[0])
+
+
+@st.composite
+def share_lists(draw: st.DrawFn) -> list[CorpusShare]:
+    shares, start = [], 0
+    for number in range(draw(st.integers(1, 3))):
+        size = draw(st.integers(1, 12))
+        passes = [(0, draw(weights)), *sorted(draw(schedules))]
+        shares.append(CorpusShare(CorpusRange(f"{number}", start, start + size), passes))
+        start += size
+    return shares
+
+
+def weight_at(share: CorpusShare, epoch: int) -> Fraction:
+    return [weight for first, weight in share.passes if first <= epoch][-1]
+
+
+@settings(max_examples=60)
+@given(share_lists(), st.integers(0, 2**63 - 1))
+def test_each_row_of_a_corpus_is_read_equally_often(shares: list[CorpusShare], seed: int) -> None:
+    counts = np.zeros(shares[-1].corpus.end, int)
+    sums = [Fraction(0)] * len(shares)
+    for epoch in range(6):
+        try:
+            rows = draw_rows(shares, seed=seed, epoch=epoch)
+        except UserError:
+            rows = np.zeros(0, int)
+        counts += np.bincount(rows, minlength=len(counts))
+        for number, share in enumerate(shares):
+            sums[number] += weight_at(share, epoch)
+            assert share.passes_before(epoch + 1) == sums[number]
+            of_corpus = counts[share.corpus.start : share.corpus.end]
+            assert of_corpus.sum() == floor(sums[number] * share.corpus.size)
+            assert of_corpus.min() >= floor(sums[number])
+            assert of_corpus.max() <= ceil(sums[number])
+
+
+def test_an_epoch_is_a_function_of_seed_and_epoch() -> None:
+    share = [CorpusShare(CorpusRange("a", 0, 100), [(0, Fraction(1, 4))])]
+    epochs = [draw_rows(share, seed=1, epoch=epoch) for epoch in range(8)]
+    for epoch in (5, 2, 7, 0):
+        assert draw_rows(share, seed=1, epoch=epoch).tolist() == epochs[epoch].tolist()
+    for first in (0, 4):  # four quarters are a pass
+        assert sorted(np.concatenate(epochs[first : first + 4])) == [*range(100)]
+    assert epochs[0].tolist() != epochs[4].tolist(), "the second pass has another permutation"
+    assert draw_rows(share, seed=2, epoch=0).tolist() != epochs[0].tolist()
+
+
+def test_one_corpus_of_weight_one_is_all_rows_in_order() -> None:
+    share = [CorpusShare(CorpusRange("a", 0, 7), [(0, Fraction(1))])]
+    assert all(draw_rows(share, seed=0, epoch=e).tolist() == [*range(7)] for e in range(3))
+
+
+def test_an_epoch_without_rows_is_refused() -> None:
+    share = [CorpusShare(CorpusRange("a", 0, 7), [(0, Fraction(1)), (2, Fraction(0))])]
+    draw_rows(share, seed=0, epoch=1)
+    with pytest.raises(UserError, match="epoch 2 reads no row, by the weights"):
+        draw_rows(share, seed=0, epoch=2)

@@ -1,0 +1,336 @@
+"""Several corpora: ranges, tags, weights, shares and scores by corpus, languages at use."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import heedful
+from encoder_runs import PreparedTask, recipe_of, sentences, write
+from heedful.cli.app import make_app
+from heedful.config import Recipe, parse_recipe
+from heedful.data.plans import plan_windows
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.errors import UserError
+from heedful.run import train
+from heedful.tasks.corpora import corpus_shares, language_tags
+from heedful.tasks.epochs import EpochBatches
+from heedful.tasks.inputs import plan_training
+from heedful.tasks.run_data import InheritedParts
+from heedful.training.events import Evaluated, StepDone
+from heedful.training.loggers import read_log
+from heedful.training.run_report import write_run_report
+
+SIZES = {"de": 40, "fr": 24, "back": 30}
+TAGS = {"de": ["<2de>"], "fr": ["<2fr>"], "back": ["<2de>", "<bt>"]}
+
+
+def many_to_many(folder: Path, **changes: Any) -> Recipe:
+    """English words into reversed words, and into doubled ones; the third corpus has src_tag."""
+    lines = sentences(sum(SIZES.values()) + 16)
+    corpora: dict[str, Any] = {}
+    start = 0
+    for name, size in SIZES.items():
+        src, start = lines[start : start + size], start + size
+        target = [
+            " ".join(word * (2 if name == "fr" else 1) for word in line.split()) for line in src
+        ]
+        corpora[name] = {
+            "src": write(folder / f"{name}.src", [f"{name} {line}" for line in src]),
+            "tgt": write(folder / f"{name}.tgt", target),
+            "tgt_tag": "<2fr>" if name == "fr" else "<2de>",
+            "tgt_language": "fr" if name == "fr" else "de",
+        }
+    corpora["back"] |= {"src_tag": "<bt>", "weight": 0.5}
+    for name, count in (("de", 8), ("fr", 4)):
+        held_out, start = lines[start : start + count], start + count
+        corpora[name]["valid"] = {
+            "src": write(folder / f"{name}.v.src", [f"held {name} {line}" for line in held_out]),
+            "tgt": write(folder / f"{name}.v.tgt", held_out),
+        }
+    content = recipe_of("translation", folder).model_dump(exclude_unset=True)
+    content["data"] = {"corpora": corpora, "src_language": "en", "max_length": 32}
+    recipe = parse_recipe(content)
+    return recipe.replace(changes) if changes else recipe
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return many_to_many(tmp_path_factory.mktemp("corpora"))
+
+
+@pytest.fixture(scope="module")
+def prepared(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> PreparedTask:
+    return PreparedTask(recipe, tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def run(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    keys = {"training.max_steps": 6, "training.evaluate_every": 3, "training.log_every": 2}
+    out = tmp_path_factory.mktemp("run") / "run"
+    train(recipe.replace(keys), out, progress=False)
+    return out
+
+
+def test_corpora_are_ranges_of_the_columns_in_the_order_of_the_recipe(prepared) -> None:
+    assert [tuple(c) for c in prepared.data.splits["train"].corpora] == [
+        ("de", 0, 40), ("fr", 40, 64), ("back", 64, 94)
+    ]  # fmt: skip
+    assert [tuple(c) for c in prepared.data.splits["valid"].corpora] == [
+        ("de", 0, 8),
+        ("fr", 8, 12),
+    ]
+    assert {"corpora.de.valid", "corpora.fr"} <= {
+        line.split()[0].removeprefix("data.") for line in prepared.printed_lines
+    }
+
+
+def test_tags_are_the_first_tokens_of_sources_alone(prepared) -> None:
+    """And the tokens after them are those of the text without a tag."""
+    tokenizer: Tokenizer = prepared.tokenizers[0]
+    src, tgt = prepared.data.ids("train", "src"), prepared.data.ids("train", "tgt")
+    for corpus in prepared.data.splits["train"].corpora:
+        lines = Path(prepared.recipe.data.corpora[corpus.name].src).read_text().splitlines()
+        for row, line in zip(range(corpus.start, corpus.end), lines, strict=True):
+            tags = [tokenizer.tag_id(tag) for tag in TAGS[corpus.name]]
+            assert src[row].tolist() == [*tags, *tokenizer.encode(line), tokenizer.eos_id]
+            assert not set(tgt[row].tolist()) & {*map(tokenizer.tag_id, ("<2de>", "<2fr>", "<bt>"))}
+    assert tokenizer.encode("<2de>") != [tokenizer.tag_id("<2de>")], "no text contains a tag"
+    counts = prepared.data.splits["train"].report.counts["src"]
+    num_tags = sum(len(TAGS[name]) * size for name, size in SIZES.items())
+    assert counts.tokens == len(src.ids) - len(src) - num_tags, "tags are special tokens"
+
+
+def test_one_corpus_has_the_plan_of_today_bit_by_bit(tmp_path) -> None:
+    plain = recipe_of("translation", tmp_path)
+    files = plain.data.train.model_dump(exclude_unset=True)
+    content = plain.model_dump(exclude_unset=True)
+    del content["data"]["train"]
+    named = parse_recipe(content | {"data": content["data"] | {"corpora": {"one": files}}})
+    old, new = (PreparedTask(r, tmp_path / "data") for r in (plain, named))
+    for epoch in range(3):
+        plans = [run.plan_epoch(epoch) for run in (old, new)]
+        assert [b.tolist() for b in plans[0]] == [b.tolist() for b in plans[1]]
+    for split in ("train", "valid"):
+        for side in ("src", "tgt"):
+            a, b = (run.data.ids(split, side) for run in (old, new))
+            assert (a.ids.tolist(), a.offsets.tolist()) == (b.ids.tolist(), b.offsets.tolist())
+
+
+def test_the_plan_reads_each_corpus_by_its_weight(prepared) -> None:
+    columns = prepared.data.splits["train"]
+    seen = np.zeros(len(columns), int)
+    for epoch in range(2):
+        rows = np.concatenate(prepared.plan_epoch(epoch))
+        counts = [np.sum((rows >= c.start) & (rows < c.end)) for c in columns.corpora]
+        assert counts == [40, 24, 15]
+        seen += np.bincount(rows, minlength=len(columns))
+    assert seen.tolist() == [2] * 64 + [1] * 30
+    lengths = [prepared.data.ids("train", side).lengths for side in ("src", "tgt")]
+    batch = prepared.plan_epoch(1)[0]
+    sizes = plan_training(prepared.recipe, 1, columns.corpora, *lengths)[0]
+    assert batch.tolist() == sizes.tolist()
+
+
+def test_a_temperature_raises_the_share_of_small_corpora(recipe, prepared) -> None:
+    ranges = prepared.data.splits["train"].corpora
+    warm = recipe.replace({"data.temperature": 5.0, "data.corpora.back.weight": 1.0})
+    passes = [float(share.passes[0][1]) for share in corpus_shares(warm, ranges)]
+    sizes = np.array([*SIZES.values()])
+    shares = sizes ** (1 / 5) / (sizes ** (1 / 5)).sum()
+    np.testing.assert_allclose(np.array(passes) * sizes / sizes.sum(), shares, atol=1e-6)
+    level = recipe.replace({"data.temperature": 1.0, "data.corpora.back.weight": 2.0})
+    assert [float(s.passes[0][1]) for s in corpus_shares(level, ranges)] == [1, 1, 2]
+
+
+def test_weights_change_no_prepared_data_and_tags_do(recipe, tmp_path) -> None:
+    base = PreparedTask(recipe, tmp_path).data.directory
+    for change, is_same in (
+        ({"data.corpora.de.weight": [[0, 3.0], [2, 0.1]], "data.temperature": 2.0}, True),
+        ({"data.corpora.back.src_tag": "<synthetic>"}, False),
+        ({"data.corpora.fr.tgt": recipe.data.corpora["fr"].src}, False),
+    ):
+        assert (PreparedTask(recipe.replace(change), tmp_path).data.directory == base) == is_same
+
+
+def test_the_losses_of_corpora_add_up_to_that_of_all(prepared, run, tmp_path) -> None:
+    prepared.model = heedful.load(run, backend="eager")
+    result = prepared.evaluate()
+    assert result.corpora.keys() == {"de", "fr"}
+    targets = prepared.data.ids("valid", "tgt").lengths
+    sums = {"de": targets[:8].sum(), "fr": targets[8:].sum()}
+    mean = sum(result.corpora[name] * size for name, size in sums.items()) / sum(sums.values())
+    assert mean == pytest.approx(np.log(result.perplexity), rel=1e-6)
+    sources = [sample.source.split()[1] for sample in result.samples]
+    assert sources == ["de", "fr"], "the first of each corpus"
+    scores = prepared.compute_final_scores(tmp_path)
+    content = json.loads((tmp_path / "scores.json").read_text())
+    assert {"chrf", "chrf/de", "chrf/fr"} <= content["scores"].keys() == scores.by_name.keys()
+    lines = (tmp_path / "valid.output.txt").read_text().splitlines()
+    references = [row["tgt"] for row in prepared.data.texts("valid")]
+    from sacrebleu import corpus_chrf
+
+    expected = corpus_chrf(lines[8:], [references[8:]]).score
+    assert content["scores"]["chrf/fr"]["score"] == pytest.approx(expected)
+    assert content["scores"]["chrf/fr"]["name"].endswith(", fr")
+
+
+def test_a_run_logs_the_share_and_the_loss_of_each_corpus(run: Path) -> None:
+    events = read_log(run / "log.jsonl")
+    steps = [event for event in events if isinstance(event, StepDone)]
+    assert all(event.corpora.keys() == SIZES.keys() for event in steps)
+    assert all(sum(event.corpora.values()) == pytest.approx(1) for event in steps)
+    assert steps[0].corpora["de"] > steps[0].corpora["back"]
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    assert all(event.corpora.keys() == {"de", "fr"} for event in evaluations)
+    write_run_report(run)
+    page = (run / "report.html").read_text()
+    for text in ("Held-out loss by corpus", "share of tokens", "&lt;2de&gt; &lt;bt&gt;"):
+        assert text in page
+
+
+def test_a_model_translates_into_the_language_that_is_asked_for(run: Path, recipe: Recipe) -> None:
+    model = heedful.load(run, backend="eager")
+    assert model.metadata.language_tags == {"de": "<2de>", "fr": "<2fr>"} == language_tags(recipe)
+    texts = sentences(3)
+    tokenizer = model.src_tokenizer
+    for language in ("de", "fr"):
+        rows = [
+            [tokenizer.tag_id(f"<2{language}>"), *tokenizer.encode(text), tokenizer.eos_id]
+            for text in texts
+        ]
+        assert model.prompt_ids(texts, model.options(tgt_language=language)) == rows
+        outputs = model.translate(texts, tgt_language=language)
+        assert outputs == tokenizer.decode_batch(model.generate(rows))
+        assert model.pair_ids(texts, texts, tgt_language=language)[0] == rows
+        assert model.score(texts, texts, tgt_language=language)[0].log_prob < 0
+        shown = CliRunner().invoke(
+            make_app(["translate"]),
+            ["translate", str(run), "--backend", "eager", "--tgt-lang", language, *texts],
+        )
+        assert shown.stdout.splitlines() == outputs
+    for options, message in (
+        ({}, "translates into de, fr: give one as tgt_language"),
+        ({"tgt_language": "es"}, "no tgt_language es: this model translates into de, fr"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model.translate(texts, **options)
+        with pytest.raises(UserError, match=message):
+            model.score(texts, texts, **options)
+    with pytest.raises(UserError, match="tgt_language is for texts"):
+        model.translate([[5, 2]], tgt_language="de")
+
+
+def test_tags_are_plain_tokens_of_other_programs(run: Path, tmp_path: Path) -> None:
+    """A CTranslate2 model of the same weights, given the tag as a token, has the same scores."""
+    model, texts = heedful.load(run, backend="eager"), sentences(4)
+    result = CliRunner().invoke(
+        make_app(["export"]), ["export", "ctranslate2", str(run), str(tmp_path / "out")]
+    )
+    assert result.exit_code == 0, result.output
+    import ctranslate2
+
+    translator = ctranslate2.Translator(str(tmp_path / "out"), device="cpu")
+    tokenizer = model.src_tokenizer
+    rows = model.prompt_ids(texts, model.options(tgt_language="fr"))
+    tokens = [[tokenizer.piece(i) for i in row[:-1]] for row in rows]
+    assert {row[0] for row in tokens} == {"<2fr>"}
+    targets = sentences(8)[4:]
+    pieces = [[tokenizer.piece(i) for i in tokenizer.encode(target)] for target in targets]
+    theirs = [sum(score.log_probs) for score in translator.score_batch(tokens, pieces)]
+    ours, other = (
+        [score.log_prob for score in model.score(texts, targets, tgt_language=language)]
+        for language in ("fr", "de")
+    )
+    assert theirs == pytest.approx(ours, abs=1e-4)
+    assert theirs != pytest.approx(other, abs=1e-3), "the tag matters"
+
+
+@pytest.mark.parametrize("task", ["language_modeling", "masked_lm", "denoising", "classification"])
+def test_tasks_of_texts_read_corpora_too(task: str, tmp_path: Path) -> None:
+    plain = recipe_of(task, tmp_path)
+    content = plain.model_dump(exclude_unset=True)
+    files = content["data"].pop("train")
+    content["data"].pop("valid_size", None)
+    if task == "classification":
+        content["data"]["valid_size"] = 16
+    [(key, path)] = [(key, path) for key, path in files.items() if not key.endswith("_field")]
+    lines = Path(path).read_text().splitlines()
+    parts = {"a": lines[:60], "b": lines[60:]}
+    content["data"]["corpora"] = {
+        name: {**files, key: write(tmp_path / f"{name}-{Path(path).name}", part)}
+        for name, part in parts.items()
+    }
+    content["data"]["corpora"]["b"]["weight"] = 3
+    net = {"language_modeling": "gpt", "denoising": None}.get(task, "bert")
+    run = PreparedTask(parse_recipe(content), tmp_path / "data", net)
+    columns = run.data.splits["train"]
+    assert [corpus.name for corpus in columns.corpora] == ["a", "b"]
+    plan = run.plan_epoch(0)
+    if task == "language_modeling":
+        counts = np.bincount(plan[0].order, minlength=len(columns))
+        settings = {"context": 8, "batch_size": 4, "seed": 1, "epoch": 2}
+        lengths = columns.sequences("text").lengths
+        rows = np.arange(len(columns))
+        pair = [plan_windows(lengths, **settings, rows=choice) for choice in (None, rows)]
+        assert all((a.starts == b.starts).all() for a, b in zip(*pair, strict=True))
+    else:
+        rows = [getattr(item, "indices", item) for item in plan]
+        counts = np.bincount(np.concatenate(rows), minlength=len(columns))
+    a, b = columns.corpora
+    assert {*counts[a.start : a.end]} == {1}
+    assert {*counts[b.start : b.end]} == {3}
+    if net is None:
+        train(run.recipe.replace({"training.max_steps": 1}), tmp_path / "run", progress=False)
+        run.model = heedful.load(tmp_path / "run", backend="eager")
+    batches = EpochBatches(run.task, run.data)
+    loaded = [batches.load_batch(item).corpora for item in batches.plan_epoch(0)]
+    tokens = columns.sequences("text").lengths
+    if task == "language_modeling":
+        sums = {name: sum(counts[name] for counts in loaded) for name in ("a", "b")}
+        total = tokens[a.start : a.end].sum() + 3 * tokens[b.start : b.end].sum()
+        assert total - 20 < sum(sums.values()) <= total
+    else:
+        assert sum(counts["a"] for counts in loaded) == tokens[a.start : a.end].sum()
+        assert sum(counts["b"] for counts in loaded) == 3 * tokens[b.start : b.end].sum()
+    assert run.evaluate().corpora.keys() == {"a", "b"}
+    assert {"loss/a", "loss/b"} <= run.compute_final_scores(tmp_path).by_name.keys()
+
+
+def test_an_existing_tokenizer_that_splits_a_tag_is_refused(recipe, tmp_path) -> None:
+    train_tokenizer(sentences(9), kind="char").save(tmp_path / "t.json")
+    tokenizer = Tokenizer.load(tmp_path / "t.json")
+    with pytest.raises(UserError, match="the tokenizer has no token <2de>, which it splits"):
+        PreparedTask(recipe, tmp_path, inherited=InheritedParts((tokenizer, tokenizer)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fr.tgt_tag": None}, r"corpora\.fr has no tgt_tag, but corpora of other"),
+        ({"back.tgt_tag": "<3de>"}, r"language de has <2de> \(corpus de\) and <3de> \(corpus back"),
+        ({"fr.tgt_language": None}, r"corpora\.fr\.tgt_tag <2fr> names a language that is not"),
+        ({"de.weight": 0}, r"de\.weight: a corpus of weight 0\.0 is never read"),
+        ({"de.tgt": []}, r"corpora\.de names 1 src files but 0 tgt files"),
+        ({"fr.src": None, "fr.tgt": None}, r"data\.corpora\.fr: names no files of training rows"),
+        ({"back.src_tag": "bt"}, "special token 'bt' needs a name in angle brackets"),
+    ],
+)
+def test_contradictory_corpora_are_refused(recipe, tmp_path, changes, message) -> None:
+    def prepare() -> None:
+        changed = recipe.replace({f"data.corpora.{key}": value for key, value in changes.items()})
+        PreparedTask(changed, tmp_path)
+
+    with pytest.raises(UserError, match=message):
+        prepare()
+
+
+def test_a_corpus_without_rows_is_refused(recipe, tmp_path) -> None:
+    """Where all its rows are too long, or held out."""
+    long = write(tmp_path / "long", ["word " * 40] * 3)
+    keys = {"data.corpora.fr.src": long, "data.corpora.fr.tgt": long}
+    with pytest.raises(UserError, match=r"data\.corpora: no row of fr is left to train on"):
+        PreparedTask(recipe.replace(keys), tmp_path)
