@@ -26,6 +26,7 @@ LAYERS = [
     {"tasks", "deploy"},
     {"export"},
     {"dry_run", "examples", "run"},
+    {"back_translation"},
     {"cli"},
 ]
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}

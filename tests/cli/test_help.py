@@ -139,7 +139,10 @@ def test_names_of_other_toolkits_lead_to_existing_options() -> None:
         ("evaluate m --text file", "use --input"),
         ("optimize m --backends eager", "use --backend"),
         ("score m --src a --ref b", "use --tgt"),
-        ("info m --temperature 1", "it is an option of heedful translate, generate, evaluate"),
+        (
+            "info m --temperature 1",
+            "it is an option of heedful back-translate, translate, generate",
+        ),
         ("translate m --tempperature 1", "use --temperature"),
         ("translte m", "Did you mean 'translate'"),
         ("export m --to hf out", "no such command 'm'; write heedful export hf"),

@@ -13,6 +13,7 @@ from encoder_runs import PreparedTask, recipe_of, sentences, write
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
 from heedful.data.plans import plan_windows
+from heedful.data.tags import tag_id
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.run import train
@@ -95,10 +96,12 @@ def test_tags_are_the_first_tokens_of_sources_alone(prepared) -> None:
     for corpus in prepared.data.splits["train"].corpora:
         lines = Path(prepared.recipe.data.corpora[corpus.name].src).read_text().splitlines()
         for row, line in zip(range(corpus.start, corpus.end), lines, strict=True):
-            tags = [tokenizer.tag_id(tag) for tag in TAGS[corpus.name]]
+            tags = [tag_id(tokenizer, tag) for tag in TAGS[corpus.name]]
             assert src[row].tolist() == [*tags, *tokenizer.encode(line), tokenizer.eos_id]
-            assert not set(tgt[row].tolist()) & {*map(tokenizer.tag_id, ("<2de>", "<2fr>", "<bt>"))}
-    assert tokenizer.encode("<2de>") != [tokenizer.tag_id("<2de>")], "no text contains a tag"
+            assert not set(tgt[row].tolist()) & {
+                tag_id(tokenizer, tag) for tag in ("<2de>", "<2fr>", "<bt>")
+            }
+    assert tokenizer.encode("<2de>") != [tag_id(tokenizer, "<2de>")], "no text contains a tag"
     counts = prepared.data.splits["train"].report.counts["src"]
     num_tags = sum(len(TAGS[name]) * size for name, size in SIZES.items())
     assert counts.tokens == len(src.ids) - len(src) - num_tags, "tags are special tokens"
@@ -199,7 +202,7 @@ def test_a_model_translates_into_the_language_that_is_asked_for(run: Path, recip
     tokenizer = model.src_tokenizer
     for language in ("de", "fr"):
         rows = [
-            [tokenizer.tag_id(f"<2{language}>"), *tokenizer.encode(text), tokenizer.eos_id]
+            [tag_id(tokenizer, f"<2{language}>"), *tokenizer.encode(text), tokenizer.eos_id]
             for text in texts
         ]
         assert model.prompt_ids(texts, model.options(tgt_language=language)) == rows

@@ -11,7 +11,7 @@ from heedful.cli.help import new_group
 from heedful.cli.preflight import Debug, add_command
 
 GROUPS: Mapping[str, Sequence[str]] = {
-    "Train": ("demo", "train", "distill", "average", "prepare", "tokenizer"),
+    "Train": ("demo", "train", "distill", "back-translate", "average", "prepare", "tokenizer"),
     "Run a model": ("translate", "generate", "fill", "classify", "embed"),
     "Evaluate": ("evaluate", "score", "verify", "report", "compare"),
     "Convert and speed up": ("optimize", "merge", "import", "export"),
@@ -33,11 +33,12 @@ def make_app(names: Sequence[str] = ()) -> typer.Typer:
         callback=_root,
     )
     for name in names or COMMANDS:
-        module = import_module(f"heedful.cli.{_MODULES.get(name, name)}")
+        attribute = _MODULES.get(name, name).replace("-", "_")
+        module = import_module(f"heedful.cli.{attribute}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name, rich_help_panel=COMMANDS[name])
         else:
-            add_command(app, name, getattr(module, name), COMMANDS[name])
+            add_command(app, name, getattr(module, attribute), COMMANDS[name])
     return app
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.columns import Column, Columns, Counts, SequencesBuilder
+from heedful.data.columns import Column, Columns, CorpusRange, Counts, SequencesBuilder
 from heedful.data.rows import CORPUS, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -85,6 +85,10 @@ class TextColumn:
         """The number of special tokens in a sequence."""
         return len(self.with_special_tokens([], [] if len(self.texts) > 1 else None))
 
+    def size(self, ids: list[list[int]], tags: Sequence[int]) -> int:
+        """The length of a sequence with special tokens and tags, in tokens."""
+        return self.num_special + len(tags) + sum(map(len, ids))
+
     def truncate(self, ids: list[list[int]], max_length: int) -> list[list[int]]:
         """The ids of one or two texts, cut so that they fit with their special tokens."""
         size = max_length - self.num_special
@@ -126,18 +130,14 @@ def encode_rows(
             line); `max_length` smaller than
             the number of special tokens and one token per text; no row left; no tokens at all.
     """
-    if max_length is not None:
-        _check_limit(columns.values(), max_length)
+    _check_limit(columns.values(), max_length)
     names = rows[CORPUS] if CORPUS in rows else [""] * len(rows)
     builders = {name: _ColumnBuilder(column) for name, column in columns.items()}
     kept_indices: list[int] = []
     num_too_long = num_dropped = num_truncated = num_unknown = 0
     for index, row in enumerate(_tokenize(rows, columns)):
         tags = {name: column.tags.get(names[index], ()) for name, column in columns.items()}
-        sizes = {
-            name: columns[name].num_special + len(tags[name]) + sum(map(len, ids))
-            for name, ids in row.items()
-        }
+        sizes = {name: columns[name].size(ids, tags[name]) for name, ids in row.items()}
         if max_length is not None and max(sizes.values()) > max_length:
             num_too_long += 1
             if truncation == "error":
@@ -149,10 +149,7 @@ def encode_rows(
             if truncation == "drop":
                 num_dropped += 1
                 continue
-            row = {
-                name: columns[name].truncate(ids, max_length - len(tags[name]))
-                for name, ids in row.items()
-            }
+            row = {n: columns[n].truncate(ids, max_length - len(tags[n])) for n, ids in row.items()}
             if not all(columns[name].has_targets(ids) for name, ids in row.items()):
                 num_dropped += 1
                 continue
@@ -162,16 +159,14 @@ def encode_rows(
             continue
         kept_indices.append(index)
         for name, ids in row.items():
-            texts = [rows[text][index] for text in columns[name].texts]
-            builders[name].add(texts, ids, tags[name])
+            builders[name].add(rows, index, ids, tags[name])
     if not kept_indices:
         raise UserError(
             f"none of {len(rows)} {rows.report.noun} is left: {num_too_long} are longer than"
             f" max_length {max_length} and {num_unknown} hold only unknown tokens; raise"
             " max_length, set truncation to truncate, or give other text"
         )
-    if not all(builder.counts["tokens"] for builder in builders.values()):
-        raise UserError("the text has no tokens for this tokenizer; give other text")
+    _check_tokens(builders.values())
     report = replace(
         rows.report,
         num_kept=len(kept_indices),
@@ -183,22 +178,29 @@ def encode_rows(
     result: dict[str, Column] = {name: b.sequences.build() for name, b in builders.items()}
     result |= {f"{name}.second": np.array(b.seconds) for name, b in builders.items() if b.seconds}
     result |= {name: column[np.array(kept_indices)] for name, column in (numbers or {}).items()}
-    corpora = _ranges([names[index] for index in kept_indices]) if CORPUS in rows else []
-    return Columns(result, report, {**(info or {}), **({"corpora": corpora} if corpora else {})})
+    corpora = _ranges([names[index] for index in kept_indices]) if CORPUS in rows else {}
+    return Columns(result, report, {**(info or {}), **corpora})
 
 
-def _ranges(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The corpora of rows in the order of the corpora: name, first row and end of each."""
+def _check_tokens(builders: Iterable["_ColumnBuilder"]) -> None:
+    """Raise UserError for a column without tokens."""
+    if not all(builder.counts["tokens"] for builder in builders):
+        raise UserError("the text has no tokens for this tokenizer; give other text")
+
+
+def _ranges(names: Sequence[str]) -> dict[str, Any]:
+    """The entry "corpora" of `Columns.info` for rows with these corpora, each contiguous."""
     ends = {name: end for end, name in enumerate(names, 1)}
     starts = [0, *ends.values()]
-    return [(name, start, end) for start, (name, end) in zip(starts, ends.items(), strict=False)]
+    ranges = zip(ends, starts, ends.values(), strict=False)
+    return {"corpora": [CorpusRange(*entry) for entry in ranges]}
 
 
-def _check_limit(columns: Iterable[TextColumn], max_length: int) -> None:
+def _check_limit(columns: Iterable[TextColumn], max_length: int | None) -> None:
     """Raise UserError unless there is room for one token of each text."""
     for column in columns:
         num_special = column.num_special + max(map(len, column.tags.values()), default=0)
-        if max_length < num_special + len(column.texts):
+        if max_length is not None and max_length < num_special + len(column.texts):
             raise UserError(
                 f"max_length {max_length} leaves no tokens for text beside {num_special}"
                 " special tokens; raise it"
@@ -220,8 +222,9 @@ class _ColumnBuilder:
         self.seconds: list[int] = []
         self.counts = {"characters": 0, "bytes": 0, "tokens": 0, "unknown": 0}
 
-    def add(self, texts: Sequence[str], ids: list[list[int]], tags: Sequence[int]) -> None:
-        """Append a row: its texts before normalization, and their ids without special tokens."""
+    def add(self, rows: Rows, index: int, ids: list[list[int]], tags: Sequence[int]) -> None:
+        """Append row `index`, whose texts have these ids without special tokens."""
+        texts = [rows[name][index] for name in self.column.texts]
         tokenizer, counts = self.column.tokenizer, self.counts
         sequence = self.column.with_special_tokens([*tags, *ids[0]], *ids[1:])
         self.sequences.add(sequence)

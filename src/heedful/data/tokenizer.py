@@ -198,21 +198,6 @@ class Tokenizer:
         vocab = self._backend.get_vocab() if self._piece_ids is None else self._piece_ids
         return max(vocab.values()) + 1
 
-    def tag_id(self, tag: str) -> int:
-        """The id of a tag that is put before texts, such as `<2de>`.
-
-        Raises:
-            UserError: the tag is not one token: it is split, or unknown.
-        """
-        i = self._backend.token_to_id(tag) if self._piece_ids is None else self._piece_ids.get(tag)
-        if i is not None and (i in self.special_ids or self.encode(tag) == [i]):
-            return i
-        pieces = " ".join(self.tokens(self.encode(tag)))
-        raise UserError(
-            f"the tokenizer has no token {tag}, which it splits ({pieces}); use a tag that it has, "
-            "or train a tokenizer with these corpora"
-        )
-
     def normalize(self, text: str) -> str:
         """The normalized text, which is the best that decoding can restore."""
         normalizer = self._backend.normalizer

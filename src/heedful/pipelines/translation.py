@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
 
+from heedful.data.tags import tag_id
 from heedful.errors import UserError, format_names
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
@@ -79,7 +80,7 @@ class Translator(Generator):
                 )
             return []
         if tgt_language in tags:
-            return [self.src_tokenizer.tag_id(tags[tgt_language])]
+            return [tag_id(self.src_tokenizer, tags[tgt_language])]
         if tgt_language == own:
             return []
         known = format_names([*tags] or [own or "one language, without a code"], str)

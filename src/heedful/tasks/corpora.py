@@ -8,6 +8,7 @@ from typing import NamedTuple
 from heedful.config import Corpus, Files, Recipe
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import CorpusShare
+from heedful.data.tags import tag_id
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, format_names
 from heedful.plugins import SHIPPED
@@ -154,7 +155,7 @@ def corpus_tag_ids(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, tuple[int,
         UserError: a tag that is not one token of the tokenizer.
     """
     return {
-        name: tuple(tokenizer.tag_id(tag) for tag in tags_of(corpus))
+        name: tuple(tag_id(tokenizer, tag) for tag in tags_of(corpus))
         for name, corpus in recipe.data.corpora.items()
         if tags_of(corpus)
     }

@@ -66,6 +66,10 @@ class InMemoryData:
         if unknown or "train" not in splits:
             problem = f"unknown split {unknown[0]!r}" if unknown else "no split 'train'"
             raise UserError(f"data: {problem}; a mapping has rows for train, valid and test")
+        if recipe.data.corpora:
+            raise UserError(
+                "the recipe names files by data.corpora, and data has rows; leave out one of them"
+            )
         sections, files = {}, {}
         for name, rows in splits.items():
             split = _SPLIT_NAMES[name]
@@ -85,8 +89,7 @@ class InMemoryData:
             keys["text" if tuple(columns) == ("text",) else "file"] = str(path)
             sections[split] = section.model_copy(update=keys)
             files[path] = content
-        # Rows replace all files of the recipe.
-        data_keys = recipe.data.model_copy(update=sections | {"corpora": {}, "temperature": None})
+        data_keys = recipe.data.model_copy(update=sections)
         # `expect` has the score ranges of the recipe's own data.
         return cls(recipe.model_copy(update={"data": data_keys, "expect": []}), files)
 

@@ -1,0 +1,309 @@
+"""Back-translation: a backward model translates monolingual targets, on which a forward one trains.
+
+Sennrich et al. 2016, "Improving Neural Machine Translation Models with Monolingual Data", section
+3.2; sampled sources: Edunov et al. 2018, "Understanding Back-Translation at Scale"; a tag before
+back-translated sources: Caswell et al. 2019, "Tagged Back-Translation".
+
+The folder of the whole has one folder or file per stage, so that a stage is done, or goes on:
+`backward` (a run), `back` (shards of pairs), `back.jsonl` (all pairs), `forward` (a run).
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heedful.config import Files, Recipe
+from heedful.data.prepared import content_key
+from heedful.data.rows import format_of, read_rows
+from heedful.deploy.optimize import optimize
+from heedful.dry_run import prepare_run
+from heedful.errors import UserError
+from heedful.files import atomic_open, read_object, write_json, write_text
+from heedful.pipelines import Translator, load
+from heedful.pipelines.loading import expect
+from heedful.progress import PrintLine, track
+from heedful.recipe_changes import check_changes
+from heedful.recipe_files import load_recipe, with_absolute_paths
+from heedful.run import TrainingRun
+from heedful.training.folder import is_run
+
+BACKWARD, SHARDS, PAIRS, FORWARD = "backward", "back", "back.jsonl", "forward"
+SHARD_ROWS = 4_096
+PARALLEL, BACK = "parallel", "back"  # names of the corpora of the forward run
+_SETTINGS = "back_translation.json"
+_HELD_OUT = "valid.jsonl"
+_SPLITS = ("train", "valid", "test")
+# (recipe, folder, resume) -> the run, which may have been interrupted.
+TrainStage = Callable[[Recipe, Path, bool], TrainingRun]
+
+
+@dataclass(frozen=True)
+class BackTranslation:
+    """The settings of a back-translation.
+
+    Attributes:
+        mono: files of texts in the target language, one per line, or tables with a column `text`.
+        tag: the token before back-translated sources; None: none.
+        weight: passes over the back-translated pairs in an epoch (`data.corpora.back.weight`).
+        backward_changes: keys of the backward run that differ from the recipe's.
+        backward_model: a model of the reverse direction; None: one is trained.
+        decoding: options of the translation, as of `heedful.options.Options`.
+        optimize: find the fastest backend first; None: for more than `OPTIMIZE_FROM` texts.
+    """
+
+    mono: Sequence[Path]
+    tag: str | None = "<bt>"
+    weight: float = 1.0
+    backward_changes: Mapping[str, Any] = field(default_factory=dict)
+    backward_model: Path | None = None
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    optimize: bool | None = None
+
+
+OPTIMIZE_FROM = 20_000  # texts; to convert, prove and measure takes about as long as so many
+
+
+def back_translate(
+    recipe: Recipe,
+    settings: BackTranslation,
+    out: Path,
+    train_stage: TrainStage,
+    print_line: PrintLine,
+) -> TrainingRun:
+    """Train backward, translate the monolingual texts, and train forward on both.
+
+    Started again with the same settings it goes on where it was stopped: at the last checkpoint of
+    a run, or the last shard of translations.
+
+    Args:
+        recipe: of the forward run, without the back-translated pairs.
+        out: the folder of all stages.
+
+    Returns:
+        The forward run, or the backward one if it was interrupted.
+
+    Raises:
+        UserError: a recipe without pairs of files; other settings than those `out` was started
+            with; no translation left; errors of the runs.
+    """
+    recipe = with_absolute_paths(recipe)
+    _check(recipe, settings)
+    _claim(recipe, out, settings)
+    recipe = _with_held_out(recipe, out, print_line)
+    model_folder = settings.backward_model or out / BACKWARD
+    if settings.backward_model is None:
+        backward = reverse_recipe(recipe).replace(settings.backward_changes)
+        print_line(f"1 of 3: a model of the reverse direction, in {model_folder}")
+        run = _finish(backward, model_folder, train_stage)
+        if run is not None and run.reason == "interrupted":
+            return run
+    if not (out / PAIRS).is_file():
+        print_line(f"2 of 3: translations of {', '.join(map(str, settings.mono))}")
+        _translate(model_folder, settings, out, recipe.training.seed, print_line)
+    print_line(f"3 of 3: a model on both kinds of pairs, in {out / FORWARD}")
+    forward = forward_recipe(recipe, out / PAIRS, settings)
+    run = _finish(forward, out / FORWARD, train_stage)
+    if run is None:
+        raise UserError(f"{out} is finished: its model is {out / FORWARD}; give another --out")
+    return run
+
+
+def reverse_recipe(recipe: Recipe) -> Recipe:
+    """The recipe of the reverse direction: sources are targets, in all keys that name a side."""
+    data, filters = recipe.data, recipe.data.filters
+    swap = {"src": "tgt", "tgt": "src"}
+    changes: dict[str, Any] = {
+        "data.src_language": data.tgt_language,
+        "data.tgt_language": data.src_language,
+        "expect": [],
+    }
+    if filters.model_fields_set & {"src_script", "tgt_script", "unique"}:
+        changes["data.filters.src_script"] = filters.tgt_script
+        changes["data.filters.tgt_script"] = filters.src_script
+        changes["data.filters.unique"] = [swap.get(part, part) for part in filters.unique]
+    for split in _SPLITS:
+        changes |= _reversed_files(f"data.{split}", getattr(data, split))
+    return recipe.replace(changes)
+
+
+def _reversed_files(key: str, files: Files) -> dict[str, Any]:
+    """The keys of a split with the sides exchanged."""
+    if not files.paths():
+        return {}
+    if files.file is None:
+        return {f"{key}.src": files.tgt, f"{key}.tgt": files.src}
+    names = files.src_field, files.tgt_field
+    if names == (None, None):
+        formats = {format_of(Path(path)) for path in files.paths()}
+        names = (1, 2) if formats == {"tsv"} else ("src", "tgt")
+    src, tgt = (name or side for name, side in zip(names, ("src", "tgt"), strict=True))
+    return {f"{key}.src_field": tgt, f"{key}.tgt_field": src}
+
+
+def forward_recipe(recipe: Recipe, pairs: Path, settings: BackTranslation) -> Recipe:
+    """The recipe of the forward run: its own pairs and the back-translated ones as corpora."""
+    content = recipe.model_dump(exclude_unset=True)
+    data = content["data"]
+    parallel = data.pop("train")
+    parallel |= {split: data.pop(split) for split in ("valid", "test") if split in data}
+    back = {"file": str(pairs.absolute()), "weight": settings.weight}
+    if settings.tag is not None:
+        back["src_tag"] = settings.tag
+    data["corpora"] = {PARALLEL: parallel, BACK: back}
+    return Recipe.model_validate(content)
+
+
+def _check(recipe: Recipe, settings: BackTranslation) -> None:
+    """Raise UserError for a recipe that cannot be reversed, or texts that cannot be read."""
+    if recipe.task != "translation":
+        raise UserError(f"back-translation is for the task translation, not {recipe.task}")
+    if recipe.data.corpora:
+        raise UserError("back-translation makes data.corpora itself; give the pairs as data.train")
+    if not recipe.data.train.paths():
+        raise UserError("data.train is not given: add its pairs, as for heedful train")
+    if recipe.distillation.teacher is not None:
+        raise UserError("back-translation and distillation.teacher exclude each other; leave one")
+    if recipe.init_from is not None and settings.backward_model is None:
+        raise UserError(
+            f"init_from {recipe.init_from} is a model of the forward direction; give one of the "
+            "reverse direction with --backward, or leave init_from out"
+        )
+    if not settings.mono:
+        raise UserError("no monolingual text is given; name a file with --mono")
+    if settings.backward_model is not None:
+        if settings.backward_changes:
+            raise UserError("--backward is a finished model, so --backward-set has no effect")
+        _open(settings.backward_model)
+
+
+def _claim(recipe: Recipe, out: Path, settings: BackTranslation) -> None:
+    """Record the settings in the folder, or compare them with those that it was started with."""
+    backward = settings.backward_model
+    content = {
+        "mono": content_key(settings.mono),
+        "tag": settings.tag,
+        "weight": settings.weight,
+        "backward_changes": dict(settings.backward_changes),
+        "backward_model": None if backward is None else str(backward.absolute()),
+        "decoding": dict(settings.decoding),
+        "seed": recipe.training.seed,
+    }
+    content = json.loads(json.dumps(content))
+    path = out / _SETTINGS
+    if not path.is_file():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"{out} holds other files; give a new folder (--out)")
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(path, content)
+        return
+    before = read_object(path)
+    if changed := [key for key, value in content.items() if before.get(key) != value]:
+        raise UserError(
+            f"{out} was started with other settings ({', '.join(changed)}); give those again, or "
+            "another --out"
+        )
+
+
+def _with_held_out(recipe: Recipe, out: Path, print_line: PrintLine) -> Recipe:
+    """The recipe with validation files: held-out rows of train are written into a file.
+
+    Both runs then have the same ones, and none is back-translated.
+    """
+    if recipe.data.valid.paths():
+        return recipe
+    path = out / _HELD_OUT
+    if not path.is_file():
+        rows = prepare_run(recipe, print_line).texts("valid")
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    content = recipe.model_dump(exclude_unset=True)
+    content["data"].pop("valid_size", None)
+    content["data"]["valid"] = {"file": str(path.absolute())}
+    return Recipe.model_validate(content)
+
+
+def _finish(recipe: Recipe, folder: Path, train_stage: TrainStage) -> TrainingRun | None:
+    """Train or resume a run to its end; None if it is finished already."""
+    if (folder / "scores.json").is_file():
+        check_changes(load_recipe(folder), recipe, (), str(folder))
+        return None
+    resume = is_run(folder) and (folder / "recipe.yaml").is_file()
+    return train_stage(recipe, folder, resume)
+
+
+def _open(folder: Path) -> Translator:
+    """The backward model in the backend that is fastest for many texts."""
+    return expect(load(folder, use="throughput"), Translator, "back-translation")
+
+
+def _translate(
+    folder: Path, settings: BackTranslation, out: Path, seed: int, print_line: PrintLine
+) -> None:
+    """Write the pairs of translations and texts into shards, and then into one file."""
+    rows = read_rows(settings.mono)
+    shards = out / SHARDS
+    should_optimize = settings.optimize
+    if should_optimize is None:
+        should_optimize = len(rows) > OPTIMIZE_FROM
+    if should_optimize and settings.backward_model is None and not (folder / "backends").is_dir():
+        _optimize(folder, rows["text"][:200], print_line)
+    model = _open(folder)
+    shards.mkdir(exist_ok=True)
+    name = "the net" if model.backend is None else model.backend.name
+    print_line(f"{BACKWARD:<10} translates {len(rows):,} texts, backend {name}")
+    paths = []
+    num_kept = 0
+    with track("translating", len(rows)) as advance:
+        for first in range(0, len(rows), SHARD_ROWS):
+            texts = rows["text"][first : first + SHARD_ROWS]
+            paths.append(shards / f"{first:09}.jsonl")
+            if paths[-1].is_file():
+                advance(len(texts))
+            else:
+                # A seed per text, so that samples do not depend on the shards.
+                seeds = [(seed * 2**32 + first + index) % 2**63 for index in range(len(texts))]
+                options = {**settings.decoding, "seed": seeds}
+                write_text(paths[-1], "".join(_pairs(model, texts, options, advance)))
+            num_kept += paths[-1].read_bytes().count(b"\n")
+    if not num_kept:
+        raise UserError(
+            f"{folder} ends none of its translations within its length limit; train it longer "
+            "(--backward-set training.max_steps=N), or give another model with --backward"
+        )
+    print_line(f"{BACK:<10} {num_kept:,} pairs of {len(rows):,} texts: the others have no end")
+    with atomic_open(out / PAIRS) as file:
+        for path in paths:
+            with path.open("rb") as shard:
+                shutil.copyfileobj(shard, file)
+    shutil.rmtree(shards)
+
+
+def _pairs(
+    model: Translator,
+    texts: list[str],
+    options: Mapping[str, Any],
+    advance: Callable[[int], None],
+) -> Iterator[str]:
+    """JSON lines of the translations that end, as sources, with their texts as targets."""
+    outputs = model.iterate_generations(
+        [texts], too_long="leave_out", scores=False, progress=advance, **options
+    )
+    for text, (best, *_) in zip(texts, outputs, strict=True):
+        if best.finished and best.text.strip():
+            yield json.dumps({"src": best.text, "tgt": text}, ensure_ascii=False) + "\n"
+
+
+def _optimize(folder: Path, texts: Sequence[str], print_line: PrintLine) -> None:
+    """Find the fastest backend for many texts; a model that no backend runs stays as it is."""
+    try:
+        optimize(
+            load(folder, device="cpu", backend="eager"),
+            folder,
+            texts,
+            backends=("eager", "ctranslate2"),
+            uses=("throughput",),
+        )
+    except UserError as error:
+        print_line(f"{BACKWARD:<10} runs as a net: {error}")
