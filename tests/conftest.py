@@ -10,27 +10,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from jaxtyping import config, install_import_hook
 
+from checked_shapes import check_shapes
 from commands import Commands, run_whole
 
 pytest_plugins = ["listed_skips"]
-ANNOTATED = (
-    "parts",
-    "models",
-    "zoo",
-    "data",
-    "tasks",
-    "generation",
-    "evaluation",
-    "insight",
-    "backends",
-    "pipelines",
-    "deploy",
-    "export",
-)
-# Directories and files of tests that run with the annotated shapes of these packages checked, which
-# nearly doubles the time of a small net: at least one file for each package.
+# Directories and files of tests that run with annotated shapes checked (support/checked_shapes.py),
+# which takes about as long as a small net: at least one file for each package.
 SHAPES_CHECKED = (
     *("parts", "data", "evaluation", "models/test_properties.py", "models/test_packed.py"),
     *("generation/test_search.py", "generation/test_sampling.py", "generation/test_logits.py"),
@@ -53,7 +39,6 @@ SHAPES_CHECKED = (
 )
 # Prepared data of the tests are the tests' own.
 os.environ["HEEDFUL_CACHE"] = tempfile.mkdtemp(prefix="heedful-tests-")
-install_import_hook([f"heedful.{package}" for package in ANNOTATED], "beartype.beartype")
 settings.register_profile("quick", max_examples=10)  # make quick
 # Files whose tests take longest, each up to a minute.
 LONGEST = (
@@ -75,10 +60,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check shapes in the tests of `SHAPES_CHECKED`; sync files in those marked `whole`."""
+    """Check shapes in tests of `SHAPES_CHECKED`; sync files in those marked `whole`."""
     file = item.path.relative_to(Path(__file__).parent).as_posix()
-    checked = any(file == path or file.startswith(f"{path}/") for path in SHAPES_CHECKED)
-    config.update("jaxtyping_disable", not checked)
+    listed = any(file == path or file.startswith(f"{path}/") for path in SHAPES_CHECKED)
+    check_shapes(listed)
     run_whole(item.get_closest_marker("whole") is not None)
 
 

@@ -1,14 +1,18 @@
 """The suite's rules: skips are listed, and shapes are checked in the files named in conftest.py."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import TypeCheckError, config
+from jaxtyping import TypeCheckError
 
 import conftest
+from checked_shapes import check_shapes
 from heedful.errors import UserError
+from heedful.parts.attention import Attention
 from heedful.parts.losses import cross_entropy
+from heedful.parts.tokens import Tokens
 
 pytest_plugins = ["pytester"]
 
@@ -31,17 +35,24 @@ def test_a_skip_that_is_not_listed_fails(
     pytester.runpytest_inprocess("-p", "listed_skips").assert_outcomes(**outcomes)
 
 
-def test_shapes_are_checked_by_the_file_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, targets = torch.zeros(3, 5), torch.zeros(4, dtype=torch.long)
-    with pytest.raises(UserError, match="the loss needs logits"):  # the function's own error
-        cross_entropy(logits, targets)
-    monkeypatch.setattr(config, "jaxtyping_disable", False)
-    with pytest.raises(TypeCheckError):
-        cross_entropy(logits, targets)
+def test_shapes_are_checked_by_the_file_of_a_test() -> None:
+    """In functions, wherever they were imported, in methods and in dataclasses."""
+    ids, positions = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long)
+    attention = Attention(4, 2)
+    for enabled in (False, True, False):
+        check_shapes(enabled)
+        # Without the checks, the functions' own errors.
+        kind: type[Exception] = TypeCheckError if enabled else UserError
+        with pytest.raises(kind):
+            cross_entropy(torch.zeros(3, 5), torch.zeros(4, dtype=torch.long))
+        with pytest.raises(kind):
+            attention(torch.zeros(3, 4))
+        with pytest.raises(TypeCheckError) if enabled else nullcontext():
+            Tokens(ids, positions)
 
 
 def test_every_file_with_checked_shapes_exists() -> None:
     tests = Path(__file__).parent
     assert [path for path in conftest.SHAPES_CHECKED if not (tests / path).exists()] == []
     checked = {path.split("/")[0] for path in conftest.SHAPES_CHECKED}
-    assert checked == set(conftest.ANNOTATED)
+    assert checked >= {"parts", "models", "zoo", "data", "tasks", "generation", "evaluation"}

@@ -4,13 +4,12 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -319,15 +318,6 @@ def test_scorers_can_have_been_used_before() -> None:
 # --- Sampling -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unchecked_shapes() -> Iterator[None]:
-    """For thousands of runs, for which shape checks would take most of the time; other tests check
-    shapes."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 SAMPLED_RULES: dict[str, list[Rule]] = {
     "no rules": [],
     "rules": [Avoid(), Temperature(1.3), TopK(3), MinLength([0], [2])],
@@ -364,7 +354,6 @@ def samples(
     return counts, proposed, accepted
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("rules", SAMPLED_RULES)
 @pytest.mark.parametrize("draft", ["identical", "close", "bad", "sparse", "lookup"])
 def test_samples_have_the_distribution_of_the_target(draft: str, rules: str) -> None:
@@ -379,7 +368,6 @@ def test_samples_have_the_distribution_of_the_target(draft: str, rules: str) -> 
         assert 0 < accepted < proposed
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
 def test_chi_square_rejects_another_target() -> None:
     """The test above can fail: these samples are not those of the target."""
     counts, _, _ = samples(TARGET_ORDER_2, "close", [], NUM_SAMPLES)
@@ -395,7 +383,6 @@ distributions = st.integers(2, 6).flatmap(
 
 
 @given(weights=distributions)
-@pytest.mark.usefixtures("unchecked_shapes")
 @settings(max_examples=30, deadline=None)
 def test_accept_or_resample_has_exactly_the_targets_distribution(
     weights: tuple[list[int], list[int]],

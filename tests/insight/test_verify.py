@@ -5,13 +5,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from checked_shapes import check_shapes
 from flawed_nets import HEADS, VOCAB, WIDTH, OneStack, TwoStacks, net_of
 from heedful.errors import UserError
 from heedful.insight import Report, learning_checks, verify
@@ -466,7 +466,7 @@ class Args(nn.Module):
 def test_missing_and_wrong_arguments_are_errors_of_one_line(
     make: Callable[[], nn.Module], arguments: dict[str, Any], message: str
 ) -> None:
-    jaxtyping.config.update("jaxtyping_disable", True)  # which refuses a wrong choice by its type
+    check_shapes(False)  # which refuses a wrong choice by its type
     with pytest.raises(UserError, match=message) as raised:
         verify(make(), **arguments)
     assert "\n" not in str(raised.value)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from jaxtyping import config
 from torch import Tensor, nn
 
 import heedful.models
 import heedful.parts
 import heedful.zoo
 from architectures import tiny
+from checked_shapes import check_shapes
 from heedful.errors import UserError
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.masks import MaskSpec
@@ -121,7 +121,7 @@ def test_other_wrong_calls_are_refused_in_one_line() -> None:
     narrow = torch.zeros(2, 5, 12, dtype=torch.float64)
     with pytest.raises(UserError, match=r"\(batch, length, 16\), not \(2, 5, 12\)"):
         attention()(narrow)
-    config.update("jaxtyping_disable", True)  # which would refuse the next call first
+    check_shapes(False)  # which would refuse the next call first
     with pytest.raises(UserError, match=r"not \(2, 5, 12\)"):
         attention(CrossAttention)(states(2, 5), narrow)
     with pytest.raises(UserError, match="needs `memory`"):

@@ -1,0 +1,94 @@
+"""Checks of annotated shapes, switched on and off between tests.
+
+While they are on, the modules and classes of heedful, and the modules of tests, hold checked
+versions of the functions that have shapes in their annotations. While they are off, they hold the
+functions themselves, so that other tests pay nothing.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from beartype import beartype
+from jaxtyping import jaxtyped
+
+import heedful
+
+_FOLDERS = (str(Path(heedful.__file__).parent), str(Path(__file__).parents[1]))
+_DESCRIPTORS = (staticmethod, classmethod)
+
+
+class _Place(NamedTuple):
+    """An attribute that holds a function with shapes in its annotations."""
+
+    owner: ModuleType | type
+    name: str
+    plain: Any
+    checked: Any
+
+
+class _ShapeChecks:
+    """The places of all functions with shapes in modules that were imported at the last switch."""
+
+    def __init__(self) -> None:
+        self._places: list[_Place] = []
+        # Each function and its checked version, by the ids of both, which the places keep alive.
+        self._pairs: dict[int, tuple[Any, Any]] = {}
+        self._searched: set[str] = set()  # names of modules
+        self._are_on = False
+
+    def switch(self, enabled: bool) -> None:
+        """Switch the checks on or off in all modules that are imported by now."""
+        if enabled:
+            self._search_new_modules()
+        elif not self._are_on:
+            return
+        for place in self._places:
+            value = place.checked if enabled else place.plain
+            if vars(place.owner).get(place.name) in (place.plain, place.checked):
+                setattr(place.owner, place.name, value)
+        self._are_on = enabled
+
+    def _search_new_modules(self) -> None:
+        names = [name for name in [*sys.modules] if name not in self._searched]
+        self._searched.update(names)
+        modules = [module for name in names if _is_ours(module := sys.modules[name])]
+        for module in modules:
+            for owner in (module, *_classes(module)):
+                for name, value in [*vars(owner).items()]:
+                    if name == "__new__" or not _has_shapes(value):
+                        continue
+                    if id(value) not in self._pairs:  # a module may import a checked version
+                        pair = (value, jaxtyped(value, typechecker=beartype))
+                        self._pairs |= dict.fromkeys(map(id, pair), pair)
+                    self._places.append(_Place(owner, name, *self._pairs[id(value)]))
+
+
+def _is_ours(module: ModuleType | None) -> bool:
+    return str(getattr(module, "__file__", None)).startswith(_FOLDERS)
+
+
+def _classes(module: ModuleType) -> Iterator[type]:
+    """The classes that a module defines."""
+    for value in [*vars(module).values()]:
+        if inspect.isclass(value) and value.__module__ == module.__name__:
+            yield value
+
+
+def _has_shapes(value: Any) -> bool:
+    """True for functions and methods of heedful with a shape in their annotations."""
+    if isinstance(value, property):
+        return _has_shapes(value.fget)
+    function = value.__func__ if isinstance(value, _DESCRIPTORS) else value
+    if not isinstance(function, FunctionType) or not function.__module__.startswith("heedful"):
+        return False
+    inner = inspect.unwrap(function)
+    if inner is not function and inspect.isgeneratorfunction(inner):  # a context manager
+        return False
+    return any("jaxtyping" in repr(item) for item in function.__annotations__.values())
+
+
+check_shapes = _ShapeChecks().switch
