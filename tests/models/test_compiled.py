@@ -1,4 +1,5 @@
-"""Compiled nets are traced once per bucket, and nets export with the cache as an argument."""
+"""Compiled nets are traced once per bucket; nets export with lengths, and with the cache as an
+argument."""
 
 import pytest
 
@@ -11,5 +12,5 @@ NAMES = [*ARCHITECTURES, "schemes"]
 
 @pytest.mark.parametrize("names", [NAMES[part::2] for part in range(2)], ids="-".join)
 def test_nets_compile_once_per_bucket_and_export(commands: Commands, names: list[str]) -> None:
-    """Requests of random lengths recompile nothing; every position scheme exports."""
+    """Requests of random lengths recompile nothing; nets and position schemes are exported."""
     commands.call(compiled_nets.main, names)

