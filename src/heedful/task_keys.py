@@ -127,8 +127,9 @@ ALL = TaskKeys(
         (
             *("plugins", "task", "init_from", "model", "objective"),
             *("adapter", "training", "expect"),
-            *("data.src_language", "data.max_length", "data.truncation"),
+            *("data.src_language", "data.max_length", "data.truncation", "data.workers"),
             *(f"tokenizer.{key}" for key in ("path", "kind", "vocab_size", "lowercase")),
+            "tokenizer.sample_size",
             *("tokenizer.keep_whitespace", "tokenizer.normalization"),
             *("evaluation.metric", "evaluation.num_samples"),
         )

@@ -19,7 +19,8 @@ import transformers
 
 from heedful.data.hf_tokenizers import open_tokenizer, read_tokenizer, write_tokenizer
 from heedful.data.sentencepieces import read_sentencepiece
-from heedful.data.tokenizer import SpecialTokens, Tokenizer, train_tokenizer
+from heedful.data.special_tokens import SpecialTokens
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 
 LINES = [

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from heedful.data.tokenizer import SpecialTokens, Tokenizer, train_tokenizer
+from heedful.data.special_tokens import SpecialTokens
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.data.tokenizer_training import SPECIALS
 from heedful.errors import UserError
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from heedful.data.chat_template import ChatTemplate, Message, Messages
 from heedful.data.encoding import RowError, TextColumn
-from heedful.data.rows import MESSAGES
+from heedful.data.row_formats import MESSAGES
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe, format_names
 
@@ -271,7 +271,7 @@ class ChatColumn(TextColumn):
         unknown = self.tokenizer.unk_id
         return ids.count(2 * unknown) + ids.count(2 * unknown + 1)
 
-    def has_targets(self, ids: list[list[int]]) -> bool:
+    def has_targets(self, ids: Sequence[list[int]]) -> bool:
         """See `TextColumn.has_targets`."""
         return any(i & 1 for i in ids[0][1:])
 

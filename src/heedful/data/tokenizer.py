@@ -2,19 +2,19 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import index
 from os import PathLike
 from typing import Any, Literal
 
-from tokenizers import AddedToken, Encoding, models
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from heedful.data.markup import Continuation, Markup
 from heedful.data.pieces import Pieces
+from heedful.data.special_tokens import find_specials, read_template
 from heedful.data.tokenizer_training import (
     SPECIALS,
     Normalization,
@@ -33,24 +33,6 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # roles of special t
 ORIGINAL_FILES = frozenset(("source.spm", "target.spm", "vocab.json", "target_vocab.json"))
 
 _FORMAT = "heedful-tokenizer-3"
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """The ids of special tokens by role; `None` where a tokenizer has none.
-
-    `sentinel_ids` replace masked spans, in order (T5's `<extra_id_0>`, `<extra_id_1>`, …).
-    `cls_id` and `sep_id` are BERT's first token and separator.
-    """
-
-    pad_id: int | None = None
-    bos_id: int | None = None
-    eos_id: int | None = None
-    unk_id: int | None = None
-    mask_id: int | None = None
-    sentinel_ids: tuple[int, ...] = ()
-    cls_id: int | None = None
-    sep_id: int | None = None
 
 
 def train_tokenizer(
@@ -160,12 +142,23 @@ class Tokenizer:
         self.chat_template = chat_template
         self._spelling = Pieces(backend)
         id_of = backend.token_to_id if piece_ids is None else piece_ids.get
-        self.specials = _specials(self.roles, id_of)
+        self.specials = find_specials(self.roles, id_of)
         added = backend.get_added_tokens_decoder().values()
         names = [*self.roles.values(), *(token.content for token in added if token.special)]
         ids = (*map(id_of, names), *self.specials.sentinel_ids)
         self.special_ids = frozenset(i for i in ids if i is not None)
-        self.prefix_ids, self.suffix_ids, self.pair_middle_ids = _template(backend)
+        self.prefix_ids, self.suffix_ids, self.pair_middle_ids = read_template(backend)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the arguments of the class: the backend alone would lose settings."""
+        make = partial(
+            Tokenizer,
+            specials_are_text=self.specials_are_text,
+            piece_ids=self._piece_ids,
+            files=self.files,
+            chat_template=self.chat_template,
+        )
+        return make, (self._backend, self.kind, self.roles)
 
     @property
     def pad_id(self) -> int:
@@ -397,21 +390,6 @@ class Tokenizer:
         return special_id
 
 
-def _specials(roles: Mapping[str, str], id_of: Callable[[str], int | None]) -> SpecialTokens:
-    ids = {f"{role}_id": id_of(name) for role, name in roles.items()}
-    if ids.get("unk_id") in (ids.get("bos_id"), ids.get("eos_id")):
-        ids["unk_id"] = None  # GPT-2 uses one token for all roles; its bytes are never unknown
-    sentinels = [_numbered(name, id_of) for name in ("<extra_id_{}>", "<extra_{}>")]
-    return SpecialTokens(**ids, sentinel_ids=sentinels[0] or sentinels[1])
-
-
-def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
-    ids: list[int] = []
-    while (i := id_of(name.format(len(ids)))) is not None:
-        ids.append(i)
-    return tuple(ids)
-
-
 @contextmanager
 def _text_errors(texts: Any) -> Iterator[None]:
     """Raise UserError for what is no text, and for a lone surrogate, which Python's str allows and
@@ -423,23 +401,3 @@ def _text_errors(texts: Any) -> Iterator[None]:
         raise UserError(
             "a text contains a lone surrogate, as from a file that is not UTF-8; remove it"
         ) from None
-
-
-def _template(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """Special tokens before, after and between texts; None for between if pairs differ otherwise.
-
-    They are read off the result of post-processing a text and a pair of texts.
-    """
-    text = Backend(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
-
-    def parts(pair: Encoding | None) -> list[tuple[int, ...]]:
-        encoding = backend.post_process(text, pair, add_special_tokens=True)
-        groups: list[tuple[int, ...]] = [()]
-        for i, sequence in zip(encoding.ids, encoding.sequence_ids, strict=True):
-            groups = [*groups, ()] if sequence is not None else [*groups[:-1], (*groups[-1], i)]
-        return groups
-
-    prefix, suffix = parts(None)
-    pair_prefix, middle, pair_suffix = parts(text)
-    fits = (pair_prefix, pair_suffix) == (prefix, suffix)
-    return prefix, suffix, middle if fits else None

@@ -30,7 +30,8 @@ from heedful.data.chats import (
 from heedful.data.collate import Batch, collate_chats
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_packed_rows
-from heedful.data.rows import MESSAGES, Rows, read_records
+from heedful.data.row_formats import MESSAGES
+from heedful.data.rows import FileRows, Rows, open_records
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPECIALS
 from heedful.errors import UserError
@@ -41,10 +42,9 @@ from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.tasks.corpora import resolve_paths
 from heedful.tasks.inputs import (
-    hold_out_rows,
     make_tokenizer,
     plan_training,
-    read_splits,
+    raw_data,
     rows_per_batch,
 )
 from heedful.tasks.net_keys import decoder_keys
@@ -110,13 +110,13 @@ class SupervisedFineTuning(Task):
         name = self.objective.chat_template
         return [] if name is None or name in BUILT_IN else [Path(name)]
 
-    def read_raw_data(self) -> RawData:
-        return hold_out_rows(self.recipe, read_splits(self.recipe, read_chats))
+    def raw_data(self) -> RawData:
+        return raw_data(self.recipe, open_chats)
 
-    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
         template, names = self._template(BUILT_IN["chatml"])
         tokens = {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2]}
-        texts = _rendered_texts(train, ChatTemplate(template, tokens), [*names, *SPECIALS])
+        texts = _rendered_texts(sample, ChatTemplate(template, tokens), [*names, *SPECIALS])
         tokenizer = make_tokenizer(self.recipe, texts, extra_specials=names)
         tokenizer = tokenizer.extended((), template)
         return tokenizer, tokenizer
@@ -225,12 +225,12 @@ class SupervisedFineTuning(Task):
         return list(zip(prompts, answers, outputs, strict=True))
 
 
-def read_chats(files: Files) -> Rows:
+def open_chats(files: Files) -> FileRows:
     """The chats of a split as JSON, in the column `MESSAGES`."""
     names = (files.messages_field, files.prompt_field, files.response_field)
     defaults = ChatFields()
     fields = ChatFields(*(name or default for name, default in zip(names, defaults, strict=True)))
-    return read_records(resolve_paths(files.file), MESSAGES, partial(chat_of_record, fields=fields))
+    return open_records(resolve_paths(files.file), MESSAGES, partial(chat_of_record, fields=fields))
 
 
 def _rendered_texts(rows: Rows, template: ChatTemplate, specials: list[str]) -> list[str]:
