@@ -17,7 +17,8 @@ from typing import Any
 
 from heedful.config import Files, Recipe
 from heedful.data.prepared import content_key
-from heedful.data.rows import format_of, read_rows
+from heedful.data.row_formats import format_of
+from heedful.data.rows import read_rows
 from heedful.deploy.optimize import optimize
 from heedful.dry_run import prepare_run
 from heedful.errors import UserError

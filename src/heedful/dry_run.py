@@ -17,6 +17,7 @@ from heedful.pipelines import choose_device, parameter_count
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.epochs import EpochBatches
+from heedful.tasks.passes import count_rows
 from heedful.tasks.run_data import RunData
 from heedful.tasks.start import RunParts, checked_task, make_loss, new_parts, prepare_data
 from heedful.tasks.task import Task
@@ -84,11 +85,10 @@ class ReadData:
 def read_data(recipe: Recipe, print_line: PrintLine) -> ReadData:
     """Read all data of a run, apply its filters, and write nothing; raises UserError."""
     task = checked_task(with_absolute_paths(recipe))
-    raw = task.read_raw_data()
-    for name, summary in raw.summaries.items():
+    read, rows = count_rows(task)
+    for name, summary in read.summaries.items():
         print_line(f"{'data.' + name:<10} {summary}")
-    rows = {name: len(split) for name, split in raw.rows.items()}
-    return ReadData(rows, raw.filters, raw.rows["train"].report.noun)
+    return ReadData(rows, read.scan.filters, read.scan.noun)
 
 
 def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:

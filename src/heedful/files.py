@@ -68,8 +68,7 @@ def atomic_replace(path: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target)
         yield temporary
-        for entry in (*temporary.rglob("*"), temporary):
-            _sync(entry)
+        sync_all(temporary)
         if temporary.is_dir() and target.exists():
             _exchange(temporary, target)
         else:
@@ -383,6 +382,12 @@ def cannot_write(path: Path, why: OSError | ValueError | str) -> UserError:
     return UserError(
         f"cannot write {path}: {reason}; {'make room, or ' if is_full else ''}name another place"
     )
+
+
+def sync_all(path: Path) -> None:
+    """Write a file, or a directory with all that it holds, from memory to the disk."""
+    for entry in (*path.rglob("*"), path):
+        _sync(entry)
 
 
 def _sync(path: Path) -> None:

@@ -127,8 +127,9 @@ ALL = TaskKeys(
         (
             *("plugins", "task", "init_from", "model", "objective"),
             *("adapter", "training", "expect"),
-            *("data.src_language", "data.max_length", "data.truncation"),
+            *("data.src_language", "data.max_length", "data.truncation", "data.workers"),
             *(f"tokenizer.{key}" for key in ("path", "kind", "vocab_size", "lowercase")),
+            "tokenizer.sample_size",
             *("tokenizer.keep_whitespace", "tokenizer.normalization"),
             *("evaluation.metric", "evaluation.num_samples"),
         )
@@ -198,7 +199,7 @@ CLASSIFICATION = ALL.plus(
 )
 SFT = ALL.plus(
     *("data.folder", "data.valid_size", "data.train.file", "data.train.messages_field"),
-    *("data.train.prompt_field", "data.train.response_field", *_CORPORA),
+    *("data.train.prompt_field", "data.train.response_field"),
     defaults={
         "data.max_length": 1_024,
         # Answers are learned with their line breaks and spaces.

@@ -9,21 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.columns import (
-    Columns,
-    Counts,
-    DataReport,
-    Sequences,
-    join_columns,
-    open_columns,
-    pack_ids,
-    write_columns,
-)
-from heedful.data.encoding import TextColumn, encode_rows, truncate_pair
+from commands import tree
+from heedful.data.column_writer import ColumnsWriter, write_columns
+from heedful.data.columns import Columns, Counts, DataReport, Sequences, open_columns, pack_ids
+from heedful.data.encoding import Encoder, TextColumn, encode_rows, truncate_pair
 from heedful.data.rows import Rows, read_rows
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
-from heedful.tasks.classification import label_ids, label_names
 
 # `<s>` is 1, `</s>` is 2, unknown is 3, and a to f are 4 to 9.
 BARE = train_tokenizer(["a b c d e f"], kind="word", template="none")
@@ -106,12 +98,11 @@ def test_over_long_pairs(tmp_path: Path) -> None:
 def test_texts_with_labels(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("a b c\t10\n\na\t9\na b c d e\t9\nb\t10\n")
     rows = read_rows([tmp_path / "t.tsv"], {"text": None, "label": None})
-    labels = {"labels": label_ids(rows, label_names(rows))}
-    columns = encode_rows(rows, TEXT, max_length=4, numbers=labels, info={"labels": ["9", "10"]})
+    columns = encode_rows(rows, TEXT, max_length=4, labels=["9", "10"])
     assert ids_of(columns) == [[1, 4, 2], [1, 5, 2]]
     assert columns.numbers("labels").tolist() == [0, 1]
     assert "text.second" not in columns
-    cut = encode_rows(rows, TEXT, max_length=4, numbers=labels, truncation="truncate")
+    cut = encode_rows(rows, TEXT, max_length=4, labels=["9", "10"], truncation="truncate")
     assert ids_of(cut) == [[1, 4, 5, 2], [1, 4, 2], [1, 4, 5, 2], [1, 5, 2]]
     assert cut.numbers("labels").tolist() == [1, 0, 0, 1]
     assert (cut.report.num_truncated, cut.report.counts["text"].tokens) == (2, 6)
@@ -141,22 +132,27 @@ def test_the_longer_text_of_a_pair_is_truncated_token_by_token(
     assert cut == (a, b)
 
 
-def test_the_chunk_size_does_not_change_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows(
-        {
-            "text": ["a " * (i % 7 + 1) for i in range(50)],
-            "pair": ["b " * (i % 2) for i in range(50)],
-        }
-    )
-    numbers = {"labels": np.arange(50)}
-    whole = encode_rows(rows, TWO, max_length=9, numbers=numbers)
-    for size in (1, 3, 49):
-        monkeypatch.setattr("heedful.data.encoding._CHUNK_ROWS", size)
-        parts = encode_rows(rows, TWO, max_length=9, numbers=numbers)
-        assert ids_of(parts) == ids_of(whole)
-        assert parts.report == whole.report
-        for name in ("labels", "text.second"):
-            assert parts.numbers(name).tolist() == whole.numbers(name).tolist()
+@pytest.mark.parametrize("options", [{}, {"truncation": "truncate"}, {"drop_unknown": True}])
+@pytest.mark.parametrize("size", [1, 3, 49])
+def test_rows_encoded_in_parts_are_stored_as_rows_encoded_at_once(
+    size: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    texts = ["a " * (i % 7 + 1) if i % 5 else "zz" for i in range(50)]
+    seconds = ["b " * (i % 2) + "c" * (i % 11 == 0) for i in range(50)]
+    columns = {"text": texts, "pair": seconds, "label": [str(i % 3) for i in range(50)]}
+    encoder = Encoder(TWO, max_length=9, labels=["0", "1", "2"], **options)
+    whole = encoder(Rows(columns))
+    assert 30 < len(whole) < 50 or options.get("truncation")
+    write_columns(tmp_path / "whole", whole)
+    writer = ColumnsWriter(tmp_path / "parts")
+    for start in range(0, 50, size):
+        part = {name: cells[start : start + size] for name, cells in columns.items()}
+        writer.append(encoder(Rows(part)))
+        if start % 2:
+            writer.commit(start)
+    assert writer.report is not None
+    writer.finish(writer.report, whole.info)
+    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
 
 
 @given(
@@ -220,28 +216,54 @@ def test_a_joint_tokenizer_restores_pairs_of_two_scripts(kind: Any) -> None:
 
 @settings(deadline=None)
 @given(
-    parts=st.lists(st.lists(st.lists(st.integers(0, 9), min_size=1)), min_size=1, max_size=4),
+    parts=st.lists(st.lists(st.lists(st.integers(0, 9))), min_size=1, max_size=5),
     vocab_size=st.sampled_from([10, 1 << 17]),
+    data=st.data(),
 )
-def test_joined_parts_equal_columns_written_at_once(
-    parts: list[list[list[int]]], vocab_size: int, tmp_path_factory: pytest.TempPathFactory
+def test_a_writer_that_is_killed_continues_at_its_last_commit(
+    parts: list[list[list[int]]],
+    vocab_size: int,
+    data: Any,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    rows = [row for part in parts for row in part]
-    if not rows:
-        return
     folder = tmp_path_factory.mktemp("columns")
 
-    def written(name: str, ids: list[list[int]]) -> Path:
+    def columns_of(ids: list[list[int]]) -> Columns:
+        numbers = np.array([sum(row) for row in ids], np.int64)
         columns = {"src": pack_ids(ids, vocab_size), "tgt": pack_ids(ids[::-1], vocab_size)}
-        write_columns(folder / name, Columns(columns, DataReport(len(ids), len(ids))))
-        return folder / name
+        return Columns({**columns, "sum": numbers}, DataReport(len(ids), len(ids)))
 
-    names = [written(str(number), part) for number, part in enumerate(parts)]
-    join_columns(folder / "joined", names, DataReport(len(rows), len(rows)))
-    joined = open_columns(folder / "joined")
-    assert [ids.tolist() for ids in joined.sequences("src")] == rows
-    whole = {path.name: path.read_bytes() for path in written("whole", rows).iterdir()}
+    rows = [row for part in parts for row in part]
     backwards = [row for part in parts for row in part[::-1]]
-    assert [ids.tolist() for ids in joined.sequences("tgt")] == backwards
-    for name in ("src.ids.npy", "src.offsets.npy", "columns.json"):
-        assert (folder / "joined" / name).read_bytes() == whole[name]
+    writer = ColumnsWriter(folder / "parts")
+    while writer.position < len(parts):
+        number = writer.position
+        for part in parts[number : data.draw(st.integers(number, len(parts)), "killed at")]:
+            writer.append(columns_of(part))
+            number += 1
+            if data.draw(st.booleans(), "commit"):
+                writer.commit(number)
+        if number == len(parts) and data.draw(st.booleans(), "end"):
+            break
+        writer.close()  # what is buffered reaches the files, without a commit
+        writer = ColumnsWriter(folder / "parts")
+        if not data.draw(st.booleans(), "again"):
+            for part in parts[writer.position :]:
+                writer.append(columns_of(part))
+            break
+    report = writer.report
+    assert report is not None
+    assert report == DataReport(len(rows), len(rows))
+    writer.finish(report, {})
+    stored = open_columns(folder / "parts")
+    assert [ids.tolist() for ids in stored.sequences("src")] == rows
+    assert [ids.tolist() for ids in stored.sequences("tgt")] == backwards
+    assert stored.numbers("sum").tolist() == [sum(row) for row in rows]
+    assert stored.sequences("src").offsets.dtype == np.uint32
+    assert not [
+        path for path in (folder / "parts").iterdir() if path.suffix not in (".npy", ".json")
+    ]
+    for name, sequences in (("src", pack_ids(rows, vocab_size)), ("tgt", pack_ids(backwards, 10))):
+        np.testing.assert_array_equal(stored.sequences(name).offsets, sequences.offsets)
+    np.save(folder / "ids.npy", pack_ids(rows, vocab_size).ids)
+    assert (folder / "ids.npy").read_bytes() == (folder / "parts" / "src.ids.npy").read_bytes()

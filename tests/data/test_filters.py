@@ -47,7 +47,7 @@ def apply(settings: dict, chunks: Sequence[Rows], **options) -> tuple[list, Filt
     languages = options.get("languages", ("en", "ru"))
     columns = [*chunks[0].columns]
     chain = FilterChain(make_filters(Filters(**settings), columns, {"": languages}))
-    kept = [chain.apply(chunk) for chunk in chunks]
+    kept = [chain.apply(chunk)[0] for chunk in chunks]
     rows = [row for chunk in kept for row in zip(*chunk.columns.values(), strict=True)]
     return rows, chain
 
@@ -139,17 +139,18 @@ def test_results_and_reports_do_not_depend_on_the_chunks() -> None:
 def test_the_report_of_the_rows_counts_what_was_dropped() -> None:
     rows = pairs([("a", "b"), ("a b", "b"), ("c", "d")])
     chain = FilterChain(make_filters(Filters(max_words=1), ["src", "tgt"], {"": (None, None)}))
-    kept = chain.apply(rows)
+    kept, indices = chain.apply(rows)
+    assert indices.tolist() == [0, 2]
     assert (kept.report.num_lines, kept.report.num_kept, kept.report.num_filtered) == (3, 2, 1)
     assert kept.report.summary() == "3 lines read, 2 pairs kept; 1 dropped by filters"
     assert chain.report.summary("pairs") == "1 of 3 pairs dropped (33.3%); max_words 1: 1"
-    chain.check()
+    chain.report.check()
 
 
 def test_a_filter_that_drops_everything_is_named() -> None:
     _, chain = apply({"min_characters": 1, "min_words": 9}, [pairs(PAIRS[:3]), pairs(PAIRS[3:9])])
     with pytest.raises(UserError, match=r"^data\.filters\.min_words: 9 drops all 9 rows"):
-        chain.check()
+        chain.report.check()
 
 
 def test_a_hash_set_is_a_set() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heedful.data.columns import Columns, DataReport, open_columns, pack_ids, write_columns
+from heedful.data.column_writer import write_columns
+from heedful.data.columns import Columns, DataReport, open_columns, pack_ids
 from heedful.data.prepared import FORMAT, content_key, prepare_once
 from heedful.errors import UserError
 

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.cli import lines as cli_lines
-from heedful.data.rows import Rows, read_lines, read_rows
-from heedful.data.splits import drop_held_out, split_random, split_tail
+from heedful.data.labels import label_ids, label_names
+from heedful.data.rows import Rows, read_rows
+from heedful.data.splits import Split, drop_held_out, held_out_digests, split_random, split_tail
+from heedful.data.text_files import read_lines
 from heedful.errors import UserError
-from heedful.tasks.classification import label_ids, label_names
 
 PAIR: dict[str, Any] = {"src": None, "tgt": None}
 LABELED: dict[str, Any] = {"text": None, "label": None}
@@ -276,17 +277,36 @@ def test_columns_in_any_order_several_files_and_some_of_the_rows(tmp_path: Path)
     some = rows.select(np.array([3, 0]))
     assert (some["text"], some["label"]) == (["c", "a"], ["no", "yes"])
     assert locations(some) == [f"{tsv}, line 4", f"{tsv}, line 1"]
-    train, valid = split_random(rows, 2)
+    train, valid = sides_of(rows, 2)
     assert sorted(locations(train) + locations(valid)) == sorted(locations(rows))
-    assert locations(split_random(rows, 2)[1]) == locations(valid)
+    assert locations(sides_of(rows, 2)[1]) == locations(valid)
     with pytest.raises(UserError, match=r"data\.valid_size 3 of 4 texts would leave too few"):
-        split_random(rows, 3)
-    assert [len(side) for side in split_random(rows, 0.5)] == [2, 2]
-    assert [len(side) for side in split_random(rows, 0.01)] == [3, 1]
+        split_random(4, 3, "texts")
+    assert [len(side) for side in sides_of(rows, 0.5)] == [2, 2]
+    assert [len(side) for side in sides_of(rows, 0.01)] == [3, 1]
+
+
+def tail(texts: list[str], size: float, unit: Any) -> tuple[list[str], list[str]]:
+    """The texts of both sides, in chunks of three texts."""
+    chunks = [Rows({"text": texts[i : i + 3]}) for i in range(0, len(texts), 3)]
+    lengths = [[*map(len, chunk["text"])] for chunk in chunks]
+    counts = [*map(len, chunks)], [*map(sum, lengths)]
+    split = Split(tails=(split_tail(*counts, lengths.__getitem__, size, unit),))
+    sides: tuple[list[str], list[str]] = ([], [])
+    for number, chunk in enumerate(chunks):
+        indices = np.arange(3 * number, 3 * number + len(chunk))
+        for side, choose in zip(sides, (split.train, split.valid), strict=True):
+            side.extend(choose(chunk, indices)["text"])
+    return sides
+
+
+def sides_of(rows: Rows, size: float) -> tuple[Rows, Rows]:
+    split, indices = split_random(len(rows), size, "texts"), np.arange(len(rows))
+    return split.train(rows, indices), split.valid(rows, indices)
 
 
 def names_of(labels: list[str]) -> list[str]:
-    return list(label_names(Rows({"label": labels})))
+    return list(label_names(labels))
 
 
 def test_label_names_are_in_the_order_of_numbers() -> None:
@@ -336,12 +356,11 @@ def test_a_tail_is_the_last_part_of_the_characters(
     # Indices where a text ends, the nearest first, of equally near ones the later.
     ends = sorted(accumulate(map(len, texts), initial=0), key=lambda e: (abs(e - border), -e))
     expected = border if unit == "file" else ends[0]
-    rows = Rows({"text": texts})
     if expected in (0, total):
         with pytest.raises(UserError, match="leaves none to"):
-            split_tail(rows, fraction, unit)
+            tail(texts, fraction, unit)
         return
-    train, held_out = (side["text"] for side in split_tail(rows, fraction, unit))
+    train, held_out = tail(texts, fraction, unit)
     assert "".join(train + held_out) == "".join(texts)
     assert len("".join(train)) == expected
     assert unit == "file" or train + held_out == texts
@@ -350,10 +369,6 @@ def test_a_tail_is_the_last_part_of_the_characters(
 
 
 def test_tails_of_small_texts() -> None:
-    def tail(texts: list[str], fraction: float, unit: Any) -> tuple[list[str], list[str]]:
-        train, held_out = split_tail(Rows({"text": texts}), fraction, unit)
-        return train["text"], held_out["text"]
-
     assert tail(["0123456789"], 0.9, "file") == (["0"], ["123456789"])  # not 0.99 of one
     assert tail(["0123", "45", "6789"], 0.5, "line") == (["0123", "45"], ["6789"])  # a tie
     for unit in ("line", "file"):  # a number of texts
@@ -376,11 +391,7 @@ def test_held_out_rows_are_dropped_from_training_and_counted(
         return Rows({"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]})
 
     expected = [pair for pair in train if pair not in {*valid, *test}]
-    if train and not expected:
-        with pytest.raises(UserError, match="none is left to train on"):
-            drop_held_out(rows(train), [rows(valid), rows(test)])
-        return
-    remaining = drop_held_out(rows(train), [rows(valid), rows(test)])
+    remaining = drop_held_out(rows(train), held_out_digests([rows(valid), rows(test)]))
     assert [*zip(remaining["src"], remaining["tgt"], strict=True)] == expected
     assert (remaining.report.num_lines, remaining.report.num_kept) == (len(train), len(expected))
     assert remaining.report.num_held_out == len(train) - len(expected)

@@ -86,7 +86,7 @@ def _show_score(out: Path, console: "Console") -> None:
 
 def _read_results(out: Path) -> "list[Result]":
     """The test examples of the run, with its outputs."""
-    from heedful.data.rows import read_lines
+    from heedful.data.text_files import read_lines
     from heedful.examples.dates import generate
     from heedful.recipe_files import load_recipe
 

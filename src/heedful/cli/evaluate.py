@@ -241,9 +241,10 @@ def _evaluate_labels(
 ) -> EvaluationOutput:
     import numpy as np
 
-    from heedful.data.rows import LABEL, read_rows
+    from heedful.data.labels import label_ids
+    from heedful.data.row_formats import LABEL
+    from heedful.data.rows import read_rows
     from heedful.evaluation.labels import confusion, label_scores, per_label
-    from heedful.tasks.classification import label_ids
 
     # Columns of a file without a header are numbered.
     columns: dict[str, Any] = {

@@ -213,7 +213,7 @@ def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
 
 def read_whole(path: Path | None) -> str:
     """The text of a file or of stdin; raises UserError if it cannot be read or is not UTF-8."""
-    from heedful.data.rows import decode_lines, read_lines
+    from heedful.data.text_files import decode_lines, read_lines
 
     if path is not None:
         return "".join(read_lines(path, keep_ends=True))
@@ -278,7 +278,7 @@ def bars_on_stderr(*, shown: bool = True) -> Iterator[None]:
 
 
 def _file_chunks(path: Path) -> Iterator[list[str]]:
-    from heedful.data.rows import read_lines
+    from heedful.data.text_files import read_lines
 
     lines = read_lines(path)
     while chunk := list(islice(lines, CHUNK)):
@@ -287,7 +287,7 @@ def _file_chunks(path: Path) -> Iterator[list[str]]:
 
 def _chunks_so_far(handle: int) -> Iterator[list[str]]:
     """The lines that a pipe or a terminal holds so far, without waiting for more."""
-    from heedful.data.rows import LONGEST_LINE, decode_lines
+    from heedful.data.text_files import LONGEST_LINE, decode_lines
 
     rest, number, data = b"", 0, b"?"
     while data:

@@ -138,7 +138,7 @@ def _held_out(
     """Texts and answers of the given files, else the held-out text of the model's run."""
     import json
 
-    from heedful.data.rows import read_lines
+    from heedful.data.text_files import read_lines
 
     if src is not None:
         return read_parallel(src, ref) if ref is not None else ([*read_lines(src)], None)

@@ -78,7 +78,7 @@ def train(
 
     Example: heedful tokenizer train train.en train.de -o tokenizer.json
     """
-    from heedful.data.rows import read_lines
+    from heedful.data.text_files import read_lines
     from heedful.data.tokenizer import train_tokenizer
 
     default_size = None if kind == "byte" else _DEFAULT_SIZE

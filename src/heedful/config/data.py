@@ -110,6 +110,13 @@ class Data(Strict):
         description="Treatment of texts longer than max_length: drop them, truncate them (both are "
         "counted), or stop with an error.",
     )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Number of processes that read and tokenize the data, each on one core; null: "
+        "as many as there are cores, or 1 for small files. The prepared data do not depend on it.",
+    )
 
 
 class TokenizerRecipe(Strict):
@@ -127,6 +134,12 @@ class TokenizerRecipe(Strict):
         "auto",
         description="Vocabulary size in entries with special tokens; auto: 8,000, or fewer if the "
         "text has fewer; null: all words, characters or bytes (kinds word, char, byte).",
+    )
+    sample_size: int = Field(
+        1_000_000,
+        ge=1,
+        description="Number of training rows that a new tokenizer is trained on, chosen at random; "
+        "smaller data are used whole.",
     )
     joint: bool = Field(
         True, description="Share one tokenizer between source and target; false: train one each."

@@ -9,7 +9,7 @@ _TABLES = ".tsv, .jsonl, .parquet or a folder of Hugging Face `datasets`"
 
 
 class Files(Strict):
-    """Files of one split; text files may be compressed (.gz)."""
+    """Files of one split; text files may be compressed (.gz, .zst)."""
 
     src: Paths = Field(
         None,

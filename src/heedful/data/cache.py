@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.data.prepared import MANIFEST
+from heedful.data.prepared import MANIFEST, UNFINISHED
 from heedful.errors import UserError
 from heedful.files import is_leftover, read_object, remove, remove_leftovers, user_errors
 
@@ -77,7 +77,7 @@ def remove_folder(path: Path) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.rename(aside)  # atomic: other processes never find a folder with some files missing
     remove(aside)
-    path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
+    path.with_name(f".{path.name.removesuffix(UNFINISHED)}.lock").unlink(missing_ok=True)
 
 
 def remove_unfinished_entries(directory: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from heedful.data.chat_template import ChatTemplate, Message, Messages
 from heedful.data.encoding import RowError, TextColumn
-from heedful.data.rows import MESSAGES
+from heedful.data.row_formats import MESSAGES
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe, format_names
 
@@ -38,8 +38,6 @@ def chat_of_record(record: Mapping[str, Any], where: str, fields: ChatFields) ->
     Raises:
         UserError: missing fields; a conversation that `check_messages` refuses, or without answer.
     """
-    # Tables have every field in every row and message, with None where it is missing.
-    record = {key: value for key, value in record.items() if value is not None}
     if fields.messages in record:
         messages = record[fields.messages]
         check_messages(messages, where)
@@ -64,6 +62,7 @@ def chat_of_record(record: Mapping[str, Any], where: str, fields: ChatFields) ->
     messages = messages[: len(roles) - roles[::-1].index("assistant")]
     if any(is_empty(message) for message in messages):
         return ""
+    # Tables have every field in every message, with None where it is missing.
     known = [{k: v for k, v in message.items() if v is not None} for message in messages]
     return json.dumps(known, ensure_ascii=False)
 
@@ -192,7 +191,7 @@ class ChatEncoder:
             with suppress(UserError):  # a template may refuse the beginning of a conversation
                 prompt = self.template.render(messages[:index], add_generation_prompt=True)
                 whole = self.template.render(messages[: index + 1])
-                if text.startswith(whole) and whole.startswith(prompt) and whole != prompt:
+                if text.startswith(whole) and whole.startswith(prompt):
                     spans[index] = len(prompt), len(whole)
         return spans
 
@@ -217,8 +216,7 @@ class ChatEncoder:
         ids, ends = self.tokenizer.encode_continuation(before, text)
         last = next((i for i in reversed(range(len(ids))) if ids[i] in self._names), None)
         if last is None:
-            known = self.tokenizer.markup.added
-            names = [name for name in self.template.special_names if name not in known]
+            names = self.template.special_names
             problem = f" ({', '.join(names)} are none of this tokenizer)" if names else ""
             raise UserError(
                 f"the chat template ends an answer without a special token{problem}, so that a "
@@ -273,7 +271,7 @@ class ChatColumn(TextColumn):
         unknown = self.tokenizer.unk_id
         return ids.count(2 * unknown) + ids.count(2 * unknown + 1)
 
-    def has_targets(self, ids: list[list[int]]) -> bool:
+    def has_targets(self, ids: Sequence[list[int]]) -> bool:
         """See `TextColumn.has_targets`."""
         return any(i & 1 for i in ids[0][1:])
 

@@ -1,9 +1,8 @@
 """Columns of token ids and of numbers: in memory, as memory-mapped files, and their statistics."""
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -12,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from heedful.files import read_json, write_json
+from heedful.files import read_json
 
-_DESCRIPTION = "columns.json"
+DESCRIPTION = "columns.json"  # of the columns of a folder
 _SIDES = {"src": "source", "tgt": "target"}
 
 
@@ -24,12 +23,12 @@ class Sequences:
 
     Args:
         ids: (M,), all ids, uint16 or uint32.
-        offsets: (N + 1,), the index in `ids` at which each sequence begins, then
-            the length of `ids`.
+        offsets: (N + 1,), the index in `ids` at which each sequence begins, then the length of
+            `ids`; uint32 or int64.
     """
 
     ids: NDArray[np.integer[Any]]
-    offsets: NDArray[np.int64]
+    offsets: NDArray[np.integer[Any]]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -39,14 +38,22 @@ class Sequences:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """(N,), the length of each sequence, in tokens."""
-        return np.diff(self.offsets)
+        """(N,), the length of each sequence, in tokens; in memory, unlike mapped offsets."""
+        return np.diff(self.offsets).astype(np.int64, copy=False)
+
+    def lengths_of(self, rows: NDArray[np.integer[Any]] | slice) -> NDArray[np.int64]:
+        """The lengths of some sequences, in tokens; reads no other offsets."""
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            assert step == 1
+            return np.diff(self.offsets[start : max(start, stop) + 1]).astype(np.int64, copy=False)
+        return self.offsets[rows + 1].astype(np.int64) - self.offsets[rows].astype(np.int64)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> "Sequences":
         """Copies of the sequences at `indices`, in that order."""
-        lengths = self.lengths[indices]
+        lengths = self.lengths_of(indices)
         offsets = offsets_from_lengths(lengths)
-        shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+        shift = np.repeat(self.offsets[indices].astype(np.int64) - offsets[:-1], lengths)
         return Sequences(self.ids[shift + np.arange(offsets[-1])], offsets)
 
 
@@ -62,6 +69,10 @@ class Counts:
     bytes: int = 0
     tokens: int = 0  # without special tokens
     unknown: int = 0  # unknown tokens
+
+    def plus(self, other: "Counts") -> "Counts":
+        """The sums of two counts."""
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,17 @@ class DataReport:
     noun: str = "texts"
     empty: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, Counts] = field(default_factory=dict)
+
+    def plus(self, other: "DataReport") -> "DataReport":
+        """The sums of two reports on rows of the same columns."""
+        numbers = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in fields(self)
+            if field.name.startswith("num_")
+        }
+        empty = {name: self.empty.get(name, 0) + n for name, n in other.empty.items()}
+        counts = {name: n.plus(self.counts.get(name, Counts())) for name, n in other.counts.items()}
+        return replace(self, **numbers, empty=empty, counts=counts)
 
     def summary(self) -> str:
         """The statistics as one line of text."""
@@ -173,16 +195,6 @@ class Columns:
         return column
 
 
-def merge_reports(reports: Sequence[DataReport]) -> DataReport:
-    """The report of all rows of several files or corpora, before they are encoded."""
-    names = [item.name for item in fields(DataReport) if item.name.startswith("num_")]
-    sums = {name: sum(getattr(report, name) for report in reports) for name in names}
-    empty = Counter[str]()
-    for report in reports:
-        empty.update(report.empty)
-    return DataReport(**sums, noun=reports[0].noun, empty=dict(empty))
-
-
 class SequencesBuilder:
     """Builds `Sequences` from sequences that are added one by one; four bytes per id meanwhile."""
 
@@ -195,13 +207,18 @@ class SequencesBuilder:
         self._lengths.append(len(ids))
 
     def build(self) -> Sequences:
-        """All added sequences, as uint16 if the vocabulary fits, else uint32."""
+        """All added sequences, in the type of `ids_dtype`."""
         ids = np.array(self._ids, np.uint32)
         assert ids.max(initial=0) < self._vocab_size, self._vocab_size
-        dtype = np.uint16 if self._vocab_size <= 2**16 else np.uint32
         return Sequences(
-            ids.astype(dtype, copy=False), offsets_from_lengths(np.array(self._lengths, np.int64))
+            ids.astype(ids_dtype(self._vocab_size), copy=False),
+            offsets_from_lengths(np.array(self._lengths, np.int64)),
         )
+
+
+def ids_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """The type of stored ids: uint16 if the vocabulary fits, else uint32."""
+    return np.uint16 if vocab_size <= 2**16 else np.uint32
 
 
 def pack_ids(sequences: Iterable[Sequence[int]], vocab_size: int) -> Sequences:
@@ -217,54 +234,9 @@ def offsets_from_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def write_columns(directory: Path, columns: Columns) -> None:
-    """Write columns into a new folder of NumPy files; `open_columns` opens it."""
-    directory.mkdir(parents=True)
-    for name, column in columns.columns.items():
-        arrays = (
-            {f"{name}.ids": column.ids, f"{name}.offsets": column.offsets}
-            if isinstance(column, Sequences)
-            else {name: column}
-        )
-        for file, content in arrays.items():
-            np.save(directory / f"{file}.npy", content, allow_pickle=False)
-    _describe(directory, list(columns.columns), columns.info, columns.report)
-
-
-def join_columns(directory: Path, parts: Sequence[Path], report: DataReport) -> None:
-    """Concatenate the columns of sequences in the folders `parts` into a new folder.
-
-    The files are equal to those that `write_columns` would write; the ids of one part are in memory
-    at a time.
-    """
-    directory.mkdir(parents=True)
-    names = list(open_columns(parts[0]).columns)
-    for name in names:
-        lengths = [open_columns(part).sequences(name).lengths for part in parts]
-        offsets = offsets_from_lengths(np.concatenate(lengths))
-        np.save(directory / f"{name}.offsets.npy", offsets, allow_pickle=False)
-        dtype = open_columns(parts[0]).sequences(name).ids.dtype
-        size = int(offsets[-1])
-        ids = np.lib.format.open_memmap(directory / f"{name}.ids.npy", "w+", dtype, (size,))
-        end = 0
-        for part in parts:
-            stored = open_columns(part).sequences(name).ids
-            begin, end = end, end + len(stored)
-            ids[begin:end] = stored
-        ids.flush()
-    _describe(directory, names, {}, report)
-
-
-def _describe(
-    directory: Path, names: list[str], info: Mapping[str, Any], report: DataReport
-) -> None:
-    description = {"columns": names, "info": info, "report": asdict(report)}
-    write_json(directory / _DESCRIPTION, description)
-
-
 def open_columns(directory: Path) -> Columns:
-    """Open a folder that `write_columns` wrote; its arrays are memory-mapped."""
-    content = read_json(directory / _DESCRIPTION)
+    """Open a folder that a `ColumnsWriter` wrote; its arrays are memory-mapped."""
+    content = read_json(directory / DESCRIPTION)
 
     def mapped(name: str) -> np.ndarray:
         return np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)

@@ -1,22 +1,33 @@
 """Encode rows of text as columns of token ids: truncate or drop long rows, and count."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from itertools import chain
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Bool, Int64
 
-from heedful.data.columns import Column, Columns, CorpusRange, Counts, SequencesBuilder
-from heedful.data.rows import CORPUS, Rows
+from heedful.data.columns import (
+    Column,
+    Columns,
+    Counts,
+    DataReport,
+    Sequences,
+    ids_dtype,
+    offsets_from_lengths,
+)
+from heedful.data.labels import label_ids
+from heedful.data.row_formats import CORPUS
+from heedful.data.rows import Rows
+from heedful.data.scan import ScannedChunk, training_rows
+from heedful.data.splits import Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.progress import track
 
+Item = TypeVar("Item")
 Truncation: TypeAlias = Literal["drop", "truncate", "error"]
-
-_CHUNK_ROWS = 128  # rows tokenized at a time: enough to use all cores, and little memory for books
 
 
 class RowError(UserError):
@@ -64,7 +75,7 @@ class TextColumn:
         """The number of unknown tokens."""
         return ids.count(self.tokenizer.unk_id)
 
-    def has_targets(self, ids: list[list[int]]) -> bool:
+    def has_targets(self, ids: Sequence[list[int]]) -> bool:
         """False if the loss of a row has no targets."""
         return True
 
@@ -85,31 +96,19 @@ class TextColumn:
         """The number of special tokens in a sequence."""
         return len(self.with_special_tokens([], [] if len(self.texts) > 1 else None))
 
-    def size(self, ids: list[list[int]], tags: Sequence[int]) -> int:
-        """The length of a sequence with special tokens and tags, in tokens."""
-        return self.num_special + len(tags) + sum(map(len, ids))
-
     def truncate(self, ids: list[list[int]], max_length: int) -> list[list[int]]:
         """The ids of one or two texts, cut so that they fit with their special tokens."""
         size = max_length - self.num_special
         return [ids[0][:size]] if len(ids) == 1 else list(truncate_pair(ids[0], ids[1], size))
 
-    def is_unknown(self, ids: list[list[int]]) -> bool:
+    def is_unknown(self, ids: Sequence[list[int]]) -> bool:
         """True if all tokens are special or unknown."""
         return all(map(self.tokenizer.special_ids.issuperset, ids))
 
 
-def encode_rows(
-    rows: Rows,
-    columns: Mapping[str, TextColumn],
-    *,
-    max_length: int | None = None,
-    truncation: Truncation = "drop",
-    drop_unknown: bool = False,
-    numbers: Mapping[str, NDArray[np.int64]] | None = None,
-    info: Mapping[str, Any] | None = None,
-) -> Columns:
-    """Tokenize rows into columns of ids, in memory (16 bits per id if the vocabulary fits).
+@dataclass(frozen=True)
+class Encoder:
+    """Makes columns of ids from rows of text; it can be sent to another process.
 
     A column of two texts comes with a column of numbers `NAME.second`: the index in each sequence
     at which the second text begins.
@@ -122,89 +121,173 @@ def encode_rows(
             have the same length, then both (`_truncate_seq_pair` of Devlin et al. 2018's
             `run_classifier.py`).
         drop_unknown: leave out rows with a sequence of only special and unknown tokens.
-        numbers: columns of numbers (N,) of the rows, such as ids of labels, to add to the result.
-        info: JSON to store with the columns.
+        labels: names of the labels of the rows, whose numbers become the column `labels`; empty:
+            the rows have no labels.
 
     Raises:
-        UserError: a row that is too long under "error", or that a column cannot encode (with its
-            line); `max_length` smaller than
-            the number of special tokens and one token per text; no row left; no tokens at all.
+        UserError: `max_length` is smaller than the number of special tokens and one token per text.
     """
-    _check_limit(columns.values(), max_length)
-    names = rows[CORPUS] if CORPUS in rows else [""] * len(rows)
-    builders = {name: _ColumnBuilder(column) for name, column in columns.items()}
-    kept_indices: list[int] = []
-    num_too_long = num_dropped = num_truncated = num_unknown = 0
-    for index, row in enumerate(_tokenize(rows, columns)):
-        tags = {name: column.tags.get(names[index], ()) for name, column in columns.items()}
-        sizes = {name: columns[name].size(ids, tags[name]) for name, ids in row.items()}
-        if max_length is not None and max(sizes.values()) > max_length:
-            num_too_long += 1
-            if truncation == "error":
-                counts = " and ".join(f"{size} {name}" for name, size in sizes.items())
+
+    columns: Mapping[str, TextColumn]
+    max_length: int | None = None
+    truncation: Truncation = "drop"
+    drop_unknown: bool = False
+    labels: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for column in self.columns.values():
+            num_special = column.num_special + max(map(len, column.tags.values()), default=0)
+            if self.max_length is not None and self.max_length < num_special + len(column.texts):
                 raise UserError(
-                    f"{rows.location(index)}: {counts} tokens (with special tokens), more than"
-                    f" max_length {max_length}; raise it, or set truncation to drop or truncate"
+                    f"max_length {self.max_length} leaves no tokens for text beside {num_special}"
+                    " special tokens; raise it"
                 )
-            if truncation == "drop":
-                num_dropped += 1
-                continue
-            row = {n: columns[n].truncate(ids, max_length - len(tags[n])) for n, ids in row.items()}
-            if not all(columns[name].has_targets(ids) for name, ids in row.items()):
-                num_dropped += 1
-                continue
-            num_truncated += 1
-        if drop_unknown and any(columns[name].is_unknown(ids) for name, ids in row.items()):
-            num_unknown += 1
-            continue
-        kept_indices.append(index)
-        for name, ids in row.items():
-            builders[name].add(rows, index, ids, tags[name])
-    if not kept_indices:
-        raise UserError(
-            f"none of {len(rows)} {rows.report.noun} is left: {num_too_long} are longer than"
-            f" max_length {max_length} and {num_unknown} hold only unknown tokens; raise"
-            " max_length, set truncation to truncate, or give other text"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """`Columns.info` of the result, without `corpora`."""
+        return {"labels": [*self.labels]} if self.labels else {}
+
+    def __call__(self, rows: Rows) -> Columns:
+        """The rows that are left, in order, which may be none.
+
+        Texts are tokenized whole: cut anywhere, they could give other tokens at the cut.
+
+        Raises:
+            UserError: a row that is too long under "error", that a column cannot encode, or that
+                has an unknown label (with its line).
+        """
+        encoded = self._tokenize(rows)
+        corpora = rows[CORPUS] if CORPUS in rows else [""] * len(rows)
+        is_long = self._is_long(rows, encoded, corpora)
+        is_dropped = (
+            is_long
+            if self.truncation == "drop"
+            else ~self._truncate(encoded, corpora, np.flatnonzero(is_long))
         )
-    _check_tokens(builders.values())
-    report = replace(
-        rows.report,
-        num_kept=len(kept_indices),
-        num_empty=rows.report.num_empty + num_unknown,
-        num_dropped=num_dropped,
-        num_truncated=num_truncated,
-        counts={name: Counts(**builder.counts) for name, builder in builders.items()},
-    )
-    result: dict[str, Column] = {name: b.sequences.build() for name, b in builders.items()}
-    result |= {f"{name}.second": np.array(b.seconds) for name, b in builders.items() if b.seconds}
-    result |= {name: column[np.array(kept_indices)] for name, column in (numbers or {}).items()}
-    corpora = _ranges([names[index] for index in kept_indices]) if CORPUS in rows else {}
-    return Columns(result, report, {**(info or {}), **corpora})
+        is_unknown = np.zeros(len(rows), bool)
+        for name, column in self.columns.items() if self.drop_unknown else ():
+            is_unknown |= [column.is_unknown(ids) for ids in zip(*encoded[name], strict=True)]
+        is_unknown &= ~is_dropped
+        kept = np.flatnonzero(~(is_dropped | is_unknown))
+        result: dict[str, Column] = {}
+        counts = {}
+        for name, column in self.columns.items():
+            texts = [_choose(rows[text], kept) for text in column.texts]
+            tags = [column.tags.get(corpora[index], ()) for index in kept.tolist()]
+            sides = [_choose(side, kept) for side in encoded[name]]
+            arrays, counts[name] = _column(name, column, texts, sides, tags)
+            result |= arrays
+        if self.labels:
+            result["labels"] = label_ids(rows, self.labels)[kept]
+        report = replace(
+            rows.report,
+            num_kept=len(kept),
+            num_empty=rows.report.num_empty + int(is_unknown.sum()),
+            num_dropped=int(is_dropped.sum()),
+            num_truncated=int((is_long & ~is_dropped & ~is_unknown).sum()),
+            counts=counts,
+        )
+        info = self.info
+        if CORPUS in rows:
+            info["corpora"] = _ranges(_choose(corpora, kept))
+        return Columns(result, report, info)
 
+    def check(self, report: DataReport, num_rows: int) -> None:
+        """Check the report of all encoded rows, of which there were `num_rows`.
 
-def _check_tokens(builders: Iterable["_ColumnBuilder"]) -> None:
-    """Raise UserError for a column without tokens."""
-    if not all(builder.counts["tokens"] for builder in builders):
-        raise UserError("the text has no tokens for this tokenizer; give other text")
-
-
-def _ranges(names: Sequence[str]) -> dict[str, Any]:
-    """The entry "corpora" of `Columns.info` for rows with these corpora, each contiguous."""
-    ends = {name: end for end, name in enumerate(names, 1)}
-    starts = [0, *ends.values()]
-    ranges = zip(ends, starts, ends.values(), strict=False)
-    return {"corpora": [CorpusRange(*entry) for entry in ranges]}
-
-
-def _check_limit(columns: Iterable[TextColumn], max_length: int | None) -> None:
-    """Raise UserError unless there is room for one token of each text."""
-    for column in columns:
-        num_special = column.num_special + max(map(len, column.tags.values()), default=0)
-        if max_length is not None and max_length < num_special + len(column.texts):
+        Raises:
+            UserError: no row is left; there are no tokens at all.
+        """
+        if not report.num_kept:
+            num_unknown = num_rows - report.num_dropped
             raise UserError(
-                f"max_length {max_length} leaves no tokens for text beside {num_special}"
-                " special tokens; raise it"
+                f"none of {num_rows} {report.noun} is left: {report.num_dropped} are longer than"
+                f" max_length {self.max_length} and {num_unknown} hold only unknown tokens; raise"
+                " max_length, set truncation to truncate, or give other text"
             )
+        if not all(counts.tokens for counts in report.counts.values()):
+            raise UserError("the text has no tokens for this tokenizer; give other text")
+
+    def _tokenize(self, rows: Rows) -> dict[str, Sequence[list[list[int]]]]:
+        """For each column, and each of its texts, the ids of all rows."""
+        try:
+            return {
+                name: column.encode_batch([rows[text] for text in column.texts])
+                for name, column in self.columns.items()
+            }
+        except RowError as error:
+            raise UserError(f"{rows.location(error.index)}: {error}") from None
+
+    def _is_long(
+        self, rows: Rows, encoded: Mapping[str, Sequence[list[list[int]]]], corpora: Sequence[str]
+    ) -> Bool[np.ndarray, " N"]:
+        """(N,), True for each row with a sequence longer than `max_length`."""
+        if self.max_length is None:
+            return np.zeros(len(rows), bool)
+        sizes = {}
+        for name, texts in encoded.items():
+            column = self.columns[name]
+            lengths = [np.fromiter(map(len, ids), np.int64, len(rows)) for ids in texts]
+            sizes[name] = column.num_special + np.sum(lengths, axis=0)
+            if column.tags:
+                sizes[name] += [len(column.tags.get(corpus, ())) for corpus in corpora]
+        is_long = np.stack([*sizes.values()]).max(axis=0) > self.max_length
+        if self.truncation == "error" and is_long.any():
+            index = int(is_long.argmax())
+            counts = " and ".join(f"{size[index]} {name}" for name, size in sizes.items())
+            raise UserError(
+                f"{rows.location(index)}: {counts} tokens (with special tokens), more than"
+                f" max_length {self.max_length}; raise it, or set truncation to drop or truncate"
+            )
+        return np.asarray(is_long)
+
+    def _truncate(
+        self,
+        encoded: Mapping[str, Sequence[list[list[int]]]],
+        corpora: Sequence[str],
+        indices: Int64[np.ndarray, " n"],
+    ) -> Bool[np.ndarray, " N"]:
+        """Cut the rows at `indices`; (N,), False for those whose loss has no targets left."""
+        has_targets = np.ones(len(corpora), bool)
+        for index in indices.tolist():
+            for name, column in self.columns.items():
+                assert self.max_length is not None
+                size = self.max_length - len(column.tags.get(corpora[index], ()))
+                cut = column.truncate([ids[index] for ids in encoded[name]], size)
+                has_targets[index] &= column.has_targets(cut)
+                for ids, shorter in zip(encoded[name], cut, strict=True):
+                    ids[index] = shorter
+        return has_targets
+
+
+@dataclass(frozen=True)
+class ChunkEncoder:
+    """Encodes the training rows of a chunk; it can be sent to another process.
+
+    Attributes:
+        known: digests of the held-out rows, which are left out.
+    """
+
+    encoder: Encoder
+    split: Split
+    known: frozenset[bytes]
+
+    def __call__(self, chunk: ScannedChunk) -> Columns:
+        """The columns of a chunk; errors as of `Encoder`."""
+        return self.encoder(training_rows(chunk, self.split, self.known))
+
+
+def encode_rows(rows: Rows, columns: Mapping[str, TextColumn], **options: Any) -> Columns:
+    """Encode rows in memory; options: those of `Encoder`.
+
+    Raises:
+        UserError: as `Encoder`, its call and its `check`.
+    """
+    encoder = Encoder(columns, **options)
+    result = encoder(rows)
+    encoder.check(result.report, len(rows))
+    return result
 
 
 def truncate_pair(first: list[int], second: list[int], size: int) -> tuple[list[int], list[int]]:
@@ -213,47 +296,47 @@ def truncate_pair(first: list[int], second: list[int], size: int) -> tuple[list[
     return first[:first_size], second[: size - first_size]
 
 
-class _ColumnBuilder:
-    """A column of ids under construction, and its counts by the field names of `Counts`."""
-
-    def __init__(self, column: TextColumn) -> None:
-        self.column = column
-        self.sequences = SequencesBuilder(column.id_limit)
-        self.seconds: list[int] = []
-        self.counts = {"characters": 0, "bytes": 0, "tokens": 0, "unknown": 0}
-
-    def add(self, rows: Rows, index: int, ids: list[list[int]], tags: Sequence[int]) -> None:
-        """Append row `index`, whose texts have these ids without special tokens."""
-        texts = [rows[name][index] for name in self.column.texts]
-        tokenizer, counts = self.column.tokenizer, self.counts
-        sequence = self.column.with_special_tokens([*tags, *ids[0]], *ids[1:])
-        self.sequences.add(sequence)
-        if len(ids) > 1:
-            self.seconds.append(len(sequence) - len(ids[1]) - len(tokenizer.suffix_ids))
-        for text, text_ids in zip(texts, ids, strict=True):
-            counts["characters"] += len(text)
-            counts["bytes"] += len(text.encode())
-            counts["tokens"] += len(text_ids)
-            counts["unknown"] += self.column.count_unknown(text_ids)
+def _choose(items: Sequence[Item], indices: Int64[np.ndarray, " n"]) -> list[Item]:
+    return [items[index] for index in indices.tolist()]
 
 
-def _tokenize(
-    rows: Rows, columns: Mapping[str, TextColumn]
-) -> Iterator[dict[str, list[list[int]]]]:
-    """For each row, by column, the ids of its one or two texts.
+def _ranges(names: Sequence[str]) -> list[tuple[str, int, int]]:
+    """The corpora of rows in the order of the corpora: name, first row and end of each."""
+    ends = {name: end for end, name in enumerate(names, 1)}
+    starts = [0, *ends.values()]
+    return [(name, start, end) for start, (name, end) in zip(starts, ends.items(), strict=False)]
 
-    A text is tokenized whole: cut anywhere, it could give other tokens at the cut.
+
+def _column(
+    name: str,
+    column: TextColumn,
+    texts: Sequence[list[str]],
+    ids: Sequence[list[list[int]]],
+    tags: Sequence[tuple[int, ...]],
+) -> tuple[dict[str, Column], Counts]:
+    """The arrays of a column, and its size.
+
+    Args:
+        texts: for each of the column's one or two texts, those of all rows, as they were read.
+        ids: the same in ids, without special tokens.
+        tags: the ids before each row.
     """
-    with track("tokenizing", len(rows)) as advance:
-        for start in range(0, len(rows), _CHUNK_ROWS):
-            chunk = slice(start, min(start + _CHUNK_ROWS, len(rows)))
-            try:
-                encoded = {
-                    name: column.encode_batch([rows[text][chunk] for text in column.texts])
-                    for name, column in columns.items()
-                }
-            except RowError as error:
-                raise UserError(f"{rows.location(start + error.index)}: {error}") from None
-            for index in range(chunk.stop - start):
-                yield {name: [ids[index] for ids in texts] for name, texts in encoded.items()}
-            advance(chunk.stop - start)
+    rows: Iterable[Sequence[list[int]]] = zip(*ids, strict=True)
+    if column.tags:
+        rows = (([*tag, *row[0]], *row[1:]) for tag, row in zip(tags, rows, strict=True))
+    sequences = [column.with_special_tokens(*row) for row in rows]
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    flat = np.fromiter(chain.from_iterable(sequences), np.uint32, int(lengths.sum()))
+    assert flat.max(initial=0) < column.id_limit, column.id_limit
+    stored = Sequences(flat.astype(ids_dtype(column.id_limit)), offsets_from_lengths(lengths))
+    arrays: dict[str, Column] = {name: stored}
+    if len(ids) > 1:
+        second = np.fromiter(map(len, ids[1]), np.int64, len(sequences))
+        arrays[f"{name}.second"] = lengths - second - len(column.tokenizer.suffix_ids)
+    counts = Counts(
+        characters=sum(len(text) for side in texts for text in side),
+        bytes=sum(len("".join(side).encode()) for side in texts),
+        tokens=sum(len(row) for side in ids for row in side),
+        unknown=sum(column.count_unknown(row) for side in ids for row in side),
+    )
+    return arrays, counts

@@ -5,14 +5,15 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, UInt64
+from jaxtyping import Bool, Int64, UInt64
 from pydantic import TypeAdapter
 
 from heedful.config import Filters
-from heedful.data.rows import CORPUS, Rows
+from heedful.data.row_formats import CORPUS
+from heedful.data.rows import Rows
 from heedful.data.scripts import LETTERS, SCRIPT_LETTERS, CharacterClass, letters_of, scripts_of
 from heedful.errors import UserError
 
@@ -79,10 +80,12 @@ class Filter(ABC):
     Attributes:
         name: its key in `data.filters`.
         setting: the key's value, as text.
+        has_state: a row is compared with earlier rows, so that it needs all of them in order.
     """
 
     name: str
     setting: str
+    has_state: ClassVar[bool] = False
 
     @abstractmethod
     def keep(self, rows: Rows) -> Kept:
@@ -199,6 +202,7 @@ class Unique(Filter):
     """
 
     name = "unique"
+    has_state = True
 
     def __init__(self, part: str) -> None:
         self.part = self.setting = part
@@ -284,6 +288,15 @@ class FilterCount:
     num_dropped: int = 0
     examples: list[Example] = field(default_factory=list)
 
+    def plus(self, other: "FilterCount") -> "FilterCount":
+        """The count of the same filter on the rows of both counts, in this order."""
+        return replace(
+            self,
+            num_seen=self.num_seen + other.num_seen,
+            num_dropped=self.num_dropped + other.num_dropped,
+            examples=[*self.examples, *other.examples][:MAX_EXAMPLES],
+        )
+
     @property
     def label(self) -> str:
         """The recipe key with its value."""
@@ -308,6 +321,21 @@ class FilterReport:
         share = f" ({self.num_dropped / max(seen, 1):.1%})"
         return f"{self.num_dropped:,} of {seen:,} {noun} dropped{share}; {', '.join(parts)}"
 
+    def plus(self, other: "FilterReport") -> "FilterReport":
+        """The report of the same filters on the rows of both reports, in this order."""
+        pairs = zip(self.filters, other.filters, strict=True)
+        return FilterReport([first.plus(second) for first, second in pairs])
+
+    def check(self) -> None:
+        """Raise UserError, after the last chunk, for a filter that dropped all rows it saw."""
+        for count in self.filters:
+            if count.num_seen and count.num_dropped == count.num_seen:
+                first = count.examples[0]
+                raise UserError(
+                    f"data.filters.{count.name}: {count.setting} drops all {count.num_seen:,} rows "
+                    f"that reach it (the first: {first.location}); change it or leave it out"
+                )
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON, which `from_json` reads."""
         return asdict(self)
@@ -329,8 +357,9 @@ class FilterChain:
         self.filters = list(filters)
         self.report = FilterReport([FilterCount(f.name, f.setting) for f in self.filters])
 
-    def apply(self, rows: Rows) -> Rows:
-        """The rows of a chunk that all filters keep, in their order."""
+    def apply(self, rows: Rows) -> tuple[Rows, Int64[np.ndarray, " n"]]:
+        """The rows of a chunk that all filters keep, and their indices in the chunk."""
+        indices = np.arange(len(rows))
         for filter, count in zip(self.filters, self.report.filters, strict=True):
             if not len(rows):
                 break
@@ -341,20 +370,11 @@ class FilterChain:
             room = MAX_EXAMPLES - len(count.examples)
             count.examples += [_example(rows, index) for index in dropped[:room].tolist()]
             if len(dropped):
+                indices = indices[kept]
                 report, rows = rows.report, rows.select(np.flatnonzero(kept))
                 num_filtered = report.num_filtered + len(dropped)
                 rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
-        return rows
-
-    def check(self) -> None:
-        """Raise UserError, after the last chunk, for a filter that dropped all rows it saw."""
-        for count in self.report.filters:
-            if count.num_seen and count.num_dropped == count.num_seen:
-                first = count.examples[0]
-                raise UserError(
-                    f"data.filters.{count.name}: {count.setting} drops all {count.num_seen:,} rows "
-                    f"that reach it (the first: {first.location}); change it or leave it out"
-                )
+        return rows, indices
 
 
 def num_characters(text: str) -> int:

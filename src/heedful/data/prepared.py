@@ -14,10 +14,21 @@ from filelock import FileLock
 
 from heedful.data.tables import table_files
 from heedful.errors import UserError
-from heedful.files import open_bytes, read_json, user_errors, write_directory, write_json
+from heedful.files import (
+    cannot_write,
+    open_bytes,
+    read_json,
+    remove,
+    sync_all,
+    user_errors,
+    write_directory,
+    write_json,
+)
 
-FORMAT = 3  # raise it when the stored files change, or the way they are made from the same text
+FORMAT = 4  # raise it when the stored files change, or the way they are made from the same text
 MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
+
+UNFINISHED = ".unfinished"  # ends the name of a folder whose preparation was interrupted
 
 _CACHE_VARIABLE = "HEEDFUL_CACHE"  # environment variable with the folder of the cache
 
@@ -37,11 +48,17 @@ def content_key(paths: Sequence[Path]) -> list[str]:
     return [_digest(file) for path in paths for file in table_files(path)]
 
 
+class Resumable(UserError):
+    """An error after which another attempt can use the unfinished work."""
+
+
 def prepare_once(
     directory: Path,
     key: Mapping[str, Any],
     prepare: Callable[[Path], None],
     about: Mapping[str, Any] | None = None,
+    *,
+    resumable: bool = False,
 ) -> Path:
     """The folder in `directory` for a key; calls `prepare` to fill it if it does not exist.
 
@@ -52,6 +69,8 @@ def prepare_once(
         key: everything that the data depend on, as JSON: `content_key` of the files, settings.
         prepare: called with an empty folder, to fill it.
         about: the task and the files that the data come from, for `heedful cache ls`.
+        resumable: `prepare` continues in the folder that an interrupted call has left. Until it
+            is complete, the folder's name ends in `UNFINISHED`, and `heedful cache` lists it.
 
     Raises:
         UserError: files of an existing folder have changed; the folder cannot be written. Errors
@@ -59,11 +78,13 @@ def prepare_once(
     """
     content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
     path = directory / hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
+    about = about or {}
 
     def fill(folder: Path) -> None:
         prepare(folder)
-        digests = {name: _digest(folder / name) for name in _files(folder)}
-        write_json(folder / MANIFEST, {"about": about or {}, "key": key, "files": digests})
+        files = set(_files(folder)) - {MANIFEST}
+        digests = {name: _digest(folder / name) for name in sorted(files)}
+        write_json(folder / MANIFEST, {"about": about, "key": key, "files": digests})
 
     if not path.is_dir():
         with user_errors("write", directory):
@@ -71,10 +92,36 @@ def prepare_once(
             lock = FileLock(directory / f".{path.name}.lock").acquire()
         with lock:  # the operating system frees it when the process ends, even if killed
             if not path.is_dir():  # another process can have prepared it meanwhile
-                write_directory(path, fill)
+                if resumable:
+                    _fill_unfinished(path, fill, about)
+                else:
+                    write_directory(path, fill)
                 return path
     check_prepared(path)
     return path
+
+
+def _fill_unfinished(path: Path, fill: Callable[[Path], None], about: Mapping[str, Any]) -> None:
+    """Fill the unfinished folder of `path`, a new or an old one, and rename it to `path`."""
+    folder = path.with_name(path.name + UNFINISHED)
+    try:
+        if not (folder / MANIFEST).is_file():
+            remove(folder)
+            folder.mkdir()
+            task = f"{about.get('task', 'data')}, unfinished"
+            write_json(folder / MANIFEST, {"about": {**about, "task": task}})
+        hold = FolderLock(folder)  # so that `heedful cache rm` keeps it
+        fill(folder)
+        sync_all(folder)
+        folder.rename(path)
+        del hold
+    except OSError as error:  # the work so far is kept, for an attempt with more room
+        raise cannot_write(folder, error) from None
+    except BaseException as error:
+        is_empty = _files(folder) == [MANIFEST]
+        if is_empty or (isinstance(error, UserError) and not isinstance(error, Resumable)):
+            remove(folder)  # nothing is done, or the data are wrong
+        raise
 
 
 def check_prepared(path: Path) -> None:

@@ -1,32 +1,31 @@
-"""Read rows of text from plain text, TSV, JSONL, line-parallel files and tables."""
+"""Rows of text, in memory or read in chunks from files."""
 
-import gzip
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import groupby, zip_longest
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.columns import DataReport, merge_reports
-from heedful.data.tables import is_table, read_objects, read_table
-from heedful.errors import UserError, format_names
-from heedful.files import open_bytes, parse_json
+from heedful.data.columns import DataReport
+from heedful.data.row_formats import (
+    CORPUS,
+    LABEL,
+    MESSAGES,
+    Entry,
+    Field,
+    RawChunk,
+    TextOf,
+    Unit,
+    read_chunks,
+    read_parallel_chunks,
+    read_record_chunks,
+)
+from heedful.errors import UserError
 
-Field: TypeAlias = int | str  # the number of a column, from 1, or the name of a column or key
-Unit: TypeAlias = Literal["line", "paragraph", "file"]
-
-LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
-MESSAGES = "messages"  # the column with conversations as JSON
-CORPUS = "corpus"  # the column with the name of each row's corpus (`data.corpora`)
-
-# Bytes; a file without line breaks, such as a binary one, is not read into memory.
-LONGEST_LINE = 1 << 28
-_GZIP_MAGIC = b"\x1f\x8b"
-_BOM = b"\xef\xbb\xbf"
+_CHUNK_ROWS = 4_096  # of rows in memory
 
 
 class Rows:
@@ -81,20 +80,146 @@ class Rows:
         columns = {**self.columns, CORPUS: [name] * len(self)}
         return Rows(columns, self.report, self.sources, self.locations)
 
+    @classmethod
+    def concatenate(cls, parts: Sequence["Rows"]) -> "Rows":
+        """The rows of parts with the same columns, in order."""
+        columns = {name: [t for part in parts for t in part[name]] for name in parts[0].columns}
+        report = reduce(DataReport.plus, (part.report for part in parts))
+        if any(part.locations is None for part in parts):
+            return cls(columns, report)
+        numbers: dict[str, int] = {}  # of the sources
+        locations = []
+        for part in parts:
+            assert part.locations is not None
+            of_part = [numbers.setdefault(name, len(numbers)) for name in part.sources]
+            shifted = np.array(of_part or [0], dtype=np.int64)[part.locations[0]]
+            locations.append(np.stack([shifted, part.locations[1]]))
+        return cls(columns, report, list(numbers), np.concatenate(locations, axis=1))
 
-def join_rows(parts: Sequence[Rows]) -> Rows:
-    """The rows of several parts with equal columns, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    columns = {name: [text for part in parts for text in part[name]] for name in parts[0].columns}
-    sources: list[str] = []
-    locations = []
-    for part in parts:
-        if part.locations is not None:
-            locations.append(part.locations + np.array([[len(sources)], [0]]))
-        sources += part.sources
-    joined = np.concatenate(locations, axis=1) if len(locations) == len(parts) else None
-    return Rows(columns, merge_reports([part.report for part in parts]), sources, joined)
+    def total_bytes(self) -> int:
+        """The size of the texts in characters: what progress counts for rows in memory."""
+        return sum(len(text) for texts in self.columns.values() for text in texts)
+
+    def chunks(self) -> Iterator["RowChunk"]:
+        """The rows in parts, as those of a `RowSource`."""
+        for start in range(0, max(1, len(self)), _CHUNK_ROWS):
+            part = self.select(np.arange(start, min(start + _CHUNK_ROWS, len(self))))
+            yield RowChunk(0, part.total_bytes(), partial(_same, part))
+
+
+@dataclass(frozen=True)
+class RowChunk:
+    """Consecutive rows of a `RowSource`, read but not parsed.
+
+    Attributes:
+        source: the index of the file, or of the group of line-parallel files, among those read.
+        num_bytes: what progress advances by after it.
+        corpus: the name of the rows' corpus; "": none.
+        parse: returns the rows, with the counts of those read in `report`; raises UserError for a
+            wrong row. It can be sent to another process for rows of files.
+    """
+
+    source: int
+    num_bytes: int
+    parse: Callable[[], Rows]
+    corpus: str = ""
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows of text that are read in chunks, as often as needed and the same each time."""
+
+    def total_bytes(self) -> int:
+        """The sum of the `num_bytes` of all chunks, about."""
+
+    def chunks(self) -> Iterator[RowChunk]:
+        """The rows in order, in chunks that depend on the content alone; at least one a file."""
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of files; made by `open_rows`.
+
+    Attributes:
+        files: for each file, or group of line-parallel files, its name, its paths, and the function
+            that reads it.
+        as_texts: make each text of labeled texts, or of labeled pairs, a row with the one column
+            `text`.
+        corpus: the name of the rows' corpus, which becomes a column; "": none.
+    """
+
+    columns: tuple[str, ...]
+    files: tuple[tuple[str, tuple[Path, ...], Callable[[], Iterator[RawChunk]]], ...]
+    keep_empty: bool = False
+    as_texts: bool = False
+    corpus: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the rows."""
+        columns = ("text",) if self.as_texts else self.columns
+        return (*columns, CORPUS) if self.corpus else columns
+
+    def total_bytes(self) -> int:
+        paths = (path for _, paths, _ in self.files for path in paths)
+        return sum(_size(path) for path in paths)
+
+    def chunks(self) -> Iterator[RowChunk]:
+        for index, (name, _, read) in enumerate(self.files):
+            for chunk in read():
+                parse = partial(self.parse, name, chunk)
+                yield RowChunk(index, chunk.num_bytes, parse, self.corpus)
+
+    def parse(self, name: str, chunk: RawChunk) -> Rows:
+        """The rows of a chunk of a file without empty ones, which are counted."""
+        rows = _without_empty(self.columns, name, chunk.entries(), self.keep_empty)
+        if self.as_texts:
+            rows = _as_texts(rows)
+        return rows.of_corpus(self.corpus) if self.corpus else rows
+
+
+@dataclass(frozen=True)
+class JoinedRows:
+    """The rows of several sources with the same columns, one after the other."""
+
+    sources: tuple[FileRows, ...]
+
+    def total_bytes(self) -> int:
+        return sum(source.total_bytes() for source in self.sources)
+
+    def chunks(self) -> Iterator[RowChunk]:
+        first = 0
+        for source in self.sources:
+            for chunk in source.chunks():
+                yield replace(chunk, source=first + chunk.source)
+            first += len(source.files)
+
+
+def open_rows(
+    files: Sequence[Path] | Mapping[str, Sequence[Path]],
+    fields: Mapping[str, Field | None] | None = None,
+    *,
+    unit: Unit = "line",
+    keep_empty: bool = False,
+) -> FileRows:
+    """The rows of files, to be read in chunks; arguments and errors as of `read_rows`."""
+    groups: list[tuple[str, tuple[Path, ...], Callable[[], Iterator[RawChunk]]]]
+    if isinstance(files, Mapping):
+        columns = tuple(files)
+        if len(set(map(len, files.values()))) > 1:
+            counts = " but ".join(f"{len(paths)} {column} files" for column, paths in files.items())
+            raise UserError(f"{counts} are given; line-parallel files must be given in pairs")
+        groups = [
+            (" and ".join(map(str, paths)), paths, partial(read_parallel_chunks, paths))
+            for paths in zip(*files.values(), strict=True)
+        ]
+    else:
+        fields = {"text": None} if fields is None else fields
+        columns = tuple(fields)
+        groups = [(str(path), (path,), partial(read_chunks, path, fields, unit)) for path in files]
+    if not groups:
+        raise UserError("no files are given; name at least one")
+    return FileRows(columns, tuple(groups), keep_empty)
 
 
 def read_rows(
@@ -104,9 +229,9 @@ def read_rows(
     unit: Unit = "line",
     keep_empty: bool = False,
 ) -> Rows:
-    r"""Read the rows of one or more files, in order.
+    r"""Read the rows of one or more files, in order, into memory.
 
-    The format of a file is determined by its name, without a final .gz:
+    The format of a file is determined by its name, without a final .gz or .zst:
 
     * line-parallel files, if `files` maps each column to its files;
     * .tsv (unless one column is read and no field is given): columns separated by tabs, without
@@ -120,141 +245,85 @@ def read_rows(
 
     Rows with an empty column (only whitespace) are left out and counted, unless `keep_empty`. The
     column "label" is stripped, must not be empty, and may be an integer or boolean in JSONL and
-    tables. Lines, byte order marks and gzip are as in `read_lines`.
+    tables. Lines, byte order marks and compression are as in `read_lines`.
 
     Args:
         fields: the field of each column; default: {"text": None}.
 
     Raises:
-        UserError: no file; a file that cannot be read, is damaged gzip or not UTF-8 (with its
-            line); parallel files of different lengths; a line with a syntax error, or without
-            a field or label (with its number); a file without rows.
+        UserError: no file; a file that cannot be read, is damaged or not UTF-8 (with its line);
+            parallel files of different lengths; a line with a syntax error, or without a field or
+            label (with its number); a file without rows.
     """
-    if isinstance(files, Mapping):
-        columns = list(files)
-        if len(set(map(len, files.values()))) > 1:
-            counts = " but ".join(f"{len(paths)} {column} files" for column, paths in files.items())
-            raise UserError(f"{counts} are given; line-parallel files must be given in pairs")
-        groups = zip(*files.values(), strict=True)
-        sources = [(" and ".join(map(str, paths)), _parallel(paths)) for paths in groups]
-    else:
-        fields = {"text": None} if fields is None else fields
-        columns = list(fields)
-        sources = [(str(path), _entries(path, fields, unit)) for path in files]
-    if not sources:
-        raise UserError("no files are given; name at least one")
-    return _collect(columns, sources, keep_empty)
+    return collect(open_rows(files, fields, unit=unit, keep_empty=keep_empty))
 
 
-def read_records(
-    files: Sequence[Path], column: str, text_of: Callable[[Mapping[str, Any], str], str]
-) -> Rows:
+def open_records(files: Sequence[Path], column: str, text_of: TextOf) -> FileRows:
     """Rows of one column, each made of a whole object of JSONL or row of a table.
 
     Args:
         text_of: returns the text of a record, whose second argument is the file and line; a row
-            with an empty text is left out and counted.
+            with an empty text is left out and counted. It is sent to other processes.
 
     Raises:
-        UserError: a file of another format, or as `read_rows`; errors of `text_of`.
+        UserError: when rows are read: a file of another format, or as `read_rows`; errors of
+            `text_of`.
     """
-
-    def entries(path: Path) -> Iterator[_Entry]:
-        for number, record in _records(path):
-            text = "" if record is None else text_of(record, f"{path}, line {number}")
-            yield _Entry(number, 1, [text])
-
-    return _collect([column], [(str(path), entries(path)) for path in files], keep_empty=False)
+    read = partial(read_record_chunks, text_of=text_of)
+    return FileRows((column,), tuple((str(path), (path,), partial(read, path)) for path in files))
 
 
-def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
-    r"""The lines of a UTF-8 text file, plain or gzip.
+def collect(source: RowSource) -> Rows:
+    """All rows of a source in memory; raises UserError as `read_rows`."""
+    counter, parts = ReadCounter(), []
+    for chunk in source.chunks():
+        rows = chunk.parse()
+        counter.add(chunk.source, rows.report, *rows.sources[:1])
+        parts.append(rows)
+    rows = Rows.concatenate(parts)
+    rows.report = counter.finish()
+    return rows
 
-    Only "\n" and "\r\n" end a line. Unicode's other line separators are part of the text: otherwise
-    the lines of parallel files would no longer correspond. A byte order mark at the start is
-    dropped. Gzip is detected by the first bytes of the file, and required if its name ends in .gz.
 
-    Args:
-        keep_ends: end each line that has a line end with "\n"; default: without line ends.
+class ReadCounter:
+    """Sums the reports of chunks, in order.
 
     Raises:
-        UserError: the file cannot be read, is not UTF-8 (with the line), or is damaged gzip.
+        UserError: a file has no rows.
     """
-    with _opened(path) as stream:
-        lines = iter(lambda: stream.readline(LONGEST_LINE + 1), b"")
-        yield from decode_lines(lines, str(path), keep_ends=keep_ends)
 
+    def __init__(self) -> None:
+        self._source = -1
+        self._name = ""
+        self._of_source = DataReport(0, 0)
+        self._total: DataReport | None = None
 
-def decode_lines(
-    lines: Iterable[bytes], name: str, *, first: int = 1, keep_ends: bool = False
-) -> Iterator[str]:
-    """`read_lines` for lines in bytes.
+    def add(self, source: int, report: DataReport, name: str = "") -> None:
+        """Count a chunk of the file with this index and name."""
+        if source == self._source:
+            self._of_source = self._of_source.plus(report)
+        else:
+            self._check_source()
+            self._source, self._name, self._of_source = source, name, report
+        self._total = report if self._total is None else self._total.plus(report)
 
-    Args:
-        name: of the file or stream, for messages.
-        first: the number of the first line.
-    """
-    for number, raw in enumerate(lines, first):
-        if len(raw) > LONGEST_LINE:
-            raise UserError(
-                f"{name}, line {number}: longer than {LONGEST_LINE >> 20} MiB; break it into lines"
-            )
-        line = raw.removeprefix(_BOM) if number == 1 else raw
-        body = line.removesuffix(b"\n").removesuffix(b"\r")
-        try:
-            text = body.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}, line {number}: not UTF-8 at byte {error.start + 1} of the line;"
-                " convert it to UTF-8"
-            ) from error
-        yield text + "\n" if keep_ends and line.endswith(b"\n") else text
+    def finish(self) -> DataReport:
+        """The report of all chunks."""
+        self._check_source()
+        assert self._total is not None
+        return self._total
 
-
-class _Entry(NamedTuple):
-    """A row of a file, before empty rows are left out."""
-
-    line: int  # the number of its first line
-    num_lines: int  # the number of its lines
-    texts: Sequence[str]  # one per column; empty for blank lines between paragraphs
-
-
-def _collect(
-    columns: Sequence[str], sources: Sequence[tuple[str, Iterable[_Entry]]], keep_empty: bool
-) -> Rows:
-    """Rows of the entries of `sources` (name, entries), without empty ones, which are counted."""
-    rows: dict[str, list[str]] = {column: [] for column in columns}
-    locations: list[tuple[int, int]] = []
-    empty = dict.fromkeys(columns, 0)
-    num_lines = num_empty = 0
-    noun = _noun(columns)
-    for source, (name, entries) in enumerate(sources):
-        before, lines_before = len(locations), num_lines
-        for line, size, texts in entries:
-            num_lines += size
-            row = dict(zip(columns, texts, strict=bool(texts)))
-            blank = [c for c, text in row.items() if c != LABEL and not text.strip()]
-            if not row or (blank and not keep_empty):
-                num_empty += bool(row)
-                for column in blank:
-                    empty[column] += 1
-                continue
-            if LABEL in row:
-                row[LABEL] = row[LABEL].strip()
-                if not row[LABEL]:
-                    raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
-            for column, text in row.items():
-                rows[column].append(text)
-            locations.append((source, line))
-        if len(locations) == before:
-            kind = {"pairs": "pair with text on both sides"}.get(noun, noun.removesuffix("s"))
-            raise UserError(
-                f"{name} is empty: it holds no {'labeled ' * (LABEL in columns)}{kind} in"
-                f" {num_lines - lines_before} lines; leave it out, or name another file"
-            )
-    report = DataReport(num_lines, len(locations), num_empty, noun=noun, empty=empty)
-    names = [name for name, _ in sources]
-    return Rows(rows, report, names, np.array(locations, dtype=np.int64).T)
+    def _check_source(self) -> None:
+        report = self._of_source
+        if self._source < 0 or report.num_kept or not self._name:
+            return
+        noun = report.noun
+        kind = {"pairs": "pair with text on both sides"}.get(noun, noun.removesuffix("s"))
+        labeled = "labeled " * (LABEL in report.empty)
+        raise UserError(
+            f"{self._name} is empty: it holds no {labeled}{kind} in {report.num_lines} lines; leave"
+            " it out, or name another file"
+        )
 
 
 def _noun(columns: Iterable[str]) -> str:
@@ -262,176 +331,51 @@ def _noun(columns: Iterable[str]) -> str:
     return "pairs" if "tgt" in columns else "chats" if MESSAGES in columns else "texts"
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed if it is gzip; raises UserError."""
-    try:
-        with open_bytes(path) as raw:
-            is_gzip = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-            if path.suffix == ".gz" and not is_gzip:
-                raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")
-            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged gzip: {error}; fetch or pack it again") from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"cannot read {path}: {reason}; name a text file") from error
+def _same(rows: Rows) -> Rows:
+    return rows
 
 
-def format_of(path: Path) -> str:
-    """The format of a file by its name: table, jsonl, tsv or text."""
-    if is_table(path):
-        return "table"
-    ending = Path(path.name.removesuffix(".gz")).suffix
-    return ending[1:] if ending in (".jsonl", ".tsv") else "text"
+def _as_texts(rows: Rows) -> Rows:
+    """Each text of labeled texts or pairs as a row of its own, without labels."""
+    sides = [rows[column] for column in ("text", "pair") if column in rows]
+    texts = [text for row in zip(*sides, strict=True) for text in row]
+    assert rows.locations is not None
+    locations = np.repeat(rows.locations, len(sides), axis=1)
+    return Rows({"text": texts}, replace(rows.report, num_kept=len(texts)), rows.sources, locations)
 
 
-def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iterator[_Entry]:
-    kind = format_of(path)
-    if kind == "table":
-        return _table(path, fields)
-    if kind == "jsonl":
-        return _jsonl(path, fields)
-    if kind == "tsv" and [*fields.values()] != [None]:
-        return _tsv(path, fields)
-    if len(fields) > 1:
-        raise UserError(
-            f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns"
-            f" ({', '.join(fields)}); convert it"
-        )
-    return {"line": _plain_lines, "paragraph": _paragraphs, "file": _whole_file}[unit](path)
-
-
-def _plain_lines(path: Path) -> Iterator[_Entry]:
-    for number, line in enumerate(read_lines(path), 1):
-        yield _Entry(number, 1, [line])
-
-
-def _paragraphs(path: Path) -> Iterator[_Entry]:
-    numbered = enumerate(read_lines(path), 1)
-    for has_text, group in groupby(numbered, key=lambda pair: bool(pair[1].strip())):
-        numbers, lines = zip(*group, strict=True)
-        yield _Entry(numbers[0], len(lines), ["\n".join(lines)] if has_text else [])
-
-
-def _whole_file(path: Path) -> Iterator[_Entry]:
-    lines = list(read_lines(path, keep_ends=True))
-    text = "".join(lines)
-    yield _Entry(1, len(lines), [text] if text.strip() else [])
-
-
-def _parallel(paths: Sequence[Path]) -> Iterator[_Entry]:
-    for path in paths:
-        if is_table(path) and path.is_file():
-            raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
-    for number, lines in enumerate(zip_longest(*map(read_lines, paths)), 1):
-        if None in lines:
-            counts = [sum(1 for _ in read_lines(path)) for path in paths]
-            by_file = [f"{path} has {count}" for path, count in zip(paths, counts, strict=True)]
-            raise UserError(
-                " lines but ".join(by_file) + "; line n of one must belong to line n of the other"
-            )
-        yield _Entry(number, 1, lines)
-
-
-def _tsv(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
-    lines = enumerate(read_lines(path), 1)
-    given = [field for field in fields.values() if field is not None]
-    names: list[str] = []
-    if any(isinstance(field, str) for field in given):  # the others have the names of their keys
-        names = [str(key if field is None else field) for key, field in fields.items()]
-    width = 0 if given else len(fields)
-    if not names:
-        columns = [i if f is None else int(f) - 1 for i, f in enumerate(fields.values())]
-        if min(columns) < 0:
-            raise UserError(f"columns are counted from 1, so there is no column {min(columns) + 1}")
-    elif not all(isinstance(field, str) for field in given):
-        raise UserError(f"{path}: give all columns by name or all by number, not some of each")
-    else:
-        header = [name.strip() for name in next(lines, (0, ""))[1].split("\t")]
-        for name in names:
-            if header.count(name) != 1:
-                count = "two columns" if name in header else "no column"
-                raise UserError(
-                    f"{path}, line 1: the header has {count} {name!r} (its columns:"
-                    f" {format_names(header)}); name another column"
-                )
-        columns, width = [header.index(name) for name in names], len(header)
-    for number, line in lines:
-        if not line.strip():
-            yield _Entry(number, 1, [""] * len(fields))
+def _without_empty(
+    columns: Sequence[str], name: str, entries: Iterable[Entry], keep_empty: bool
+) -> Rows:
+    kept: list[Sequence[str]] = []
+    numbers: list[int] = []
+    empty = dict.fromkeys(columns, 0)
+    num_lines = num_empty = 0
+    label = columns.index(LABEL) if LABEL in columns else -1
+    for line, size, texts in entries:
+        num_lines += size
+        if not texts:  # blank lines between paragraphs
             continue
-        cells = line.split("\t")
-        width = width or len(cells)
-        if len(cells) != width or max(columns) >= width:
-            needed = max(width, max(columns) + 1)
-            raise UserError(
-                f"{path}, line {number}: {len(cells)} columns where there must be {needed};"
-                " keep tabs out of the texts, or name other columns"
-            )
-        yield _Entry(number, 1, [cells[column] for column in columns])
-
-
-def _jsonl(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
-    keys = _names(path, "JSONL", fields)
-    for number, entry in _json_objects(path):
-        location = f"{path}, line {number}"
-        texts = [
-            "" if entry is None else _text(entry, key, location, column == LABEL)
-            for column, key in keys.items()
-        ]
-        yield _Entry(number, 1, texts)
-
-
-def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The number and the object of each line; None for a blank line."""
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            yield number, None
+        is_empty = False
+        for index, text in enumerate(texts):
+            if index != label and (not text or text.isspace()) and not keep_empty:
+                is_empty = True
+                empty[columns[index]] += 1
+        if is_empty:
+            num_empty += 1
             continue
-        entry = parse_json(line, f"{path}, line {number}")
-        if not isinstance(entry, dict):
-            raise UserError(f"{path}, line {number}: not a JSON object; write one object a line")
-        yield number, entry
+        if label >= 0:
+            texts = [text.strip() if i == label else text for i, text in enumerate(texts)]
+            if not texts[label]:
+                raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
+        kept.append(texts)
+        numbers.append(line)
+    report = DataReport(num_lines, len(kept), num_empty, noun=_noun(columns), empty=empty)
+    cells = map(list, zip(*kept, strict=True)) if kept else ([] for _ in columns)
+    locations = np.stack([np.zeros(len(kept), np.int64), np.array(numbers, np.int64)])
+    return Rows(dict(zip(columns, cells, strict=True)), report, (name,), locations)
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The numbered records of a JSONL file or a table; None for a blank line."""
-    kind = format_of(path)
-    if kind == "jsonl":
-        return _json_objects(path)
-    if kind == "table":
-        return enumerate(read_objects(path), 1)
-    raise UserError(
-        f"{path} must be a .jsonl or .parquet file, or a folder of datasets; convert it"
-    )
-
-
-def _table(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
-    names = _names(path, "a table", fields)
-    cells = read_table(path, [(name, column == LABEL) for column, name in names.items()])
-    for number, row in enumerate(cells, 1):
-        yield _Entry(number, 1, row)
-
-
-def _names(path: Path, format: str, fields: Mapping[str, Field | None]) -> dict[str, str]:
-    """The field of each column in a format with named fields; raises UserError for a number."""
-    if any(isinstance(field, int) for field in fields.values()):
-        raise UserError(
-            f"{path} is {format}, whose fields have names; name them instead of numbers"
-        )
-    return {column: str(field or column) for column, field in fields.items()}
-
-
-def _text(entry: dict[str, object], key: str, location: str, is_label: bool) -> str:
-    if key not in entry:
-        keys = ", ".join(map(repr, entry)) or "none"
-        raise UserError(
-            f"{location}: no key {key!r} (found: {keys}); set the field to the right key"
-        )
-    text = entry[key]
-    if is_label and isinstance(text, int):
-        return str(text).lower() if isinstance(text, bool) else str(text)
-    if not isinstance(text, str):
-        raise UserError(f"{location}: {key!r} is not a text; write it as a JSON string")
-    return text
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

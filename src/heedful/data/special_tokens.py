@@ -1,4 +1,4 @@
-"""Special tokens of a tokenizer: their ids by role, and those of its template around texts."""
+"""Special tokens of a tokenizer: their ids by role, and those around a text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,13 +25,8 @@ class SpecialTokens:
     sep_id: int | None = None
 
 
-def special_tokens(roles: Mapping[str, str], id_of: Callable[[str], int | None]) -> SpecialTokens:
-    """The ids of a tokenizer's special tokens.
-
-    Args:
-        roles: the special token of each role.
-        id_of: returns the id of a token; None for an unknown one.
-    """
+def find_specials(roles: Mapping[str, str], id_of: Callable[[str], int | None]) -> SpecialTokens:
+    """The special tokens of a tokenizer, by the names of its roles."""
     ids = {f"{role}_id": id_of(name) for role, name in roles.items()}
     if ids.get("unk_id") in (ids.get("bos_id"), ids.get("eos_id")):
         ids["unk_id"] = None  # GPT-2 uses one token for all roles; its bytes are never unknown
@@ -39,14 +34,7 @@ def special_tokens(roles: Mapping[str, str], id_of: Callable[[str], int | None])
     return SpecialTokens(**ids, sentinel_ids=sentinels[0] or sentinels[1])
 
 
-def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
-    ids: list[int] = []
-    while (i := id_of(name.format(len(ids)))) is not None:
-        ids.append(i)
-    return tuple(ids)
-
-
-def template_tokens(
+def read_template(
     backend: Backend,
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
     """Special tokens before, after and between texts; None for between if pairs differ otherwise.
@@ -66,3 +54,10 @@ def template_tokens(
     pair_prefix, middle, pair_suffix = parts(text)
     fits = (pair_prefix, pair_suffix) == (prefix, suffix)
     return prefix, suffix, middle if fits else None
+
+
+def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
+    ids: list[int] = []
+    while (i := id_of(name.format(len(ids)))) is not None:
+        ids.append(i)
+    return tuple(ids)

@@ -2,72 +2,134 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import floor
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int64
 
-from heedful.data.rows import CORPUS, Rows, Unit
+from heedful.data.row_formats import CORPUS, Unit
+from heedful.data.rows import Rows
 from heedful.errors import UserError
 
 
-def split_random(rows: Rows, size: int | float | None) -> tuple[Rows, Rows]:
-    """Training rows and held-out rows, chosen at random by their indices with a fixed seed.
+class Tail(NamedTuple):
+    """Rows that are held out because they are the last ones of a corpus, by their indices.
+
+    Attributes:
+        start, end: the rows from `start` up to `end` are held out.
+        cut: the number of characters of row `start - 1` that are for training, where that row is
+            divided: the rest is held out; None: it is not divided.
+    """
+
+    start: int
+    end: int
+    cut: int | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """The choice of the training rows among all rows that are read, by their indices from 0.
+
+    Attributes:
+        held_out: (H,), ascending indices of rows that are held out.
+        tails: further rows that are held out.
+    """
+
+    held_out: Int64[np.ndarray, " H"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    tails: tuple[Tail, ...] = ()
+
+    @property
+    def num_held_out(self) -> int:
+        """The number of rows that are held out whole."""
+        return len(self.held_out) + sum(tail.end - tail.start for tail in self.tails)
+
+    def holds_out_some(self, start: int, end: int) -> bool:
+        """True if a row from `start` up to `end` is held out, or a part of one."""
+        first, last = np.searchsorted(self.held_out, [start, end])
+        return bool(first < last) or any(
+            tail.start - (tail.cut is not None) < end and start < tail.end for tail in self.tails
+        )
+
+    def train(self, rows: Rows, indices: Int64[np.ndarray, " N"]) -> Rows:
+        """Those of `rows`, which have these indices, that are for training."""
+        if not len(self.held_out) and not self.tails:
+            return rows
+        chosen = ~self._is_held_out(indices)
+        kept = rows.select(np.flatnonzero(chosen))
+        for place, cut in self._divided(indices[chosen]):
+            kept["text"][place] = kept["text"][place][:cut]
+        return kept
+
+    def valid(self, rows: Rows, indices: Int64[np.ndarray, " N"]) -> Rows:
+        """Those of `rows`, which have these indices, that are held out."""
+        divided = [place for place, _ in self._divided(indices)]
+        chosen = self._is_held_out(indices)
+        chosen[divided] = True
+        kept = rows.select(np.flatnonzero(chosen))
+        for place, cut in self._divided(indices[chosen]):
+            kept["text"][place] = kept["text"][place][cut:]
+        return kept
+
+    def _is_held_out(self, indices: Int64[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
+        held_out = np.isin(indices, self.held_out, assume_unique=True)
+        for tail in self.tails:
+            held_out |= (indices >= tail.start) & (indices < tail.end)
+        return held_out
+
+    def _divided(self, indices: Int64[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
+        """The places in `indices` of rows that are divided, each with its number of characters."""
+        for tail in self.tails:
+            if tail.cut is not None:
+                for place in np.flatnonzero(indices == tail.start - 1).tolist():
+                    yield place, tail.cut
+
+    def to_json(self) -> dict[str, Any]:
+        """The split as JSON, which `from_json` reads."""
+        return {"held_out": self.held_out.tolist(), "tails": self.tails}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Split":
+        """The split that `to_json` made."""
+        tails = tuple(Tail(*tail) for tail in content["tails"])
+        return cls(np.array(content["held_out"], np.int64), tails)
+
+
+def split_random(num_rows: int, size: int | float | None, noun: str) -> Split:
+    """Held-out rows chosen at random with a fixed seed.
 
     Args:
         size: number of held-out rows, or below 1 their fraction of all rows, rounded down to at
             least one row; None: 1,000, or a tenth of the rows if that is fewer.
+        noun: the word for a row in messages.
 
     Raises:
         UserError: there would be fewer training rows than held-out rows.
     """
     if size is None:
-        size = min(1_000, max(1, len(rows) // 10))
-    count = int(size) if size >= 1 else max(1, floor(len(rows) * Fraction(str(size))))
-    if len(rows) < 2 * count:
+        size = min(1_000, max(1, num_rows // 10))
+    count = int(size) if size >= 1 else max(1, floor(num_rows * Fraction(str(size))))
+    if num_rows < 2 * count:
         raise UserError(
-            f"data.valid_size {size} of {len(rows)} {rows.report.noun} would leave too few to train"
+            f"data.valid_size {size} of {num_rows} {noun} would leave too few to train"
             " on; lower it, or give data.valid"
         )
-    out = np.zeros(len(rows), dtype=bool)
-    out[np.random.default_rng(0).choice(len(rows), count, replace=False)] = True
-    return rows.select(np.flatnonzero(~out)), rows.select(np.flatnonzero(out))
+    return Split(np.sort(np.random.default_rng(0).choice(num_rows, count, replace=False)))
 
 
-def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
-    """The training rows without those that a held-out set contains too; the report counts these.
-
-    Rows are equal if all of their columns are: both sides of a pair, text and label. Held-out rows
-    are kept in memory as digests.
-
-    Raises:
-        UserError: no row is left.
-    """
-    known = {digest for rows in held_out for digest in _digests(rows)}
-    is_new = np.fromiter((digest not in known for digest in _digests(train)), bool, len(train))
-    num_kept = int(is_new.sum())
-    if num_kept == len(train):
-        return train
-    if not num_kept:
-        raise UserError(
-            f"each of the {len(train)} {train.report.noun} of data.train is also in data.valid"
-            " or data.test, so none is left to train on; give other held-out data"
-        )
-    remaining = train.select(np.flatnonzero(is_new))
-    remaining.report = replace(train.report, num_kept=num_kept, num_held_out=len(train) - num_kept)
-    return remaining
-
-
-def _digests(rows: Rows) -> Iterator[bytes]:
-    columns = [texts for name, texts in rows.columns.items() if name != CORPUS]
-    for texts in zip(*columns, strict=True):
-        yield hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()
-
-
-def split_tail(rows: Rows, size: int | float, unit: Unit) -> tuple[Rows, Rows]:
-    """Training texts and held-out texts, which are the last ones.
+def split_tail(
+    num_rows: Sequence[int],
+    num_characters: Sequence[int],
+    lengths_of: Callable[[int], Sequence[int]],
+    size: int | float,
+    unit: Unit,
+    *,
+    first: int = 0,
+) -> Tail:
+    """The last texts of a corpus are held out.
 
     With a fraction f of n characters the first floor(n x (1 - f)) characters are for training, with
     f as a decimal number; tiny Shakespeare is split 90/10 like this by convention. A text across
@@ -75,30 +137,58 @@ def split_tail(rows: Rows, size: int | float, unit: Unit) -> tuple[Rows, Rows]:
     larger part of it (training if they are equal).
 
     Args:
+        num_rows, num_characters: of each chunk of texts.
+        lengths_of: returns the characters of each text of a chunk, by its number from 0.
         size: number of held-out texts, or a fraction (float) of all CHARACTERS.
+        first: the index of the first text among all rows.
 
     Raises:
         UserError: one side would be empty.
     """
-    texts = rows["text"]
-    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    if isinstance(size, int):
-        border = int(ends[max(len(texts) - size, 0)])
-    else:
-        border = floor(int(ends[-1]) * (1 - Fraction(str(size))))
-    index = int(np.searchsorted(ends, border, side="right")) - 1  # the text of the border
-    inside = border - int(ends[index])
-    cut = inside > 0 and unit == "file"
-    split = index + (cut or (inside > 0 and 2 * inside >= len(texts[index])))
-    if not split or split - cut == len(texts):
+    ends = np.cumsum([0, *num_rows], dtype=np.int64)
+    total = int(ends[-1])
+    split, cut = max(total - int(size), 0), None
+    if not isinstance(size, int):
+        borders = np.cumsum([0, *num_characters], dtype=np.int64)
+        border = floor(int(borders[-1]) * (1 - Fraction(str(size))))
+        chunk = int(np.searchsorted(borders, border, side="right")) - 1
+        lengths = lengths_of(chunk)
+        starts = int(borders[chunk]) + np.cumsum([0, *lengths], dtype=np.int64)
+        index = int(np.searchsorted(starts, border, side="right")) - 1  # the text of the border
+        inside = border - int(starts[index])
+        if inside > 0 and unit == "file":
+            cut = inside
+        split = int(ends[chunk]) + index
+        split += cut is not None or (inside > 0 and 2 * inside >= lengths[index])
+    if not split or split - (cut is not None) == total:
         side = "hold out" if split else "train on"
         raise UserError(
-            f"data.valid_size {size} of {len(texts)} texts leaves none to {side};"
+            f"data.valid_size {size} of {total} texts leaves none to {side};"
             " change it, or give more text"
         )
-    train = rows.select(np.arange(split))
-    held_out = rows.select(np.arange(split - cut, len(texts)))
-    if cut:  # the text is on both sides: the last of `train`, the first of `held_out`
-        train["text"][-1] = texts[index][:inside]
-        held_out["text"][0] = texts[index][inside:]
-    return train, held_out
+    return Tail(first + split, first + total, cut)
+
+
+def held_out_digests(held_out: Iterable[Rows]) -> frozenset[bytes]:
+    """Digests of held-out rows, for `drop_held_out`."""
+    return frozenset(digest for rows in held_out for digest in _digests(rows))
+
+
+def drop_held_out(rows: Rows, known: frozenset[bytes]) -> Rows:
+    """The rows whose digests are not in `known`; the report counts the others."""
+    if not known:
+        return rows
+    is_new = np.fromiter((digest not in known for digest in _digests(rows)), bool, len(rows))
+    num_kept = int(is_new.sum())
+    if num_kept == len(rows):
+        return rows
+    remaining = rows.select(np.flatnonzero(is_new))
+    remaining.report = replace(rows.report, num_kept=num_kept, num_held_out=len(rows) - num_kept)
+    return remaining
+
+
+def _digests(rows: Rows) -> Iterator[bytes]:
+    """A digest of all columns of each row: both sides of a pair, text and label."""
+    columns = [texts for name, texts in rows.columns.items() if name != CORPUS]
+    for texts in zip(*columns, strict=True):
+        yield hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()

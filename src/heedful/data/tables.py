@@ -3,16 +3,17 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 from heedful import extras
 from heedful.errors import UserError, format_names
 from heedful.files import plain_name, read_object
 
-Row = TypeVar("Row")
+TableColumns: TypeAlias = Sequence[tuple[str, bool]] | None  # as in `read_table`
 
-_BATCH_ROWS = 4_096  # rows in memory at a time
+BATCH_ROWS = 4_096  # rows in memory at a time
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # pyarrow accepts a truncated stream without it
 
 
@@ -47,88 +48,118 @@ def table_files(path: Path) -> list[Path]:
     return [path / plain_name(name, state) for name in file_names]
 
 
-def read_table(path: Path, columns: Sequence[tuple[str, bool]]) -> Iterator[list[str]]:
-    """The cells of each row as text; a missing value is "". Reads a few thousand rows at a time.
+@dataclass
+class TableBatch:
+    """Some rows of a table as a record batch of pyarrow, not yet converted to text."""
+
+    file: Path
+    schema: Any
+    batch: Any
+    columns: TableColumns
+    num_bytes: int  # of the file, about
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for another process: of a part of a batch, its rows alone."""
+        import pyarrow as pa
+
+        with _user_errors(self.file, pa):
+            self.batch.validate(full=True)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, self.batch.schema) as stream:
+                stream.write_batch(self.batch)
+        return {**vars(self), "batch": sink.getvalue().to_pybytes()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import pyarrow as pa
+
+        with pa.ipc.open_stream(state["batch"]) as stream:
+            vars(self).update(state, batch=stream.read_next_batch())
+
+    def cells(self) -> Iterator[list[str]]:
+        """The cells of each row as text; a missing value is "".
+
+        Raises:
+            UserError: damaged data.
+        """
+        import pyarrow as pa
+
+        assert self.columns is not None
+        with _user_errors(self.file, pa):
+            to_text = _converters(self.file, self.schema, self.columns, pa)
+            self.batch.validate(full=True)  # sizes and UTF-8: pyarrow reads out of bounds otherwise
+            table = pa.Table.from_batches([self.batch]).flatten()
+            names = [name for name, _ in self.columns]
+            cells = [map(to_text[name], table.column(name).to_pylist()) for name in names]
+            yield from map(list, zip(*cells, strict=True))
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """The rows as objects; raises UserError for damaged data."""
+        import pyarrow as pa
+
+        with _user_errors(self.file, pa):
+            self.batch.validate(full=True)
+            yield from self.batch.to_pylist()
+
+
+def read_table(path: Path, columns: TableColumns = None) -> Iterator[TableBatch]:
+    """The rows of a table, a few thousand at a time.
 
     Args:
         columns: the name of each column, and whether it may hold integers, booleans and class
             labels (converted to their names) besides text. `a.b` is the field b of a column a of
-            structs, such as one language of a translation.
+            structs, such as one language of a translation. None: all columns, for `objects`.
 
     Raises:
         UserError: pyarrow is not installed; a file cannot be read or is damaged; a column is
             missing or has another type.
     """
-
-    def cells(file: Path, schema: Any, batches: Any, pa: Any) -> Iterator[list[str]]:
-        return _rows(file, schema, batches, columns, pa)
-
-    return _read(path, [name for name, _ in columns], cells)
-
-
-def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a table as objects with all columns. Reads a few thousand rows at a time.
-
-    Raises:
-        UserError: pyarrow is not installed; a file cannot be read or is damaged.
-    """
-
-    def objects(file: Path, schema: Any, batches: Any, pa: Any) -> Iterator[dict[str, Any]]:
-        for batch in batches:
-            batch.validate(full=True)
-            for start in range(0, batch.num_rows, _BATCH_ROWS):
-                yield from batch.slice(start, _BATCH_ROWS).to_pylist()
-
-    return _read(path, None, objects)
-
-
-def _read(
-    path: Path,
-    columns: list[str] | None,
-    rows_of: Callable[[Path, Any, Any, Any], Iterator[Row]],
-) -> Iterator[Row]:
-    """The rows of all files of a table.
-
-    Args:
-        columns: those to read, of a Parquet file; None: all.
-        rows_of: returns the rows of a file, from its path, schema, record batches and pyarrow.
-    """
     extras.require("parquet", f"{path} is a table, which")
     import pyarrow as pa
-    from pyarrow import parquet
 
+    read = _read_stream if path.is_dir() else _read_parquet
     for file in table_files(path):
         with _user_errors(file, pa):
-            if path.is_dir():
-                with pa.OSFile(str(file)) as source:
-                    start = max(0, source.size() - len(_STREAM_END))
-                    if source.read_at(len(_STREAM_END), start) != _STREAM_END:
-                        raise pa.ArrowInvalid("it is truncated")
-                    source.seek(0)
-                    with pa.ipc.open_stream(source) as stream:
-                        yield from rows_of(file, stream.schema, stream, pa)
-            else:
-                with parquet.ParquetFile(file) as opened:
-                    batches = opened.iter_batches(_BATCH_ROWS, columns=columns)
-                    yield from rows_of(file, opened.schema_arrow, batches, pa)
+            yield from read(file, columns, pa)
 
 
-def _rows(
-    file: Path, schema: Any, batches: Any, columns: Sequence[tuple[str, bool]], pa: Any
-) -> Iterator[list[str]]:
-    """The cells of the rows of record batches, with the fields of structs as columns."""
+def _read_stream(file: Path, columns: TableColumns, pa: Any) -> Iterator[TableBatch]:
+    """The batches of a file in the streaming format of Arrow."""
+    with pa.OSFile(str(file)) as source:
+        start = max(0, source.size() - len(_STREAM_END))
+        if source.read_at(len(_STREAM_END), start) != _STREAM_END:
+            raise pa.ArrowInvalid("it is truncated")
+        source.seek(0)
+        with pa.ipc.open_stream(source) as stream:
+            _converters(file, stream.schema, columns or (), pa)  # refuses wrong columns at once
+            for batch in stream:
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    part = batch.slice(start, BATCH_ROWS)
+                    yield TableBatch(file, stream.schema, part, columns, part.nbytes)
+
+
+def _read_parquet(file: Path, columns: TableColumns, pa: Any) -> Iterator[TableBatch]:
+    """The batches of a Parquet file, one row group after the other."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as opened:
+        schema = opened.schema_arrow
+        _converters(file, schema, columns or (), pa)
+        bytes_a_row = file.stat().st_size / max(1, opened.metadata.num_rows)
+        names = None if columns is None else [name for name, _ in columns]
+        for batch in opened.iter_batches(BATCH_ROWS, columns=names):
+            size = int(bytes_a_row * batch.num_rows)
+            yield TableBatch(file, schema, batch, columns, size)
+
+
+def _converters(
+    file: Path, schema: Any, columns: Sequence[tuple[str, bool]], pa: Any
+) -> dict[str, Callable[[Any], str]]:
+    """For each column the function from a cell to text, with the fields of structs as columns."""
     flat = schema.empty_table().flatten().schema
-    to_text = {
+    return {
         name: _converter(file, schema, flat, name, allows_labels, pa)
         for name, allows_labels in columns
     }
-    for batch in batches:
-        batch.validate(full=True)  # sizes and UTF-8: pyarrow reads out of bounds otherwise
-        table = pa.Table.from_batches([batch]).flatten()
-        for start in range(0, table.num_rows, _BATCH_ROWS):
-            part = table.slice(start, _BATCH_ROWS)
-            cells = [map(to_text[name], part.column(name).to_pylist()) for name, _ in columns]
-            yield from map(list, zip(*cells, strict=True))
 
 
 def _converter(

@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from operator import index
 from os import PathLike
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from heedful.data.markup import Continuation, Markup
 from heedful.data.pieces import Pieces
-from heedful.data.special_tokens import special_tokens, template_tokens
+from heedful.data.special_tokens import find_specials, read_template
 from heedful.data.tokenizer_training import (
     SPECIALS,
     Normalization,
@@ -142,12 +142,23 @@ class Tokenizer:
         self.chat_template = chat_template
         self._spelling = Pieces(backend)
         id_of = backend.token_to_id if piece_ids is None else piece_ids.get
-        self.specials = special_tokens(self.roles, id_of)
+        self.specials = find_specials(self.roles, id_of)
         added = backend.get_added_tokens_decoder().values()
         names = [*self.roles.values(), *(token.content for token in added if token.special)]
         ids = (*map(id_of, names), *self.specials.sentinel_ids)
         self.special_ids = frozenset(i for i in ids if i is not None)
-        self.prefix_ids, self.suffix_ids, self.pair_middle_ids = template_tokens(backend)
+        self.prefix_ids, self.suffix_ids, self.pair_middle_ids = read_template(backend)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the arguments of the class: the backend alone would lose settings."""
+        make = partial(
+            Tokenizer,
+            specials_are_text=self.specials_are_text,
+            piece_ids=self._piece_ids,
+            files=self.files,
+            chat_template=self.chat_template,
+        )
+        return make, (self._backend, self.kind, self.roles)
 
     @property
     def pad_id(self) -> int:

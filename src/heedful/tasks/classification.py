@@ -1,9 +1,7 @@
 """Text classification: training on labeled texts, evaluated by accuracy and F1."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +13,10 @@ from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_evaluation_batches
-from heedful.data.rows import CORPUS, LABEL, Rows
+from heedful.data.row_formats import CORPUS, LABEL
+from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError, format_names
+from heedful.errors import UserError
 from heedful.evaluation.labels import confusion, label_scores, per_label
 from heedful.evaluation.likelihood import sum_losses, target_loss
 from heedful.evaluation.target_scores import target_states
@@ -27,11 +26,10 @@ from heedful.pipelines import Classifier
 from heedful.progress import track
 from heedful.tasks.corpora import files_by_split, is_paired
 from heedful.tasks.inputs import (
-    hold_out_rows,
     joint_tokenizer,
+    open_labeled,
     plan_training,
-    read_labeled,
-    read_splits,
+    raw_data,
 )
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
@@ -45,8 +43,6 @@ from heedful.tasks.scoring import (
 from heedful.tasks.task import MASK, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
-
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
 class TextClassification(Task):
@@ -74,28 +70,25 @@ class TextClassification(Task):
                     "or neither"
                 )
 
-    def read_raw_data(self) -> RawData:
-        raw = read_splits(self.recipe, read_labeled)
-        names = label_names(raw.rows["train"])
-        for split in raw.rows.values():
-            label_ids(split, names)  # raises UserError for an unknown label before the slow steps
-        return replace(hold_out_rows(self.recipe, raw), labels=names)
+    def raw_data(self) -> RawData:
+        return raw_data(self.recipe, open_labeled)
 
-    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        return joint_tokenizer(self.recipe, train, extra_specials=(MASK,), template="both")
+    def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
+        return joint_tokenizer(self.recipe, sample, extra_specials=(MASK,), template="both")
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         texts = ("text", "pair") if is_paired(self.recipe) else ("text",)
         return {"text": TextColumn(tokenizers[0], texts)}
 
-    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
+    def encode_options(
+        self, split: str, labels: Sequence[str], inherited: InheritedParts
+    ) -> dict[str, Any]:
         # If the source model has the same classes, in its order.
-        names = inherited.labels if sorted(inherited.labels) == sorted(raw.labels) else raw.labels
-        labels = label_ids(raw.rows[split], names)
-        options = super().encode_options(split, raw, inherited)
+        names = inherited.labels if sorted(inherited.labels) == sorted(labels) else labels
+        options = super().encode_options(split, labels, inherited)
         if split != "train" and options["truncation"] == "drop":
             options["truncation"] = "truncate"
-        return options | {"numbers": {"labels": labels}, "info": {"labels": names}}
+        return options | {"labels": names}
 
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         num_labels = 2 if data is None else len(data.labels)
@@ -175,39 +168,3 @@ class TextClassification(Task):
             sums, by_corpus = sums_by_corpus(columns.corpora, len(columns), sums_of)
         table = confusion(columns.numbers("labels"), predictions, len(data.labels))
         return sums, by_corpus, predictions, table
-
-
-def label_names(rows: Rows) -> tuple[str, ...]:
-    """The distinct labels of `rows`: numbers first, by value, then others in alphabetical order.
-
-    Raises:
-        UserError: fewer than two labels.
-    """
-    names = sorted(set(rows[LABEL]), key=_rank)
-    if len(names) < 2:
-        raise UserError(
-            f"every text has the label {names[0]!r}, so there is nothing to learn;"
-            " give texts with at least two labels, or set label_field to another column"
-        )
-    return tuple(names)
-
-
-def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:
-    """(N,): the index of each row's label in `names`.
-
-    Raises:
-        UserError: a label that is not in `names` (with its line).
-    """
-    index_of = {name: index for index, name in enumerate(names)}
-    for index, label in enumerate(rows[LABEL]):
-        if label not in index_of:
-            raise UserError(
-                f"{rows.location(index)}: label {label!r} is not among those of the"
-                f" training text ({format_names(names)}); correct it, or train on it too"
-            )
-    return np.array([index_of[label] for label in rows[LABEL]], dtype=np.int64)
-
-
-def _rank(label: str) -> tuple[bool, Decimal, str]:
-    is_number = _NUMBER.fullmatch(label) is not None
-    return not is_number, Decimal(label) if is_number else Decimal(0), label

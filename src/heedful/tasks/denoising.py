@@ -26,7 +26,7 @@ from heedful.evaluation.likelihood import token_metrics
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelMetadata, Translator
-from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
+from heedful.tasks.inputs import joint_tokenizer, plan_training, raw_text_data
 from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
@@ -88,19 +88,21 @@ class Denoising(Task):
                 "training.compile out"
             )
 
-    def read_raw_data(self) -> RawData:
-        return read_text_data(self.recipe)
+    def raw_data(self) -> RawData:
+        return raw_text_data(self.recipe)
 
-    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
         specials = self.noise.specials(self.recipe.data.max_length)
-        return joint_tokenizer(self.recipe, train, extra_specials=specials)
+        return joint_tokenizer(self.recipe, sample, extra_specials=specials)
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         self.noise.check(noise_tokens(tokenizers[0]), self.recipe.data.max_length)
         return {"text": TextColumn(tokenizers[0], ("text",), "target")}
 
-    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
-        return super().encode_options(split, raw, inherited) | {"drop_unknown": True}
+    def encode_options(
+        self, split: str, labels: Sequence[str], inherited: InheritedParts
+    ) -> dict[str, Any]:
+        return super().encode_options(split, labels, inherited) | {"drop_unknown": True}
 
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)

@@ -24,7 +24,8 @@ from heedful import extras
 from heedful.config import Distillation, Recipe
 from heedful.data.cache import remove_folder
 from heedful.data.collate import Batch
-from heedful.data.columns import DataReport, join_columns, open_columns
+from heedful.data.column_writer import ColumnsWriter
+from heedful.data.columns import DataReport, open_columns
 from heedful.data.prepared import content_key, prepare_once
 from heedful.errors import UserError, format_names
 from heedful.evaluation.target_scores import target_states
@@ -254,7 +255,10 @@ def sequence_distillation(
                 "distillation.teacher ends none of its translations within its length limit, so "
                 "there is nothing to learn from; train it longer, or use level word"
             )
-        join_columns(directory / "train", parts, DataReport(total, num_kept, noun="pairs"))
+        columns = ColumnsWriter(directory / "train")
+        for part in parts:
+            columns.append(open_columns(part))
+        columns.finish(DataReport(total, num_kept, noun="pairs"), {})
 
     data = data.with_teacher_outputs(prepare_once(cache, key, fill, about))
     for shard in shards:

@@ -11,16 +11,17 @@ from heedful.config import Files, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes, padded_lengths
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import draw_rows
-from heedful.data.filters import FilterChain, make_filters
+from heedful.data.filters import Filter, make_filters
 from heedful.data.plans import plan_batches
-from heedful.data.rows import CORPUS, LABEL, Rows, join_rows, read_rows
-from heedful.data.splits import drop_held_out, split_random, split_tail
+from heedful.data.row_formats import CORPUS, LABEL
+from heedful.data.rows import FileRows, Rows, open_rows
+from heedful.data.scan import Scan, corpus_tails
+from heedful.data.splits import Split, split_random
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.task_keys import TaskKeys, alternatives
 from heedful.tasks.corpora import (
     SOURCES,
-    SPLITS,
     corpus_shares,
     files_by_split,
     languages_of,
@@ -42,118 +43,84 @@ def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
             raise UserError(f"data.train is not given: add {settings}")
 
 
-def read_texts(files: Files, recipe: Recipe) -> Rows:
+def open_texts(files: Files, recipe: Recipe) -> FileRows:
     """Texts of plain files, or the texts of files of labeled texts or pairs, one per row."""
     if not resolve_paths(files.file):
-        return read_rows(
+        return open_rows(
             resolve_paths(files.text), {"text": files.text_field}, unit=recipe.data.text_unit
         )
-    rows = read_labeled(files)
-    if "pair" not in rows:
-        return Rows({"text": rows["text"]}, rows.report, rows.sources, rows.locations)
-    texts = [text for pair in zip(rows["text"], rows["pair"], strict=True) for text in pair]
-    locations = None if rows.locations is None else np.repeat(rows.locations, 2, axis=1)
-    return Rows({"text": texts}, None, rows.sources, locations)
+    return replace(open_labeled(files), as_texts=True)
 
 
-def read_labeled(files: Files) -> Rows:
+def open_labeled(files: Files) -> FileRows:
     """Labeled texts, or labeled pairs of texts."""
     fields = {"text": files.text_field, "label": files.label_field}
     if files.pair_field is not None:
         fields["pair"] = files.pair_field
-    return read_rows(resolve_paths(files.file), fields)
+    return open_rows(resolve_paths(files.file), fields)
 
 
-def read_splits(recipe: Recipe, read_files: Callable[[Files], Rows]) -> RawData:
-    """The rows of each split for which the recipe names files; those of train are filtered."""
-    parts: dict[str, list[Rows]] = {}
-    summaries: dict[str, str] = {}
-    chain: FilterChain | None = None
+def raw_data(recipe: Recipe, open_files: Callable[[Files], FileRows]) -> RawData:
+    """The rows of each split for which the recipe names files; random ones of train are held out
+    if there are none of valid."""
+    sources: dict[str, dict[str, FileRows]] = {}
     for entry in files_by_split(recipe):
-        rows = read_files(entry.files)
-        if entry.corpus:
-            rows = rows.of_corpus(entry.corpus)
-        if entry.split == "train":
-            chain = chain or training_filters(recipe, rows.columns)
-            rows = chain.apply(rows)
-        summaries[entry.key.removeprefix("data.")] = rows.report.summary()
-        parts.setdefault(entry.split, []).append(rows)
-    assert chain is not None, "check_sources requires files of train"
-    chain.check()
-    return RawData(
-        {split: join_rows(listed) for split, listed in parts.items()}, summaries, chain.report
-    )
+        rows = replace(open_files(entry.files), corpus=entry.corpus)
+        sources.setdefault(entry.split, {})[entry.key.removeprefix("data.")] = rows
+    columns = next(iter(sources["train"].values())).names
+    return RawData({**sources}, random_rows(recipe), training_filters(recipe, columns))
 
 
-def training_filters(recipe: Recipe, columns: Iterable[str]) -> FilterChain:
+def training_filters(recipe: Recipe, columns: Iterable[str]) -> list[Filter]:
     """The filters of the recipe for rows with these columns; raises UserError as `make_filters`."""
     texts = [name for name in columns if name not in (LABEL, CORPUS)]
     languages = {name: languages_of(recipe, name) for name in recipe.data.corpora or [""]}
-    return FilterChain(make_filters(recipe.data.filters, texts, languages))
+    return make_filters(recipe.data.filters, texts, languages)
 
 
-def hold_out_rows(recipe: Recipe, raw: RawData) -> RawData:
-    """The rows with a valid split; without one, random rows of train are held out."""
-    rows, summaries = raw.rows, raw.summaries
-    if "valid" not in rows:
-        train, valid = split_random(rows["train"], recipe.data.valid_size)
-        rows = rows | {"train": train, "valid": valid}
-        source = "data.corpora" if recipe.data.corpora else "data.train"
-        summaries = summaries | {"valid": f"{len(valid):,} of {source} (data.valid_size)"}
-    return replace(raw, rows=drop_held_out_from_train(rows), summaries=summaries)
+def random_rows(recipe: Recipe) -> Callable[[Scan], Split]:
+    """`RawData.hold_out` of random rows."""
+
+    def hold_out(scan: Scan) -> Split:
+        return split_random(scan.num_rows, recipe.data.valid_size, scan.noun)
+
+    return hold_out
 
 
-def read_text_data(recipe: Recipe) -> RawData:
+def raw_text_data(recipe: Recipe) -> RawData:
     """The texts of a recipe; without files for valid, the last texts of train are held out.
 
     Of several corpora these are the last texts of each.
     """
     data = recipe.data
-    raw = read_splits(recipe, lambda files: read_texts(files, recipe))
-    rows = dict(raw.rows)
-    if "valid" not in rows:
-        is_table = any(corpus.file for corpus in (data.train, *data.corpora.values()))
-        unit = "line" if is_table else data.text_unit
-        size = 0.1 if data.valid_size is None else data.valid_size
+    raw = raw_data(recipe, lambda files: open_texts(files, recipe))
+    is_table = any(corpus.file for corpus in (data.train, *data.corpora.values()))
+    unit = "line" if is_table else data.text_unit
+    size = 0.1 if data.valid_size is None else data.valid_size
+
+    def hold_out(scan: Scan) -> Split:
         if data.corpora and isinstance(size, int):
             raise UserError(
                 "data.valid_size of data.corpora is a share of each corpus, below 1, for texts; "
                 f"give a share instead of {size}"
             )
-        sides = [split_tail(part, size, unit) for part in _by_corpus(rows["train"])]
-        trains, valids = zip(*sides, strict=True)
-        rows |= {"train": join_rows(trains), "valid": join_rows(valids)}
+        return Split(tails=tuple(corpus_tails(raw.train, scan.chunks, size, unit)))
+
     # A file named for both train and valid is kept in both (recipe `rhyme`).
-    if data.text_unit != "file":
-        rows = drop_held_out_from_train(rows)
-    return replace(raw, rows=rows)
+    return replace(raw, hold_out=hold_out, may_repeat=data.text_unit == "file")
 
 
-def _by_corpus(rows: Rows) -> list[Rows]:
-    """The rows of each corpus, in order; all rows without `data.corpora`."""
-    if CORPUS not in rows:
-        return [rows]
-    names = np.array(rows[CORPUS])
-    return [rows.select(np.flatnonzero(names == name)) for name in dict.fromkeys(rows[CORPUS])]
-
-
-def drop_held_out_from_train(rows: dict[str, Rows]) -> dict[str, Rows]:
-    """The rows by split, without the rows of train that are also in valid or test."""
-    held_out = [rows[name] for name in SPLITS[1:] if name in rows]
-    return rows | {"train": drop_held_out(rows["train"], held_out)}
-
-
-def joint_tokenizer(recipe: Recipe, train: Rows, **options: Any) -> tuple[Tokenizer, Tokenizer]:
+def joint_tokenizer(recipe: Recipe, sample: Rows, **options: Any) -> tuple[Tokenizer, Tokenizer]:
     """One new tokenizer for both sides; options: those of `train_tokenizer`."""
-    names = [name for name in train.columns if name not in (LABEL, CORPUS)]
-    texts = [text for name in names for text in train[name]]
+    names = [name for name in sample.columns if name not in (LABEL, CORPUS)]
+    texts = [text for name in names for text in sample[name]]
     tokenizer = make_tokenizer(recipe, texts, **options)
     return tokenizer, tokenizer
 
 
 def make_tokenizer(recipe: Recipe, texts: list[str], **options: Any) -> Tokenizer:
     """A tokenizer with the recipe's settings, trained on `texts`."""
-    settings = recipe.tokenizer.model_dump(exclude={"path", "joint"})
+    settings = recipe.tokenizer.model_dump(exclude={"path", "joint", "sample_size"})
     if settings["vocab_size"] == "auto":
         default_size = None if settings["kind"] == "byte" else 8_000
         settings |= {"vocab_size": default_size, "or_fewer": True}

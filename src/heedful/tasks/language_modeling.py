@@ -21,7 +21,7 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import window_sums
-from heedful.tasks.inputs import epoch_rows, joint_tokenizer, read_text_data, rows_per_batch
+from heedful.tasks.inputs import epoch_rows, joint_tokenizer, raw_text_data, rows_per_batch
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
@@ -71,18 +71,20 @@ class LanguageModeling(Task):
     length_key = "objective.context"
     unit = "tokens"
 
-    def read_raw_data(self) -> RawData:
-        return read_text_data(self.recipe)
+    def raw_data(self) -> RawData:
+        return raw_text_data(self.recipe)
 
-    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
         template = "bos" if self.objective.add_bos_eos else "none"
-        return joint_tokenizer(self.recipe, train, template=template)
+        return joint_tokenizer(self.recipe, sample, template=template)
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         adds = self.objective.add_bos_eos
         return {"text": TextColumn(tokenizers[0], ("text",), "document" if adds else "none")}
 
-    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
+    def encode_options(
+        self, split: str, labels: Sequence[str], inherited: InheritedParts
+    ) -> dict[str, Any]:
         return {}
 
     def split_size(self, data: RunData, split: str) -> int:

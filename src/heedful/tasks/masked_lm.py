@@ -26,7 +26,7 @@ from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
-from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
+from heedful.tasks.inputs import joint_tokenizer, plan_training, raw_text_data
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import (
@@ -98,18 +98,20 @@ class MaskedLm(Task):
                 "weights; leave one of them out"
             )
 
-    def read_raw_data(self) -> RawData:
-        return read_text_data(self.recipe)
+    def raw_data(self) -> RawData:
+        return raw_text_data(self.recipe)
 
-    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        return joint_tokenizer(self.recipe, train, extra_specials=(MASK,), template="both")
+    def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
+        return joint_tokenizer(self.recipe, sample, extra_specials=(MASK,), template="both")
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         mask_id_of(tokenizers[0])
         return {"text": TextColumn(tokenizers[0], ("text",))}
 
-    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
-        return super().encode_options(split, raw, inherited) | {"drop_unknown": True}
+    def encode_options(
+        self, split: str, labels: Sequence[str], inherited: InheritedParts
+    ) -> dict[str, Any]:
+        return super().encode_options(split, labels, inherited) | {"drop_unknown": True}
 
     def split_size(self, data: RunData, split: str) -> int:
         """The number of rows."""

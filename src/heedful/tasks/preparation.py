@@ -2,23 +2,23 @@
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from heedful.config import Recipe
-from heedful.data.columns import Columns, open_columns, write_columns
-from heedful.data.encoding import encode_rows
+from heedful.data.columns import Columns, open_columns
 from heedful.data.prepared import FolderLock, content_key, prepare_once
-from heedful.data.rows import Rows, format_of
-from heedful.data.tokenizer import Tokenizer
+from heedful.data.row_formats import format_of
 from heedful.errors import format_names
-from heedful.files import read_json, write_json, write_text
+from heedful.files import read_json
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine
-from heedful.tasks.corpora import SOURCES, SPLITS, check_ranges, resolve_paths, split_files
-from heedful.tasks.run_data import FILTERS, InheritedParts, RunData
+from heedful.tasks.corpora import SOURCES, SPLITS, resolve_paths, split_files
+from heedful.tasks.passes import SUMMARIES, fill, load_tokenizers
+from heedful.tasks.run_data import InheritedParts, RunData
 from heedful.tasks.task import Task
 
 
@@ -34,7 +34,7 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
     key = prepared_key(recipe, inherited)
     if named := task.objective_files():
         key["objective_files"] = content_key(named)
-    directory = prepare_once(cache, key, lambda folder: _fill(task, inherited, folder), about)
+    directory = prepare_once(cache, key, partial(fill, task, inherited), about, resumable=True)
     data = open_data(directory, inherited.start_id)
     _describe(data, print_line)
     return data
@@ -43,9 +43,7 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
 def open_data(directory: Path, start_id: int | None) -> RunData:
     """Open a folder written by `prepare`; `start_id`: as in `InheritedParts`."""
     hold = FolderLock(directory)
-    src = Tokenizer.load(directory / "src.json")
-    other = directory / "tgt.json"
-    tgt = Tokenizer.load(other) if other.is_file() else src
+    src, tgt = load_tokenizers(directory)
     splits = {
         name: open_columns(directory / name) for name in SPLITS if (directory / name).is_dir()
     }
@@ -60,7 +58,7 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
     files = {split: {*SOURCES} for split in SPLITS}
     left_out: dict[str, Any] = {
         **files,
-        **dict.fromkeys(("folder", "corpora", "temperature"), True),
+        **dict.fromkeys(("folder", "corpora", "temperature", "workers"), True),
     }
     left_out_of_corpus: dict[str, Any] = {**files, **dict.fromkeys((*SOURCES, "weight"), True)}
     if recipe.data.filters.min_script is None:  # only this filter depends on the languages
@@ -89,41 +87,9 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
     }
 
 
-def _fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
-    """Write ids by split, held-out texts, tokenizers, and the summaries of the files."""
-    raw = task.read_raw_data()
-    tokenizers = inherited.tokenizers or task.train_tokenizers(raw.rows["train"])
-    columns = task.text_columns(tokenizers)
-    for split, rows in raw.rows.items():
-        options = task.encode_options(split, raw, inherited)
-        encoded = encode_rows(rows, columns, **options)
-        if split == "train":
-            check_ranges(task.recipe, encoded.corpora)
-        write_columns(directory / split, encoded)
-    write_json(directory / "read.json", raw.summaries)
-    if raw.filters.filters:
-        write_json(directory / FILTERS, raw.filters.to_json())
-    for split in SPLITS[1:]:
-        if split in raw.rows:
-            _write_rows(directory / f"{split}.jsonl", raw.rows[split])
-    for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
-        if side == "src" or tokenizer is not tokenizers[0]:
-            tokenizer.save(directory / f"{side}.json")
-
-
-def _write_rows(path: Path, rows: Rows) -> None:
-    """Write rows of text, one JSON object per line."""
-    names = list(rows.columns)
-    lines = (
-        json.dumps(dict(zip(names, texts, strict=True)), ensure_ascii=False) + "\n"
-        for texts in zip(*rows.columns.values(), strict=True)
-    )
-    write_text(path, "".join(lines))
-
-
 def _describe(data: RunData, print_line: PrintLine) -> None:
     """Print summaries of the files, the tokenizers, the splits and the labels."""
-    for name, summary in read_json(data.directory / "read.json").items():
+    for name, summary in read_json(data.directory / SUMMARIES).items():
         print_line(f"{'data.' + name:<10} {summary}")
     if data.filters.filters:
         print_line(f"filters    {data.filters.summary(data.splits['train'].report.noun)}")

@@ -1,6 +1,7 @@
 """The data of a run: rows of text as read, and columns of ids as prepared."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -10,9 +11,11 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.columns import Columns, Sequences, open_columns
-from heedful.data.filters import FilterReport
+from heedful.data.filters import Filter, FilterReport
 from heedful.data.prepared import FolderLock
-from heedful.data.rows import Rows
+from heedful.data.rows import FileRows, JoinedRows, Rows, RowSource
+from heedful.data.scan import Scan
+from heedful.data.splits import Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.files import read_json
 
@@ -36,19 +39,31 @@ class InheritedParts:
 
 @dataclass(frozen=True)
 class RawData:
-    """Rows of text by split, as a task reads or generates them.
+    """Where the rows of text of a task come from: files, or rows in memory that it generates.
 
     Attributes:
-        rows: of train, valid and optionally test; rows of train are in no other split.
-        summaries: by split, a line on the files that were read.
-        filters: the training rows that filters dropped.
-        labels: the class names in the training rows.
+        sources: of train, and optionally of valid and test, by the recipe keys that name their
+            files, without "data."; rows in memory by the name of their split.
+        hold_out: chooses held-out rows by the facts about those of train; it is called if there is
+            no source of valid.
+        filters: of the rows of train.
+        may_repeat: rows of train may be held-out rows too; otherwise they are dropped from train.
     """
 
-    rows: dict[str, Rows]
-    summaries: dict[str, str] = field(default_factory=dict)
-    filters: FilterReport = field(default_factory=FilterReport)
-    labels: tuple[str, ...] = ()
+    sources: dict[str, dict[str, FileRows] | Rows]
+    hold_out: Callable[[Scan], Split]
+    filters: Sequence[Filter] = ()
+    may_repeat: bool = False
+
+    @property
+    def train(self) -> RowSource:
+        """The source of the training rows."""
+        return joined(self.sources["train"])
+
+
+def joined(sources: dict[str, FileRows] | Rows) -> RowSource:
+    """The rows of all sources, one after the other."""
+    return sources if isinstance(sources, Rows) else JoinedRows(tuple(sources.values()))
 
 
 @dataclass(frozen=True)

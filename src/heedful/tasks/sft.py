@@ -30,7 +30,8 @@ from heedful.data.chats import (
 from heedful.data.collate import Batch, collate_chats
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_packed_rows
-from heedful.data.rows import MESSAGES, Rows, read_records
+from heedful.data.row_formats import MESSAGES
+from heedful.data.rows import FileRows, Rows, open_records
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPECIALS
 from heedful.errors import UserError
@@ -41,22 +42,14 @@ from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.tasks.corpora import resolve_paths
 from heedful.tasks.inputs import (
-    epoch_rows,
-    hold_out_rows,
     make_tokenizer,
     plan_training,
-    read_splits,
+    raw_data,
     rows_per_batch,
 )
 from heedful.tasks.net_keys import decoder_keys
 from heedful.tasks.run_data import RawData, RunData
-from heedful.tasks.scoring import (
-    FinalScores,
-    corpus_losses,
-    held_out_loss,
-    make_evaluation,
-    write_scores,
-)
+from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
 from heedful.tasks.task import ObjectiveSettings, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
@@ -117,13 +110,13 @@ class SupervisedFineTuning(Task):
         name = self.objective.chat_template
         return [] if name is None or name in BUILT_IN else [Path(name)]
 
-    def read_raw_data(self) -> RawData:
-        return hold_out_rows(self.recipe, read_splits(self.recipe, read_chats))
+    def raw_data(self) -> RawData:
+        return raw_data(self.recipe, open_chats)
 
-    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
         template, names = self._template(BUILT_IN["chatml"])
         tokens = {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2]}
-        texts = _rendered_texts(train, ChatTemplate(template, tokens), [*names, *SPECIALS])
+        texts = _rendered_texts(sample, ChatTemplate(template, tokens), [*names, *SPECIALS])
         tokenizer = make_tokenizer(self.recipe, texts, extra_specials=names)
         tokenizer = tokenizer.extended((), template)
         return tokenizer, tokenizer
@@ -160,9 +153,8 @@ class SupervisedFineTuning(Task):
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Plan]:
-        corpora = data.splits["train"].corpora
         if not self.objective.packing:
-            batches = plan_training(self.recipe, epoch, corpora, *self.row_lengths(data))
+            batches = plan_training(self.recipe, epoch, [], *self.row_lengths(data))
             return [list(indices[:, None]) for indices in batches]
         max_length = self.recipe.data.max_length
         return plan_packed_rows(
@@ -171,7 +163,6 @@ class SupervisedFineTuning(Task):
             batch_size=rows_per_batch(self.recipe, max_length),
             seed=self.recipe.training.seed,
             epoch=epoch,
-            rows=epoch_rows(self.recipe, epoch, corpora),
         )
 
     def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
@@ -194,37 +185,27 @@ class SupervisedFineTuning(Task):
             Sample(prompt[-1]["content"] if prompt else "", answer, output)
             for prompt, answer, output in self._samples(model, data, "valid")
         ]
-        sums, by_corpus = self._sums(model, data, "valid")
-        return make_evaluation(self.recipe, sums, samples, corpora=by_corpus)
+        sums = self._sums(model, data, "valid")
+        return make_evaluation(self.recipe, sums, samples, corpora={})
 
     def compute_final_scores(self, model: LanguageModel, data: RunData, out: Path) -> FinalScores:
         """Loss, perplexity and accuracy on the tokens of answers; some outputs as JSON lines."""
-        sums, by_corpus = self._sums(model, data, data.final)
+        sums = self._sums(model, data, data.final)
         lines = [
             json.dumps({"messages": prompt, "answer": answer, "output": output}, ensure_ascii=False)
             for prompt, answer, output in self._samples(model, data, data.final)
         ]
         write_text(out / f"{data.final}.output.jsonl", "".join(f"{line}\n" for line in lines))
         counts = {"num_chats": len(data.splits[data.final]), "num_tokens": sums.tokens}
-        scores = token_metrics(sums) | corpus_losses(by_corpus)
-        return write_scores(data, out, counts, scores)
+        return write_scores(data, out, counts, token_metrics(sums))
 
-    def _sums(
-        self, model: LanguageModel, data: RunData, split: str
-    ) -> tuple[LossSum, dict[str, float]]:
-        """Loss sums over a split, and the loss of each corpus."""
-
+    def _sums(self, model: LanguageModel, data: RunData, split: str) -> LossSum:
         def collate(indices: Int64[np.ndarray, " B"]) -> Batch:
             return self.collate(data, list(indices[:, None]), split)
 
-        return held_out_loss(
-            model.net,
-            self.loss,
-            collate,
-            data.ids(split).lengths - 1,
-            corpora=data.splits[split].corpora,
-            label_smoothing=self.recipe.training.label_smoothing,
-        )
+        smoothing = self.recipe.training.label_smoothing
+        lengths = data.ids(split).lengths - 1
+        return held_out_loss(model.net, self.loss, collate, lengths, label_smoothing=smoothing)[0]
 
     def _samples(
         self, model: LanguageModel, data: RunData, split: str
@@ -244,12 +225,12 @@ class SupervisedFineTuning(Task):
         return list(zip(prompts, answers, outputs, strict=True))
 
 
-def read_chats(files: Files) -> Rows:
+def open_chats(files: Files) -> FileRows:
     """The chats of a split as JSON, in the column `MESSAGES`."""
     names = (files.messages_field, files.prompt_field, files.response_field)
     defaults = ChatFields()
     fields = ChatFields(*(name or default for name, default in zip(names, defaults, strict=True)))
-    return read_records(resolve_paths(files.file), MESSAGES, partial(chat_of_record, fields=fields))
+    return open_records(resolve_paths(files.file), MESSAGES, partial(chat_of_record, fields=fields))
 
 
 def _rendered_texts(rows: Rows, template: ChatTemplate, specials: list[str]) -> list[str]:

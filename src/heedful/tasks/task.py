@@ -44,8 +44,8 @@ class Task(ABC):
 
     1. `check` refuses a wrong recipe.
     2. `adapt_tokenizers` changes those of a model to start from. Data that no earlier run has
-       prepared from the same files and `objective_files` (`heedful.tasks.preparation`):
-       `read_raw_data` returns rows of text, `train_tokenizers` trains tokenizers on them unless
+       prepared from the same files and `objective_files` (`heedful.tasks.preparation`): `raw_data`
+       opens the sources of rows of text, `train_tokenizers` trains tokenizers on a sample unless
        they are another model's, `text_columns` and `encode_options` determine how rows become ids.
     3. The net: `model_keys` (also called once before the data are read) and `describe_model`.
     4. `plan_epoch` for each epoch, by the `row_lengths`; `collate` and `loss` for each batch.
@@ -117,19 +117,25 @@ class Task(ABC):
         return []
 
     @abstractmethod
-    def read_raw_data(self) -> RawData:
-        """The rows of text of train, valid and, if the recipe has one, test."""
+    def raw_data(self) -> RawData:
+        """The sources of rows of text of train and, if the recipe has them, valid and test."""
 
-    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        """Source and target tokenizer, trained on the training rows; default: one for both."""
-        return joint_tokenizer(self.recipe, train)
+    def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
+        """Source and target tokenizer, trained on training rows; default: one for both.
+
+        Args:
+            sample: at most `tokenizer.sample_size` training rows.
+        """
+        return joint_tokenizer(self.recipe, sample)
 
     @abstractmethod
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         """The columns of token ids, by name, with the texts of a row that each encodes."""
 
-    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
-        """Options of `encode_rows` for a split."""
+    def encode_options(
+        self, split: str, labels: Sequence[str], inherited: InheritedParts
+    ) -> dict[str, Any]:
+        """Options of `Encoder` for a split; `labels`: the ordered names of the labels in train."""
         data = self.recipe.data
         return {"max_length": data.max_length, "truncation": data.truncation}
 

@@ -11,7 +11,8 @@ from heedful import extras, task_keys
 from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
-from heedful.data.rows import CORPUS, Rows, read_rows
+from heedful.data.row_formats import CORPUS
+from heedful.data.rows import FileRows, Rows, open_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, has_packages, usable_metric
@@ -30,12 +31,11 @@ from heedful.tasks.corpora import (
     shared_languages,
 )
 from heedful.tasks.inputs import (
-    drop_held_out_from_train,
-    hold_out_rows,
     joint_tokenizer,
     make_tokenizer,
     plan_training,
-    read_splits,
+    random_rows,
+    raw_data,
 )
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
@@ -89,15 +89,15 @@ class Translation(Task):
                     f"by --set {key}.src=FILE --set {key}.tgt=FILE"
                 )
 
-    def read_raw_data(self) -> RawData:
-        return hold_out_rows(self.recipe, read_splits(self.recipe, read_pairs))
+    def raw_data(self) -> RawData:
+        return raw_data(self.recipe, open_pairs)
 
-    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
         tags = all_tags(self.recipe)
         if self.recipe.tokenizer.joint:
-            return joint_tokenizer(self.recipe, train, extra_specials=tags)
-        src = make_tokenizer(self.recipe, train["src"], extra_specials=tags)
-        return src, make_tokenizer(self.recipe, train["tgt"])
+            return joint_tokenizer(self.recipe, sample, extra_specials=tags)
+        src = make_tokenizer(self.recipe, sample["src"], extra_specials=tags)
+        return src, make_tokenizer(self.recipe, sample["tgt"])
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         src, tgt = tokenizers
@@ -107,9 +107,11 @@ class Translation(Task):
             "tgt": TextColumn(tgt, ("tgt",), "target"),
         }
 
-    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
+    def encode_options(
+        self, split: str, labels: Sequence[str], inherited: InheritedParts
+    ) -> dict[str, Any]:
         # Test pairs are never dropped: long sources are truncated when they are decoded.
-        return {} if split == "test" else super().encode_options(split, raw, inherited)
+        return {} if split == "test" else super().encode_options(split, labels, inherited)
 
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
@@ -246,21 +248,21 @@ class GeneratedPairs(Translation):
         """`count` pairs of a split, equal for equal recipes, with no source that is in `unseen`."""
         raise NotImplementedError
 
-    def read_raw_data(self) -> RawData:
+    def raw_data(self) -> RawData:
         sizes, sources = self.recipe.data.generated, set[str]()
-        rows = {}
+        rows: dict[str, dict[str, FileRows] | Rows] = {}
         for split in SPLITS:
             pairs = self.generate_pairs(split, getattr(sizes, f"num_{split}"), sources)
             sources |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
-        return RawData(drop_held_out_from_train(rows))
+        return RawData(rows, random_rows(self.recipe))
 
 
-def read_pairs(files: Files) -> Rows:
+def open_pairs(files: Files) -> FileRows:
     """The pairs of two line-parallel files, or of files with both sides."""
     if files.file is not None:
-        return read_rows(
+        return open_rows(
             resolve_paths(files.file), {"src": files.src_field, "tgt": files.tgt_field}
         )
-    return read_rows({"src": resolve_paths(files.src), "tgt": resolve_paths(files.tgt)})
+    return open_rows({"src": resolve_paths(files.src), "tgt": resolve_paths(files.tgt)})

@@ -1,0 +1,294 @@
+"""Formats of rows: a file is read in chunks, which can be parsed in another process."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from heedful.data.tables import TableBatch, is_table, read_table
+from heedful.data.text_files import (
+    BLOCK_BYTES,
+    BLOCK_LINES,
+    COMPRESSED,
+    LineBlock,
+    decode_lines,
+    read_line_blocks,
+    read_lines,
+)
+from heedful.errors import UserError, format_names
+from heedful.files import parse_json
+
+Field: TypeAlias = int | str  # the number of a column, from 1, or the name of a column or key
+Unit: TypeAlias = Literal["line", "paragraph", "file"]
+
+LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
+MESSAGES = "messages"  # the column with conversations as JSON
+CORPUS = "corpus"  # the column with the name of each row's corpus (`data.corpora`)
+TextOf: TypeAlias = Callable[[Mapping[str, Any], str], str]
+
+
+class Entry(NamedTuple):
+    """A row of a file, before empty rows are left out."""
+
+    line: int  # the number of its first line
+    num_lines: int  # the number of its lines
+    texts: Sequence[str]  # one per column; empty for blank lines between paragraphs
+
+
+@dataclass(frozen=True)
+class RawChunk:
+    """Consecutive rows of a file, read but not parsed; it can be pickled.
+
+    Attributes:
+        entries: parses the rows; raises UserError for a wrong line.
+        num_bytes: bytes of the file that the chunk ends after the chunk before it, about.
+    """
+
+    entries: Callable[[], Iterable[Entry]]
+    num_bytes: int
+
+
+def format_of(path: Path) -> str:
+    """The format of a file by its name: table, jsonl, tsv or text."""
+    if is_table(path):
+        return "table"
+    if path.suffix in COMPRESSED:
+        path = path.with_suffix("")
+    return path.suffix[1:] if path.suffix in (".jsonl", ".tsv") else "text"
+
+
+def read_chunks(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iterator[RawChunk]:
+    """The rows of a file in chunks, at least one; arguments as of `read_rows`."""
+    kind = format_of(path)
+    if kind == "table":
+        return _table_chunks(path, fields)
+    if kind == "jsonl":
+        parse = partial(_parse_jsonl, str(path), _names(path, "JSONL", fields))
+        return _line_chunks([path], parse)
+    if kind == "tsv" and [*fields.values()] != [None]:
+        return _tsv_chunks(path, fields)
+    if len(fields) > 1:
+        raise UserError(
+            f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns"
+            f" ({', '.join(fields)}); convert it"
+        )
+    if unit == "line":
+        return _line_chunks([path], partial(_parse_lines, [str(path)]))
+    return _entry_chunks({"paragraph": _paragraphs, "file": _whole_file}[unit](path))
+
+
+def read_parallel_chunks(paths: Sequence[Path]) -> Iterator[RawChunk]:
+    """The rows of line-parallel files in chunks, at least one."""
+    for path in paths:
+        if is_table(path) and path.is_file():
+            raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
+    return _line_chunks(paths, partial(_parse_lines, [str(path) for path in paths]))
+
+
+def read_record_chunks(path: Path, text_of: TextOf) -> Iterator[RawChunk]:
+    """Rows of one text, each made by `text_of` of a whole object of JSONL or row of a table.
+
+    Raises:
+        UserError: a file of another format.
+    """
+    kind = format_of(path)
+    if kind == "jsonl":
+        return _line_chunks([path], partial(_parse_json_records, str(path), text_of))
+    if kind == "table":
+        return _numbered(
+            (partial(_parse_table_records, str(path), text_of, batch.objects), batch)
+            for batch in read_table(path)
+        )
+    raise UserError(
+        f"{path} must be a .jsonl or .parquet file, or a folder of datasets; convert it"
+    )
+
+
+def _line_chunks(
+    paths: Sequence[Path], parse: Callable[[LineBlock], Iterator[Entry]]
+) -> Iterator[RawChunk]:
+    for block in read_line_blocks(paths):
+        yield RawChunk(partial(parse, block), block.num_bytes)
+
+
+def _entry_chunks(entries: Iterator[Entry]) -> Iterator[RawChunk]:
+    """Chunks of entries that only reading the file as a whole can separate."""
+    chunk: list[Entry] = []
+    size, is_first = 0, True
+    for entry in entries:
+        chunk.append(entry)
+        size += sum(map(len, entry.texts))
+        if size >= BLOCK_BYTES or len(chunk) >= BLOCK_LINES:
+            yield RawChunk(partial(iter, chunk), size)
+            chunk, size, is_first = [], 0, False
+    if chunk or is_first:
+        yield RawChunk(partial(iter, chunk), size)
+
+
+def _parse_lines(names: Sequence[str], block: LineBlock) -> Iterator[Entry]:
+    sides = [
+        decode_lines(lines, name, first=block.first)
+        for name, lines in zip(names, block.lines, strict=True)
+    ]
+    for number, texts in enumerate(zip(*sides, strict=True), block.first):
+        yield Entry(number, 1, texts)
+
+
+def _paragraphs(path: Path) -> Iterator[Entry]:
+    numbered = enumerate(read_lines(path), 1)
+    for has_text, group in groupby(numbered, key=lambda pair: bool(pair[1].strip())):
+        numbers, lines = zip(*group, strict=True)
+        yield Entry(numbers[0], len(lines), ["\n".join(lines)] if has_text else [])
+
+
+def _whole_file(path: Path) -> Iterator[Entry]:
+    lines = list(read_lines(path, keep_ends=True))
+    text = "".join(lines)
+    yield Entry(1, len(lines), [text] if text.strip() else [])
+
+
+def _tsv_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawChunk]:
+    given = [field for field in fields.values() if field is not None]
+    columns: list[int] = []
+    # The number of columns of each line; 0: that of the first line that is not blank.
+    width = 0 if given else len(fields)
+    for block in read_line_blocks([path]):
+        if not columns and not any(isinstance(field, str) for field in given):
+            columns = [i if f is None else int(f) - 1 for i, f in enumerate(fields.values())]
+            if min(columns) < 0:
+                raise UserError(
+                    f"columns are counted from 1, so there is no column {min(columns) + 1}"
+                )
+        elif not columns:  # a file with a header
+            if not all(isinstance(field, str) for field in given):
+                raise UserError(
+                    f"{path}: give all columns by name or all by number, not some of each"
+                )
+            header = next(decode_lines(block.lines[0][:1], str(path)), "").split("\t")
+            columns, width = _header_columns(path, header, fields), len(header)
+            block = LineBlock(2, (block.lines[0][1:],), block.num_bytes)
+        if not width:
+            first = (line for line in block.lines[0] if line.strip())
+            width = next((line.count(b"\t") + 1 for line in first), 0)
+        parse = partial(_parse_tsv, str(path), columns, width, block)
+        yield RawChunk(parse, block.num_bytes)
+
+
+def _header_columns(
+    path: Path, header: Sequence[str], fields: Mapping[str, Field | None]
+) -> list[int]:
+    """The index of each field in the header of a table."""
+    header = [name.strip() for name in header]
+    # Fields that are not given have the names of their keys.
+    names = [str(key if field is None else field) for key, field in fields.items()]
+    for name in names:
+        if header.count(name) != 1:
+            count = "two columns" if name in header else "no column"
+            raise UserError(
+                f"{path}, line 1: the header has {count} {name!r} (its columns:"
+                f" {format_names(header)}); name another column"
+            )
+    return [header.index(name) for name in names]
+
+
+def _parse_tsv(name: str, columns: Sequence[int], width: int, block: LineBlock) -> Iterator[Entry]:
+    for number, line in enumerate(
+        decode_lines(block.lines[0], name, first=block.first), block.first
+    ):
+        if not line.strip():
+            yield Entry(number, 1, [""] * len(columns))
+            continue
+        cells = line.split("\t")
+        if len(cells) != width or max(columns) >= width:
+            needed = max(width, max(columns) + 1)
+            raise UserError(
+                f"{name}, line {number}: {len(cells)} columns where there must be {needed};"
+                " keep tabs out of the texts, or name other columns"
+            )
+        yield Entry(number, 1, [cells[column] for column in columns])
+
+
+def _parse_jsonl(name: str, keys: Mapping[str, str], block: LineBlock) -> Iterator[Entry]:
+    for number, entry in _json_objects(name, block):
+        location = f"{name}, line {number}"
+        texts = [
+            "" if entry is None else _text(entry, key, location, column == LABEL)
+            for column, key in keys.items()
+        ]
+        yield Entry(number, 1, texts)
+
+
+def _json_objects(name: str, block: LineBlock) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The number and the object of each line; None for a blank line."""
+    lines = decode_lines(block.lines[0], name, first=block.first)
+    for number, line in enumerate(lines, block.first):
+        if not line.strip():
+            yield number, None
+            continue
+        entry = parse_json(line, f"{name}, line {number}")
+        if not isinstance(entry, dict):
+            raise UserError(f"{name}, line {number}: not a JSON object; write one object a line")
+        yield number, entry
+
+
+def _parse_json_records(name: str, text_of: TextOf, block: LineBlock) -> Iterator[Entry]:
+    for number, record in _json_objects(name, block):
+        text = "" if record is None else text_of(record, f"{name}, line {number}")
+        yield Entry(number, 1, [text])
+
+
+def _parse_table_records(
+    name: str, text_of: TextOf, objects: Callable[[], Iterator[dict[str, Any]]], first: int
+) -> Iterator[Entry]:
+    for number, record in enumerate(objects(), first):
+        yield Entry(number, 1, [text_of(record, f"{name}, line {number}")])
+
+
+def _table_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawChunk]:
+    names = _names(path, "a table", fields)
+    columns = [(name, column == LABEL) for column, name in names.items()]
+    return _numbered(
+        (partial(_parse_batch, batch.cells), batch) for batch in read_table(path, columns)
+    )
+
+
+def _numbered(
+    batches: Iterable[tuple[Callable[[int], Iterator[Entry]], TableBatch]],
+) -> Iterator[RawChunk]:
+    """Chunks of the batches of a table; each is parsed with the number of its first row."""
+    first = 1
+    for parse, batch in batches:
+        yield RawChunk(partial(parse, first), batch.num_bytes)
+        first += batch.batch.num_rows
+    if first == 1:
+        yield RawChunk(partial(iter, ()), 0)
+
+
+def _parse_batch(cells: Callable[[], Iterator[list[str]]], first: int) -> Iterator[Entry]:
+    for number, row in enumerate(cells(), first):
+        yield Entry(number, 1, row)
+
+
+def _names(path: Path, format: str, fields: Mapping[str, Field | None]) -> dict[str, str]:
+    """The field of each column in a format with named fields; raises UserError for a number."""
+    if any(isinstance(field, int) for field in fields.values()):
+        raise UserError(
+            f"{path} is {format}, whose fields have names; name them instead of numbers"
+        )
+    return {column: str(field or column) for column, field in fields.items()}
+
+
+def _text(entry: dict[str, object], key: str, location: str, is_label: bool) -> str:
+    if key not in entry:
+        keys = ", ".join(map(repr, entry)) or "none"
+        raise UserError(
+            f"{location}: no key {key!r} (found: {keys}); set the field to the right key"
+        )
+    text = entry[key]
+    if is_label and isinstance(text, int):
+        return str(text).lower() if isinstance(text, bool) else str(text)
+    if not isinstance(text, str):
+        raise UserError(f"{location}: {key!r} is not a text; write it as a JSON string")
+    return text

@@ -1,0 +1,378 @@
+"""The first pass over training rows: check, filter and count them, and sample texts."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, groupby, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64, Integer
+
+from heedful.data.columns import DataReport
+from heedful.data.filters import Filter, FilterChain, FilterReport
+from heedful.data.row_formats import CORPUS, LABEL, Unit
+from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource
+from heedful.data.splits import Split, Tail, drop_held_out, split_tail
+from heedful.data.workers import map_in_order
+from heedful.progress import track
+
+SAMPLE_CHARACTERS = 1 << 28  # of the texts that a tokenizer is trained on
+_SLACK = 1.25  # a sample is cut to its size when it is larger by this factor
+_MB = 1_000_000
+
+
+@dataclass
+class ChunkFacts:
+    """Facts about each of C chunks.
+
+    Attributes:
+        num_rows: the rows that filters keep.
+        num_characters: the characters of their texts.
+        corpora: the name of the corpus; "" without corpora.
+        kept: as `ScannedChunk.kept`.
+    """
+
+    num_rows: list[int] = field(default_factory=list)
+    num_characters: list[int] = field(default_factory=list)
+    corpora: list[str] = field(default_factory=list)
+    kept: list[bytes | None] = field(default_factory=list)
+
+    @property
+    def starts(self) -> list[int]:
+        """The index of the first row of each chunk, and the number of all rows."""
+        return [*accumulate(self.num_rows, initial=0)]
+
+    def add(self, part: "_ScannedPart") -> None:
+        """Add the next chunk."""
+        self.num_rows.append(part.num_rows)
+        self.num_characters.append(part.num_characters)
+        self.corpora.append(part.corpus)
+        self.kept.append(part.bits)
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON, which `from_json` reads."""
+        kept = [None if bits is None else bits.hex() for bits in self.kept]
+        return {**asdict(self), "kept": kept}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "ChunkFacts":
+        """The facts that `to_json` made."""
+        kept = [None if bits is None else bytes.fromhex(bits) for bits in content["kept"]]
+        return cls(**{**content, "kept": kept})
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Facts about the rows of a source. Rows that filters drop are not counted, nor have indices.
+
+    Attributes:
+        reports: of the rows that were read, by corpus ("" without corpora).
+        filters: the rows that filters dropped.
+        labels: the distinct labels.
+        sample: rows chosen at random, in their order; all of them if they are few.
+        sample_indices: the index of each row of `sample` among all rows.
+    """
+
+    reports: dict[str, DataReport]
+    filters: FilterReport
+    chunks: ChunkFacts
+    labels: frozenset[str]
+    sample: Rows
+    sample_indices: Int64[np.ndarray, " S"]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of all rows."""
+        return sum(self.chunks.num_rows)
+
+    @property
+    def noun(self) -> str:
+        """The word for a row in messages."""
+        return next(iter(self.reports.values())).noun
+
+
+def scan_rows(
+    source: RowSource, filters: Sequence[Filter], sample_size: int, num_workers: int
+) -> Scan:
+    """Read all rows once.
+
+    Args:
+        filters: those with a state, which need all rows in order, come last and are applied here;
+            the workers apply the others.
+        sample_size: maximum number of sampled rows. With `SAMPLE_CHARACTERS` as a second limit the
+            rows with the smallest keys are chosen, random numbers of their chunk and index: the
+            choice is independent of the number of workers.
+
+    Raises:
+        UserError: wrong rows, files without rows, a filter that drops all rows.
+    """
+    by_row = [filter for filter in filters if not filter.has_state]
+    last = FilterChain([filter for filter in filters if filter.has_state])
+    assert [*by_row, *last.filters] == [*filters]
+    report = FilterChain(by_row).report
+    reports: dict[str, DataReport] = {}
+    labels, counter, sample = set[str](), ReadCounter(), _Sample(sample_size)
+    chunks = ChunkFacts()
+    scan_chunk = _ChunkScanner(tuple(by_row), sends_all=bool(last.filters))
+    items = ((number, chunk, sample.threshold) for number, chunk in enumerate(_tracked(source)))
+    for part in map_in_order(scan_chunk, items, num_workers):
+        counter.add(part.source, part.read, part.name)
+        report = report.plus(part.filters)
+        if last.filters:
+            rows, indices = last.apply(part.kept.rows)
+            part = part.with_kept(part.kept.select(indices), rows.report)
+        labels |= part.labels
+        known = reports.get(part.corpus)
+        reports[part.corpus] = part.report if known is None else known.plus(part.report)
+        chunks.add(part)
+        sample.add(part.number, part.kept)
+    counter.finish()
+    report = FilterReport([*report.filters, *last.report.filters])
+    report.check()
+    rows, indices = sample.rows(chunks.starts)
+    return Scan(reports, report, chunks, frozenset(labels), rows, indices)
+
+
+class ScannedChunk(NamedTuple):
+    """A chunk of rows with what the first pass has found.
+
+    Attributes:
+        first: the index of its first row among all rows.
+        kept: the rows that filters keep, as bits; None: all.
+    """
+
+    first: int
+    kept: bytes | None
+    chunk: RowChunk
+
+    def parse(self) -> tuple[Rows, Int64[np.ndarray, " N"]]:
+        """The rows, and their indices among all rows."""
+        rows = self.chunk.parse()
+        if self.kept is not None:
+            bits = np.unpackbits(np.frombuffer(self.kept, np.uint8), count=len(rows))
+            report, rows = rows.report, rows.select(np.flatnonzero(bits))
+            num_filtered = report.num_kept - len(rows)
+            rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
+        return rows, np.arange(self.first, self.first + len(rows))
+
+
+def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Iterator[ScannedChunk]:
+    """The chunks of a source from number `start` on, after its first pass."""
+    facts = zip(chunks.starts[:-1], chunks.kept, strict=True)
+    pairs = zip(source.chunks(), facts, strict=True)
+    for chunk, (first, kept) in islice(pairs, start, None):
+        yield ScannedChunk(first, kept, chunk)
+
+
+def training_rows(chunk: ScannedChunk, split: Split, known: frozenset[bytes]) -> Rows:
+    """The training rows of a chunk: not held out, and none of the rows with the digests `known`."""
+    rows, indices = chunk.parse()
+    return drop_held_out(split.train(rows, indices), known)
+
+
+@dataclass(frozen=True)
+class _TrainingRowCounter:
+    """`len(training_rows(...))`, in a worker process."""
+
+    split: Split
+    known: frozenset[bytes]
+
+    def __call__(self, chunk: ScannedChunk) -> int:
+        return len(training_rows(chunk, self.split, self.known))
+
+
+def count_training_rows(
+    chunks: Iterable[ScannedChunk], split: Split, known: frozenset[bytes], num_workers: int
+) -> int:
+    """The number of the training rows of all chunks."""
+    return sum(map_in_order(_TrainingRowCounter(split, known), chunks, num_workers))
+
+
+def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split) -> Rows:
+    """The rows that a split holds out, in memory."""
+    parts = [
+        split.valid(*chunk.parse())
+        for chunk, size in zip(scanned_chunks(source, chunks), chunks.num_rows, strict=True)
+        if split.holds_out_some(chunk.first, chunk.first + size)
+    ]
+    return Rows.concatenate(parts)
+
+
+def corpus_tails(
+    source: RowSource, chunks: ChunkFacts, size: int | float, unit: Unit
+) -> Iterator[Tail]:
+    """The last texts of each corpus, by `split_tail`."""
+    first = 0
+    for _, group in groupby(range(len(chunks.corpora)), key=chunks.corpora.__getitem__):
+        numbers = [*group]
+
+        def lengths_of(index: int, start: int = numbers[0]) -> list[int]:
+            rows, _ = next(scanned_chunks(source, chunks, start + index)).parse()
+            return [len(text) for text in rows["text"]]
+
+        part = slice(numbers[0], numbers[-1] + 1)
+        num_rows = chunks.num_rows[part]
+        yield split_tail(num_rows, chunks.num_characters[part], lengths_of, size, unit, first=first)
+        first += sum(num_rows)
+
+
+@dataclass(frozen=True)
+class _KeptRows:
+    """Rows of a chunk, by their places among the rows of the chunk that filters keep.
+
+    Attributes:
+        indices: (n,), their indices among all rows of the chunk.
+        keys: (n,), by which they are sampled.
+        sizes: (n,), in characters.
+    """
+
+    indices: Int64[np.ndarray, " n"]
+    keys: Float64[np.ndarray, " n"]
+    sizes: Int64[np.ndarray, " n"]
+    rows: Rows
+    places: Int64[np.ndarray, " n"]
+
+    def select(self, chosen: Integer[np.ndarray, " m"]) -> "_KeptRows":
+        """Some of these rows."""
+        arrays = (self.indices[chosen], self.keys[chosen], self.sizes[chosen])
+        return _KeptRows(*arrays, self.rows.select(chosen), self.places[chosen])
+
+
+@dataclass(frozen=True)
+class _ScannedPart:
+    """The result of `_ChunkScanner`.
+
+    Attributes:
+        read, report: of the rows before and after the filters.
+        kept: the rows that filters keep: all, or those that may belong to the sample.
+        bits: as `ScannedChunk.kept`.
+    """
+
+    number: int
+    source: int
+    name: str
+    corpus: str
+    num_rows: int
+    num_characters: int
+    bits: bytes | None
+    labels: frozenset[str]
+    read: DataReport
+    report: DataReport
+    filters: FilterReport
+    kept: _KeptRows
+
+    def with_kept(self, kept: _KeptRows, report: DataReport) -> "_ScannedPart":
+        """The part after further filters, which keep the rows `kept`."""
+        kept = replace(kept, places=np.arange(len(kept.keys)))
+        bits = _bits(kept.indices, self.read.num_kept)
+        size = int(kept.sizes.sum())
+        return replace(
+            self,
+            num_rows=len(kept.keys),
+            num_characters=size,
+            kept=kept,
+            report=report,
+            bits=bits,
+        )
+
+
+@dataclass(frozen=True)
+class _ChunkScanner:
+    """Reads and filters a chunk, given with its number and a bound of the keys to be sampled."""
+
+    filters: tuple[Filter, ...]
+    sends_all: bool
+
+    def __call__(self, item: tuple[int, RowChunk, float]) -> _ScannedPart:
+        number, chunk, threshold = item
+        read = chunk.parse()
+        chain = FilterChain(self.filters)
+        rows, indices = chain.apply(read)
+        texts = [cells for name, cells in rows.columns.items() if name not in (LABEL, CORPUS)]
+        sizes = [np.fromiter(map(len, cells), np.int64, len(rows)) for cells in texts]
+        # A spawn key, as trailing zeros of a seed sequence are ignored.
+        rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,)))
+        keys, total = rng.random(len(read))[indices], np.sum(sizes, axis=0)
+        kept = _KeptRows(indices, keys, total, rows, np.arange(len(rows)))
+        if threshold < 1 and not self.sends_all:
+            kept = kept.select(np.flatnonzero(keys < threshold))
+        return _ScannedPart(
+            number=number,
+            source=chunk.source,
+            name=next(iter(read.sources), ""),
+            corpus=chunk.corpus,
+            num_rows=len(rows),
+            num_characters=int(total.sum()),
+            bits=_bits(indices, len(read)),
+            labels=frozenset(rows[LABEL]) if LABEL in rows else frozenset(),
+            read=read.report,
+            report=rows.report,
+            filters=chain.report,
+            kept=kept,
+        )
+
+
+def _bits(indices: Int64[np.ndarray, " n"], count: int) -> bytes | None:
+    """Bits that are 1 at some indices; None if all of `count` are."""
+    if len(indices) == count:
+        return None
+    chosen = np.zeros(count, bool)
+    chosen[indices] = True
+    return np.packbits(chosen).tobytes()
+
+
+@dataclass
+class _Sample:
+    """The rows with the smallest keys so far, within two limits."""
+
+    size: int
+    threshold: float = 1.0  # all rows of the sample have smaller keys
+    _parts: list[tuple[int, _KeptRows]] = field(default_factory=list)
+    _num_rows: int = 0
+    _num_characters: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.size:
+            self.threshold = 0.0
+
+    def add(self, number: int, rows: _KeptRows) -> None:
+        """Add rows of a chunk."""
+        self._parts.append((number, rows))
+        self._num_rows += len(rows.keys)
+        self._num_characters += int(rows.sizes.sum())
+        if self._num_rows > _SLACK * self.size or self._num_characters > (
+            _SLACK * SAMPLE_CHARACTERS
+        ):
+            self._cut()
+
+    def rows(self, starts: Sequence[int]) -> tuple[Rows, Int64[np.ndarray, " S"]]:
+        """The sample, in the order of the rows, and the indices of its rows among all."""
+        self._cut()
+        indices = [starts[number] + part.places for number, part in self._parts]
+        return Rows.concatenate([part.rows for _, part in self._parts]), np.concatenate(indices)
+
+    def _cut(self) -> None:
+        """Keep the rows with the smallest keys, at least one unless the size is 0."""
+        keys = np.concatenate([part.keys for _, part in self._parts])
+        order = np.argsort(keys, kind="stable")
+        sizes = np.concatenate([part.sizes for _, part in self._parts])[order]
+        num_fitting = int(np.searchsorted(np.cumsum(sizes), SAMPLE_CHARACTERS, side="right"))
+        num_kept = min(self.size, max(1, num_fitting))
+        if num_kept < len(keys):
+            self.threshold = float(keys[order[num_kept]])
+        self._parts = [
+            (number, part.select(np.flatnonzero(part.keys < self.threshold)))
+            for number, part in self._parts
+        ]
+        self._num_rows = sum(len(part.keys) for _, part in self._parts)
+        self._num_characters = sum(int(part.sizes.sum()) for _, part in self._parts)
+
+
+def _tracked(source: RowSource) -> Iterator[RowChunk]:
+    """The chunks of a source, with their bytes as progress."""
+    done = 0
+    with track("reading, MB", max(1, source.total_bytes() // _MB)) as advance:
+        for chunk in source.chunks():
+            yield chunk
+            before, done = done // _MB, done + chunk.num_bytes
+            advance(done // _MB - before)

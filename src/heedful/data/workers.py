@@ -1,0 +1,105 @@
+"""Functions mapped over chunks by a pool of processes, with results in order."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeVar
+
+from heedful.data.prepared import Resumable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+POOL_BYTES = 1 << 24  # of text; less is done sooner by one process than a pool is started
+_ITEMS_A_WORKER = 2  # that are being processed, or wait: one result is not awaited idly
+
+
+def choose_workers(number: int | None, num_bytes: int) -> int:
+    """The number of processes for some bytes of text; `number` None: by the cores and the size."""
+    if number is not None:
+        return number
+    if num_bytes < POOL_BYTES:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map_in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int
+) -> Iterator[Result]:
+    """`map(function, items)` by a pool of processes, or in this process for one worker.
+
+    At most a few items for each worker are in memory. The function is sent to each worker once.
+
+    Raises:
+        UserError: as the function; a worker was killed.
+    """
+    if num_workers == 1:
+        yield from map(function, items)
+        return
+    pool = ProcessPoolExecutor(
+        num_workers, multiprocessing.get_context("spawn"), _start_worker, (function,)
+    )
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            with _without_main_module():  # submitting starts processes
+                pending.append(pool.submit(_call, item))
+            if len(pending) > _ITEMS_A_WORKER * num_workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool:
+        raise Resumable(
+            "a worker process of the preparation was killed, as when memory runs out; start again "
+            "to continue, with fewer data.workers"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_function: Callable[[Any], Any] | None = None  # of a worker process
+
+
+def _start_worker(function: Callable[[Any], Any]) -> None:
+    """Initialize a worker process: interruptions are handled by its parent, whose end ends it."""
+    global _function  # noqa: PLW0603
+    _function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _call(item: Any) -> Any:
+    assert _function is not None
+    return _function(item)
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Start processes that do not run the program of their parent once more.
+
+    A new process imports the main module of its parent. A worker needs nothing of it: it would only
+    hold more memory (torch), and would train if the program is not guarded by
+    `if __name__ == "__main__"`.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

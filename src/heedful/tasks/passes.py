@@ -1,0 +1,223 @@
+"""The two passes over the rows of a task: read, filter and hold out; then encode."""
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from heedful.config import Recipe
+from heedful.data.column_writer import ColumnsWriter, write_columns
+from heedful.data.encoding import ChunkEncoder, Encoder
+from heedful.data.labels import label_ids, label_names
+from heedful.data.prepared import MANIFEST
+from heedful.data.rows import FileRows, Rows, collect
+from heedful.data.scan import (
+    ChunkFacts,
+    Scan,
+    count_training_rows,
+    scan_rows,
+    scanned_chunks,
+    take_held_out,
+)
+from heedful.data.splits import Split, drop_held_out, held_out_digests
+from heedful.data.tokenizer import Tokenizer
+from heedful.data.workers import choose_workers, map_in_order
+from heedful.errors import UserError
+from heedful.files import atomic_open, read_object, remove, remove_unfinished, write_json
+from heedful.progress import track
+from heedful.tasks.corpora import SPLITS, check_ranges
+from heedful.tasks.run_data import FILTERS, InheritedParts, RawData
+from heedful.tasks.task import Task
+
+SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
+SUMMARIES = "read.json"  # in a prepared folder: a line on each source that was read
+_PLAN = "plan.json"  # the result of the first pass, in an unfinished folder
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """All rows read once.
+
+    Attributes:
+        scan: of the training rows, with those that are held out.
+        held_out: rows in memory of valid and, if the recipe has one, test.
+        labels: the names of the labels in train, in order; empty for rows without labels.
+        summaries: a line on each source, by its key.
+        known: digests of the held-out rows, which are dropped from train.
+    """
+
+    scan: Scan
+    split: Split
+    held_out: dict[str, Rows]
+    labels: tuple[str, ...]
+    summaries: dict[str, str]
+    known: frozenset[bytes]
+
+    @property
+    def num_rows(self) -> int:
+        """Training rows, with those that are also in a held-out set."""
+        return self.scan.num_rows - self.split.num_held_out
+
+    @classmethod
+    def read(cls, recipe: Recipe, raw: RawData, sample_size: int) -> "FirstPass":
+        """Read all rows; raises UserError for wrong ones.
+
+        Args:
+            sample_size: maximum number of sampled training rows.
+        """
+        held_out, summaries = {}, dict[str, str]()
+        for name in SPLITS[1:]:
+            if name in raw.sources:
+                held_out[name] = _collect(raw.sources[name], summaries)
+        scan = scan_rows(raw.train, raw.filters, sample_size, _num_workers(recipe, raw))
+        labels = label_names(scan.labels) if scan.labels else ()
+        for rows in held_out.values() if labels else ():
+            label_ids(rows, labels)  # raises UserError for an unknown label before the slow steps
+        split = Split()
+        if "valid" not in held_out:
+            split = raw.hold_out(scan)
+            valid = take_held_out(raw.train, scan.chunks, split)
+            held_out = {"valid": valid, **held_out}
+            source = "data.corpora" if recipe.data.corpora else "data.train"
+            summaries["valid"] = f"{len(valid):,} of {source} (data.valid_size)"
+        train = raw.sources["train"]
+        keys = [] if isinstance(train, Rows) else [*train]
+        reports = zip(keys, scan.reports.values(), strict=bool(keys))
+        summaries = {key: report.summary() for key, report in reports} | summaries
+        known = frozenset[bytes]() if raw.may_repeat else held_out_digests(held_out.values())
+        return cls(scan, split, held_out, labels, summaries if keys else {}, known)
+
+    def sample(self) -> Rows:
+        """The sampled training rows; raises UserError if all rows are in a held-out set."""
+        rows = drop_held_out(
+            self.split.train(self.scan.sample, self.scan.sample_indices), self.known
+        )
+        if not len(rows):
+            refuse_held_out(self.num_rows, self.scan.noun)
+        return rows
+
+
+def count_rows(task: Task) -> tuple[FirstPass, dict[str, int]]:
+    """The first pass for a report, and the rows of each split; nothing is written."""
+    raw = task.raw_data()
+    read = FirstPass.read(task.recipe, raw, 0)
+    num_workers = _num_workers(task.recipe, raw)
+    chunks = scanned_chunks(raw.train, read.scan.chunks)
+    num_train = count_training_rows(chunks, read.split, read.known, num_workers)
+    if not num_train:
+        refuse_held_out(read.num_rows, read.scan.noun)
+    return read, {"train": num_train} | {name: len(rows) for name, rows in read.held_out.items()}
+
+
+def fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
+    """Write ids by split, held-out texts, tokenizers, and the summaries of the files.
+
+    The first pass ends in the file `_PLAN`, with which an interrupted preparation continues in the
+    second pass.
+    """
+    remove_unfinished(directory)
+    raw = task.raw_data()
+    if not (directory / _PLAN).is_file():
+        for left in directory.iterdir():
+            if left.name != MANIFEST:
+                remove(left)
+        _write_first_pass(task, raw, inherited, directory)
+    _encode_train(task, raw, inherited, directory)
+
+
+def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of source and target of a prepared folder; equal if joint."""
+    src, other = Tokenizer.load(directory / "src.json"), directory / "tgt.json"
+    return src, Tokenizer.load(other) if other.is_file() else src
+
+
+def _write_first_pass(task: Task, raw: RawData, inherited: InheritedParts, directory: Path) -> None:
+    """The first pass: write everything but the training ids."""
+    sample_size = 0 if inherited.tokenizers else task.recipe.tokenizer.sample_size
+    read = FirstPass.read(task.recipe, raw, sample_size)
+    tokenizers = inherited.tokenizers or task.train_tokenizers(read.sample())
+    columns = task.text_columns(tokenizers)
+    for name, rows in read.held_out.items():
+        encoder = Encoder(columns, **task.encode_options(name, read.labels, inherited))
+        encoded = encoder(rows)
+        encoder.check(encoded.report, len(rows))
+        write_columns(directory / name, encoded)
+        _write_rows(directory / f"{name}.jsonl", rows)
+    write_json(directory / SUMMARIES, read.summaries)
+    if read.scan.filters.filters:
+        write_json(directory / FILTERS, read.scan.filters.to_json())
+    for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
+        if side == "src" or tokenizer is not tokenizers[0]:
+            tokenizer.save(directory / f"{side}.json")
+    plan = {"labels": read.labels, "split": read.split.to_json()}
+    write_json(directory / _PLAN, {**plan, "chunks": read.scan.chunks.to_json()})
+
+
+def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory: Path) -> None:
+    """The second pass: write the ids of the training rows, chunk by chunk."""
+    plan = read_object(directory / _PLAN)
+    chunks, split = ChunkFacts.from_json(plan["chunks"]), Split.from_json(plan["split"])
+    encoder = Encoder(
+        task.text_columns(load_tokenizers(directory)),
+        **task.encode_options("train", plan["labels"], inherited),
+    )
+    files = (directory / f"{name}.jsonl" for name in SPLITS[1:])
+    held_out = [_read_back(path) for path in files if path.is_file() and not raw.may_repeat]
+    encode = ChunkEncoder(encoder, split, held_out_digests(held_out))
+    writer = ColumnsWriter(directory / "train")
+    starts = chunks.starts
+    with track("tokenizing", starts[-1]) as advance, closing(writer):
+        advance(starts[writer.position])
+        items = scanned_chunks(raw.train, chunks, writer.position)
+        results = map_in_order(encode, items, _num_workers(task.recipe, raw))
+        for number, columns in enumerate(results, writer.position + 1):
+            writer.append(columns)
+            if number % SHARD_CHUNKS == 0:
+                writer.commit(number)
+            advance(chunks.num_rows[number - 1])
+        report, num_rows = writer.report, starts[-1] - split.num_held_out
+        assert report is not None
+        if report.num_held_out == num_rows:
+            refuse_held_out(num_rows, report.noun)
+        encoder.check(report, num_rows - report.num_held_out)
+        check_ranges(task.recipe, writer.corpora)
+        writer.finish(report, encoder.info)
+    (directory / _PLAN).unlink()
+
+
+def refuse_held_out(num_rows: int, noun: str) -> NoReturn:
+    """Raise UserError for training rows that are all held out."""
+    raise UserError(
+        f"each of the {num_rows} {noun} of data.train is also in data.valid"
+        " or data.test, so none is left to train on; give other held-out data"
+    )
+
+
+def _num_workers(recipe: Recipe, raw: RawData) -> int:
+    return choose_workers(recipe.data.workers, raw.train.total_bytes())
+
+
+def _collect(sources: dict[str, FileRows] | Rows, summaries: dict[str, str]) -> Rows:
+    """The rows of a held-out split in memory; adds a line on each source."""
+    if isinstance(sources, Rows):
+        return sources
+    parts = {key: collect(source) for key, source in sources.items()}
+    summaries.update({key: rows.report.summary() for key, rows in parts.items()})
+    return Rows.concatenate([*parts.values()])
+
+
+def _write_rows(path: Path, rows: Rows) -> None:
+    """Write rows of text, one JSON object per line."""
+    names = list(rows.columns)
+    with atomic_open(path) as file:
+        for texts in zip(*rows.columns.values(), strict=True):
+            row = dict(zip(names, texts, strict=True))
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def _read_back(path: Path) -> Rows:
+    """The rows that `_write_rows` has written."""
+    with path.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return Rows({name: [row[name] for row in rows] for name in rows[0]})
