@@ -59,7 +59,7 @@ class Options:
 
     max_new_tokens: int | None = _option(
         "Largest number of new tokens, the end token counted.",
-        panel=SEARCH, least=1, shown="by the source's length, or 64",
+        panel=SEARCH, least=1, shown="by the source's length, 64, or 512 in a chat",
     )  # fmt: skip
     min_new_tokens: int = _option(
         "Smallest number of new tokens, the end token counted.", 0, SEARCH, least=0

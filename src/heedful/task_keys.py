@@ -199,7 +199,7 @@ CLASSIFICATION = ALL.plus(
 )
 SFT = ALL.plus(
     *("data.folder", "data.valid_size", "data.train.file", "data.train.messages_field"),
-    *("data.train.prompt_field", "data.train.response_field"),
+    *("data.train.prompt_field", "data.train.response_field", *_CORPORA),
     defaults={
         "data.max_length": 1_024,
         # Answers are learned with their line breaks and spaces.

@@ -25,6 +25,7 @@ from heedful.recipe_files import RECIPES, load_recipe, shipped_recipes
 from heedful.tasks.language_modeling import WindowSettings
 from heedful.tasks.masked_lm import Masking
 from heedful.tasks.noise import BartNoise, T5Noise
+from heedful.tasks.sft import SftSettings
 from heedful.tasks.translation import GeneratedPairs
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.key_descriptions import DESCRIPTIONS
@@ -98,7 +99,7 @@ def test_a_recipe_has_only_keys_that_differ_from_the_defaults(name):
 
 def test_every_key_has_a_description():
     described = {key.name: key.field for key in keys_of(Recipe)}
-    for objective in (WindowSettings, Masking, T5Noise, BartNoise):
+    for objective in (WindowSettings, SftSettings, Masking, T5Noise, BartNoise):
         described |= objective.model_fields
     for text in [field.description for field in described.values()] + [*DESCRIPTIONS.values()]:
         assert re.fullmatch(r"[A-Z].{12,}\.", text), text
@@ -146,6 +147,11 @@ def small_overrides(name, folder):
             path = folder / f"{name}{key}{'.tsv' if key == 'file' else '.txt'}"
             path.write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
             files[key] = path
+    if task == "sft":
+        path = folder / "chats.jsonl"
+        rows = [json.dumps({"prompt": line, "response": line[::-1]}) for line in lines]
+        path.write_text("\n".join(rows), encoding="utf-8")
+        return changes | {"data.train.file": path, "data.valid_size": 10, "data.max_length": 200}
     if task == "classification":
         return changes | {"data.train.file": texts["file"], "data.valid_size": 10}
     if task != "translation":

@@ -1,5 +1,6 @@
 """Shared by the tests of encoders' tasks: tiny recipes, runs that are stopped, saved models."""
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -193,7 +194,7 @@ def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
     """A recipe of a task whose data are in `folder`, with a net of two layers."""
     lines = sentences(80)
     keys: dict[str, Any] = {}
-    if task in ("translation", "classification"):
+    if task in ("translation", "classification", "sft"):
         keys["data__valid_size"] = 16
     if task in ("translation", "denoising"):
         layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -209,10 +210,16 @@ def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
     elif task == "classification":
         labeled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in lines]
         keys["data__train__file"] = write(folder / "train.tsv", labeled)
+    elif task == "sft":
+        rows = [json.dumps({"prompt": line, "response": line.split()[0]}) for line in lines]
+        keys["data__train__file"] = write(folder / "train.jsonl", rows)
+        keys |= {"tokenizer": {"kind": "byte", "vocab_size": None}, "data__max_length": 128}
+        keys["objective"] = {"sample_tokens": 3}
     else:
         keys["data__train__text"] = write(folder / "text", lines)
-    if task == "language_modeling":
+    if task in ("language_modeling", "sft"):
         keys["model__architecture"] = "gpt2"
         changes = {"model__d_ff": None} | changes
+    if task == "language_modeling":
         keys["objective"] = {"context": 8, "sample_tokens": 3}
     return tiny(task, **(keys | changes))

@@ -56,6 +56,8 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "translate {w}/own --ensemble {w}/own -i {w}/lines -o out --weight 1 --weight 0.5",
     "generate {lm} hello",
     "generate {lm} -i {w}/lines -o out",
+    "chat {w}/llama --system 'a dog' --max-new-tokens 4",
+    "chat {w}/llama --json --seed 3 --temperature 0.7 --max-new-tokens 4",
     "generate {tr} -i {w}/lines --json -o out",
     "fill {w}/mlm 'the <mask> sat' -o out",
     "fill {w}/mlm 'the <mask> sat' --json",

@@ -31,9 +31,18 @@ NETS: dict[str, tuple[str, str, dict[str, Any]]] = {  # a name: architecture, ta
     "t5": ("t5", "text_to_text", TWO),
     "bare": ("gpt2", "language_modeling", STACK),  # without a tokenizer
 }
+CHAT = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
 MODELS = (*NETS, "run", "fast")
 EXPORTS = ("hf-lm", "hf-llama", "hf-mlm", "hf-classes", "hf-two", "hf-t5")
-RECIPES = ("short.json", "lm.json", "mlm.json", "noise.json", "pairs.json", "classes.json")
+RECIPES = (
+    "short.json",
+    "lm.json",
+    "chats.json",
+    "mlm.json",
+    "noise.json",
+    "pairs.json",
+    "classes.json",
+)
 
 
 def make_world(world: Path) -> None:
@@ -61,6 +70,8 @@ def _make_net(world: Path, name: str) -> None:
         extra_specials=["<mask>", "<extra_0>"],
         template="both" if kind == "bert" else "none",
     )
+    if name == "llama":
+        tokenizer = tokenizer.extended((), CHAT)
     two = "num_encoder_layers" in keys
     sides = ("src_vocab_size", "tgt_vocab_size") if two else ("vocab_size",)
     sizes = {**keys, "max_length": 24, **dict.fromkeys(sides, tokenizer.vocab_size)}
@@ -100,9 +111,11 @@ def _make_recipes(world: Path) -> None:
     char = {"kind": "char", "vocab_size": None}
     texts = {"train": {"text": lines}, "valid_size": 0.3}
     classes = {"train": {"file": labels}, "valid_size": 4}
+    chats = {"train": {"file": str(world / "chats.jsonl")}, "valid_size": 4}
     score: dict[str, Any] = {"metric": "accuracy"}
     for name, task, net, data, evaluation in (
         ("lm", "language_modeling", {"architecture": "gpt2", **STACK}, texts, {}),
+        ("chats", "sft", {"architecture": "gpt2", **STACK}, chats, {}),
         ("mlm", "masked_lm", {"architecture": "bert", **STACK}, texts, {}),
         ("noise", "denoising", {"architecture": "bart", **TWO}, texts, {"decode_sentences": 2}),
         ("classes", "classification", {"architecture": "bert", **STACK}, classes, score),
@@ -140,6 +153,12 @@ def _files() -> dict[str, bytes]:
         "untold.tsv": b"a\t\n\tb\n" * 9,
         "foreign.tsv": b"a text\tunheard\n" * 9,
         "good.jsonl": good.encode() * 8,
+        "chats.jsonl": "".join(
+            f'{{"messages": [{{"role": "user", "content": "{word} {i}"}}, '
+            f'{{"role": "assistant", "content": "{word}"}}]}}\n'
+            f'{{"prompt": "{i}", "response": "a"}}\n'
+            for i, word in enumerate(WORDS * 4)
+        ).encode(),
         "bad.jsonl": b'{"text": 1}\n{"a": }\n',
         "deep.jsonl": f'{{"text": {deep}}}\n'.encode(),
         "huge.jsonl": b'{"text": ' + b"9" * 5000 + b"}\n",

@@ -14,7 +14,7 @@ from heedful.run import train
 from heedful.tasks import task as task_module
 from heedful.tasks.task import Task
 
-TASKS = ["translation", "language_modeling", "masked_lm", "denoising", "classification"]
+TASKS = ["translation", "language_modeling", "sft", "masked_lm", "denoising", "classification"]
 ROOT = Path(__file__).parents[2]
 
 

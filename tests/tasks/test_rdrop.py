@@ -11,7 +11,7 @@ from heedful.evaluation.target_scores import target_states
 from heedful.parts import losses
 from heedful.tasks.rdrop import RDropLoss
 
-TASKS = ("translation", "language_modeling", "masked_lm", "classification")
+TASKS = ("translation", "language_modeling", "sft", "masked_lm", "classification")
 ALPHA, SMOOTHING = 3.0, 0.1
 
 

@@ -10,7 +10,7 @@ from heedful.errors import UserError
 from heedful.parts.losses import LossSum
 from heedful.tasks.word_dropout import WordDropoutLoss
 
-TASKS = ("translation", "language_modeling", "masked_lm", "denoising", "classification")
+TASKS = ("translation", "language_modeling", "sft", "masked_lm", "denoising", "classification")
 NOTHING = LossSum(torch.zeros(()), torch.zeros(()), torch.zeros((), dtype=torch.long), 0)
 
 

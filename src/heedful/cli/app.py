@@ -12,7 +12,7 @@ from heedful.cli.preflight import Debug, add_command
 
 GROUPS: Mapping[str, Sequence[str]] = {
     "Train": ("demo", "train", "distill", "back-translate", "average", "prepare", "tokenizer"),
-    "Run a model": ("translate", "generate", "fill", "classify", "embed"),
+    "Run a model": ("translate", "generate", "chat", "fill", "classify", "embed"),
     "Evaluate": ("evaluate", "score", "verify", "report", "compare"),
     "Convert and speed up": ("optimize", "merge", "import", "export"),
     "List": ("list", "info", "recipes", "cache"),

@@ -75,6 +75,11 @@ def keep_running_without_stdout() -> None:
         sys.stdout.may_close = True
 
 
+def forget_interruption() -> None:
+    """Go on after a KeyboardInterrupt that a command has handled."""
+    _received.clear()
+
+
 def show_tracebacks() -> None:
     """Print the traceback of an error before its line."""
     _debug.append(True)

@@ -34,7 +34,9 @@ def render_recipe(recipe: Recipe, task: Task) -> str:
         if (is_section or nested) and not parents:
             lines.append("")
         if is_section or nested:
-            lines += [_line(f"{indent}{last}:", text), *nested]
+            # Comments alone would make the section null.
+            value = " {}" if nested and all(line.startswith("  #") for line in nested) else ""
+            lines += [_line(f"{indent}{last}:{value}", text), *nested]
         else:
             note = _note(text, type_name(field.annotation), defaults[name])
             lines.append(_line(f"{indent}{last}: {inline(values[name])}", note))

@@ -38,6 +38,8 @@ def chat_of_record(record: Mapping[str, Any], where: str, fields: ChatFields) ->
     Raises:
         UserError: missing fields; a conversation that `check_messages` refuses, or without answer.
     """
+    # Tables have every field in every row and message, with None where it is missing.
+    record = {key: value for key, value in record.items() if value is not None}
     if fields.messages in record:
         messages = record[fields.messages]
         check_messages(messages, where)
@@ -62,7 +64,6 @@ def chat_of_record(record: Mapping[str, Any], where: str, fields: ChatFields) ->
     messages = messages[: len(roles) - roles[::-1].index("assistant")]
     if any(is_empty(message) for message in messages):
         return ""
-    # Tables have every field in every message, with None where it is missing.
     known = [{k: v for k, v in message.items() if v is not None} for message in messages]
     return json.dumps(known, ensure_ascii=False)
 
@@ -191,7 +192,7 @@ class ChatEncoder:
             with suppress(UserError):  # a template may refuse the beginning of a conversation
                 prompt = self.template.render(messages[:index], add_generation_prompt=True)
                 whole = self.template.render(messages[: index + 1])
-                if text.startswith(whole) and whole.startswith(prompt):
+                if text.startswith(whole) and whole.startswith(prompt) and whole != prompt:
                     spans[index] = len(prompt), len(whole)
         return spans
 
@@ -216,7 +217,8 @@ class ChatEncoder:
         ids, ends = self.tokenizer.encode_continuation(before, text)
         last = next((i for i in reversed(range(len(ids))) if ids[i] in self._names), None)
         if last is None:
-            names = self.template.special_names
+            known = self.tokenizer.markup.added
+            names = [name for name in self.template.special_names if name not in known]
             problem = f" ({', '.join(names)} are none of this tokenizer)" if names else ""
             raise UserError(
                 f"the chat template ends an answer without a special token{problem}, so that a "

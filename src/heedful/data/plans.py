@@ -101,6 +101,7 @@ def plan_packed_rows(
     batch_size: int,
     seed: int,
     epoch: int,
+    rows: Int64[np.ndarray, " m"] | None = None,
 ) -> list[list[Int64[np.ndarray, " n"]]]:
     """Training batches of packed rows: the indices of the texts of each row, for each batch.
 
@@ -109,11 +110,13 @@ def plan_packed_rows(
 
     Args:
         batch_size: rows in a batch; the last batch may have fewer.
+        rows: the texts to read, each as often as it is named; None: each text once.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
-    order = rng.permutation(len(lengths))
-    rows = np.split(order, pack_rows(lengths[order], max_length)[1:-1])
-    return [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+    order = rng.permutation(len(lengths) if rows is None else len(rows))
+    order = order if rows is None else rows[order]
+    packed = np.split(order, pack_rows(lengths[order], max_length)[1:-1])
+    return [packed[first : first + batch_size] for first in range(0, len(packed), batch_size)]
 
 
 @dataclass(frozen=True, eq=False)

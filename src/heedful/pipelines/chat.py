@@ -11,7 +11,7 @@ from heedful.errors import UserError
 if TYPE_CHECKING:
     from heedful.pipelines.language_model import LanguageModel
 
-MAX_NEW_TOKENS = 512  # of an answer, but at most half of the model's context
+MAX_NEW_TOKENS = 512  # of an answer, if the context has room for as many
 
 
 def as_chats(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
@@ -48,24 +48,21 @@ def chat_rows(model: "LanguageModel", chats: Sequence[Any], options: dict[str, A
         UserError: no chat template, or one that refuses the messages; a conversation that leaves
             no tokens of the context for an answer.
     """
+    model.options(**{"beam_size": 1, **options})
     encoder = encoder_of(model)
     rows = [encoder.encode_prompt(chat) for chat in chats]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]))
     size, context = len(rows[longest]), model.config.max_length
     if size >= context:
+        noun = "the chat" if len(rows) == 1 else f"chat {longest + 1}"
         raise UserError(
-            f"chat {longest + 1} has {size} tokens, but the model's context is {context}; leave "
-            "out its first messages"
+            f"{noun} has {size} tokens, but the model's context is {context}; leave out its first "
+            "messages, or shorten them"
         )
     options["stop_ids"] = [*options.get("stop_ids", ()), encoder.end_id]
     if options.get("max_new_tokens") is None:
-        options["max_new_tokens"] = min(answer_limit(model), context - size)
+        options["max_new_tokens"] = min(MAX_NEW_TOKENS, context - size)
     return rows
-
-
-def answer_limit(model: "LanguageModel") -> int:
-    """The default of `max_new_tokens` in a chat."""
-    return int(max(1, min(MAX_NEW_TOKENS, model.config.max_length // 2)))
 
 
 @dataclass
@@ -78,7 +75,8 @@ class Conversation:
 
     Attributes:
         messages: the system message, questions and answers.
-        num_left_out: messages that no longer fit.
+        num_left_out: messages that were left out because they no longer fit.
+        num_asked: messages so far, those that were dropped or left out too.
     """
 
     model: "LanguageModel"
@@ -86,16 +84,17 @@ class Conversation:
     options: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list, init=False)
     num_left_out: int = field(default=0, init=False)
+    num_asked: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """Raises UserError for a model without a chat template, or a system message it refuses."""
+        """Raises UserError for a model without a chat template, or that refuses the rest."""
         self.reset()
         encoder_of(self.model).encode_prompt([*self.messages, {"role": "user", "content": "a"}])
-        self.model.options(**self.options)
+        self.model.options(**{"beam_size": 1, **self.options})
 
     def reset(self) -> None:
         """Begin again, with the system message alone."""
-        self.num_left_out = 0
+        self.num_left_out = self.num_asked = 0
         self.messages = []
         if self.system is not None:
             self.messages = [{"role": "system", "content": self.system}]
@@ -103,40 +102,47 @@ class Conversation:
     def ask(self, text: str) -> Stream[str, None, str]:
         """The answer to a message in pieces, as of `LanguageModel.stream_chat`.
 
-        An answer that is ended early by closing the generator is kept up to there. A message that
-        cannot be answered is left out again.
+        It belongs to the conversation as far as it was read, if it is not blank; otherwise the
+        message is dropped. With a seed, each answer has random numbers of its own.
 
         Raises:
-            UserError: a message that is empty, or too long for the context.
+            UserError: at the call: a message that is empty, or too long for the context.
         """
-        before = list(self.messages)
-        self.messages.append({"role": "user", "content": text})
+        if not text.strip():
+            raise UserError("the message is empty; write a text")
+        options = dict(self.options)
+        if isinstance(seed := options.get("seed"), int):
+            options["seed"] = [seed + (self.num_asked << 32)]
+        asked = [*self.messages, {"role": "user", "content": text}]
+        num_left_out = self._fit(asked)
+        pieces = self.model.stream_chat(asked, **options)
+        self.num_asked += 1
+        self.num_left_out += num_left_out
+        return self._read(pieces, asked)
+
+    def _read(
+        self, pieces: Stream[str, None, str], asked: list[dict[str, Any]]
+    ) -> Stream[str, None, str]:
+        """The pieces of an answer; in the end it follows the messages `asked`."""
         answer = ""
         try:
-            self._fit()
-            stream = self.model.stream_chat(self.messages, **self.options)
-            while True:
-                try:
-                    piece = next(stream)
-                except StopIteration as end:
-                    answer = end.value
-                    return answer
+            for piece in pieces:
                 answer += piece
                 yield piece
+            return answer
         finally:
             if answer.strip():
-                self.messages.append({"role": "assistant", "content": answer})
-            else:
-                self.messages = before
+                self.messages = [*asked, {"role": "assistant", "content": answer}]
 
-    def _fit(self) -> None:
-        """Leave out the oldest questions and answers until there is room for a new answer."""
-        context = self.model.config.max_length
-        limit = min(self.options.get("max_new_tokens") or answer_limit(self.model), context - 1)
-        first = int(self.system is not None)
-        encoder = encoder_of(self.model)
-        while len(encoder.encode_prompt(self.messages)) + limit > context:
-            if len(self.messages) <= first + 1:
-                break  # `stream_chat` refuses it if it is too long for any answer
-            self.messages[first : first + 2] = []
-            self.num_left_out += 2
+    def _fit(self, messages: list[dict[str, Any]]) -> int:
+        """Remove the oldest questions and answers until there is room for a new answer.
+
+        Returns the number of removed messages. The last message stays: `stream_chat` refuses it if
+        it is too long for any answer.
+        """
+        context, encoder = self.model.config.max_length, encoder_of(self.model)
+        room = self.options.get("max_new_tokens") or min(MAX_NEW_TOKENS, context // 4)
+        first, count = int(self.system is not None), len(messages)
+        while len(messages) > first + 1 and len(encoder.encode_prompt(messages)) + room > context:
+            del messages[first : first + 2]
+        return count - len(messages)

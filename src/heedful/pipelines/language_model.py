@@ -54,7 +54,7 @@ class LanguageModel(Generator):
                 written as the tokenizer's chat template does, and an answer ends where it ends one.
             return_details: as in `generate`.
             options: fields of `heedful.options.Options`. The default of max_new_tokens is 512, or
-                half of the model's context if that is less.
+                what the model's context leaves if that is less.
 
         Raises:
             UserError: a model without a chat template; messages that the template refuses; an

@@ -42,6 +42,7 @@ from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.tasks.corpora import resolve_paths
 from heedful.tasks.inputs import (
+    epoch_rows,
     make_tokenizer,
     plan_training,
     raw_data,
@@ -49,7 +50,13 @@ from heedful.tasks.inputs import (
 )
 from heedful.tasks.net_keys import decoder_keys
 from heedful.tasks.run_data import RawData, RunData
-from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
+from heedful.tasks.scoring import (
+    FinalScores,
+    corpus_losses,
+    held_out_loss,
+    make_evaluation,
+    write_scores,
+)
 from heedful.tasks.task import ObjectiveSettings, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
@@ -153,8 +160,9 @@ class SupervisedFineTuning(Task):
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Plan]:
+        corpora = data.splits["train"].corpora
         if not self.objective.packing:
-            batches = plan_training(self.recipe, epoch, [], *self.row_lengths(data))
+            batches = plan_training(self.recipe, epoch, corpora, *self.row_lengths(data))
             return [list(indices[:, None]) for indices in batches]
         max_length = self.recipe.data.max_length
         return plan_packed_rows(
@@ -163,6 +171,7 @@ class SupervisedFineTuning(Task):
             batch_size=rows_per_batch(self.recipe, max_length),
             seed=self.recipe.training.seed,
             epoch=epoch,
+            rows=epoch_rows(self.recipe, epoch, corpora),
         )
 
     def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
@@ -185,27 +194,37 @@ class SupervisedFineTuning(Task):
             Sample(prompt[-1]["content"] if prompt else "", answer, output)
             for prompt, answer, output in self._samples(model, data, "valid")
         ]
-        sums = self._sums(model, data, "valid")
-        return make_evaluation(self.recipe, sums, samples, corpora={})
+        sums, by_corpus = self._sums(model, data, "valid")
+        return make_evaluation(self.recipe, sums, samples, corpora=by_corpus)
 
     def compute_final_scores(self, model: LanguageModel, data: RunData, out: Path) -> FinalScores:
         """Loss, perplexity and accuracy on the tokens of answers; some outputs as JSON lines."""
-        sums = self._sums(model, data, data.final)
+        sums, by_corpus = self._sums(model, data, data.final)
         lines = [
             json.dumps({"messages": prompt, "answer": answer, "output": output}, ensure_ascii=False)
             for prompt, answer, output in self._samples(model, data, data.final)
         ]
         write_text(out / f"{data.final}.output.jsonl", "".join(f"{line}\n" for line in lines))
         counts = {"num_chats": len(data.splits[data.final]), "num_tokens": sums.tokens}
-        return write_scores(data, out, counts, token_metrics(sums))
+        scores = token_metrics(sums) | corpus_losses(by_corpus)
+        return write_scores(data, out, counts, scores)
 
-    def _sums(self, model: LanguageModel, data: RunData, split: str) -> LossSum:
+    def _sums(
+        self, model: LanguageModel, data: RunData, split: str
+    ) -> tuple[LossSum, dict[str, float]]:
+        """Loss sums over a split, and the loss of each corpus."""
+
         def collate(indices: Int64[np.ndarray, " B"]) -> Batch:
             return self.collate(data, list(indices[:, None]), split)
 
-        smoothing = self.recipe.training.label_smoothing
-        lengths = data.ids(split).lengths - 1
-        return held_out_loss(model.net, self.loss, collate, lengths, label_smoothing=smoothing)[0]
+        return held_out_loss(
+            model.net,
+            self.loss,
+            collate,
+            data.ids(split).lengths - 1,
+            corpora=data.splits[split].corpora,
+            label_smoothing=self.recipe.training.label_smoothing,
+        )
 
     def _samples(
         self, model: LanguageModel, data: RunData, split: str
