@@ -74,14 +74,14 @@ def test_widths_are_those_with_the_least_padding(lengths, most):
         for count in range(most)
         for some in combinations(sizes[:-1], min(count, len(sizes) - 1))
     )
-    actual = _least_padded_widths(np.array(lengths), most)
+    actual = _least_padded_widths(np.array(lengths), np.ones(len(lengths), int), most)
     assert len(actual) <= most
     assert padded(actual) == best
 
 
 def test_long_texts_have_few_widths_too():
     lengths = np.random.default_rng(0).integers(1, 9_000, 5_000)
-    widths = _least_padded_widths(lengths, MAX_SHAPES)
+    widths = _least_padded_widths(lengths, np.ones_like(lengths), MAX_SHAPES)
     assert len(widths) == MAX_SHAPES
     assert widths[-1] == lengths.max()
     assert widths == sorted(set(widths))

@@ -12,14 +12,14 @@ import heedful
 from encoder_runs import PreparedTask, recipe_of, sentences, write
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
-from heedful.data.plans import plan_windows
+from heedful.data.plans import plan_batches, plan_windows
 from heedful.data.tags import tag_id
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.run import train
 from heedful.tasks.corpora import corpus_shares, language_tags
 from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.inputs import plan_training
+from heedful.tasks.inputs import epoch_rows
 from heedful.tasks.run_data import InheritedParts
 from heedful.training.events import Evaluated, StepDone
 from heedful.training.loggers import read_log
@@ -132,10 +132,12 @@ def test_the_plan_reads_each_corpus_by_its_weight(prepared) -> None:
         assert counts == [40, 24, 15]
         seen += np.bincount(rows, minlength=len(columns))
     assert seen.tolist() == [2] * 64 + [1] * 30
-    lengths = [prepared.data.ids("train", side).lengths for side in ("src", "tgt")]
-    batch = prepared.plan_epoch(1)[0]
-    sizes = plan_training(prepared.recipe, 1, columns.corpora, *lengths)[0]
-    assert batch.tolist() == sizes.tolist()
+    rows, settings = epoch_rows(prepared.recipe, 1, columns.corpora), prepared.recipe.training
+    lengths = [prepared.data.ids("train", side).lengths[rows] for side in ("src", "tgt")]
+    limits = {"max_tokens": settings.batch_tokens, "max_sentences": settings.batch_sentences}
+    batches = plan_batches(*lengths, **limits, seed=settings.seed, epoch=1)
+    planned = prepared.plan_epoch(1)
+    assert [b.tolist() for b in planned] == [rows[b].tolist() for b in batches]
 
 
 def test_a_temperature_raises_the_share_of_small_corpora(recipe, prepared) -> None:

@@ -1,11 +1,13 @@
 """Subword sampling in every task: an epoch's batches are independent of the run's history."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from encoder_runs import PreparedTask, assert_resumes, recipe_of
+from heedful.data import epoch_windows
 from heedful.errors import UserError
 from heedful.tasks.epochs import EpochBatches
 
@@ -62,3 +64,33 @@ def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
     run = PreparedTask(recipe, tmp_path / "data")
     with pytest.raises(UserError, match="subword_sampling: a tokenizer of kind word"):
         EpochBatches(run.task, run.data)
+
+
+@pytest.mark.parametrize("task", [*TASKS, "packed", "compiled"])
+def test_an_epoch_of_several_windows_reads_every_row_and_resumes(tmp_path, task, monkeypatch):
+    monkeypatch.setattr(epoch_windows, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(epoch_windows, "WINDOW_BLOCKS", 2)
+    changes = {}
+    if task == "packed":
+        changes = {"objective": {"pack": True}}
+    if task == "compiled":
+        changes = {"training__compile": True}
+    name = {"packed": "masked_lm", "compiled": "translation"}.get(task, task)
+    recipe = recipe_of(name, tmp_path, **changes)
+    run = PreparedTask(recipe, tmp_path / "data")
+    plan = run.plan_epoch(0)
+    assert not isinstance(plan, list)
+    assert isinstance(plan, Sequence)
+    assert [*map(repr, plan)] == [repr(plan[i]) for i in range(len(plan))]
+    if name == "language_modeling":
+        texts = {int(row) for item in plan for row in item.order}
+        assert texts == {*range(len(run.data.splits["train"]))}
+        targets = sum(int(item.sizes.sum()) for item in plan)
+        tokens = len(run.data.ids("train").ids)
+        assert 0.6 * tokens < targets < tokens
+    else:
+        batches = [run.load_batch(item) for item in plan]
+        rows = [int(i) for batch in batches for i in batch.indices]
+        assert sorted(rows) == [*range(run.num_train)]
+    if task == "translation":
+        assert_resumes(recipe, tmp_path, ["scores.json"])

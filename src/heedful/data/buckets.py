@@ -28,7 +28,10 @@ class BatchShape(NamedTuple):
 
 
 def batch_shapes(
-    *lengths: Integer[np.ndarray, " N"], max_tokens: int | None, max_sentences: int | None
+    *lengths: Integer[np.ndarray, " N"],
+    counts: Integer[np.ndarray, " N"] | None = None,
+    max_tokens: int | None,
+    max_sentences: int | None,
 ) -> list[BatchShape]:
     """At most `MAX_SHAPES` shapes for the batches of some texts or pairs, narrow ones first.
 
@@ -37,17 +40,19 @@ def batch_shapes(
 
     Args:
         lengths: tokens of each text; of pairs those of the sources and those of the targets.
+        counts: the number of texts or pairs of each of these lengths; None: one each.
         max_tokens, max_sentences: of a batch, as in `plan_batches`.
 
     Raises:
         UserError: a padded row has more than `max_tokens` tokens.
     """
     longer = np.max(lengths, axis=0)
+    counts = np.ones(len(longer), np.int64) if counts is None else counts
     shapes: list[BatchShape] = []
-    for width in _least_padded_widths(longer, MAX_SHAPES):
+    for width in _least_padded_widths(longer, counts, MAX_SHAPES):
         widths = [int(side[longer <= width].max()) for side in lengths]
         rows = min(
-            len(longer),
+            int(counts.sum()),
             max_sentences or _UNLIMITED,
             (max_tokens or _UNLIMITED) // max(1, sum(widths)),
         )
@@ -121,7 +126,9 @@ def _pad(x: Tensor, rows: int, width: int) -> Tensor:
     return F.pad(x, (0, width - x.size(1), 0, rows - x.size(0)))
 
 
-def _least_padded_widths(lengths: Integer[np.ndarray, " N"], most: int) -> list[int]:
+def _least_padded_widths(
+    lengths: Integer[np.ndarray, " N"], texts: Integer[np.ndarray, " N"], most: int
+) -> list[int]:
     """At most `most` widths of buckets, the last one the greatest length.
 
     By dynamic programming over lengths, which are rounded up to a multiple if there are many: the
@@ -130,7 +137,8 @@ def _least_padded_widths(lengths: Integer[np.ndarray, " N"], most: int) -> list[
     """
     longest = int(lengths.max())
     step = -(-longest // _MAX_LENGTHS)
-    sizes, counts = np.unique(-(-lengths // step) * step, return_counts=True)
+    sizes, index = np.unique(-(-lengths // step) * step, return_inverse=True)
+    counts = np.bincount(index, weights=texts).astype(np.int64)
     sizes[-1] = longest
     below = np.cumsum(counts)
     is_shorter = np.triu(np.ones((len(sizes), len(sizes)), dtype=bool), k=1)

@@ -131,7 +131,7 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
             (2019).
     """
     last = np.diff(windows.offsets[-2:])
-    assert (texts.lengths[windows.order[-1:]] == last).all(), "the plan is for other texts"
+    assert (texts.lengths_of(windows.order[-1:]) == last).all(), "the plan is for other texts"
     # All arrays are (B, T + 1): the inputs of each window and the token after them, then padding.
     columns = np.arange(int(windows.sizes.max()) + 1)
     inside = columns <= windows.sizes[:, None]

@@ -21,8 +21,6 @@ from heedful.data.columns import (
 from heedful.data.labels import label_ids
 from heedful.data.row_formats import CORPUS
 from heedful.data.rows import Rows
-from heedful.data.scan import ScannedChunk, training_rows
-from heedful.data.splits import Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 
@@ -259,23 +257,6 @@ class Encoder:
                 for ids, shorter in zip(encoded[name], cut, strict=True):
                     ids[index] = shorter
         return has_targets
-
-
-@dataclass(frozen=True)
-class ChunkEncoder:
-    """Encodes the training rows of a chunk; it can be sent to another process.
-
-    Attributes:
-        known: digests of the held-out rows, which are left out.
-    """
-
-    encoder: Encoder
-    split: Split
-    known: frozenset[bytes]
-
-    def __call__(self, chunk: ScannedChunk) -> Columns:
-        """The columns of a chunk; errors as of `Encoder`."""
-        return self.encoder(training_rows(chunk, self.split, self.known))
 
 
 def encode_rows(rows: Rows, columns: Mapping[str, TextColumn], **options: Any) -> Columns:

@@ -21,6 +21,8 @@ def plan_batches(
     max_sentences: int | None,
     seed: int,
     epoch: int,
+    window: int = 0,
+    rows: Int64[np.ndarray, " N"] | None = None,
     shuffle: bool = True,
 ) -> list[Int64[np.ndarray, " n"]]:
     """Batches of rows of similar length: arrays of indices, with every row in exactly one of them.
@@ -36,6 +38,8 @@ def plan_batches(
         tgt_lengths: length of each target; None for single texts.
         max_tokens: maximum of (longest source + longest target) x rows of a batch; None: no limit.
         max_sentences: maximum number of rows in a batch; None: no limit.
+        window: the number of the window of the epoch that has these rows.
+        rows: (N,), the index of each row among all, by which batches have it; None: they are all.
 
     Raises:
         UserError: a single row has more than `max_tokens` tokens.
@@ -50,16 +54,18 @@ def plan_batches(
     if src[longest] + tgt[longest] > max_tokens:
         sides = f"{src[longest]} source + {tgt[longest]} target, padded"
         raise UserError(
-            f"{'sequence' if tgt_lengths is None else 'pair'} {longest + 1} alone takes"
+            f"{'sequence' if tgt_lengths is None else 'pair'} "
+            f"{(longest if rows is None else rows[longest]) + 1} alone takes"
             f" {src[longest] + tgt[longest]} tokens ({'padded' if tgt_lengths is None else sides}),"
             f" more than training.batch_tokens {max_tokens}; raise it or lower data.max_length"
         )
-    rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
+    rng = _epoch_rng(seed, epoch, window)
     ties = rng.random(num_rows) if shuffle else np.arange(num_rows)
     phase = int(rng.integers(_BAND)) if shuffle else 0
     band = -((src + phase) // _BAND)
     order = np.lexsort((ties, np.where(band % 2 == 0, -tgt, tgt), band))
-    batches = _cut(order, src[order], tgt[order], max_tokens, max_sentences)
+    indices = order if rows is None else rows[order]
+    batches = _cut(indices, src[order], tgt[order], max_tokens, max_sentences)
     return [batches[i] for i in rng.permutation(len(batches))] if shuffle else batches
 
 
@@ -101,7 +107,8 @@ def plan_packed_rows(
     batch_size: int,
     seed: int,
     epoch: int,
-    rows: Int64[np.ndarray, " m"] | None = None,
+    window: int = 0,
+    rows: Int64[np.ndarray, " N"] | None = None,
 ) -> list[list[Int64[np.ndarray, " n"]]]:
     """Training batches of packed rows: the indices of the texts of each row, for each batch.
 
@@ -110,12 +117,12 @@ def plan_packed_rows(
 
     Args:
         batch_size: rows in a batch; the last batch may have fewer.
-        rows: the texts to read, each as often as it is named; None: each text once.
+        window: the number of the window of the epoch that has these texts.
+        rows: (N,), the index of each text among all; None: they are all.
     """
-    rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
-    order = rng.permutation(len(lengths) if rows is None else len(rows))
-    order = order if rows is None else rows[order]
-    packed = np.split(order, pack_rows(lengths[order], max_length)[1:-1])
+    order = _epoch_rng(seed, epoch, window).permutation(len(lengths))
+    borders = pack_rows(lengths[order], max_length)[1:-1]
+    packed = np.split(order if rows is None else rows[order], borders)
     return [packed[first : first + batch_size] for first in range(0, len(packed), batch_size)]
 
 
@@ -152,6 +159,7 @@ def plan_windows(
     batch_size: int,
     seed: int,
     epoch: int,
+    window: int = 0,
     rows: Int64[np.ndarray, " n"] | None = None,
 ) -> list[Windows]:
     """Training batches of windows of `context` inputs, in random order.
@@ -165,14 +173,15 @@ def plan_windows(
     Args:
         lengths: length of each text, in tokens.
         batch_size: windows in a batch; the last batch may have fewer.
-        rows: the texts to read, each as often as it is named; None: each text once.
+        window: the number of the window of the epoch that has these texts.
+        rows: (N,), the index of each text among all; None: they are all.
 
     Raises:
         UserError: fewer than `context` + 1 tokens.
     """
-    rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
-    order = rng.permutation(len(lengths) if rows is None else len(rows))
-    order, offsets = _stream(lengths, order if rows is None else rows[order])
+    rng = _epoch_rng(seed, epoch, window)
+    order, offsets = _stream(lengths, rng.permutation(len(lengths)))
+    order = order if rows is None else rows[order]
     spare = int(offsets[-1]) - 1 - context  # tokens beyond what one window needs
     if spare < 0:
         raise UserError(
@@ -229,6 +238,11 @@ def plan_evaluation_windows(
     max_tokens = max(max_tokens, int(sorted_sizes.max(initial=1)))
     batches = _cut(order, sorted_sizes, np.zeros_like(sorted_sizes), max_tokens, len(order))
     return [windows.select(rows) for rows in batches]
+
+
+def _epoch_rng(seed: int, epoch: int, window: int) -> np.random.Generator:
+    # Trailing zeros of a seed sequence are ignored: window 0 is as an epoch of one window.
+    return np.random.default_rng(np.random.SeedSequence([seed, epoch, window]))
 
 
 def _stream(

@@ -26,6 +26,7 @@ from heedful.pipelines import Classifier
 from heedful.progress import track
 from heedful.tasks.corpora import files_by_split, is_paired
 from heedful.tasks.inputs import (
+    SomeRows,
     joint_tokenizer,
     open_labeled,
     plan_training,
@@ -95,11 +96,10 @@ class TextClassification(Task):
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        corpora = data.splits["train"].corpora
-        return plan_training(self.recipe, epoch, corpora, *self.row_lengths(data))
+        return plan_training(self, data, epoch, lambda indices: indices)
 
-    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
-        return (data.ids("train").lengths,)
+    def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
+        return (data.ids("train").lengths_of(rows),)
 
     def collate(self, data: RunData, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         columns = data.splits[split]

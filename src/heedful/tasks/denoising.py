@@ -6,7 +6,7 @@ fine-tuned on pairs of texts (`init_from`).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -26,7 +26,7 @@ from heedful.evaluation.likelihood import token_metrics
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelMetadata, Translator
-from heedful.tasks.inputs import joint_tokenizer, plan_training, raw_text_data
+from heedful.tasks.inputs import SomeRows, joint_tokenizer, plan_training, raw_text_data
 from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
@@ -124,15 +124,12 @@ class Denoising(Task):
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
         """The batches by upper bounds of lengths, so that the plan is independent of the noise."""
-        batches = plan_training(
-            self.recipe, epoch, data.splits["train"].corpora, *self.row_lengths(data)
-        )
-        return [PlannedRows(epoch, indices) for indices in batches]
+        return plan_training(self, data, epoch, partial(PlannedRows, epoch))
 
-    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
+    def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Upper bounds of the source and target lengths of each training text."""
-        lengths = data.ids("train").lengths
-        src, tgt = self.noise.max_side_lengths(int(lengths.max()))
+        lengths = data.ids("train").lengths_of(rows)
+        src, tgt = self.noise.max_side_lengths(int(lengths.max(initial=0)))
         return src[lengths], tgt[lengths]
 
     def collate(self, data: RunData, item: PlannedRows) -> Batch:

@@ -74,7 +74,7 @@ def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> d
         counts = np.ones(len(rows))
     else:
         sides = [column for column in train.columns.values() if isinstance(column, Sequences)]
-        counts = np.sum([side.lengths[rows] for side in sides], axis=0)
+        counts = np.sum([side.lengths_of(rows) for side in sides], axis=0)
     ends = np.array([corpus.end for corpus in train.corpora])
     numbers = np.searchsorted(ends, rows, side="right")
     sums = np.bincount(numbers, weights=counts, minlength=len(ends)).astype(int).tolist()

@@ -1,8 +1,9 @@
 """Helpers of tasks: rows of a recipe's files, new tokenizers, the batches of an epoch."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,6 +12,7 @@ from heedful.config import Files, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes, padded_lengths
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import draw_rows
+from heedful.data.epoch_windows import BLOCK_ROWS, plan_windows_of_rows, window_rows
 from heedful.data.filters import Filter, make_filters
 from heedful.data.plans import plan_batches
 from heedful.data.row_formats import CORPUS, LABEL
@@ -28,7 +30,14 @@ from heedful.tasks.corpora import (
     resolve_paths,
     split_files,
 )
-from heedful.tasks.run_data import RawData
+from heedful.tasks.run_data import RawData, RunData
+
+if TYPE_CHECKING:
+    from heedful.tasks.task import Task
+
+Item = TypeVar("Item")
+SomeRows: TypeAlias = Int64[np.ndarray, " n"] | slice  # indices of rows, or a range of them
+LengthsOf: TypeAlias = Callable[[SomeRows], tuple[Int64[np.ndarray, " n"], ...]]
 
 
 def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
@@ -127,11 +136,20 @@ def make_tokenizer(recipe: Recipe, texts: list[str], **options: Any) -> Tokenize
     return train_tokenizer(texts, **settings, **options)
 
 
-def training_shapes(recipe: Recipe, *lengths: Int64[np.ndarray, " N"]) -> list[BatchShape]:
-    """The shapes of `training.compile` for batches of texts or pairs of these lengths."""
-    settings = recipe.training
+def training_shapes(recipe: Recipe, num_rows: int, lengths_of: LengthsOf) -> list[BatchShape]:
+    """The shapes of `training.compile` for batches of rows of these lengths, read in blocks."""
+    settings, merged = recipe.training, Counter[tuple[int, ...]]()
+    for start in range(0, num_rows, BLOCK_ROWS):
+        sides = lengths_of(slice(start, min(start + BLOCK_ROWS, num_rows)))
+        distinct, counts = np.unique(np.stack(sides), axis=1, return_counts=True)
+        for lengths, count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+            merged[tuple(lengths)] += count
+    table = np.array([*merged], np.int64)
     return batch_shapes(
-        *lengths, max_tokens=settings.batch_tokens, max_sentences=settings.batch_sentences
+        *table.T,
+        counts=np.array([*merged.values()], np.int64),
+        max_tokens=settings.batch_tokens,
+        max_sentences=settings.batch_sentences,
     )
 
 
@@ -153,25 +171,56 @@ def epoch_rows(
     return draw_rows(corpus_shares(recipe, corpora), seed=recipe.training.seed, epoch=epoch)
 
 
-def plan_training(
-    recipe: Recipe, epoch: int, corpora: Sequence[CorpusRange], *lengths: Int64[np.ndarray, " N"]
-) -> list[Int64[np.ndarray, " n"]]:
-    """The batches of an epoch, by the lengths of texts or of both sides of pairs.
+def plan_epoch_windows(
+    recipe: Recipe,
+    epoch: int,
+    corpora: Sequence[CorpusRange],
+    num_rows: int,
+    plan: Callable[[int, Int64[np.ndarray, " n"]], Sequence[Item]],
+) -> Sequence[Item]:
+    """The batches of an epoch, planned window by window (`data/epoch_windows.py`).
 
     Args:
         corpora: the ranges of the corpora of which `epoch_rows` chooses rows.
+        num_rows: training rows.
+        plan: returns the batches of a window, by its number and the indices of its rows.
     """
-    settings = recipe.training
-    if settings.compile:
-        lengths = tuple(padded_lengths(training_shapes(recipe, *lengths), *lengths))
-    rows = epoch_rows(recipe, epoch, corpora)
-    if rows is not None:
-        lengths = tuple(side[rows] for side in lengths)
-    batches = plan_batches(
-        *lengths,
-        max_tokens=settings.batch_tokens,
-        max_sentences=settings.batch_sentences,
-        seed=settings.seed,
-        epoch=epoch,
-    )
-    return batches if rows is None else [rows[batch] for batch in batches]
+    chosen = epoch_rows(recipe, epoch, corpora)
+    size = num_rows if chosen is None else len(chosen)
+    windows = window_rows(size, seed=recipe.training.seed, epoch=epoch)
+
+    def plan_window(number: int) -> Sequence[Item]:
+        rows = windows[number]()
+        return plan(number, rows if chosen is None else chosen[rows])
+
+    return plan_windows_of_rows(len(windows), plan_window)
+
+
+def plan_training(
+    task: "Task", data: RunData, epoch: int, item_of: Callable[[Int64[np.ndarray, " n"]], Item]
+) -> Sequence[Item]:
+    """The batches of an epoch, by the task's `row_lengths`.
+
+    Args:
+        item_of: makes an item for `collate` of the indices of a batch's rows.
+    """
+    recipe, settings = task.recipe, task.recipe.training
+    shapes = task.batch_shapes(data) if settings.compile else None
+
+    def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Item]:
+        lengths = task.row_lengths(data, rows)
+        if shapes is not None:
+            lengths = tuple(padded_lengths(shapes, *lengths))
+        batches = plan_batches(
+            *lengths,
+            max_tokens=settings.batch_tokens,
+            max_sentences=settings.batch_sentences,
+            seed=settings.seed,
+            epoch=epoch,
+            window=window,
+            rows=rows,
+        )
+        return [item_of(batch) for batch in batches]
+
+    corpora = data.splits["train"].corpora
+    return plan_epoch_windows(recipe, epoch, corpora, task.num_rows(data), plan)

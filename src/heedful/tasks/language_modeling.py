@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+from jaxtyping import Int64
 from pydantic import Field
 
 from heedful import task_keys
@@ -21,7 +23,7 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import window_sums
-from heedful.tasks.inputs import epoch_rows, joint_tokenizer, raw_text_data, rows_per_batch
+from heedful.tasks.inputs import joint_tokenizer, plan_epoch_windows, raw_text_data, rows_per_batch
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
@@ -100,14 +102,21 @@ class LanguageModeling(Task):
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Windows]:
-        return plan_windows(
-            data.ids("train").lengths,
-            context=self.objective.context,
-            batch_size=rows_per_batch(self.recipe, self.objective.context),
-            seed=self.recipe.training.seed,
-            epoch=epoch,
-            rows=epoch_rows(self.recipe, epoch, data.splits["train"].corpora),
-        )
+        texts, context = data.ids("train"), self.objective.context
+
+        def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
+            return plan_windows(
+                texts.lengths_of(rows),
+                context=context,
+                batch_size=rows_per_batch(self.recipe, context),
+                seed=self.recipe.training.seed,
+                epoch=epoch,
+                window=window,
+                rows=rows,
+            )
+
+        corpora = data.splits["train"].corpora
+        return plan_epoch_windows(self.recipe, epoch, corpora, len(texts), plan)
 
     def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """All windows are of one width."""

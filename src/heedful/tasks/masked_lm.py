@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
-from heedful.tasks.inputs import joint_tokenizer, plan_training, raw_text_data
+from heedful.tasks.inputs import SomeRows, joint_tokenizer, plan_training, raw_text_data
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import (
@@ -126,13 +126,13 @@ class MaskedLm(Task):
         return encoder_keys(self.recipe, data, name, "mlm")
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
-        batches = plan_training(
-            self.recipe, epoch, data.splits["train"].corpora, *self.row_lengths(data)
-        )
-        return [PlannedRows(epoch, indices) for indices in batches]
+        return plan_training(self, data, epoch, partial(PlannedRows, epoch))
 
-    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
-        return (self.rows(data, "train").lengths,)
+    def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
+        return (self.rows(data, "train").lengths_of(rows),)
+
+    def num_rows(self, data: RunData) -> int:
+        return len(self.rows(data, "train"))
 
     def collate(self, data: RunData, item: PlannedRows) -> Batch:
         seed = self.recipe.training.seed
@@ -229,9 +229,9 @@ def masked_batch(
     batch = collate_texts(rows, item.indices, pad_id=tokenizer.pad_id)
     ids = batch.tokens.ids.numpy()
     inputs, selected = ids.copy(), np.zeros(ids.shape, dtype=np.bool_)
-    mask_id = mask_id_of(tokenizer)
+    mask_id, lengths = mask_id_of(tokenizer), rows.lengths_of(item.indices)
     for row, index in enumerate(item.indices.tolist()):
-        length = int(rows.lengths[index])
+        length = int(lengths[row])
         text = ids[row, :length]
         starts = np.array(tokenizer.word_starts(text.tolist())) if masking.whole_word else None
         inputs[row, :length], selected[row, :length] = mask_ids(

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from heedful.config import Recipe
+from heedful.data.chunk_encoder import ChunkEncoder
 from heedful.data.column_writer import ColumnsWriter, write_columns
-from heedful.data.encoding import ChunkEncoder, Encoder
+from heedful.data.encoding import Encoder
 from heedful.data.labels import label_ids, label_names
 from heedful.data.prepared import MANIFEST
 from heedful.data.rows import FileRows, Rows, collect

@@ -42,8 +42,9 @@ from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.tasks.corpora import resolve_paths
 from heedful.tasks.inputs import (
-    epoch_rows,
+    SomeRows,
     make_tokenizer,
+    plan_epoch_windows,
     plan_training,
     raw_data,
     rows_per_batch,
@@ -160,23 +161,28 @@ class SupervisedFineTuning(Task):
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Plan]:
-        corpora = data.splits["train"].corpora
         if not self.objective.packing:
-            batches = plan_training(self.recipe, epoch, corpora, *self.row_lengths(data))
-            return [list(indices[:, None]) for indices in batches]
+            return plan_training(self, data, epoch, lambda indices: list(indices[:, None]))
         max_length = self.recipe.data.max_length
-        return plan_packed_rows(
-            self.row_lengths(data)[0],
-            max_length=max_length,
-            batch_size=rows_per_batch(self.recipe, max_length),
-            seed=self.recipe.training.seed,
-            epoch=epoch,
-            rows=epoch_rows(self.recipe, epoch, corpora),
-        )
 
-    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
+        def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Plan]:
+            batches = plan_packed_rows(
+                self.row_lengths(data, rows)[0],
+                max_length=max_length,
+                batch_size=rows_per_batch(self.recipe, max_length),
+                seed=self.recipe.training.seed,
+                epoch=epoch,
+                window=window,
+                rows=rows,
+            )
+            return [*batches]
+
+        corpora = data.splits["train"].corpora
+        return plan_epoch_windows(self.recipe, epoch, corpora, self.num_rows(data), plan)
+
+    def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Inputs of each chat: all of its tokens but the last."""
-        return (data.ids("train").lengths - 1,)
+        return (data.ids("train").lengths_of(rows) - 1,)
 
     def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """Packed rows are of one width."""

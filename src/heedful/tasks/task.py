@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -22,6 +23,7 @@ from heedful.pipelines import ModelMetadata
 from heedful.task_keys import ALL, TaskKeys
 from heedful.tasks.corpora import check_corpora, is_paired
 from heedful.tasks.inputs import (
+    SomeRows,
     check_sources,
     joint_tokenizer,
     training_filters,
@@ -163,8 +165,11 @@ class Task(ABC):
         In data-parallel training a process takes `plan_epoch(data, epoch)[rank::world_size]`.
         """
 
-    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
-        """Lengths in tokens of the training rows, or upper bounds; of source and target for pairs.
+    def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
+        """Lengths in tokens of training rows, or upper bounds; of source and target for pairs.
+
+        Args:
+            rows: indices of rows, or a range of them.
 
         Raises:
             UserError: the task does not define it, so `training.compile` is not supported.
@@ -176,7 +181,11 @@ class Task(ABC):
 
     def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """The shapes that batches are padded to with `training.compile`."""
-        return training_shapes(self.recipe, *self.row_lengths(data))
+        return training_shapes(self.recipe, self.num_rows(data), partial(self.row_lengths, data))
+
+    def num_rows(self, data: RunData) -> int:
+        """The number of training rows that `row_lengths` knows."""
+        return len(data.splits["train"])
 
     @abstractmethod
     def collate(self, data: RunData, item: Any) -> Batch:

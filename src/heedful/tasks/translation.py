@@ -31,6 +31,7 @@ from heedful.tasks.corpora import (
     shared_languages,
 )
 from heedful.tasks.inputs import (
+    SomeRows,
     joint_tokenizer,
     make_tokenizer,
     plan_training,
@@ -43,6 +44,8 @@ from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
+
+_LIMIT_ROWS = 1 << 20  # training pairs, evenly spaced, by whose lengths outputs are limited
 
 
 class Translation(Task):
@@ -118,18 +121,17 @@ class Translation(Task):
 
     def describe_model(self, data: RunData, name: str) -> ModelMetadata:
         languages = shared_languages(self.recipe)
-        limits = Limits.from_lengths(
-            data.ids("train", "src").lengths, data.ids("train", "tgt").lengths
-        )
+        num_rows = len(data.splits["train"])
+        rows = np.arange(0, num_rows, -(-num_rows // _LIMIT_ROWS))
+        limits = Limits.from_lengths(*self.row_lengths(data, rows))
         tags = language_tags(self.recipe)
         return ModelMetadata(name, self.recipe.task, *languages, limits, language_tags=tags)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        corpora = data.splits["train"].corpora
-        return plan_training(self.recipe, epoch, corpora, *self.row_lengths(data))
+        return plan_training(self, data, epoch, lambda indices: indices)
 
-    def row_lengths(self, data: RunData) -> tuple[Int64[np.ndarray, " N"], ...]:
-        return tuple(data.ids("train", side).lengths for side in ("src", "tgt"))
+    def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
+        return tuple(data.ids("train", side).lengths_of(rows) for side in ("src", "tgt"))
 
     def collate(self, data: RunData, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         src, tgt = data.ids(split, "src"), data.ids(split, "tgt")
