@@ -48,7 +48,7 @@ def write_pairs(folder: Path) -> dict[str, Any]:
 
 def recipe_of(folder: Path, **data: Any) -> Any:
     content = tiny(task="translation", tokenizer={"kind": "bpe", "vocab_size": 40})
-    content["data"] = {"train": write_pairs(folder), "max_length": 20, **data}
+    content["data"] = {"train": write_pairs(folder), "max_length": 100, **data}
     return parse_recipe(content)
 
 
@@ -165,7 +165,7 @@ def test_an_unfinished_preparation_can_be_removed_and_wrong_data_leave_none(
     assert not list_entries(cache)
     with open(tmp_path / "src", "a", encoding="utf-8") as file:
         file.write("one more\n")
-    with pytest.raises(ValueError, match="150 lines"):
+    with pytest.raises(ValueError, match="src has 151 lines but"):
         prepare(recipe, cache)
     assert not [entry for entry in cache.iterdir() if entry.is_dir()]
 
