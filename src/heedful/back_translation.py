@@ -12,17 +12,18 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from heedful.config import Files, Recipe
 from heedful.data.prepared import content_key
 from heedful.data.row_formats import format_of
-from heedful.data.rows import read_rows
+from heedful.data.rows import open_rows
 from heedful.deploy.optimize import optimize
 from heedful.dry_run import prepare_run
 from heedful.errors import UserError
-from heedful.files import atomic_open, read_object, write_json, write_text
+from heedful.files import atomic_replace, read_object, write_json, write_text
 from heedful.pipelines import Translator, load
 from heedful.pipelines.loading import expect
 from heedful.progress import PrintLine, track
@@ -243,42 +244,47 @@ def _translate(
     folder: Path, settings: BackTranslation, out: Path, seed: int, print_line: PrintLine
 ) -> None:
     """Write the pairs of translations and texts into shards, and then into one file."""
-    rows = read_rows(settings.mono)
-    shards = out / SHARDS
+    count = sum(1 for _ in _texts(settings.mono))
     should_optimize = settings.optimize
     if should_optimize is None:
-        should_optimize = len(rows) > OPTIMIZE_FROM
+        should_optimize = count > OPTIMIZE_FROM
     if should_optimize and settings.backward_model is None and not (folder / "backends").is_dir():
-        _optimize(folder, rows["text"][:200], print_line)
+        _optimize(folder, [*islice(_texts(settings.mono), 200)], print_line)
     model = _open(folder)
-    shards.mkdir(exist_ok=True)
+    (out / SHARDS).mkdir(exist_ok=True)
     name = "the net" if model.backend is None else model.backend.name
-    print_line(f"{BACKWARD:<10} translates {len(rows):,} texts, backend {name}")
+    print_line(f"{BACKWARD:<10} translates {count:,} texts, backend {name}")
     paths = []
-    num_kept = 0
-    with track("translating", len(rows)) as advance:
-        for first in range(0, len(rows), SHARD_ROWS):
-            texts = rows["text"][first : first + SHARD_ROWS]
-            paths.append(shards / f"{first:09}.jsonl")
+    texts = _texts(settings.mono)
+    with track("translating", count) as advance:
+        for first in range(0, count, SHARD_ROWS):
+            part = [*islice(texts, SHARD_ROWS)]
+            paths.append(out / SHARDS / f"{first:09}.jsonl")
             if paths[-1].is_file():
-                advance(len(texts))
-            else:
-                # A seed per text, so that samples do not depend on the shards.
-                seeds = [(seed * 2**32 + first + index) % 2**63 for index in range(len(texts))]
-                options = {**settings.decoding, "seed": seeds}
-                write_text(paths[-1], "".join(_pairs(model, texts, options, advance)))
-            num_kept += paths[-1].read_bytes().count(b"\n")
+                advance(len(part))
+                continue
+            # A seed per text, so that samples do not depend on the shards.
+            seeds = [(seed * 2**32 + first + index) % 2**63 for index in range(len(part))]
+            options = {**settings.decoding, "seed": seeds}
+            write_text(paths[-1], "".join(_pairs(model, part, options, advance)))
+    num_kept = sum(path.read_bytes().count(b"\n") for path in paths)
     if not num_kept:
         raise UserError(
             f"{folder} ends none of its translations within its length limit; train it longer "
             "(--backward-set training.max_steps=N), or give another model with --backward"
         )
-    print_line(f"{BACK:<10} {num_kept:,} pairs of {len(rows):,} texts: the others have no end")
-    with atomic_open(out / PAIRS) as file:
+    print_line(f"{BACK:<10} {num_kept:,} pairs of {count:,} texts; others: too long, or no end")
+    with atomic_replace(out / PAIRS) as temporary, temporary.open("wb") as file:
         for path in paths:
             with path.open("rb") as shard:
                 shutil.copyfileobj(shard, file)
-    shutil.rmtree(shards)
+    shutil.rmtree(out / SHARDS)
+
+
+def _texts(files: Sequence[Path]) -> Iterator[str]:
+    """The texts of the files, read in chunks."""
+    for chunk in open_rows(files).chunks():
+        yield from chunk.parse()["text"]
 
 
 def _pairs(

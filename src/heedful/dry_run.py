@@ -112,7 +112,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     steps = [plan[start : start + size] for start in range(0, len(plan), size)]
     batches = ([epochs.load_batch(item).to(device) for item in items] for items in steps)
     cost = _measure(task, parts, batches, device, precision)
-    total = total_steps(recipe.training, len(plan))
+    total = total_steps(recipe.training, epochs.mean_size(len(plan)))
     ends = [] if total is None else [total * cost.seconds]
     ends += [] if recipe.training.max_minutes is None else [60 * recipe.training.max_minutes]
     by_part = {name: parameter_count(part) for name, part in net.named_children()}

@@ -261,7 +261,7 @@ def _start(
     parts.model.net.to(device)
     epochs = EpochBatches(task, parts.data)
     first = epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
-    steps = total_steps(recipe.training, len(first))
+    steps = total_steps(recipe.training, epochs.mean_size(len(first)))
     entropy = unigram_entropy(epochs.load_batch(item).targets for item in first)
     best = BestModel(out)
     trainer = _make_trainer(task, parts, epochs, best, device, precision, steps)

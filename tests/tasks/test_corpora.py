@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import heedful
-from encoder_runs import PreparedTask, recipe_of, sentences, write
+from encoder_runs import PreparedTask, assert_resumes, recipe_of, sentences, write
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
 from heedful.data.plans import plan_batches, plan_windows
@@ -181,6 +181,25 @@ def test_the_losses_of_corpora_add_up_to_that_of_all(prepared, run, tmp_path) ->
     expected = corpus_chrf(lines[8:], [references[8:]]).score
     assert content["scores"]["chrf/fr"]["score"] == pytest.approx(expected)
     assert content["scores"]["chrf/fr"]["name"].endswith(", fr")
+
+
+def test_a_run_of_corpora_whose_weights_change_resumes_exactly(recipe, tmp_path) -> None:
+    """And knows its steps: the schedule of rates ends with the last epoch."""
+    keys = {
+        "data.corpora.de.weight": [[0, 0.5], [2, 0.9]],
+        "data.corpora.back.weight": [[0, 1.0], [1, 0.0]],
+        "training.max_steps": 12,
+        "training.evaluate_every": 4,
+        "training.log_every": 1,
+    }
+    changed = recipe.replace(keys)
+    assert_resumes(changed, tmp_path, ())
+    run = PreparedTask(changed.replace({"training.max_epochs": 4}), tmp_path / "data")
+    batches = EpochBatches(run.task, run.data)
+    sizes = [len(batches.plan_epoch(epoch)) for epoch in range(4)]
+    assert sizes[0] > sizes[1] < sizes[3]
+    assert 4 * batches.mean_size(sizes[0]) == pytest.approx(sum(sizes), abs=4)
+    assert PreparedTask(recipe, tmp_path / "data").data.directory == run.data.directory
 
 
 def test_a_run_logs_the_share_and_the_loss_of_each_corpus(run: Path) -> None:

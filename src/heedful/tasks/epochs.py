@@ -12,6 +12,7 @@ from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences
 from heedful.data.plans import Windows
 from heedful.data.subwords import SubwordSampler
+from heedful.tasks.corpora import corpus_shares
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 
@@ -49,6 +50,22 @@ class EpochBatches:
             splits = self._data.splits | {"train": self._sampler.epoch(epoch)}
             self._data = replace(self._data, splits=splits)
         return self._task.plan_epoch(self._data, epoch)
+
+    def mean_size(self, first: int) -> int:
+        """Batches of an epoch, on average until `max_epochs`, by those of the first epoch.
+
+        Epochs differ where the weights of corpora change.
+        """
+        recipe, corpora = self._task.recipe, self._data.splits["train"].corpora
+        end = recipe.training.max_epochs
+        if end is None or not corpora:
+            return first
+        shares = corpus_shares(recipe, corpora)
+        rows, rows_of_first = (
+            sum(share.passes_before(epoch) * share.corpus.size for share in shares)
+            for epoch in (end, 1)
+        )
+        return max(1, round(first * rows / (end * rows_of_first)))
 
     def load_batch(self, item: Any) -> Batch:
         """A batch of the epoch that was planned last, as tensors on the CPU."""

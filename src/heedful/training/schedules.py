@@ -44,7 +44,7 @@ def total_steps(settings: Training, num_batches: int) -> int | None:
     """The number of steps until `max_steps` or `max_epochs`, whichever is first; else None.
 
     Args:
-        num_batches: batches of the first epoch, assumed for all epochs.
+        num_batches: batches of an epoch, on average.
     """
     per_epoch = math.ceil(num_batches / settings.gradient_accumulation)
     by_epochs = None if settings.max_epochs is None else settings.max_epochs * per_epoch
