@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as BackendTokenizer
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 import heedful
@@ -16,6 +18,7 @@ from heedful.data.plans import plan_batches, plan_windows
 from heedful.data.tags import tag_id
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
+from heedful.export.hf import export_hf
 from heedful.run import train
 from heedful.tasks.corpora import corpus_shares, language_tags
 from heedful.tasks.epochs import EpochBatches
@@ -249,7 +252,8 @@ def test_a_model_translates_into_the_language_that_is_asked_for(run: Path, recip
 
 
 def test_tags_are_plain_tokens_of_other_programs(run: Path, tmp_path: Path) -> None:
-    """A CTranslate2 model of the same weights, given the tag as a token, has the same scores."""
+    """A CTranslate2 model of the same weights, given the tag as a token, has the same scores;
+    exported tokenizers read it in a text."""
     model, texts = heedful.load(run, backend="eager"), sentences(4)
     result = CliRunner().invoke(
         make_app(["export"]), ["export", "ctranslate2", str(run), str(tmp_path / "out")]
@@ -262,6 +266,13 @@ def test_tags_are_plain_tokens_of_other_programs(run: Path, tmp_path: Path) -> N
     rows = model.prompt_ids(texts, model.options(tgt_language="fr"))
     tokens = [[tokenizer.piece(i) for i in row[:-1]] for row in rows]
     assert {row[0] for row in tokens} == {"<2fr>"}
+    file = BackendTokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    ids = [file.encode(f"<2fr> {text}").ids for text in texts]
+    assert [[file.id_to_token(i) for i in row] for row in ids] == tokens
+    export_hf(model, tmp_path / "hf")
+    hf = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert [hf(f"<2fr> {text}").input_ids for text in texts] == rows
+    assert hf("<bt> red").input_ids != hf("<2fr> red").input_ids
     targets = sentences(8)[4:]
     pieces = [[tokenizer.piece(i) for i in tokenizer.encode(target)] for target in targets]
     theirs = [sum(score.log_probs) for score in translator.score_batch(tokens, pieces)]

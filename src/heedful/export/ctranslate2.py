@@ -6,6 +6,7 @@ from typing import Any
 
 from heedful.backends.ctranslate2.conversion import PRECISIONS
 from heedful.backends.ctranslate2.runtime import HEAD
+from heedful.data.tags import allow_in_texts
 from heedful.deploy.convert import write_ctranslate2
 from heedful.errors import UserError
 from heedful.files import MODEL_FILES, check_new, write_directory, write_json
@@ -27,7 +28,7 @@ model = {kind}(str(folder), intra_threads=1)  # more threads are slower for smal
 '''
 _TRANSLATE = """target = Tokenizer.from_file(str(folder / "{target}"))
 for line in sys.stdin:
-    tokens = tokenizer.encode(line.strip()).tokens
+    tokens = [tokenizer.id_to_token(i) for i in tokenizer.encode(line.strip()).ids]
     [result] = model.translate_batch(
         [tokens], {options}
     )
@@ -84,7 +85,9 @@ def export_ctranslate2(
         write_ctranslate2(model, folder, precision, adds_end=adds_end)
         for name, tokenizer in zip(_names(model), sides, strict=False):
             if tokenizer is not None:
-                write_json(folder / name, tokenizer.content()["tokenizer"])
+                tags = model.metadata.language_tags.values()
+                content = allow_in_texts(tokenizer.content()["tokenizer"], tags)
+                write_json(folder / name, content)
         if model.has_tokenizer:
             (folder / EXAMPLE).write_text(_example(model), encoding="utf-8")
 

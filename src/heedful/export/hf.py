@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from heedful.data.hf_tokenizers import write_tokenizer
+from heedful.data.tags import allow_in_texts
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
 from heedful.files import MODEL_FILES, as_path, check_new, read_json, write_directory, write_json
@@ -159,6 +160,9 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
         for side, hf_side in HF_SIDES.items():
             if (language := getattr(model.metadata, f"{side}_language")) is not None:
                 settings[f"{hf_side}_lang"] = language
+    if tags := model.metadata.language_tags:
+        content = allow_in_texts(read_json(directory / "tokenizer.json"), {*tags.values()})
+        write_json(directory / "tokenizer.json", content)
     has_types = getattr(model.config, "type_vocab_size", 1) > 1
     if has_types and "token_type_ids" not in settings["model_input_names"]:
         settings["model_input_names"].insert(1, "token_type_ids")
