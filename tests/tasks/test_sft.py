@@ -16,10 +16,12 @@ import heedful
 from chat_formats import TASTES, TEMPLATES, chat_of, toy_chats, write_hf_tokenizer
 from encoder_runs import PreparedTask, tiny
 from heedful.config import parse_recipe
+from heedful.data.chat_template import BUILT_IN
 from heedful.data.plans import plan_packed_rows
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss, target_loss
 from heedful.pipelines import LanguageModel
+from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.run_data import InheritedParts
 from heedful.zoo.saved import load_tensors
@@ -386,3 +388,22 @@ def test_recipes_that_cannot_work(
             parse_recipe(content), tmp_path / "run", data=SPLITS, print_line=lambda line: None
         )
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_template_file_is_part_of_the_prepared_data_and_named_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another content of the file is another tokenizer and other ids."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jinja").write_text("")
+    recipe = parse_recipe({**LEARNS, "objective": {"chat_template": "t.jinja"}})
+    train = {"data.train.file": write_jsonl(tmp_path / "a.jsonl", ROWS), "data.valid_size": 1}
+    recipe = with_absolute_paths(recipe.replace(train))
+    assert recipe.objective == {"chat_template": str(tmp_path / "t.jinja")}
+    templates = []
+    for source in (BUILT_IN["plain"], BUILT_IN["chatml"]):
+        (tmp_path / "t.jinja").write_text(source)
+        task = PreparedTask(recipe.replace({"tokenizer.vocab_size": 280}), tmp_path / "data")
+        templates.append(task.tokenizer.chat_template)
+    assert templates == [BUILT_IN["plain"], BUILT_IN["chatml"]]
+    assert with_absolute_paths(parse_recipe(LEARNS)).objective["chat_template"] == "chatml"
