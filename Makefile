@@ -123,6 +123,8 @@ bench-decoding: $(STAMP)
 experiments: $(STAMP)
 	$(BIN)/python experiments/ablation.py translation --data '$(DATA)/multi30k' --rows shipped adam
 	$(BIN)/python experiments/denoising.py --data '$(DATA)/multi30k'
+	$(BIN)/python experiments/back_translation.py --data '$(DATA)/multi30k'
+	$(BIN)/python experiments/many_to_many.py --data '$(DATA)/multi30k'
 
 docs: $(STAMP)
 	$(BIN)/python docs/make_cli.py

@@ -270,6 +270,25 @@ def test_an_ablation_of_the_first_pairs(bench: Bench, tmp_path: Path, text: Path
     assert data["records"] == [record]
 
 
+def test_back_translation(bench: Bench, tmp_path: Path, text: Path) -> None:
+    words = ["--data", str(text), "--runs", str(tmp_path / "runs")]
+    page, data = bench("back_translation", *words)
+    assert [*data["scores"]] == [
+        "half of the pairs",
+        "and the other half, back-translated (sampling)",
+        "all pairs",
+    ]
+    assert 0 < data["pairs"]["sampling"]
+    assert bench("back_translation", *words)[0] == page, "finished runs are read again"
+
+
+def test_many_to_many(bench: Bench, tmp_path: Path, text: Path) -> None:
+    words = ["--data", str(text), "--runs", str(tmp_path / "runs"), "--languages", "en", "de"]
+    page, data = bench("many_to_many", *words)
+    assert data["scores"].keys() == {"en-de", "de-en"}
+    assert "| en-de | " in page
+
+
 def test_rows_of_an_experiment_inherit_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.syspath_prepend(str(EXPERIMENTS))

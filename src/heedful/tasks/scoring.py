@@ -102,12 +102,12 @@ def make_evaluation(
     samples: list[Sample],
     scores: dict[str, float] | None = None,
     *,
-    corpora: Mapping[str, float],
+    corpora: Mapping[str, float] | None = None,
 ) -> EvaluationResult:
     """The evaluation of held-out sums and scores; its value is by the recipe's metric.
 
     Args:
-        corpora: the loss of each corpus, by `sums_by_corpus`.
+        corpora: the loss of each corpus, by `sums_by_corpus`; None: there is one corpus.
     """
     scores = scores or {}
     values = token_metrics(sums)
@@ -123,7 +123,7 @@ def make_evaluation(
         token_accuracy=accuracy,
         scores=scores,
         samples=samples,
-        corpora=dict(corpora),
+        corpora=dict(corpora or {}),
         value=known[name] if higher_is_better else -known[name],
     )
 
