@@ -15,6 +15,7 @@ CHANGES_STEPS = (
     "training.device",
     "training.precision",
     "training.gradient_accumulation",
+    "training.batch_parts",
     "training.optimizer.betas",
     "training.optimizer.eps",
     "training.optimizer.weight_decay",

@@ -19,30 +19,23 @@ import torch
 from rich.console import Console
 
 import heedful
-from heedful import extras, plugins
+from heedful import extras, plugins, processes
 from heedful.config import Recipe
 from heedful.errors import UserError, describe
-from heedful.evaluation.likelihood import unigram_entropy
-from heedful.files import as_path, read_text, remove_unfinished, write_text
+from heedful.files import as_path
 from heedful.pipelines import (
-    SavedModel,
     choose_device,
     load,
     parameter_count,
-    save_description,
 )
 from heedful.progress import PrintLine, has_display, use_display
 from heedful.recipe_changes import changed_settings, check_changes, check_started
 from heedful.recipe_files import load_recipe, with_absolute_paths
-from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.in_memory import InMemoryData, TrainingData
-from heedful.tasks.run_data import RunData
 from heedful.tasks.scoring import FinalScores
-from heedful.tasks.start import RunParts, checked_task, make_loss, new_parts, resume_parts
-from heedful.tasks.task import Task
-from heedful.training.best import BestModel
-from heedful.training.block_compiler import BlockCompiler
-from heedful.training.checkpoint import Checkpoints, average_weights
+from heedful.tasks.session import Session, prepare_session, start_session
+from heedful.tasks.start import checked_task, follow_parts
+from heedful.training.checkpoint import average_weights
 from heedful.training.display import RunDisplay
 from heedful.training.events import (
     Event,
@@ -52,16 +45,12 @@ from heedful.training.events import (
     RunStarted,
     StopReason,
 )
-from heedful.training.folder import RunFolder, facts_of_run
-from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
-from heedful.training.precision import resolve_precision
+from heedful.training.folder import RunFolder, can_resume, save_recipe
+from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log, session_starts
 from heedful.training.run_report import write_run_report
-from heedful.training.schedules import make_schedule, total_steps
-from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.training.verdict import ExpectationListener, general_verdicts
-from heedful.zoo.names import set_weights, trainable, weights_of
-from heedful.zoo.saved import WEIGHTS, load_tensors
+from heedful.zoo.names import set_weights
+from heedful.zoo.saved import WEIGHTS
 
 _SPLITS = {"test": "test text", "valid": "held-out text"}
 
@@ -93,25 +82,6 @@ class TrainingRun:
         return load(self.directory, device=self._device)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A started run.
-
-    Attributes:
-        resumed_from: the step of the checkpoint that it resumes.
-        unigram_entropy: as in `RunStarted`.
-    """
-
-    task: Task
-    data: RunData
-    model: SavedModel
-    trainer: Trainer
-    best: BestModel
-    resumed_from: int | None
-    total_steps: int | None
-    unigram_entropy: float
-
-
 def train(
     recipe: Recipe | str | PathLike[str],
     out: str | PathLike[str] | None = None,
@@ -125,6 +95,9 @@ def train(
     command: str = "heedful.train",
 ) -> TrainingRun:
     """Train by a recipe, and return the run with its model.
+
+    In processes that torchrun started all call it alike, and train together; the main one (rank 0)
+    writes, displays and calls `on_event`. After a restart by torchrun the run continues.
 
     Args:
         recipe: a `Recipe`, the path of one, or the name of a shipped one.
@@ -144,14 +117,34 @@ def train(
         command: the command line, for the report.
 
     Raises:
-        UserError: an error in recipe, data or folder; a loss or gradient that is not finite.
+        UserError: an error in recipe, data or folder; a loss or gradient that is not finite;
+            another process of the run has ended.
     """
+    with processes.join():
+        return _train(recipe, out, data, resume, changes, on_event, print_line, progress, command)
+
+
+def _train(
+    recipe: Recipe | str | PathLike[str],
+    out: str | PathLike[str] | None,
+    data: TrainingData | None,
+    resume: bool,
+    changes: Collection[str],
+    on_event: Callable[[Event], None] | None,
+    print_line: PrintLine | None,
+    progress: bool,
+    command: str,
+) -> TrainingRun:
+    """`train` among its processes."""
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
     if out is None and resume:
         raise UserError("to resume a run, give its folder as out")
     if on_event is not None and not callable(on_event):
         raise UserError(f"on_event must be a function of an event, not {describe(on_event)}")
+    group = processes.current()
+    if out is None and group.count > 1:
+        raise UserError("a run of several processes needs a folder that they share: give out")
     temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
     out = as_path(temporary.name if temporary is not None else out or "", "out")
     recipe, rows = with_absolute_paths(recipe), None
@@ -160,6 +153,10 @@ def train(
         rows = InMemoryData.convert(recipe, columns, data, out)
         recipe = rows.recipe
     is_temporary = temporary is not None
+    if processes.is_restarted() and group.from_main(lambda: can_resume(out)):
+        resume = True
+    if not group.is_main:
+        on_event, print_line, progress = None, None, False
     try:
         with _displayed(on_event, print_line, progress) as (listeners, print_line):
             settings = (resume, changes, listeners, print_line, command)
@@ -202,17 +199,25 @@ def _train_in(
     is_temporary: bool,
 ) -> tuple[StopReason, FinalScores | None]:
     """Train in the folder `out`, and write its report; arguments as of `train`."""
-    device = choose_device(recipe.training.device)
+    group = processes.current()
+    device = group.device(choose_device(recipe.training.device))
+    if not group.is_main:
+        group.wait()  # until the main process has prepared the run
+        run = start_session(checked_task(recipe), out, follow_parts, device, resume)
+        return _train_and_score(run, out, print_line)
     with RunFolder(out, resume=resume) as folder:
         with folder.undone_on_error():
             if resume:
                 check_changes(load_recipe(out / "recipe.yaml"), recipe, changes, str(out))
-                for event in _session_starts(out / "log.jsonl")[-1:]:
+                for event in session_starts(out / "log.jsonl")[-1:]:
                     check_started(event.recipe, recipe, str(out))
-            run = _start(recipe, rows, folder, device, resume, print_line)
+            task = checked_task(recipe)
+            parts = prepare_session(task, rows, folder, device, resume, print_line)
+            group.wait()
+            run = start_session(task, out, lambda *_: parts, device, resume)
             step = (run.resumed_from or 0) if resume else None
             logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
-            _save_recipe(recipe, out / "recipe.yaml")
+            save_recipe(recipe, out / "recipe.yaml")
             if recipe.training.tensorboard:
                 logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
             expectations = ExpectationListener(recipe.expect, print_line)
@@ -237,128 +242,18 @@ def _train_in(
     return reason, scores
 
 
-def _start(
-    recipe: Recipe,
-    rows: InMemoryData | None,
-    folder: RunFolder,
-    device: torch.device,
-    resume: bool,
-    print_line: PrintLine,
-) -> _Run:
-    """Check the recipe, open the folder, prepare data and net; everything before the first step."""
-    out = folder.path
-    task = checked_task(recipe)
-    for line in task.notes():
-        print_line(line)
-    precision = _precision(recipe, out, device, resume)
-    _open_folder(recipe, rows, folder, precision, resume)
-    if resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None:
-        parts = resume_parts(task, out, device, print_line)
-    else:
-        parts = new_parts(task, out, device, print_line)
-        save_description(parts.model, out, parts.base)
-        folder.update_facts(**parts.data_facts)
-    parts.model.net.to(device)
-    epochs = EpochBatches(task, parts.data)
-    first = epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
-    steps = total_steps(recipe.training, epochs.mean_size(len(first)))
-    entropy = unigram_entropy(epochs.load_batch(item).targets for item in first)
-    best = BestModel(out)
-    trainer = _make_trainer(task, parts, epochs, best, device, precision, steps)
-    resumed_from = trainer.resume() if resume else None
-    if resumed_from is not None:
-        best.publish()
-    return _Run(task, parts.data, parts.model, trainer, best, resumed_from, steps, entropy)
-
-
-def _precision(recipe: Recipe, out: Path, device: torch.device, resume: bool) -> str:
-    """The precision of training; `auto` of a resumed run is that of its first session."""
-    precision = str(recipe.training.precision)
-    if resume and precision == "auto":
-        precision = facts_of_run(out).precision
-    return resolve_precision(precision, device)
-
-
-def _make_trainer(
-    task: Task,
-    parts: RunParts,
-    epochs: EpochBatches,
-    best: BestModel,
-    device: torch.device,
-    precision: str,
-    steps: int | None,
-) -> Trainer:
-    """The trainer of a run, with loss, batches, evaluation and checkpoints."""
-    recipe, model = task.recipe, parts.model
-    training = recipe.training
-    hooks = TrainingHooks(
-        plan_epoch=epochs.plan_epoch,
-        load_batch=lambda item: epochs.load_batch(item).to(device),
-        evaluate=lambda: task.evaluate(model, parts.data),
-        save_best=lambda: _save_best(best, trainer),
-    )
-    trainer = Trainer(
-        TrainStep(
-            model.net,
-            make_loss(task, parts, device),
-            activation_checkpointing=training.activation_checkpointing,
-        ),
-        hooks,
-        training,
-        make_schedule(training.schedule, d_model=model.config.d_model, max_steps=steps),
-        Checkpoints(
-            best.path.parent,
-            training.average_checkpoints,
-            best=training.average_of == "best",
-        ),
-        precision=precision,
-        compiler=BlockCompiler(model.net) if training.compile else None,
-        stored_weights=weights_of if model.adapter is None else trainable,
-        extra_evaluation_steps=[expectation.step for expectation in recipe.expect],
-    )
-    return trainer
-
-
-def _save_best(best: BestModel, trainer: Trainer) -> None:
-    """Store the net's weights as the best so far; before any evaluation, as the first ones."""
-    step = trainer.state.step
-    kind = "weights" if trainer.average is None else "averaged weights"
-    best.save(
-        trainer.stored_weights(trainer.net),
-        value=trainer.state.best_value,
-        step=step,
-        source=f"the {kind} of step {step:,}",
-    )
-
-
 def _train_and_score(
-    run: _Run, out: Path, print_line: PrintLine
+    run: Session, out: Path, print_line: PrintLine
 ) -> tuple[StopReason, FinalScores | None]:
     """Train to the end of the session; unless it was interrupted, score the final model."""
-    trainer, state = run.trainer, run.trainer.state
+    trainer, group, state = run.trainer, processes.current(), run.trainer.state
     try:
-        data, recipe = run.data, run.task.recipe.model_dump(mode="json")
-        recipe["training"]["precision"] = trainer.precision
-        trainer.emit(
-            RunStarted(
-                recipe=recipe,
-                num_parameters=parameter_count(run.model.net),
-                num_train=run.task.split_size(data, "train"),
-                num_valid=run.task.split_size(data, "valid"),
-                device=str(run.model.device),
-                total_steps=run.total_steps,
-                resumed_from=run.resumed_from,
-                changes=_changes_on_resume(out / "log.jsonl", recipe) if run.resumed_from else [],
-                unit=run.task.unit,
-                unigram_entropy=run.unigram_entropy,
-            )
-        )
+        if group.is_main:
+            trainer.emit(_started(run, out))
         reason = trainer.run()
         scores, values, scored = None, {}, ""
         if reason != "interrupted":
-            scored = f"{_SPLITS[data.final]}, {_choose_final(run)}"
-            print_line(f"scoring: {scored}")
-            scores = run.task.compute_final_scores(run.model, run.data, out)
+            scores, scored = group.from_main(lambda: _score(run, out, print_line))
             values = scores.values()
         trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values, scored))
     finally:
@@ -367,55 +262,43 @@ def _train_and_score(
     return reason, scores
 
 
+def _started(run: Session, out: Path) -> RunStarted:
+    """The first event of a session."""
+    data, recipe = run.data, run.task.recipe.model_dump(mode="json")
+    recipe["training"]["precision"] = run.trainer.precision
+    return RunStarted(
+        recipe=recipe,
+        num_parameters=parameter_count(run.model.net),
+        num_train=run.task.split_size(data, "train"),
+        num_valid=run.task.split_size(data, "valid"),
+        device=_device_name(run.model.device),
+        total_steps=run.total_steps,
+        resumed_from=run.resumed_from,
+        changes=_changes_on_resume(out / "log.jsonl", recipe) if run.resumed_from else [],
+        unit=run.task.unit,
+        unigram_entropy=run.unigram_entropy,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    count = processes.current().count
+    return str(device) if count == 1 else f"{count} processes on {device.type}"
+
+
+def _score(run: Session, out: Path, print_line: PrintLine) -> tuple[FinalScores, str]:
+    """The scores of the final model, and what was scored."""
+    scored = f"{_SPLITS[run.data.final]}, {_choose_final(run)}"
+    print_line(f"scoring: {scored}")
+    return run.task.compute_final_scores(run.model, run.data, out), scored
+
+
 def _changes_on_resume(log: Path, recipe: dict[str, Any]) -> list[str]:
     """The settings that steps depend on and that differ from those of the last session."""
-    starts = _session_starts(log)
+    starts = session_starts(log)
     return changed_settings(starts[-1].recipe, recipe) if starts else []
 
 
-def _session_starts(log: Path) -> list[RunStarted]:
-    """The `RunStarted` events of a log; empty if there is no log yet."""
-    events = read_log(log) if log.is_file() else []
-    return [event for event in events if isinstance(event, RunStarted)]
-
-
-def _open_folder(
-    recipe: Recipe, rows: InMemoryData | None, folder: RunFolder, precision: str, resume: bool
-) -> None:
-    """Write recipe and rows into the folder of a new run, or check that of a run to resume."""
-    out = folder.path
-    if not resume:
-        folder.claim(precision)
-        _save_recipe(recipe, out / "recipe.yaml")
-        if rows is not None:
-            rows.write()
-        return
-    if rows is not None:
-        rows.check_unchanged()
-    remove_unfinished(out)
-    if Checkpoints(out / "checkpoints", keep=1).newest():
-        load_tensors(BestModel(out).path)  # read at the end: raises UserError now if it is damaged
-
-
-def _save_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a run's recipe; a file with equal values is kept, with its comments.
-
-    Raises:
-        UserError: the file has other values, and a user has edited it.
-    """
-    if path.is_file():
-        saved = load_recipe(path)
-        if saved == recipe:
-            return
-        if saved.to_yaml() != read_text(path):
-            raise UserError(
-                f"{path} was edited and is another recipe, so it is not replaced; give another "
-                "--out, or move it away"
-            )
-    write_text(path, recipe.to_yaml())
-
-
-def _choose_final(run: _Run) -> str:
+def _choose_final(run: Session) -> str:
     """Write the final model: the average of the checkpoints if it is better than the best one.
 
     Returns:
@@ -435,7 +318,7 @@ def _choose_final(run: _Run) -> str:
     return source
 
 
-def _report_facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:
+def _report_facts(run: Session, device: torch.device, command: str) -> dict[str, str]:
     return {
         "command": command,
         "parameters": f"{parameter_count(run.model.net):,}",
@@ -444,5 +327,5 @@ def _report_facts(run: _Run, device: torch.device, command: str) -> dict[str, st
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.system()}, threads: {torch.get_num_threads()}",
-        "device": f"{device}, {run.trainer.precision}",
+        "device": f"{_device_name(device)}, {run.trainer.precision}",
     }

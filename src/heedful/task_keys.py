@@ -17,6 +17,7 @@ MAY_CHANGE = (
     "training.checkpoint_every_minutes",
     "training.tensorboard",
     "training.activation_checkpointing",
+    "training.parallel",
     "evaluation.num_samples",
 )
 # Keys that the validation loss at a step does not depend on.

@@ -16,6 +16,9 @@ for _name in (
     *(f"heedful.{name}" for name in ("zoo.vaswani2017", "backends.torch.coverage", "cli.lines")),
     *(f"heedful.{name}" for name in ("deploy.optimize", "training.report", "cli.flags")),
     *(f"heedful.{name}" for name in ("backends.torch.eager", "generation.search")),
+    *(f"torch.distributed.{name}" for name in ("fsdp", "tensor", "launcher.api", "elastic.agent")),
+    *(f"torch.distributed.checkpoint.{name}" for name in ("hf_storage", "state_dict_loader")),
+    *("process_group", "heedful.zoo.mixtral", "heedful.zoo.bert"),
     *("ctranslate2", "ctranslate2.specs") * (find_spec("ctranslate2") is not None),
 ):
     import_module(_name)

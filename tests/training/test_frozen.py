@@ -42,7 +42,7 @@ def test_a_run_with_frozen_weights_resumes_bit_equal(tmp_path, optimizer):
     averaged = {n.removeprefix("average.") for n in saved if n.startswith("average.")}
     assert averaged == set(trained)
     assert not {name for name in weights_of(whole.net) if name not in trained} & owners
-    assert len(whole.optimizer.state) == len(trained)
+    assert len(whole.updates.optimizer.state) == len(trained)
 
 
 def test_evaluated_and_saved_nets_have_the_frozen_weights(tmp_path):

@@ -24,7 +24,7 @@ def fp16_trainer(folder, *, net=None, scale=2.0**16, growth_interval=2000, **key
     trainer, _ = trainer_of(
         net or small_net(), store, plan, settings(**keys), folder, precision="fp16"
     )
-    trainer.scaler = GradScaler("cpu", init_scale=scale, growth_interval=growth_interval)
+    trainer.updates.scaler = GradScaler("cpu", init_scale=scale, growth_interval=growth_interval)
     return trainer
 
 
@@ -88,11 +88,11 @@ def test_a_step_whose_gradient_overflows_fp16_is_skipped_and_halves_the_scale(tm
     trainer = fp16_trainer(tmp_path, net=net, max_steps=30, log_every=2, scale=2.0**24)
     before, skipped = copied(net), 0
     while all(torch.equal(weight, before[name]) for name, weight in weights_of(net).items()):
-        assert trainer.scaler.get_scale() == 2.0 ** (24 - skipped)
+        assert trainer.updates.scaler.get_scale() == 2.0 ** (24 - skipped)
         trainer._step()
-        skipped += trainer.scaler.get_scale() < 2.0 ** (24 - skipped)
+        skipped += trainer.updates.scaler.get_scale() < 2.0 ** (24 - skipped)
     assert 0 < skipped < 24
-    assert trainer.scaler.get_scale() == 2.0 ** (24 - skipped)
+    assert trainer.updates.scaler.get_scale() == 2.0 ** (24 - skipped)
     assert all(bool(weight.isfinite().all()) for weight in weights_of(net).values())
     trainer._report_steps()
     (event,) = trainer.listeners[0].of_type(StepDone)
@@ -118,9 +118,9 @@ def test_a_resumed_run_in_fp16_keeps_its_loss_scale(tmp_path):
     first.run()
     second = fp16_trainer(tmp_path / "parts", **keys)
     assert second.resume() == 5
-    assert second.scaler.state_dict() == first.scaler.state_dict()
-    assert second.scaler.get_scale() != 2.0**20
+    assert second.updates.scaler.state_dict() == first.updates.scaler.state_dict()
+    assert second.updates.scaler.get_scale() != 2.0**20
     second.run()
-    assert second.scaler.state_dict() == whole.scaler.state_dict()
+    assert second.updates.scaler.state_dict() == whole.updates.scaler.state_dict()
     for name, weight in weights_of(second.net).items():
         assert torch.equal(weight, weights_of(whole.net)[name]), name

@@ -18,7 +18,7 @@ from encoder_runs import PreparedTask, recipe_of, train_step
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts import losses
-from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
+from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Trainer, TrainingHooks
 from trainers import batch_for
@@ -207,38 +207,3 @@ def test_no_architecture_waits_for_the_device_in_a_step(name, checkpointing):
         # Experts on a CPU, where nothing is waited for, count their tokens.
         counts = (name, device) == ("mixtral", "cpu")
         assert set(trace) == ({"bincount", "tolist"} if counts else set())
-
-
-class Generators:
-    """A stand-in for `torch.mps`, or for `torch.cuda`, whose functions take a device."""
-
-    def __init__(self, requested: tuple[torch.device, ...]) -> None:
-        self.state, self.seed, self.asked = torch.arange(4), 0, requested
-
-    def get_rng_state(self, *device: torch.device) -> torch.Tensor:
-        assert device == self.asked
-        return self.state
-
-    def set_rng_state(self, state: torch.Tensor, *device: torch.device) -> None:
-        assert device == self.asked
-        self.state = state
-
-    def manual_seed(self, seed: int) -> None:
-        self.seed = seed
-
-
-@pytest.mark.parametrize("device", [torch.device("mps"), torch.device("cuda", 1)], ids=str)
-def test_the_generator_of_a_device_is_saved_and_restored(device, monkeypatch):
-    generators = Generators((device,) if device.type == "cuda" else ())
-    monkeypatch.setattr(torch, "get_device_module", lambda device: generators)
-    states = generator_states(device)
-    assert set(states) == {"generator.cpu", f"generator.{device.type}"}
-    generators.state = torch.zeros(4)
-    restore_generators(states, device)
-    assert torch.equal(generators.state, torch.arange(4))
-    expected = torch.rand(3)
-    restore_generators({"generator.cpu": states["generator.cpu"]}, device)
-    assert generators.seed == torch.initial_seed()  # a device of another kind is seeded again
-    assert torch.equal(torch.rand(3), expected)
-    restore_generators(states, torch.device("cpu"))
-    assert torch.equal(torch.rand(3), expected)

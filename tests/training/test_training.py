@@ -38,7 +38,7 @@ def gradients_of(trainer):
     def look(optimizer, args, kwargs):
         gradients.update({name: p.grad.clone() for name, p in trainer.net.named_parameters()})
 
-    trainer.optimizer.register_step_pre_hook(look)
+    trainer.updates.optimizer.register_step_pre_hook(look)
     trainer.run()
     return gradients
 
@@ -106,7 +106,7 @@ def test_the_learning_rate_is_that_of_the_schedule(tmp_path):
     keys = settings(max_steps=6)
     trainer, log = trainer_of(small_net(), store, [[0], [1]], keys, tmp_path, rate=rate)
     used = []
-    trainer.optimizer.register_step_pre_hook(
+    trainer.updates.optimizer.register_step_pre_hook(
         lambda optimizer, args, kwargs: used.append([g["lr"] for g in optimizer.param_groups])
     )
     trainer.run()
@@ -478,7 +478,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad
         if count == 5:
             before.update(copied(net))
 
-    trainer.optimizer.register_step_post_hook(look)
+    trainer.updates.optimizer.register_step_post_hook(look)
     with pytest.raises(UserError) as stopped:
         trainer.run()
     good = tmp_path / "checkpoints/step-00000004"

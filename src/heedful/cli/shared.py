@@ -47,6 +47,7 @@ def run_recipe(
 
     An interrupted run ends the command with code 130; `again` says how to continue it.
     """
+    from heedful.processes import current
     from heedful.progress import use_display
     from heedful.run import train
     from heedful.training.display import RunDisplay
@@ -67,8 +68,9 @@ def run_recipe(
         again = again or "continue with: " + shlex.join(
             ["heedful", "train", str(folder), "--resume"]
         )
-        typer.echo(f"stopped and saved; {again}", err=True)
-        raise typer.Exit(130)
+        if current().is_main:
+            typer.echo(f"stopped and saved; {again}", err=True)
+        raise SystemExit(130)  # no error that other processes are informed of
     return result
 
 

@@ -34,20 +34,25 @@ def train(
     checkpoints, and at the end a report. Ctrl-C saves; --resume continues exactly. A resumed run
     may have another learning rate, clipping or precision from there on, which log and report note.
     For a run's folder in place of a recipe, --out is that folder by default; for another
-    recipe.yaml, the name of its folder.
+    recipe.yaml, the name of its folder. With torchrun --nproc-per-node N -m before the command, N
+    processes train one run together (training.parallel).
 
     Example: heedful train translation --minutes 30 --set data.train.file=my.tsv
     """
+    from heedful.processes import join
     from heedful.recipe_files import load_recipe, recipe_path
 
-    if dry_run:
-        estimate(load_recipe(recipe, flags.overrides), quiet=quiet, json=json)
-        return
-    folder = out or _default_folder(recipe_path(recipe))
-    console = make_console(quiet=quiet or json)
-    loaded = load_recipe(recipe, flags.overrides)
-    result = run_recipe(loaded, folder, console, resume=resume, changes=flags.changed_keys)
-    print_result(result) if json else report_result(result, console)
+    with join() as processes:
+        if dry_run:
+            if processes.is_main:
+                estimate(load_recipe(recipe, flags.overrides), quiet=quiet, json=json)
+            return
+        folder = out or _default_folder(recipe_path(recipe))
+        console = make_console(quiet=quiet or json or not processes.is_main)
+        loaded = load_recipe(recipe, flags.overrides)
+        result = run_recipe(loaded, folder, console, resume=resume, changes=flags.changed_keys)
+        if processes.is_main:
+            print_result(result) if json else report_result(result, console)
 
 
 def _default_folder(recipe: Path) -> Path:

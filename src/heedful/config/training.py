@@ -95,6 +95,19 @@ class Training(Strict):
         ge=1,
         description="Batches per optimizer step; the gradient equals that of one large batch.",
     )
+    batch_parts: int | None = Field(
+        None,
+        ge=1,
+        description="Parts that the rows of each batch are divided into, one forward and backward "
+        "pass each, with own random numbers for dropout; null: the least number that gives all "
+        "processes of the run's first start equal shares, 1 for one process.",
+    )
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = Field(
+        "auto",
+        description="How several processes (torchrun) share the net: ddp, each has the whole, or "
+        "fsdp, each has a shard of weights, gradients and optimizer state; none: refuse several "
+        "processes; auto: ddp; without effect for one process.",
+    )
     activation_checkpointing: bool = Field(
         False,
         description="Store only each block's input and recompute its activations in the backward "

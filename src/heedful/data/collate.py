@@ -58,6 +58,36 @@ class Batch:
         }
         return replace(self, **moved)
 
+    def part(self, index: int, count: int) -> "Batch | None":
+        """Part `index` of `count` parts with nearly equal numbers of rows; of a batch on the CPU.
+
+        Rows keep their padded width. None: the part has no rows, which is never so for the last.
+        """
+        if count == 1:
+            return self
+        num_rows, width = self.tokens.ids.shape
+        first, last = num_rows * index // count, num_rows * (index + 1) // count
+        if first == last:
+            return None
+        has_target = self.target_positions >= first * width
+        has_target &= self.target_positions < last * width
+        tokens = self.tokens.rows(first, last)
+        source = None if self.source is None else self.source.rows(first, last)
+        sides = [side for side in (tokens, source) if side is not None]
+        return Batch(
+            tokens=tokens,
+            targets=self.targets[has_target],
+            target_positions=self.target_positions[has_target] - first * width,
+            source=source,
+            types=None if self.types is None else self.types[first:last],
+            indices=self.indices[first:last],
+            num_tokens=sum(int(side.lengths.sum()) for side in sides),
+            # Of the whole batch, counted once: with the last part, which has rows.
+            corpora={
+                name: tokens if index == count - 1 else 0 for name, tokens in self.corpora.items()
+            },
+        )
+
 
 def collate_pairs(
     src: Sequences,

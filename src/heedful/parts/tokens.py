@@ -116,6 +116,15 @@ class Tokens:
         moved: Any = {n: None if t is None else t.to(device) for n, t in tensors.items()}
         return replace(self, **moved)
 
+    def rows(self, first: int, last: int) -> "Tokens":
+        """The rows from `first` to before `last`."""
+        names = ("ids", "real", "segments")
+        tensors = {name: getattr(self, name) for name in names}
+        parts: Any = {n: None if t is None else t[first:last] for n, t in tensors.items()}
+        if self.positions.size(0) > 1:  # otherwise shared by all rows
+            parts["positions"] = self.positions[first:last]
+        return replace(self, **parts)
+
     def longest(self) -> int:
         """Number of tokens of the longest sequence, as a host integer (synchronizes)."""
         positions = self.positions

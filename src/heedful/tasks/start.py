@@ -144,15 +144,36 @@ def resume_parts(task: Task, out: Path, device: torch.device, print_line: PrintL
     return _open_prepared(task, out, device) or _prepare_again(task, out, device, print_line)
 
 
-def _open_prepared(task: Task, out: Path, device: torch.device) -> RunParts | None:
-    """Data and model of a run from its folder and prepared data; None if these are missing."""
+def follow_parts(task: Task, out: Path, device: torch.device) -> RunParts:
+    """Data and net of a run that another process has prepared, which also has the net's weights.
+
+    Raises:
+        UserError: this process does not find the folders of the other.
+    """
+    parts = _open_prepared(task, out, device, is_checked=True)
+    if parts is None:
+        raise UserError(
+            f"the data that the main process prepared are not in {cache_folder()}; let "
+            "HEEDFUL_CACHE be a folder that all machines of the run share"
+        )
+    return parts
+
+
+def _open_prepared(
+    task: Task, out: Path, device: torch.device, *, is_checked: bool = False
+) -> RunParts | None:
+    """Data and model of a run from its folder and prepared data; None if these are missing.
+
+    Args:
+        is_checked: another process compares the data with their digests.
+    """
     recipe = task.recipe
     facts = facts_of_run(out)
     names = [plain_name(name, out / MARKER) for name in (facts.data, facts.outputs) if name]
     directories = [cache_folder() / name for name in names]
     if not directories or not all(path.is_dir() for path in directories):
         return None
-    for path in directories:
+    for path in [] if is_checked else directories:
         check_prepared(path)
     directory, *outputs = directories
     data = open_data(directory, facts.start_id)

@@ -162,7 +162,7 @@ class Task(ABC):
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, as items for `collate`; a pure function.
 
-        In data-parallel training a process takes `plan_epoch(data, epoch)[rank::world_size]`.
+        It does not depend on the number of processes, which divide the rows of the batches.
         """
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from heedful.training.tensors import shard_like
 from heedful.zoo.names import trainable
 
 _PREFIX = "average."  # of the tensor names in a checkpoint
@@ -45,7 +46,7 @@ class MovingAverage:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the result of `tensors`."""
         for name, mean in self._means.items():
-            mean.copy_(tensors[f"{_PREFIX}{name}"])
+            mean.copy_(shard_like(tensors[f"{_PREFIX}{name}"], mean))
 
     @torch.no_grad()
     def _exchange(self) -> None:

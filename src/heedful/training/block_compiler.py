@@ -18,6 +18,7 @@ from heedful.progress import track
 
 # Upper bound of graphs per shape: encoder and decoder, local and global layers, packed or not.
 _BLOCK_KINDS = 8
+_PART_SIZES = 2  # numbers of rows of the parts of a batch (`training.batch_parts`)
 _TURN_OFF = "set training.compile to false"
 
 
@@ -44,8 +45,8 @@ class BlockCompiler:
             )
         # Limits on all graphs of `call_block` in the process, those of other nets included.
         config: Any = torch._dynamo.config
-        config.recompile_limit += MAX_SHAPES * _BLOCK_KINDS
-        config.accumulated_recompile_limit += MAX_SHAPES * _BLOCK_KINDS
+        config.recompile_limit += _PART_SIZES * MAX_SHAPES * _BLOCK_KINDS
+        config.accumulated_recompile_limit += _PART_SIZES * MAX_SHAPES * _BLOCK_KINDS
         self._compiled_shapes: set[Any] = set()
         run = torch.compile(call_block, fullgraph=True, dynamic=False, backend=backend)
         for module in net.modules():

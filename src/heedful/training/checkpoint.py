@@ -1,11 +1,13 @@
 """The checkpoints of a run: all state that the next step depends on, and weights to average.
 
-`step-N/` holds the weights and, in the newest one, the state of optimizer, random number generators
-and position in the data. The last few, or the best few, are kept for averaging. `interim-N/` is
-written between two of these, when the run is interrupted or as often as its recipe sets; it is
-never averaged, and removed once the next checkpoint is complete.
+`step-N/` holds the weights and, in the newest one, the state of the optimizer and the position in
+the data, of which random numbers are functions. A state that is sharded over processes is a folder
+with a file of each process, any other state one file. The last few, or the best few, are kept for
+averaging. `interim-N/` is written between two of these, when the run is interrupted or as often as
+its recipe sets; it is never averaged, and removed once the next checkpoint is complete.
 """
 
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.files import read_json, read_object, remove_unfinished, write_directory, write_json
+from heedful.processes import Processes
+from heedful.training.shards import load_shards, save_shards
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 _TRAINING = "training.safetensors"
+_SHARDS = "training"  # a folder in place of that file
 _STATE = "state.json"
 _NAME = re.compile(r"(step|interim)-\d{8,}")
 
@@ -34,11 +39,13 @@ class Checkpoints:
         keep: number of regular checkpoints whose weights are kept.
         best: keep those with the highest `value` in their state, the older of equal ones; default:
             keep the last.
+        processes: those of the run, of which the main one writes; with a sharded state all.
     """
 
     directory: Path
     keep: int
     best: bool = field(default=False, kw_only=True)
+    processes: Processes = field(default_factory=Processes, kw_only=True)
 
     def save(
         self,
@@ -48,23 +55,35 @@ class Checkpoints:
         state: dict[str, Any],
         *,
         interim: bool = False,
+        is_sharded: bool = False,
     ) -> Path:
         """Write a checkpoint, and then remove those that are no longer needed.
 
+        Called by all processes; the main one has the weights.
+
         Args:
             weights: of the net; those that are trained, if the others are read from elsewhere.
-            tensors: state of optimizer, generators and averages.
+            tensors: state of optimizer and averages.
+            is_sharded: each process has a shard of `tensors`.
         """
         path = self.directory / f"{'interim' if interim else 'step'}-{step:08d}"
+        processes = self.processes
 
         def fill(directory: Path) -> None:
             save_tensors(directory / WEIGHTS, weights)
-            save_tensors(directory / _TRAINING, tensors)
             write_json(directory / _STATE, state)
+            if is_sharded:
+                save_shards(processes.from_main(lambda: directory) / _SHARDS, tensors)
+            else:
+                save_tensors(directory / _TRAINING, tensors)
 
-        if not (path / _TRAINING).is_file():  # otherwise saved before, at the same step
-            write_directory(path, fill, owns=(WEIGHTS, _TRAINING, _STATE))
-        self._prune(path)
+        # Otherwise it was saved before, at the same step.
+        is_new = processes.from_main(lambda: not _is_complete(path))
+        if is_new and processes.is_main:
+            write_directory(path, fill, owns=(WEIGHTS, _TRAINING, _SHARDS, _STATE))
+        elif is_new and is_sharded:
+            save_shards(processes.from_main(Path) / _SHARDS, tensors)
+        processes.from_main(lambda: self._prune(path))
         return path
 
     def regular(self) -> list[Path]:
@@ -80,13 +99,18 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint that a run can resume from."""
-        complete = [path for path in self._all() if (path / _TRAINING).is_file()]
+        complete = [path for path in self._all() if _is_complete(path)]
         return max(complete, key=lambda path: int(path.name.split("-")[1]), default=None)
 
-    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-        """Weights, training tensors and state of a checkpoint."""
-        state = read_object(path / _STATE)
-        return load_tensors(path / WEIGHTS), load_tensors(path / _TRAINING), state
+    def load(self, path: Path, net: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Training tensors and state of a checkpoint, but not its weights.
+
+        Args:
+            net: the trained net; a sharded state is read as its parameters are sharded.
+        """
+        shards = path / _SHARDS
+        tensors = load_shards(shards, net) if shards.is_dir() else load_tensors(path / _TRAINING)
+        return tensors, read_object(path / _STATE)
 
     def clean(self) -> None:
         """Remove incomplete checkpoints of a killed run, and those that are no longer needed."""
@@ -105,6 +129,7 @@ class Checkpoints:
                 shutil.rmtree(other)
             else:
                 (other / _TRAINING).unlink(missing_ok=True)
+                _remove_shards(other / _SHARDS)
         needed = {newest, *self.to_average()}
         for old in self.regular():
             if old not in needed:
@@ -113,6 +138,19 @@ class Checkpoints:
     def _all(self) -> list[Path]:
         """All checkpoints by name; folders with other names, such as copies, are ignored."""
         return sorted(p for p in self.directory.glob("*-*") if _NAME.fullmatch(p.name))
+
+
+def _is_complete(path: Path) -> bool:
+    """True for a checkpoint that a run can resume from."""
+    return (path / _TRAINING).is_file() or (path / _SHARDS).is_dir()
+
+
+def _remove_shards(shards: Path) -> None:
+    """Remove a folder, so that it is missing or whole if the process is killed meanwhile."""
+    if shards.is_dir():
+        left = shards.with_name(f".{shards.name}.{os.getpid()}.tmp")
+        shards.rename(left)
+        shutil.rmtree(left)
 
 
 def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
@@ -138,27 +176,3 @@ def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
                 )
             total[name] += tensors[name].to(torch.float64)
     return {name: (total[name] / len(files)).to(first[name].dtype) for name in total}
-
-
-def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of the random number generators of the CPU and of the run's device."""
-    states = {"generator.cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        index = [device] if device.type == "cuda" else []
-        states[f"generator.{device.type}"] = torch.get_device_module(device).get_rng_state(*index)
-    return states
-
-
-def restore_generators(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the result of `generator_states`.
-
-    On a device of another type, its generator is seeded by the CPU's initial seed instead.
-    """
-    torch.set_rng_state(states["generator.cpu"])
-    if device.type == "cpu":
-        return
-    state, generators = states.get(f"generator.{device.type}"), torch.get_device_module(device)
-    if state is None:
-        generators.manual_seed(torch.initial_seed())
-    else:
-        generators.set_rng_state(state, *([device] if device.type == "cuda" else []))

@@ -11,16 +11,20 @@ from filelock import FileLock, Timeout
 from pydantic import Field, TypeAdapter, ValidationError
 
 import heedful
+from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.files import (
     cannot_write,
     is_leftover,
     missing_folders,
     read_object,
+    read_text,
     remove,
     remove_empty,
     write_json,
+    write_text,
 )
+from heedful.recipe_files import load_recipe
 from heedful.training.checkpoint import Checkpoints
 from heedful.zoo.saved import LOCK, WEIGHTS, read_step
 
@@ -61,6 +65,7 @@ class RunFacts:
         data: the name of the folder of prepared data in the cache.
         outputs: the name of the folder of teacher outputs, for sequence-level distillation.
         start_id: the decoder's start token, for an encoder-decoder.
+        batch_parts: the parts of each batch, unless the recipe sets them.
     """
 
     heedful: str
@@ -68,6 +73,7 @@ class RunFacts:
     data: str | None = None
     outputs: str | None = None
     start_id: Annotated[int, Field(ge=0)] | None = None
+    batch_parts: Annotated[int, Field(ge=1)] = 1
     report: dict[str, Any] = field(default_factory=dict)
 
 
@@ -78,6 +84,29 @@ def facts_of_run(path: Path) -> RunFacts:
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(f"{path / MARKER} is damaged ({key}); start a new run") from None
+
+
+def can_resume(path: Path) -> bool:
+    """True if the folder is that of a run which has at least its recipe."""
+    return is_run(path) and (path / "recipe.yaml").is_file()
+
+
+def save_recipe(recipe: Recipe, path: Path) -> None:
+    """Write a run's recipe; a file with equal values is kept, with its comments.
+
+    Raises:
+        UserError: the file has other values, and a user has edited it.
+    """
+    if path.is_file():
+        saved = load_recipe(path)
+        if saved == recipe:
+            return
+        if saved.to_yaml() != read_text(path):
+            raise UserError(
+                f"{path} was edited and is another recipe, so it is not replaced; give another "
+                "--out, or move it away"
+            )
+    write_text(path, recipe.to_yaml())
 
 
 class RunFolder:
@@ -149,14 +178,14 @@ class RunFolder:
             self._remove(self._files() - self._before)
             raise
 
-    def claim(self, precision: str) -> None:
+    def claim(self, precision: str, batch_parts: int = 1) -> None:
         """Mark the folder as that of a new run.
 
         Files of an earlier run that was killed before its first checkpoint are removed, except
         `recipe.yaml` and the data that it names, which may be those of the new run.
 
         Args:
-            precision: the precision of steps, with `auto` resolved.
+            precision, batch_parts: as in `RunFacts`.
 
         Raises:
             UserError: the folder contains a run that can be resumed, or a finished one.
@@ -167,7 +196,7 @@ class RunFolder:
                 f"{self.path} already holds a run; continue it with --resume, or give another --out"
             )
         self._remove(self._files() - {self.path / name for name in _KEPT_AT_RESTART})
-        facts = RunFacts(heedful.__version__, precision)
+        facts = RunFacts(heedful.__version__, precision, batch_parts=batch_parts)
         write_json(self.path / MARKER, asdict(facts))
 
     def update_facts(self, **facts: Any) -> None:

@@ -123,3 +123,9 @@ def _is_before(event: Event, resume_step: int) -> bool:
     if isinstance(event, RunStarted):
         return event.resumed_from is None or event.resumed_from < resume_step
     return event.step <= resume_step
+
+
+def session_starts(log: Path) -> list[RunStarted]:
+    """The `RunStarted` events of a log; empty if there is no log yet."""
+    events = read_log(log) if log.is_file() else []
+    return [event for event in events if isinstance(event, RunStarted)]

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from heedful.config import Optimizer
 from heedful.training.precision import has_native_bf16
+from heedful.training.tensors import shard_like
 from heedful.zoo.names import trainable
 
 _MOMENTUM = 0.95  # Nesterov momentum of Muon
@@ -150,13 +151,13 @@ def optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 
 def load_optimizer_tensors(
-    net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+    net: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
     """Restore the result of `optimizer_tensors`."""
     for name, parameter in trainable(net).items():
         prefix = f"{name}."
         optimizer.state[parameter] = {
-            key.removeprefix(prefix): value.to(parameter.device)
+            key.removeprefix(prefix): shard_like(value, parameter)
             for key, value in tensors.items()
             if key.startswith(prefix) and "." not in key.removeprefix(prefix)
         }

@@ -31,11 +31,16 @@ class TrainStep(nn.Module):
         super().__init__()
         self.net = net
         self.loss = loss
+        self._activation_checkpointing = activation_checkpointing
         for module in net.modules():
             if isinstance(module, Stack):
                 module.activation_checkpointing = activation_checkpointing
         experts = [module for module in net.modules() if isinstance(module, Experts)]
         self._balanced = [module for module in experts if module.balance_weight]
+
+    def with_net(self, net: nn.Module) -> "TrainStep":
+        """The same step of another net."""
+        return TrainStep(net, self.loss, activation_checkpointing=self._activation_checkpointing)
 
     def forward(self, batch: Batch) -> LossSum:
         """Sums over the targets of a batch on the net's device."""

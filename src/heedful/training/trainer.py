@@ -9,9 +9,10 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -21,9 +22,9 @@ from torch import Tensor, nn
 from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.errors import UserError
-from heedful.training.averaging import MovingAverage
+from heedful.processes import Processes
 from heedful.training.block_compiler import BlockCompiler
-from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
+from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import (
     CheckpointSaved,
     Evaluated,
@@ -34,11 +35,13 @@ from heedful.training.events import (
     StopReason,
 )
 from heedful.training.interruption import EvaluationInterrupted, Interruption
-from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from heedful.training.precision import AUTOCAST, load_scaler_tensors, scaler_tensors
+from heedful.training.micro_batches import MicroBatches
+from heedful.training.parallel import share_net
 from heedful.training.schedules import LearningRate
 from heedful.training.step import TrainStep
-from heedful.zoo.names import set_weights, trainable, weights_of
+from heedful.training.updates import StepSums, WeightUpdates
+from heedful.zoo.names import set_weights, weights_of
+from heedful.zoo.saved import WEIGHTS, load_tensors
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -72,9 +75,9 @@ class TrainingHooks:
     Attributes:
         plan_epoch: returns the batches of an epoch by its number. A pure function, so that a run's
             position in the data is two integers.
-        load_batch: returns a planned batch as tensors on the net's device.
-        evaluate: evaluates the net; must not use torch's random number generators.
-        save_best: saves the net, which is the best so far or the first.
+        load_batch: returns a planned batch as tensors on the CPU.
+        evaluate: evaluates the net, in the main process.
+        save_best: saves the net, which is the best so far or the first, in the main process.
     """
 
     plan_epoch: Callable[[int], Sequence[Any]]
@@ -86,8 +89,7 @@ class TrainingHooks:
 @with_config(ConfigDict(extra="forbid"))
 @dataclass
 class TrainerState:
-    """The progress of a run: with weights, optimizer state and random number generators, all that
-    later steps depend on."""
+    """The progress of a run: with weights and optimizer state, all that later steps depend on."""
 
     step: Count = 0
     epoch: Count = 0
@@ -105,6 +107,8 @@ class TrainerState:
 class Trainer:
     """Trains a net, from its current state to the end of the run.
 
+    Several processes take the same steps together; the main one evaluates and saves.
+
     Args:
         step: the net and its loss.
         settings: the recipe's `training`.
@@ -114,6 +118,8 @@ class Trainer:
         stored_weights: returns the weights that checkpoints hold; default: all.
         extra_evaluation_steps: steps with an evaluation that selects no model and ends no run.
         is_temporary: the run's folder is removed after it, so that errors do not refer to it.
+        processes: those that train the net.
+        batch_parts: parts of each planned batch, a forward and a backward pass each.
     """
 
     step: TrainStep
@@ -128,48 +134,54 @@ class Trainer:
     stored_weights: Callable[[nn.Module], Mapping[str, Tensor]] = weights_of
     extra_evaluation_steps: Collection[int] = ()
     is_temporary: bool = False
+    processes: Processes = field(default_factory=Processes)
+    batch_parts: int = 1
 
     def __post_init__(self) -> None:
-        self.net = self.step.net
+        self.net = self.step.net  # evaluated and saved
         self.state = TrainerState()
-        self.optimizer = make_optimizer(
-            self.net, self.settings.optimizer, layer_decay=self.settings.layer_lr_decay
+        settings, processes = self.settings, self.processes
+        self.trained = share_net(self.step, settings, processes, self.precision)
+        self.updates = WeightUpdates(
+            self.trained, settings, processes, precision=self.precision, compiler=self.compiler
         )
-        decay = self.settings.ema_decay
-        self.average = None if decay is None else MovingAverage(self.net, decay)
-        self.device = next(self.net.parameters()).device
+        self.micro_batches = MicroBatches(
+            self.hooks.plan_epoch,
+            self.hooks.load_batch,
+            processes,
+            num_batches=settings.gradient_accumulation,
+            num_parts=self.batch_parts,
+            seed=settings.seed,
+            device=self.updates.device,
+        )
         self._begin_window()
-        self._plan: tuple[int, Sequence[Any]] = (-1, [])
         self.interruption = Interruption()
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        # On the device: 1 from the first step with a loss or gradient that is not finite.
-        self._has_failed = torch.zeros((), device=self.device)
-        # Read by fused optimizers: their step changes nothing where it is 1.
-        self._is_skipped = torch.zeros((), device=self.device)
-        self.optimizer.found_inf = self._is_skipped  # type: ignore[attr-defined]
 
     def resume(self) -> int | None:
         """Load the newest complete checkpoint, and return its step; None without a checkpoint."""
-        self.checkpoints.clean()
-        path = self.checkpoints.newest()
+        path = self.processes.from_main(self._newest_checkpoint)
         if path is None:
             return None
-        weights, tensors, state = self.checkpoints.load(path)
-        set_weights(self.net, weights, path, only=self.stored_weights(self.net))
-        states = {name: tensors.pop(name) for name in [*tensors] if name.startswith("generator.")}
+        self.trained.scatter()
         try:
+            tensors, state = self.checkpoints.load(path, self.trained.net)
             self.state = TypeAdapter(TrainerState).validate_python(state)
-            restore_generators(states, self.device)
-            load_optimizer_tensors(self.net, self.optimizer, tensors)
-            load_scaler_tensors(self.scaler, tensors)
-            if self.average is not None:
-                self.average.load(tensors)
+            self.updates.load(tensors)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise UserError(
                 f"{path} is damaged, or of another version of heedful: {error}; remove it to "
                 "resume from the checkpoint before"
             ) from None
         return self.state.step
+
+    def _newest_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint, whose weights are loaded into the net."""
+        self.checkpoints.clean()
+        path = self.checkpoints.newest()
+        if path is not None:
+            weights = load_tensors(path / WEIGHTS)
+            set_weights(self.net, weights, path, only=self.stored_weights(self.net))
+        return path
 
     def run(self) -> StopReason:
         """Train until the run ends or is interrupted, and return the reason."""
@@ -216,12 +228,15 @@ class Trainer:
         steps, minutes = self.settings.checkpoint_every, self.settings.checkpoint_every_minutes
         if steps is not None and self.state.step % steps == 0:
             return True
-        return minutes is not None and time.perf_counter() - self._saved_at >= 60 * minutes
+        if minutes is None:
+            return False
+        (is_due,) = self.processes.any([time.perf_counter() - self._saved_at >= 60 * minutes])
+        return is_due
 
     def _save_best(self) -> None:
         """Save the weights, or their average, as the best model."""
         with self._evaluation_weights():
-            self.hooks.save_best()
+            self.processes.from_main(self.hooks.save_best)
 
     def emit(self, event: Event) -> None:
         """Pass an event to the listeners."""
@@ -229,84 +244,45 @@ class Trainer:
             listener.on(event)
 
     def _stop_reason(self) -> StopReason | None:
+        """The reason to end before another step, the same in all processes."""
         settings, state = self.settings, self.state
+        minutes = settings.max_minutes
+        is_late, is_interrupted = self.processes.any(
+            [
+                minutes is not None and self._seconds() >= 60 * minutes,
+                self.interruption.is_requested,
+            ]
+        )
         if settings.max_steps is not None and state.step >= settings.max_steps:
             return "max_steps"
         if settings.max_epochs is not None and state.epoch >= settings.max_epochs:
             return "max_epochs"
-        if settings.max_minutes is not None and self._seconds() >= 60 * settings.max_minutes:
+        if is_late:
             return "time_limit"
         patience = settings.patience
         if patience is not None and state.evaluations_since_best >= patience:
             return "early_stopping"
-        return "interrupted" if self.interruption.is_requested else None
+        return "interrupted" if is_interrupted else None
 
     def _step(self) -> None:
-        """One optimizer step over the accumulated batches; their summed loss is divided by the
-        number of targets in all of them.
-
-        The step does not wait for the device. If loss or gradient is not finite, this step and all
-        later ones change nothing, by a flag that the optimizer reads on the device; the next
-        report finds it and ends the run. In fp16, an overflow of the scaled gradient skips one
-        step and halves the scale.
-        """
-        self.net.train()
-        batches = self._next_batches()
-        targets = sum(batch.num_targets for batch in batches)
-        total = torch.zeros(2, device=self.device)
-        for batch in batches:
-            with nullcontext() if self.compiler is None else self.compiler.step(batch):
-                with torch.autocast(
-                    self.device.type, AUTOCAST[self.precision], enabled=self.precision != "fp32"
-                ):
-                    sums = self.step(batch)
-                self.scaler.scale(sums.loss / targets).backward()
-            total += torch.stack([sums.loss.detach(), sums.nll])
-        self.scaler.unscale_(self.optimizer)
-        norm = self._clip()
-        statistics = torch.cat([total, norm[None]])  # (3,): loss, nll, gradient norm
-        must_be_finite = total if self.scaler.is_enabled() else statistics
-        self._has_failed.logical_or_(~must_be_finite.isfinite().all())
-        self._is_skipped.copy_(self._has_failed.logical_or(~norm.isfinite()))
-        lr = self.schedule(self.state.step + 1)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["lr_factor"]
-        self.optimizer.step()
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.state.step += 1
-        if self.average is not None:
-            self.average.update(self.state.step)
-        self._steps.append((statistics, targets, sum(batch.num_tokens for batch in batches)))
-        for batch in batches:
-            self._corpus_tokens.update(batch.corpora)
-
-    def _clip(self) -> Tensor:
-        """Clip the gradient, and return its norm over all parameters before clipping."""
-        parameters = [p for p in trainable(self.net).values() if p.grad is not None]
-        if self.settings.clip_norm is not None:
-            return nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-
-    def _next_batches(self) -> list[Batch]:
+        """One optimizer step over the accumulated batches."""
         state = self.state
-        if self._plan[0] != state.epoch:
-            self._plan = (state.epoch, self.hooks.plan_epoch(state.epoch))
-        plan = self._plan[1]
-        items = plan[state.batch : state.batch + self.settings.gradient_accumulation]
-        state.batch += len(items)
-        if state.batch >= len(plan):
-            state.epoch, state.batch = state.epoch + 1, 0
-        return [self.hooks.load_batch(item) for item in items]
+        micro_batches, position = self.micro_batches.of_step(state.epoch, state.batch)
+        number = state.step + 1
+        self._steps.append(self.updates.take(micro_batches, self.schedule(number), number))
+        state.step, (state.epoch, state.batch) = number, position
 
     def _report_steps(self) -> None:
         """Emit the means over the steps since the last report; waits for the device."""
         if not self._steps:
             return
         state = self.state
-        statistics, targets, tokens = zip(*self._steps, strict=True)
+        statistics, targets, tokens, corpora = zip(*self._steps, strict=True)
+        corpus_tokens = Counter[str]()
+        for counts in corpora:
+            corpus_tokens.update(counts)
         rows = torch.stack(statistics).tolist()
-        may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
+        may_overflow = self.updates.may_overflow()
         for index, (loss, _, norm) in enumerate(rows):
             if not math.isfinite(loss) or not (math.isfinite(norm) or may_overflow):
                 raise self._divergence_error(
@@ -327,34 +303,36 @@ class Trainer:
             num_tokens=sum(targets),
             seconds=self._seconds(),
             num_skipped=len(rows) - len(norms),
-            corpora={
-                name: count / self._corpus_tokens.total()
-                for name, count in self._corpus_tokens.items()
-            },
+            corpora={name: n / corpus_tokens.total() for name, n in corpus_tokens.items()},
         )
         self.emit(event)
         self._count_time()
         self._begin_window()
 
     def _begin_window(self) -> None:
-        # For each step since the last report: the tensor (loss, nll, gradient norm) of sums over
-        # its targets, the number of targets, and the number of tokens.
-        self._steps: list[tuple[Tensor, int, int]] = []
-        self._corpus_tokens = Counter[str]()
+        self._steps: list[StepSums] = []  # since the last report
         self._began = self._since = time.perf_counter()
 
     def _evaluate_now(self) -> EvaluationResult:
         """Evaluate the net in eval mode; raises UserError for a loss that is not finite."""
         self._report_steps()
         self._count_time()
-        self.net.eval()
-        with self.interruption.evaluating():
-            evaluation = self.hooks.evaluate()
+        evaluation = self.processes.from_main(self._evaluation_unless_interrupted)
+        if evaluation is None:
+            raise EvaluationInterrupted
         if not math.isfinite(evaluation.loss):
             raise self._divergence_error(
                 f"step {self.state.step}: the held-out loss is {evaluation.loss:.4g}"
             )
         return evaluation
+
+    def _evaluation_unless_interrupted(self) -> EvaluationResult | None:
+        try:
+            with self.interruption.evaluating():
+                self.net.eval()
+                return self.hooks.evaluate()
+        except EvaluationInterrupted:
+            return None
 
     def _evaluate_without_selection(self) -> None:
         """Evaluate only to emit the results; not repeated if an interruption ends it."""
@@ -362,9 +340,12 @@ class Trainer:
             self._emit_evaluated(self._evaluate_now(), is_best=False)
         self._begin_window()
 
-    def _evaluation_weights(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _evaluation_weights(self) -> Iterator[None]:
         """In the block the net has the averaged weights, if the run keeps an average."""
-        return nullcontext() if self.average is None else self.average.swapped_in()
+        with self.updates.averaged_weights():
+            self.trained.gather()
+            yield
 
     def _evaluate(self) -> None:
         """Evaluate, save the net if it is the best so far, and write a checkpoint."""
@@ -379,7 +360,7 @@ class Trainer:
                 is_of_labels = "accuracy" in evaluation.scores
                 perplexity = {} if is_of_labels else {"perplexity": evaluation.perplexity}
                 state.best = {"step": state.step, **perplexity, **evaluation.scores}
-                self.hooks.save_best()
+                self.processes.from_main(self.hooks.save_best)
             else:
                 state.evaluations_since_best += 1
         self._emit_evaluated(evaluation, is_best)
@@ -400,15 +381,14 @@ class Trainer:
 
     def _save(self, *, interim: bool = False) -> None:
         self._count_time()
-        tensors = optimizer_tensors(self.net, self.optimizer) | generator_states(self.device)
-        tensors |= scaler_tensors(self.scaler)
-        tensors |= {} if self.average is None else self.average.tensors()
+        self.trained.gather()
         path = self.checkpoints.save(
             self.state.step,
             self.stored_weights(self.net),
-            tensors,
+            self.updates.tensors(),
             asdict(self.state),
             interim=interim,
+            is_sharded=self.trained.is_sharded,
         )
         self._saved_at = time.perf_counter()
         kind = "interim" if interim else "regular"

@@ -1,0 +1,200 @@
+"""The net that is trained, whole in one process or shared by several: DDP and FSDP2.
+
+Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; Zhao et
+al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful.config import Training
+from heedful.errors import UserError
+from heedful.models.stack import Stack
+from heedful.parts.relative import RelativePositionBias
+from heedful.processes import Processes
+from heedful.training.step import TrainStep
+
+
+class TrainedNet:
+    """The net of a run in one process.
+
+    Attributes:
+        whole: the net that is evaluated and saved.
+        net: the net whose parameters are trained; with sharded parameters another one than `whole`.
+        step: called with a batch, returns its `LossSum`.
+        gradient_factor: factor of a loss, after which the gradient is that of the sum of the losses
+            of all processes.
+        is_sharded: the parameters of `net` are sharded over the processes (`DTensor`).
+    """
+
+    gradient_factor = 1
+    is_sharded = False
+
+    def __init__(self, step: TrainStep) -> None:
+        self.whole = self.net = step.net
+        self.step: nn.Module = step
+
+    def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """A context for a forward and backward pass; after the last one of a step the gradients
+        are those of all processes."""
+        return nullcontext()
+
+    def gather(self) -> None:
+        """Copy the weights of `net` to `whole` in the main process."""
+
+    def scatter(self) -> None:
+        """Copy the weights of `whole` in the main process to `net` in all."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes of a tensor on the run's device."""
+        return tensor
+
+
+class ReplicatedNet(TrainedNet):
+    """The whole net in every process (DistributedDataParallel)."""
+
+    def __init__(self, step: TrainStep, processes: Processes) -> None:
+        super().__init__(step)
+        self.gradient_factor = processes.count  # DDP takes the mean over the processes
+        self.scatter()  # before DDP compares the processes
+        self._ddp = nn.parallel.DistributedDataParallel(step, gradient_as_bucket_view=True)
+        self._ddp.broadcast_buffers = False  # buffers are constants
+        self.step = self._ddp
+
+    def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
+        if is_last:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._ddp.no_sync()
+        return context
+
+    def scatter(self) -> None:
+        for parameter in self.net.parameters():
+            torch.distributed.broadcast(parameter.detach(), src=0)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        torch.distributed.all_reduce(tensor)
+        return tensor
+
+
+class ShardedNet(TrainedNet):
+    """Parameters, gradients and optimizer state sharded over the processes (FSDP2).
+
+    Each block is a unit, and the rest of the net another one, which holds tied matrices. The main
+    process also has the whole net, to evaluate and to save it.
+
+    Args:
+        in_bf16: gather the weights in bf16; their shards and the sums of gradients are in fp32.
+    """
+
+    is_sharded = True
+
+    def __init__(self, step: TrainStep, processes: Processes, *, in_bf16: bool) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        super().__init__(step)
+        device = next(step.net.parameters()).device
+        self._is_main = processes.is_main
+        self.net = deepcopy(step.net)
+        self.step = step.with_net(self.net)
+        mesh = init_device_mesh(device.type, (processes.count,))
+        policy = (
+            MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            if in_bf16
+            else MixedPrecisionPolicy()
+        )
+        for module in (*_units(self.net), self.step):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        for module in self.step.modules():
+            if isinstance(module, FSDPModule):
+                # The trainer divides by the number of targets. Gloo has no means, only sums.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        self.scatter()
+        if not self._is_main:
+            self.whole.to("meta")
+
+    def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
+        step: Any = self.step
+        step.set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        for shard, whole in self._shards():
+            full = shard.full_tensor()
+            if whole is not None:
+                whole.copy_(full)
+
+    @torch.no_grad()
+    def scatter(self) -> None:
+        from torch.distributed.tensor import distribute_tensor
+
+        for shard, whole in self._shards():
+            full = torch.empty(shard.shape, device=shard.device) if whole is None else whole
+            shard.copy_(distribute_tensor(full.detach(), shard.device_mesh, shard.placements))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def _shards(self) -> Iterable[tuple[Any, Tensor | None]]:
+        """Each parameter of `net`, in the main process with that of `whole`, else with None."""
+        shards = [*self.net.parameters()]
+        whole = self.whole.parameters() if self._is_main else [None] * len(shards)
+        return zip(shards, whole, strict=True)
+
+
+def _units(net: nn.Module) -> list[nn.Module]:
+    """The modules that are sharded one by one: those that blocks share, and the blocks."""
+    modules = [*net.modules()]
+    shared = [module for module in modules if isinstance(module, RelativePositionBias)]
+    blocks = [block for module in modules if isinstance(module, Stack) for block in module.blocks]
+    return [*dict.fromkeys([*shared, *blocks])]
+
+
+def sharing_of(settings: Training, processes: Processes, precision: str) -> str:
+    """How the processes share the net: none (one process), ddp or fsdp.
+
+    Raises:
+        UserError: settings that do not fit each other or the number of processes.
+    """
+    if processes.count == 1:
+        return "none"
+    if settings.parallel == "none":
+        raise UserError(
+            f"training.parallel none is for one process, not for {processes.count}; set it to ddp "
+            "(each process has the whole net) or fsdp (each has a shard), or start without torchrun"
+        )
+    if settings.parallel != "fsdp":
+        return "ddp"
+    reasons = {
+        "training.optimizer.name muon needs whole matrices; use adamw": (
+            settings.optimizer.name == "muon"
+        ),
+        "training.precision fp16 needs the overflows of all shards; use bf16 or fp32": (
+            precision == "fp16"
+        ),
+        "training.compile makes one graph of a block, which FSDP's hooks divide; leave it out": (
+            settings.compile
+        ),
+    }
+    for reason, is_unsupported in reasons.items():
+        if is_unsupported:
+            raise UserError(f"training.parallel fsdp: {reason}, or set training.parallel=ddp")
+    return "fsdp"
+
+
+def share_net(
+    step: TrainStep, settings: Training, processes: Processes, precision: str
+) -> TrainedNet:
+    """The net as the processes of a run train it; raises UserError as `sharing_of`."""
+    sharing = sharing_of(settings, processes, precision)
+    if sharing == "fsdp":
+        return ShardedNet(step, processes, in_bf16=precision == "bf16")
+    return TrainedNet(step) if sharing == "none" else ReplicatedNet(step, processes)

@@ -1,0 +1,78 @@
+"""Tensors that are sharded over processes, on disk: safetensors files, one for each process.
+
+By `torch.distributed.checkpoint`, whose files can be read by any number of processes. Nothing is
+pickled.
+"""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful.errors import UserError
+
+
+def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the tensors of a checkpoint, sharded or whole; called by all with the same names.
+
+    Raises:
+        UserError: a process cannot write, in every process.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    state = {name: tensor.detach() for name, tensor in tensors.items()}
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    try:
+        save(state, storage_writer=writer)
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
+        raise UserError(
+            f"rank {rank} cannot write its part of a checkpoint in {folder.parent.parent}: "
+            f"{reason}; make room, and continue with --resume"
+        ) from None
+
+
+def load_shards(folder: Path, net: nn.Module) -> dict[str, Tensor]:
+    """Read tensors; those with the name and shape of a parameter of the net are sharded like it.
+
+    A name is that of a parameter with a prefix or a suffix.
+
+    Raises:
+        UserError: files that are missing or damaged.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(folder))
+    parameters = dict(net.named_parameters())
+    try:
+        entries: Any = reader.read_metadata().state_dict_metadata
+        state = {
+            name: _empty(entry, _parameter_of(name, parameters)) for name, entry in entries.items()
+        }
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(state, storage_reader=reader, no_dist=True)  # each process reads its part
+    except Exception as error:  # of many kinds, one for each way in which files can be damaged
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{folder} is damaged or incomplete: {reason}") from None
+    return state
+
+
+def _parameter_of(name: str, parameters: Mapping[str, Tensor]) -> Tensor | None:
+    """The parameter to which the state of a name belongs: `average.NAME`, `NAME.exp_avg`."""
+    names = (name.partition(".")[2], name.rpartition(".")[0])
+    return next((parameters[name] for name in names if name in parameters), None)
+
+
+def _empty(entry: Any, parameter: Tensor | None) -> Tensor:
+    dtype = entry.properties.dtype
+    if parameter is not None and parameter.shape == entry.size:
+        return torch.empty_like(parameter.detach(), dtype=dtype)
+    return torch.empty(entry.size, dtype=dtype)

@@ -1,0 +1,125 @@
+"""Several processes that train together, forked from one that has imported torch."""
+
+import faulthandler
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from commands import Commands, default_signals, run_whole
+from heedful.cli import main
+from heedful.recipe_files import load_recipe
+from heedful.run import train
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: a recipe as JSON, its folder, and the arguments of `train`."""
+
+    recipe: Path
+    out: Path
+    resume: bool = False
+    changes: tuple[str, ...] = ()
+
+
+def run_group(
+    commands: Commands,
+    folder: Path,
+    count: int,
+    function: Callable[..., None],
+    *arguments: Any,
+    codes: Sequence[int] | None = None,
+) -> None:
+    """Call `function(rank, *arguments)` in `count` processes of one group.
+
+    Args:
+        codes: the expected exit codes by rank; default: 0.
+    """
+    (folder / "store").unlink(missing_ok=True)
+    children = [
+        commands.start(_member, folder, rank, count, function, arguments) for rank in range(count)
+    ]
+    for child in children:
+        child.join()
+    actual = [child.exitcode for child in children]
+    assert actual == list(codes or [0] * count), actual
+
+
+def train_all(rank: int, cases: Sequence[Case]) -> None:
+    """Train the runs one after the other, in this process of a group or alone."""
+    for case in cases:
+        recipe = load_recipe(case.recipe)
+        train(recipe, case.out, resume=case.resume, changes=case.changes, progress=False)
+
+
+def run_command(rank: int, folder: Path, words: Sequence[object], before: Any = None) -> None:
+    """`heedful WORDS` in this process of a group; what it prints goes to `folder`/out.RANK."""
+    default_signals()
+    handle = os.open(folder / f"out.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    if before is not None:
+        before(rank)
+    sys.argv = ["heedful", *map(str, words)]
+    main()
+
+
+def launch(folder: Path, count: int, words: Sequence[object], restarts: int, before: Any) -> None:
+    """`torchrun --max-restarts RESTARTS -m heedful WORDS`, with forked processes."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ["PYTHON_EXEC"] = sys.executable
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        max_restarts=restarts,
+        start_method="fork",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        monitor_interval=0.05,
+    )
+    elastic_launch(config, _launched)(folder, words, before)
+
+
+def _launched(folder: Path, words: Sequence[object], before: Any) -> None:
+    torch.set_num_threads(1)
+    run_whole(False)
+    try:
+        run_command(int(os.environ["RANK"]), folder, words, before)
+    except SystemExit as end:  # as a program's end: this launcher knows only functions
+        os._exit(int(end.code or 0)) if end.code else None
+
+
+def write_case(folder: Path, name: str, recipe: Mapping[str, Any], **more: Any) -> Case:
+    """A case whose recipe and run are in `folder`."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(recipe))
+    return Case(path, folder / name, **more)
+
+
+def _member(
+    folder: Path, rank: int, count: int, function: Callable[..., None], arguments: Any
+) -> None:
+    faulthandler.dump_traceback_later(150, exit=True)  # instead of hanging silently
+    # Without a port that another may take, and without asking a resolver for this host's name.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
+    torch.set_num_threads(1)
+    run_whole(False)
+    distributed.init_process_group(
+        "gloo",
+        init_method=(folder / "store").as_uri(),
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=90),
+    )
+    function(rank, *arguments)
+    distributed.destroy_process_group()
