@@ -78,3 +78,14 @@ def test_an_error_is_raised_at_its_position_and_the_thread_ends() -> None:
     source.fails_at = None
     assert read((0, 2)) == ("0.2", (1, 0))
     read.close()
+
+
+def test_epochs_after_the_last_one_are_not_loaded_ahead() -> None:
+    source = Source()
+    read, position = Ahead(source, num_epochs=2), (0, 0)
+    while position[0] < 2:
+        position = read(position)[1]
+    wait_for(lambda: not source.threads & alive())
+    assert source.loaded == [(epoch, batch) for epoch in (0, 1) for batch in range(3)]
+    assert read((2, 0)) == ("2.0", (2, 1))  # where it is asked for
+    assert read((2, 1)) == ("2.1", (2, 2))

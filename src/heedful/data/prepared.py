@@ -113,7 +113,7 @@ def _fill_unfinished(path: Path, fill: Callable[[Path], None], about: Mapping[st
         hold = FolderLock(folder)  # so that `heedful cache rm` keeps it
         fill(folder)
         sync_all(folder)
-        folder.rename(path)
+        folder.replace(path)
         del hold
     except OSError as error:  # the work so far is kept, for an attempt with more room
         raise cannot_write(folder, error) from None

@@ -19,10 +19,15 @@ class Ahead(Generic[Result]):
 
     Args:
         load: returns the result at a position, and the position after it.
+        num_epochs: later epochs are not loaded ahead; None: no limit.
     """
 
-    def __init__(self, load: Callable[[Position], tuple[Result, Position]]) -> None:
-        self._load = load
+    def __init__(
+        self,
+        load: Callable[[Position], tuple[Result, Position]],
+        num_epochs: int | None = None,
+    ) -> None:
+        self._load, self._num_epochs = load, num_epochs
         self._next: Position | None = None  # that the thread's next result belongs to
         self._queue: Queue[tuple[Result, Position] | BaseException] = Queue(STEPS_AHEAD)
         self._is_closed = threading.Event()
@@ -37,6 +42,8 @@ class Ahead(Generic[Result]):
             self.close()
             raise loaded
         self._next = loaded[1]
+        if self._num_epochs is not None and loaded[1][0] >= self._num_epochs:
+            self.close()  # the thread has ended
         return loaded
 
     def close(self) -> None:
@@ -70,3 +77,5 @@ class Ahead(Generic[Result]):
             if isinstance(loaded, BaseException):
                 return
             position = loaded[1]
+            if self._num_epochs is not None and position[0] >= self._num_epochs:
+                return

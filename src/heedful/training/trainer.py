@@ -23,6 +23,7 @@ from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.processes import Processes
+from heedful.training.ahead import Ahead
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import (
@@ -75,7 +76,7 @@ class TrainingHooks:
     Attributes:
         plan_epoch: returns the batches of an epoch by its number. A pure function, so that a run's
             position in the data is two integers.
-        load_batch: returns a planned batch as tensors on the CPU.
+        load_batch: returns a planned batch as tensors on the CPU; called in a thread.
         evaluate: evaluates the net, in the main process.
         save_best: saves the net, which is the best so far or the first, in the main process.
     """
@@ -145,7 +146,7 @@ class Trainer:
         self.updates = WeightUpdates(
             self.trained, settings, processes, precision=self.precision, compiler=self.compiler
         )
-        self.micro_batches = MicroBatches(
+        of_step = MicroBatches(
             self.hooks.plan_epoch,
             self.hooks.load_batch,
             processes,
@@ -153,7 +154,8 @@ class Trainer:
             num_parts=self.batch_parts,
             seed=settings.seed,
             device=self.updates.device,
-        )
+        ).of_step
+        self.micro_batches = Ahead(lambda position: of_step(*position), settings.max_epochs)
         self._begin_window()
         self.interruption = Interruption()
 
@@ -192,6 +194,8 @@ class Trainer:
                 reason = self._train()
             except EvaluationInterrupted:
                 reason = "interrupted"
+            finally:
+                self.micro_batches.close()
             if reason == "interrupted":
                 if self.state.best_step < 0:  # no evaluation yet: save the newest weights
                     self._report_steps()
@@ -267,7 +271,7 @@ class Trainer:
     def _step(self) -> None:
         """One optimizer step over the accumulated batches."""
         state = self.state
-        micro_batches, position = self.micro_batches.of_step(state.epoch, state.batch)
+        micro_batches, position = self.micro_batches((state.epoch, state.batch))
         number = state.step + 1
         self._steps.append(self.updates.take(micro_batches, self.schedule(number), number))
         state.step, (state.epoch, state.batch) = number, position
