@@ -362,7 +362,10 @@ def test_rows_that_cannot_be_used_are_named(row: Any, message: str, tmp_path: Pa
     ("changes", "message"),
     [
         ({"objective": {"chat_template": "chatlm"}}, "no chat template chatlm: give a file with"),
-        ({"objective": {}}, "start from has no chat template: set objective.chat_template to cha"),
+        (
+            {"objective": {}},
+            "tokenizer to start from has no chat template: set objective.chat_template to cha",
+        ),
         ({"objective": {"special_tokens": []}}, "no effect without objective.chat_template"),
         (
             {"objective": {"chat_template": "chatml", "special_tokens": []}},

@@ -136,8 +136,8 @@ class SupervisedFineTuning(Task):
         if self.objective.chat_template is None:
             if tokenizer.chat_template is None:
                 raise UserError(
-                    "the model to start from has no chat template: set objective.chat_template to "
-                    f"{' or '.join(BUILT_IN)}, or to a file"
+                    "the tokenizer to start from has no chat template: set "
+                    f"objective.chat_template to {' or '.join(BUILT_IN)}, or to a file"
                 )
             return tokenizers
         template, names = self._template("")
