@@ -4,6 +4,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
 """
 
+import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -108,6 +109,8 @@ class ShardedNet(TrainedNet):
             if in_bf16
             else MixedPrecisionPolicy()
         )
+        # Of relative position biases, which nothing changes in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         for module in (*_units(self.net), self.step):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         for module in self.step.modules():
