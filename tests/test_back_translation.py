@@ -188,10 +188,15 @@ def test_wrong_back_translations_are_refused(
         (recipe, whole, {"tag": "<x>"}, r"was started with other settings \(tag\)"),
         (recipe, mono.parent, {}, "holds other files; give a new folder"),
         (recipe, tmp_path / "b", {"backward_model": tmp_path}, "is not a model"),
+        (recipe, tmp_path / "b", {"weight": 0}, "a corpus of weight 0"),
+        (recipe, tmp_path / "b", {"tag": "bt"}, "angle brackets, as <2de>, not 'bt'"),
+        (recipe, tmp_path / "b", {"decoding": {"temperature": -1.0}}, "temperature must be"),
+        (recipe, tmp_path / "b", {"backward_changes": {"a.b": 1}}, "unknown key a"),
     ]
     for changed, out, settings, message in cases:
         with pytest.raises(UserError, match=message):
             run(changed, mono, out, **settings)
+    assert not (tmp_path / "b").exists(), "refused before anything is written"
     with pytest.raises(UserError, match=r"cannot read .*nothing"):
         run(recipe, tmp_path / "nothing", tmp_path / "c")
 

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from heedful.config import Files, Recipe
+from heedful.config import Files, Recipe, parse_recipe
 from heedful.data.prepared import content_key
 from heedful.data.row_formats import format_of
 from heedful.data.rows import open_rows
@@ -24,12 +24,15 @@ from heedful.deploy.optimize import optimize
 from heedful.dry_run import prepare_run
 from heedful.errors import UserError
 from heedful.files import atomic_replace, read_object, write_json, write_text
+from heedful.generation.rules import sampling_rules
+from heedful.options import SAMPLING_OPTIONS, Options
 from heedful.pipelines import Translator, load
 from heedful.pipelines.loading import expect
 from heedful.progress import PrintLine, track
 from heedful.recipe_changes import check_changes
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.run import TrainingRun
+from heedful.tasks.start import checked_task
 from heedful.training.folder import is_run
 
 BACKWARD, SHARDS, PAIRS, FORWARD = "backward", "back", "back.jsonl", "forward"
@@ -92,7 +95,7 @@ def back_translate(
             with; no translation left; errors of the runs.
     """
     recipe = with_absolute_paths(recipe)
-    _check(recipe, settings)
+    _check(recipe, settings, out)
     _claim(recipe, out, settings)
     recipe = _with_held_out(recipe, out, print_line)
     model_folder = settings.backward_model or out / BACKWARD
@@ -155,11 +158,11 @@ def forward_recipe(recipe: Recipe, pairs: Path, settings: BackTranslation) -> Re
     if settings.tag is not None:
         back["src_tag"] = settings.tag
     data["corpora"] = {PARALLEL: parallel, BACK: back}
-    return Recipe.model_validate(content)
+    return parse_recipe(content, "back-translation")
 
 
-def _check(recipe: Recipe, settings: BackTranslation) -> None:
-    """Raise UserError for a recipe that cannot be reversed, or texts that cannot be read."""
+def _check(recipe: Recipe, settings: BackTranslation, out: Path) -> None:
+    """Raise UserError for a recipe that cannot be reversed, or settings that a stage refuses."""
     if recipe.task != "translation":
         raise UserError(f"back-translation is for the task translation, not {recipe.task}")
     if recipe.data.corpora:
@@ -179,6 +182,11 @@ def _check(recipe: Recipe, settings: BackTranslation) -> None:
         if settings.backward_changes:
             raise UserError("--backward is a finished model, so --backward-set has no effect")
         _open(settings.backward_model)
+    options = Options.from_keywords(settings.decoding).with_defaults({})
+    sampling_rules(**{name: getattr(options, name) for name in SAMPLING_OPTIONS})
+    checked_task(reverse_recipe(recipe).replace(settings.backward_changes))
+    with_valid = _with_valid_file(recipe, out / _HELD_OUT)
+    checked_task(forward_recipe(with_valid, out / PAIRS, settings))
 
 
 def _claim(recipe: Recipe, out: Path, settings: BackTranslation) -> None:
@@ -214,16 +222,21 @@ def _with_held_out(recipe: Recipe, out: Path, print_line: PrintLine) -> Recipe:
 
     Both runs then have the same ones, and none is back-translated.
     """
-    if recipe.data.valid.paths():
-        return recipe
     path = out / _HELD_OUT
-    if not path.is_file():
+    if not recipe.data.valid.paths() and not path.is_file():
         rows = prepare_run(recipe, print_line).texts("valid")
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return _with_valid_file(recipe, path)
+
+
+def _with_valid_file(recipe: Recipe, path: Path) -> Recipe:
+    """The recipe with a file of validation pairs, unless it has one."""
+    if recipe.data.valid.paths():
+        return recipe
     content = recipe.model_dump(exclude_unset=True)
     content["data"].pop("valid_size", None)
     content["data"]["valid"] = {"file": str(path.absolute())}
-    return Recipe.model_validate(content)
+    return parse_recipe(content, "back-translation")
 
 
 def _finish(recipe: Recipe, folder: Path, train_stage: TrainStage) -> TrainingRun | None:

@@ -15,7 +15,7 @@ from encoder_runs import PreparedTask, assert_resumes, recipe_of, sentences, wri
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
 from heedful.data.plans import plan_batches, plan_windows
-from heedful.data.tags import tag_id
+from heedful.data.tags import allow_in_texts, tag_id
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf
@@ -284,6 +284,16 @@ def test_tags_are_plain_tokens_of_other_programs(run: Path, tmp_path: Path) -> N
     assert theirs != pytest.approx(other, abs=1e-3), "the tag matters"
 
 
+def test_the_space_after_a_tag_is_not_part_of_the_text() -> None:
+    tokenizer = train_tokenizer(
+        sentences(9), kind="byte_bpe", vocab_size=280, extra_specials=("<2de>",)
+    )
+    content = allow_in_texts(tokenizer.content()["tokenizer"], {"<2de>"})
+    other = BackendTokenizer.from_str(json.dumps(content))
+    ids = [tag_id(tokenizer, "<2de>"), *tokenizer.encode("red dog")]
+    assert other.encode("<2de> red dog").ids == ids == other.encode("<2de>red dog").ids
+
+
 @pytest.mark.parametrize("task", ["language_modeling", "masked_lm", "denoising", "classification"])
 def test_tasks_of_texts_read_corpora_too(task: str, tmp_path: Path) -> None:
     plain = recipe_of(task, tmp_path)
@@ -351,7 +361,10 @@ def test_an_existing_tokenizer_that_splits_a_tag_is_refused(recipe, tmp_path) ->
         ({"de.weight": 0}, r"de\.weight: a corpus of weight 0\.0 is never read"),
         ({"de.tgt": []}, r"corpora\.de names 1 src files but 0 tgt files"),
         ({"fr.src": None, "fr.tgt": None}, r"data\.corpora\.fr: names no files of training rows"),
-        ({"back.src_tag": "bt"}, "special token 'bt' needs a name in angle brackets"),
+        (
+            {"back.src_tag": "bt"},
+            "tag in a new tokenizer has a name in angle brackets, as <2de>, not 'bt'",
+        ),
     ],
 )
 def test_contradictory_corpora_are_refused(recipe, tmp_path, changes, message) -> None:

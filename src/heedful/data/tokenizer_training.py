@@ -35,7 +35,7 @@ _TEMPLATES = {  # of one text, and of a pair
 _CONTINUES = "##"  # prefix of a WordPiece piece that continues a word
 
 # Pre-tokenizers split brackets from letters and digits: no piece of a text is such a name.
-_SPECIAL_NAME = re.compile(r"<[\w|/:-]*[A-Za-z0-9][\w|/:-]*>", re.ASCII)
+SPECIAL_NAME = re.compile(r"<[\w|/:-]*[A-Za-z0-9][\w|/:-]*>", re.ASCII)
 
 # A space is part of the word after it; punctuation and symbols are separate words.
 _WORDS = rf"{SPACE}?[\p{{L}}\p{{M}}]+|{SPACE}?\p{{N}}+|{SPACE}?[^{SPACE}\p{{L}}\p{{M}}\p{{N}}]"
@@ -94,7 +94,7 @@ class TrainingSettings:
                 " unset keep_whitespace, or choose another kind"
             )
         for name in self.specials:
-            if not _SPECIAL_NAME.fullmatch(name):
+            if not SPECIAL_NAME.fullmatch(name):
                 raise UserError(f"special token {name!r} needs a name in angle brackets, as <mask>")
             if self.specials.count(name) > 1:
                 raise UserError(f"special token {name!r} is given twice; give it once")

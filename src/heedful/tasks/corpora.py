@@ -10,6 +10,7 @@ from heedful.data.columns import CorpusRange
 from heedful.data.draws import CorpusShare
 from heedful.data.tags import tag_id
 from heedful.data.tokenizer import Tokenizer
+from heedful.data.tokenizer_training import SPECIAL_NAME
 from heedful.errors import UserError, format_names
 from heedful.plugins import SHIPPED
 from heedful.recipe_files import RECIPES
@@ -141,6 +142,13 @@ def language_tags(recipe: Recipe) -> dict[str, str]:
 def check_corpora(recipe: Recipe) -> None:
     """Raise UserError for tags that contradict each other or the tokenizer's settings."""
     language_tags(recipe)
+    is_new = recipe.tokenizer.path is recipe.init_from is recipe.distillation.teacher is None
+    for tag in all_tags(recipe):
+        if is_new and not SPECIAL_NAME.fullmatch(tag):
+            raise UserError(
+                f"data.corpora: a tag in a new tokenizer has a name in angle brackets, as <2de>, "
+                f"not {tag!r}"
+            )
     if recipe.data.corpora and recipe.distillation.level == "sequence":
         raise UserError(
             "distillation.level sequence replaces the rows of data.train, so data.corpora has no "
