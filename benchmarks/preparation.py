@@ -28,7 +28,7 @@ from common import ROOT, argument_parser, command_line, table, write_results
 from heedful.data.column_writer import PROGRESS
 from heedful.data.prepared import MANIFEST, UNFINISHED
 
-PAIRS, QUICK_PAIRS = 20_000_000, 6_000
+PAIRS, QUICK_PAIRS = 20_000_000, 1_000
 TEXTS_SHARE = 4  # pairs for each text of the language model
 WORKERS = (1, 2)
 MEBIBYTE = 1 << 20
@@ -86,7 +86,7 @@ def measure(folder: Path, num_pairs: int, num_texts: int) -> dict[str, Any]:
     }
     language_model = {
         "task": "language_modeling",
-        "data": {"train": {"text": str(texts)}, "valid_size": 0.001},
+        "data": {"train": {"text": str(texts)}, "valid_size": 0.01},
         "training": TRAINING,
     }
     cases = {"pairs": (translation, num_pairs), "texts": (language_model, num_texts)}

@@ -200,6 +200,15 @@ def test_settings_are_chosen_by_warm_rounds(bench: Bench, monkeypatch: pytest.Mo
     assert calls["slow"] == 2
 
 
+def test_preparation(bench: Bench) -> None:
+    page, data = bench("preparation")
+    assert data["pairs"]["equal"]
+    assert data["texts"]["equal"]
+    assert data["killed"]["equal"]
+    assert data["pairs"]["workers"]["2"]["peak MiB"] > 100
+    assert "equal, byte for byte" in page
+
+
 def test_synthetic(bench: Bench, tmp_path: Path) -> None:
     page, data = bench("synthetic", "--runs", str(tmp_path / "runs"))
     assert set(data["runs"]) == {"copy", "reverse", "sort", "copy-varied"}

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from heedful.config import Recipe
 from heedful.data.collate import Batch
+from heedful.data.file_names import store_stdin
 from heedful.data.filters import FilterReport
+from heedful.data.prepared import cache_folder
 from heedful.pipelines import choose_device, parameter_count
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
@@ -65,7 +67,9 @@ class RunEstimate:
 
 def prepare_run(recipe: Recipe, print_line: PrintLine) -> RunData:
     """Prepare the data of a run, so that it begins at once; raises UserError as the run does."""
-    return prepare_data(checked_task(with_absolute_paths(recipe)), print_line)
+    return prepare_data(
+        checked_task(with_absolute_paths(store_stdin(recipe, cache_folder()))), print_line
+    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class ReadData:
 
 def read_data(recipe: Recipe, print_line: PrintLine) -> ReadData:
     """Read all data of a run, apply its filters, and write nothing; raises UserError."""
-    task = checked_task(with_absolute_paths(recipe))
+    task = checked_task(with_absolute_paths(store_stdin(recipe, cache_folder())))
     read, rows = count_rows(task)
     for name, summary in read.summaries.items():
         print_line(f"{'data.' + name:<10} {summary}")
@@ -96,7 +100,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
 
     No folder is written but the cache. Raises UserError as the run does.
     """
-    recipe = with_absolute_paths(recipe)
+    recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
     task = checked_task(recipe)
     if recipe.training.compile:
         print_line("the steps are measured without training.compile, in the shapes that it pads to")

@@ -21,6 +21,8 @@ from rich.console import Console
 import heedful
 from heedful import extras, plugins, processes
 from heedful.config import Recipe
+from heedful.data.file_names import store_stdin
+from heedful.data.prepared import cache_folder
 from heedful.errors import UserError, describe
 from heedful.files import as_path
 from heedful.pipelines import (
@@ -147,7 +149,7 @@ def _train(
         raise UserError("a run of several processes needs a folder that they share: give out")
     temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
     out = as_path(temporary.name if temporary is not None else out or "", "out")
-    recipe, rows = with_absolute_paths(recipe), None
+    recipe, rows = with_absolute_paths(store_stdin(recipe, cache_folder())), None
     if data is not None:
         columns = plugins.task.get(recipe.task).row_columns
         rows = InMemoryData.convert(recipe, columns, data, out)

@@ -28,7 +28,7 @@ def test_a_run_reports_all_of_its_work(tmp_path, monkeypatch):
     recipe = load_recipe(str(write_recipe(tmp_path / "recipe.json", training__max_steps=2)))
     with use_display(show):
         train(recipe, tmp_path / "run")
-    assert {what for what, _, _ in reports} == {"tokenizing", "translating"}
+    assert {what for what, _, _ in reports} == {"reading, MB", "tokenizing", "translating"}
     assert all(total == done > 0 for _, total, done in reports)
     assert not has_display()
 

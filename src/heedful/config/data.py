@@ -45,7 +45,12 @@ class Data(Strict):
         description="Folder that relative paths of `train`, `valid` and `test` start from; null: "
         "the current folder.",
     )
-    train: Files = Field(default_factory=Files, description="Files of the training split.")
+    train: Files = Field(
+        default_factory=Files,
+        description="Files of the training split; a name may also be a folder, for all files in "
+        "it, a pattern such as part-*.gz, for all files that it matches in the order of their "
+        "names, or -, for standard input.",
+    )
     valid: Files = Field(
         default_factory=Files,
         description="Files of the validation split; if empty, rows of `train` are held out "

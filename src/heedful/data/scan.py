@@ -370,9 +370,12 @@ class _Sample:
 
 def _tracked(source: RowSource) -> Iterator[RowChunk]:
     """The chunks of a source, with their bytes as progress."""
-    done = 0
-    with track("reading, MB", max(1, source.total_bytes() // _MB)) as advance:
+    done = reported = 0
+    total = max(1, source.total_bytes() // _MB)
+    with track("reading, MB", total) as advance:
         for chunk in source.chunks():
             yield chunk
-            before, done = done // _MB, done + chunk.num_bytes
-            advance(done // _MB - before)
+            done += chunk.num_bytes
+            advance(min(done // _MB, total) - reported)
+            reported = min(done // _MB, total)
+        advance(total - reported)

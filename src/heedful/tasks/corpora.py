@@ -8,6 +8,7 @@ from typing import NamedTuple
 from heedful.config import Corpus, Files, Recipe
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import CorpusShare
+from heedful.data.file_names import expand_path
 from heedful.data.tags import tag_id
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPECIAL_NAME
@@ -204,4 +205,8 @@ def check_ranges(recipe: Recipe, ranges: Sequence[CorpusRange]) -> None:
 
 def _resolved(files: Files, folder: Path) -> Files:
     named = {key: paths for key in SOURCES if (paths := resolve_paths(getattr(files, key), folder))}
-    return files.model_copy(update={key: [*map(str, paths)] for key, paths in named.items()})
+    expanded = {
+        key: [str(file) for path in paths for file in expand_path(path)]
+        for key, paths in named.items()
+    }
+    return files.model_copy(update=expanded)
