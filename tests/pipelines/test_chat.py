@@ -76,6 +76,11 @@ def test_an_answer_ends_at_the_end_of_the_template_and_at_other_ids(model: Langu
     assert ended.ids == [*whole.ids[:3], encoder.end_id]
     assert ended.finished
     assert ended.text == model.tokenizer.decode(whole.ids[:3])
+    other = chat_model()
+    other.tokenizer.special_ids -= {encoder.end_id}  # an added token that is not special
+    assert other.tokenizer.decode([encoder.end_id]) == "<|im_end|>"
+    [again] = other.chat(CHATS[0], return_details=True, forced=forced, max_new_tokens=9)
+    assert (again.text, again.finished) == (ended.text, True)
 
 
 def test_a_model_keeps_its_template_when_it_is_saved(model: LanguageModel, tmp_path: Path) -> None:

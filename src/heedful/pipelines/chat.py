@@ -60,6 +60,8 @@ def chat_rows(model: "LanguageModel", chats: Sequence[Any], options: dict[str, A
             "messages, or shorten them"
         )
     options["stop_ids"] = [*options.get("stop_ids", ()), encoder.end_id]
+    if encoder.end_id not in model.tokenizer.special_ids:  # then its name would be in the text
+        options["stop"] = [*options.get("stop", ()), model.tokenizer.piece(encoder.end_id)]
     if options.get("max_new_tokens") is None:
         options["max_new_tokens"] = min(MAX_NEW_TOKENS, context - size)
     return rows
