@@ -23,9 +23,9 @@ LAYERS = [
     {"generation", "evaluation"},
     {"backends"},
     {"training", "insight", "pipelines"},
-    {"tasks", "deploy"},
+    {"cost", "tasks", "deploy"},
     {"export"},
-    {"dry_run", "examples", "run"},
+    {"dry_run", "examples", "plan", "run"},
     {"back_translation"},
     {"cli"},
 ]

@@ -150,7 +150,7 @@ def test_queries_without_keys_have_zero_outputs_and_gradients(
     eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never NaN or uniform weights; all other gradients are as without those rows."""
-    monkeypatch.setattr(multi_head.MultiHead, "_forms_weights", lambda *_: eager)
+    monkeypatch.setattr(multi_head.MultiHead, "forms_weights", lambda *_: eager)
     module = attention(H, cross=cross).to(dtype)
     x, memory = (random(B, n, D, seed=n).to(dtype).requires_grad_() for n in (T, S))
     memory_option = memory if cross else None
@@ -278,7 +278,7 @@ def test_dropout_applies_to_the_weights_in_training_only(
 ) -> None:
     """The expectation is the output without dropout; a weight of one key and one head is dropped as
     a whole."""
-    monkeypatch.setattr(multi_head.MultiHead, "_forms_weights", lambda *_: eager)
+    monkeypatch.setattr(multi_head.MultiHead, "forms_weights", lambda *_: eager)
     module, copies = attention(H, dropout=0.3), 20_000
     x = random(1, T, D)
     with torch.no_grad():

@@ -181,7 +181,7 @@ class ParityTests:
 
         monkeypatch.setattr(nn.functional, "dropout", bend)
         monkeypatch.setattr(Dropout, "forward", lambda part, x: bend(x, part.p, part.training))
-        monkeypatch.setattr(MultiHead, "_forms_weights", lambda *_: True)
+        monkeypatch.setattr(MultiHead, "forms_weights", lambda *_: True)
         config = self.case.net().config
         keys = [item.name for item in fields(config) if "dropout" in item.name]
         rates = {key: 0.2 * number for number, key in enumerate(keys, 1)}

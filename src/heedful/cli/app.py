@@ -11,7 +11,16 @@ from heedful.cli.help import new_group
 from heedful.cli.preflight import Debug, add_command
 
 GROUPS: Mapping[str, Sequence[str]] = {
-    "Train": ("demo", "train", "distill", "back-translate", "average", "prepare", "tokenizer"),
+    "Train": (
+        "demo",
+        "train",
+        "distill",
+        "back-translate",
+        "average",
+        "prepare",
+        "plan",
+        "tokenizer",
+    ),
     "Run a model": ("translate", "generate", "chat", "fill", "classify", "embed"),
     "Evaluate": ("evaluate", "score", "verify", "report", "compare"),
     "Convert and speed up": ("optimize", "merge", "import", "export"),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.parts.checked import check_positive
+from heedful.parts.planned import is_planned, kernel_device
 
 
 class Experts(nn.Module):
@@ -64,7 +65,7 @@ class Experts(nn.Module):
         probs = _probabilities(logits)
         weights, experts = probs.topk(self.top_k, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
-        device = x.device.type
+        device = kernel_device(x)
         must_not_sync = device == "meta" or (device != "cpu" and torch.is_grad_enabled())
         if torch.compiler.is_compiling() or must_not_sync:
             shares = torch.zeros_like(probs).scatter(-1, experts, weights)[..., None].unbind(-2)
@@ -79,7 +80,7 @@ class Experts(nn.Module):
     ) -> Float[Tensor, "N D"]:
         """Call each expert with the tokens routed to it; M = k · N."""
         order = experts.argsort(stable=True)
-        counts = experts.bincount(minlength=len(self.experts)).tolist()
+        counts = self._count_tokens(experts)
         tokens = order // self.top_k
         # In training also without tokens, so that each weight has a (zero) gradient for DDP.
         parts = zip(rows[tokens].split(counts), self.experts, strict=True)
@@ -88,6 +89,14 @@ class Experts(nn.Module):
         ]
         weighted = torch.cat(outputs) * weights[order, None]
         return torch.zeros_like(rows).index_add(0, tokens, weighted.to(rows.dtype))
+
+    def _count_tokens(self, experts: Int[Tensor, "M"]) -> list[int]:
+        """The number of tokens that each expert is called with."""
+        if is_planned():  # equally many, as on average
+            count, rest = divmod(experts.numel(), len(self.experts))
+            return [count + (expert < rest) for expert in range(len(self.experts))]
+        counts: list[int] = experts.bincount(minlength=len(self.experts)).tolist()
+        return counts
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from heedful.errors import UserError
 from heedful.parts.heads import LogitsFunction, OutputHead
+from heedful.parts.planned import kernel_device
 
 # Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
 # writes its whole gradient.
@@ -178,7 +179,7 @@ class _Chunks(NamedTuple):
             grad = torch.empty_like(out) if needs_grad else out
             passes = states.shape[:-2].numel()
             block = max(1, _BLOCK_ELEMENTS // (passes * out.size(-1)))
-            block = block if out.device.type == "cpu" else rows
+            block = block if kernel_device(out) == "cpu" else rows
             blocks = (out.detach().split(block, -2), target.split(block), grad.split(block, -2))
             for logits, labels, logits_grad in zip(*blocks, strict=True):
                 result = self.chunk_loss(logits.float(), labels, needs_grad)

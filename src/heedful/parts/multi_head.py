@@ -14,6 +14,7 @@ from heedful.parts.checked import check_positive
 from heedful.parts.dropout import Dropout
 from heedful.parts.masks import AttentionMask, MaskBlock, MaskSpec
 from heedful.parts.packed_attention import can_skip_blocks, packed_attention, packed_block_mask
+from heedful.parts.planned import kernel_device
 from heedful.parts.rotary import RotaryPositions
 from heedful.parts.tokens import Span
 
@@ -162,8 +163,8 @@ class MultiHead(nn.Module):
         if dtype == torch.float32 and device in _AUTOCAST and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         whole = return_weights or has_hooks(self.pattern)
-        parts = [None] if whole else self._block_ranges(spec)
-        forms_weights = whole or self._forms_weights(spec, parts[0], x, needs_grad)
+        parts = [None] if whole else self.block_ranges(spec)
+        forms_weights = whole or self.forms_weights(spec, parts[0], x, needs_grad)
         rotation = None
         if isinstance(self.position, RotaryPositions):
             rotation = self.position(spec.queries.positions)
@@ -203,7 +204,7 @@ class MultiHead(nn.Module):
         """The position scheme if it adds to the scores; None for rotary positions or no scheme."""
         return None if isinstance(self.position, RotaryPositions) else self.position
 
-    def _block_ranges(self, spec: MaskSpec) -> Sequence[tuple[range, range] | None]:
+    def block_ranges(self, spec: MaskSpec) -> Sequence[tuple[range, range] | None]:
         """Ranges of queries and of the keys that they can reach; None: all columns.
 
         Where a window, or segments shorter than a packed row, hide most keys, these are blocks
@@ -237,7 +238,7 @@ class MultiHead(nn.Module):
         can_use = self.uses_flex_attention and needs_grad and is_plain
         return can_use and can_skip_blocks(spec, x.device)
 
-    def _forms_weights(
+    def forms_weights(
         self, spec: MaskSpec, part: tuple[range, range] | None, x: Tensor, needs_grad: bool
     ) -> bool:
         """True for plain matrix products: capped scores, and CPU training where they are faster.
@@ -247,7 +248,7 @@ class MultiHead(nn.Module):
         """
         if self.softcap is not None:
             return True
-        if x.device.type != "cpu" or not needs_grad:
+        if kernel_device(x) != "cpu" or not needs_grad:
             return False
         if (self.training and self.dropout.p > 0) or self.position_scores is not None:
             return True

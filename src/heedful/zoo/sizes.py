@@ -47,7 +47,7 @@ def check_memory(name: str, config: Any, device: torch.device) -> None:
     parameters, tables = sizes_of(name, config, "model")
     weights, all_states = 4 * (parameters + tables), 4 * (4 * parameters + tables)
     is_cuda = device.type == "cuda"
-    bounds = [(weights if is_cuda else all_states, _host_memory(), "machine")]
+    bounds = [(weights if is_cuda else all_states, host_memory(), "machine")]
     if is_cuda:
         bounds.append((all_states, torch.cuda.mem_get_info(device)[1], "GPU"))
     for needed, available, owner in bounds:
@@ -58,7 +58,7 @@ def check_memory(name: str, config: Any, device: torch.device) -> None:
             )
 
 
-def _host_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+def host_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
     """Bytes of memory available to the process: of the host, or the limit of its container.
 
     Args:

@@ -1,0 +1,1 @@
+"""The cost of a training step: FLOPs, memory, bytes sent and time, without allocating a net."""

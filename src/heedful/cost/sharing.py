@@ -1,0 +1,86 @@
+"""Memory, bytes sent and time of a step that several processes share."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from heedful.cost.trace import StepMemory
+from heedful.models.stack import Block
+from heedful.zoo.names import trainable
+
+Parallel = Literal["none", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of a process; see `StepMemory`.
+
+    Attributes:
+        gathered: weights that FSDP gathers: of the largest unit and the next one, and the gradient
+            of a unit before it is sent.
+        whole_net: of the main process with FSDP alone: the whole net, to evaluate and to save.
+        peak: at the peak of a step. It may be less than the sum of the parts, as activations are
+            freed while gradients are made, or more, by temporary tensors.
+    """
+
+    weights: int
+    gradients: int
+    optimizer_state: int
+    averages: int
+    activations: int
+    gathered: int
+    whole_net: int
+    peak: int
+
+
+def rank_memory(
+    memory: StepMemory, net: nn.Module, parallel: Parallel, count: int, *, in_bf16: bool
+) -> RankMemory:
+    """The memory of the main process.
+
+    DDP keeps gradients in its buckets (`gradient_as_bucket_view`), so that it takes no more than
+    one process. FSDP divides weights (fp32 masters), gradients, optimizer state and averages by the
+    number of processes, and gathers one unit at a time (a block, or all that is in no block), the
+    next one ahead (Zhao et al. 2023, sec. 3.3).
+
+    Args:
+        memory: of one process.
+        count: number of processes.
+        in_bf16: FSDP gathers the weights in bf16.
+    """
+    parts = (memory.weights, memory.gradients, memory.optimizer_state, memory.averages)
+    if parallel != "fsdp":
+        return RankMemory(*parts, memory.activations, 0, 0, memory.peak)
+    shards = [-(-part // count) for part in parts]
+    gathered = 3 * max(unit_sizes(net)) * (2 if in_bf16 else 4)
+    # Autocast keeps a copy in 16 bits of each matrix, which weights gathered in bf16 do not need.
+    linears = {m.weight: m for m in net.modules() if isinstance(m, nn.Linear)}
+    copies = 2 * sum(weight.numel() for weight in linears) if in_bf16 else 0
+    activations = max(0, memory.activations - copies)
+    peak = memory.peak - copies - sum(parts) + sum(shards) + gathered + memory.weights
+    return RankMemory(*shards, activations, gathered, memory.weights, peak)
+
+
+def unit_sizes(net: nn.Module) -> list[int]:
+    """Parameters of each unit that FSDP gathers at once: the blocks, and the rest of the net."""
+    blocks = [module for module in net.modules() if isinstance(module, Block)]
+    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
+    return [*sizes, sum(p.numel() for p in net.parameters()) - sum(sizes)]
+
+
+def bytes_sent(net: nn.Module, parallel: Parallel, count: int, *, in_bf16: bool) -> int:
+    """Bytes that each process sends in an optimizer step, by ring algorithms.
+
+    DDP: one all-reduce of the fp32 gradients, 2 (n - 1) / n of their bytes. FSDP: an all-gather of
+    the weights for the forward pass and one for the backward pass, (n - 1) / n of their bytes each,
+    and a reduce-scatter of the fp32 gradients, as many. Activation checkpointing computes a block
+    again while its weights are gathered for the backward pass, and sends nothing more.
+    """
+    if parallel == "none" or count == 1:
+        return 0
+    trained = 4 * sum(p.numel() for p in trainable(net).values())
+    if parallel == "ddp":
+        return 2 * (count - 1) * trained // count
+    weights = (2 if in_bf16 else 4) * sum(p.numel() for p in net.parameters())
+    return (count - 1) * (2 * weights + trained) // count

@@ -1,0 +1,264 @@
+"""A training step on tensors without data: the memory that it takes and the operations it calls.
+
+The step is that of a run (`TrainStep`, optimizer, clipping), on torch's fake tensors, which have
+shapes and storages but no values. All storages are counted while they live.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from heedful.config import Training
+from heedful.data.collate import Batch
+from heedful.parts.multi_head import MultiHead
+from heedful.parts.planned import planned_for
+from heedful.parts.tokens import Tokens
+from heedful.training.averaging import MovingAverage
+from heedful.training.optimizer import make_optimizer
+from heedful.training.precision import AUTOCAST
+from heedful.training.step import TrainStep
+from heedful.zoo.names import trainable
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The layout of a tensor argument of an operation."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of an operator of torch, with tensors replaced by their layouts."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of a process in a training step.
+
+    Attributes:
+        weights: of all parameters and tables.
+        gradients: of the trained parameters.
+        optimizer_state: averages and momentums of the optimizer.
+        averages: the moving average of `training.ema_decay`.
+        activations: kept from the forward pass of a batch for its backward pass; the gradients of
+            the head, which the chunked loss computes in the forward pass, included.
+        peak: the largest sum at any time of the step, with temporary tensors. It may be less than
+            the sum of the parts: activations are freed while gradients are made.
+    """
+
+    weights: int
+    gradients: int
+    optimizer_state: int
+    averages: int
+    activations: int
+    peak: int
+
+
+class StorageCounter(TorchDispatchMode):
+    """Counts the bytes of the storages that operations in the block make, while they live.
+
+    Memory that a kernel takes and returns within one operation is not seen.
+
+    Args:
+        records: count the operations too.
+
+    Attributes:
+        live: bytes now.
+        peak: largest value of `live`; may be reset.
+        operations: number of calls of each.
+    """
+
+    def __init__(self, *, records: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self.records = records
+        self.operations = Counter[Operation]()
+        self._storages: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.records:
+            pairs = tuple((name, _layout(value)) for name, value in sorted(kwargs.items()))
+            self.operations[Operation(func, tuple(map(_layout, args)), pairs)] += 1
+        out = func(*args, **kwargs)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return out
+
+    def add(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor, if it is not counted yet."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._storages:
+            return
+
+        def forget(_: object) -> None:
+            del self._storages[key]
+            self.live -= size
+
+        self._storages[key] = weakref.ref(storage, forget)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """Memory and operations of an optimizer step; operations are None if they were not recorded."""
+
+    memory: StepMemory
+    operations: Counter[Operation]
+
+
+def trace_step(
+    step: TrainStep,
+    batches: Sequence[Batch],
+    settings: Training,
+    precision: str,
+    *,
+    on_accelerator: bool = False,
+    records: bool = False,
+) -> StepTrace:
+    """Run an optimizer step without data, and return its memory and operations.
+
+    Args:
+        step: with a net on the meta device, whose tensors are replaced by fake ones of the CPU.
+        batches: of the step, on the CPU. Their values are not used.
+        on_accelerator: choose fused attention and the calls of experts as on a GPU. Kernels that
+            only a GPU has are represented by the CPU's, which keep the same tensors.
+        records: count the operations.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        _replace_tensors(step, mode)
+        fake = [fake_batch(batch, mode) for batch in batches]
+        if on_accelerator:
+            _leave_out_attention_dropout(step.net)
+        with planned_for("cuda" if on_accelerator else "cpu"):
+            return count_step(step, fake, settings, precision, records=records)
+
+
+def count_step(
+    step: TrainStep,
+    batches: Sequence[Batch],
+    settings: Training,
+    precision: str,
+    *,
+    records: bool = False,
+) -> StepTrace:
+    """Run an optimizer step whose optimizer has its state, and count memory and operations."""
+    net = step.train().net
+    parameters = [*trainable(net).values()]
+    optimizer = make_optimizer(net, settings.optimizer, layer_decay=settings.layer_lr_decay)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # makes the state
+    optimizer.zero_grad(set_to_none=True)
+    average = None if settings.ema_decay is None else MovingAverage(net, settings.ema_decay)
+    weights = _sizes([*net.parameters(), *net.buffers()])
+    state = _sizes(
+        value
+        for values in optimizer.state.values()
+        for value in values.values()
+        if isinstance(value, Tensor)
+    )
+    averages = 0 if average is None else _sizes(average.tensors().values())
+    counter = StorageCounter(records=records)
+    activations = 0
+    num_targets = max(1, sum(batch.num_targets for batch in batches))
+    with counter:
+        for batch in batches:
+            before = counter.live
+            with torch.autocast("cpu", AUTOCAST[precision], enabled=precision != "fp32"):
+                sums = step(batch)
+            activations = max(activations, counter.live - before)
+            (sums.loss / num_targets).backward()
+            del sums
+        gradients = _sizes(p.grad for p in parameters if p.grad is not None)
+        used = [p for p in parameters if p.grad is not None]
+        if settings.clip_norm is not None and used:
+            nn.utils.clip_grad_norm_(used, settings.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if average is not None:
+            average.update(1)
+    peak = weights + state + averages + counter.peak
+    memory = StepMemory(weights, gradients, state, averages, activations, peak)
+    return StepTrace(memory, counter.operations)
+
+
+def fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:
+    """The batch with fake tensors."""
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return mode.from_tensor(value)
+        return map_fields(value) if isinstance(value, Tokens) else value
+
+    def map_fields(value: Any) -> Any:
+        return replace(value, **{name: fake(part) for name, part in vars(value).items()})
+
+    result: Batch = map_fields(batch)
+    return result
+
+
+def _replace_tensors(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Replace the tensors of a module by fake ones of the CPU; shared ones stay shared."""
+    fakes: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in fakes:
+            copy: Tensor = FakeTensor(mode, tensor.detach().to("meta"), _CPU)
+            if isinstance(tensor, nn.Parameter):
+                copy = nn.Parameter(copy, tensor.requires_grad)
+            fakes[id(tensor)] = copy
+        return fakes[id(tensor)]
+
+    originals = []  # kept until the end, so that no id is used again
+    for part in module.modules():
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
+        for table in tables:
+            for name, value in [*table.items()]:
+                if isinstance(value, Tensor):
+                    originals.append(value)
+                    table[name] = fake(value)
+
+
+def _leave_out_attention_dropout(net: nn.Module) -> None:
+    """A fused kernel repeats the random numbers of its dropout, and keeps no tensor of it."""
+    for module in net.modules():
+        if isinstance(module, MultiHead):
+            module.dropout.p = 0.0
+
+
+def _sizes(tensors: Any) -> int:
+    """Bytes of the storages of some tensors, each counted once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def _layout(value: Any) -> Any:
+    """A hashable form of an argument."""
+    if isinstance(value, Tensor):
+        return TensorSpec(tuple(value.shape), tuple(value.stride()), value.dtype)
+    if isinstance(value, list | tuple):
+        return tuple(map(_layout, value))
+    return value

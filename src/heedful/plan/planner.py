@@ -1,0 +1,354 @@
+"""A plan of a run: parameters, FLOPs, memory, bytes sent and time, before anything is trained.
+
+No weights are allocated. Lengths are those of the recipe's data if its files are there; without
+data every input has the maximum length.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from math import gcd
+from typing import Any
+
+import numpy as np
+import torch
+
+from heedful.config import Recipe
+from heedful.cost.batches import first_rows, padded_tokens
+from heedful.cost.devices import CPU, find_accelerator
+from heedful.cost.evenness import Evenness, evenness
+from heedful.cost.flops import Flops, step_flops
+from heedful.cost.parameters import active_parameters, parameters_by_part
+from heedful.cost.replay import replay
+from heedful.cost.sharing import Parallel, RankMemory, bytes_sent, rank_memory
+from heedful.cost.trace import StepTrace, trace_step
+from heedful.data.collate import Batch
+from heedful.errors import UserError
+from heedful.plan.work import Work
+from heedful.progress import PrintLine
+from heedful.recipe_files import with_absolute_paths
+from heedful.tasks.rdrop import RDropLoss
+from heedful.training.precision import resolve_precision
+from heedful.training.schedules import total_steps
+from heedful.training.step import LossFunction, TrainStep
+from heedful.zoo.sizes import host_memory
+
+GPUS_PER_MACHINE = 8
+NETWORK = 50e9  # bytes/s of a GPU to other machines: 400 Gb/s each (NVIDIA DGX H100 data sheet)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a run is planned for.
+
+    Args:
+        gpus: number of processes, one for each device.
+        gpu: name of a device (`heedful.cost.devices`), or cpu: this machine.
+        memory: bytes of a device; None: that of its data sheet, or of this machine.
+        parallel: how processes share the net; None: ddp for several.
+        tokens: training tokens in all; no data are read. None: those of the recipe's data and
+            steps.
+        utilization: share of a GPU's product rate that a step reaches.
+
+    Raises:
+        UserError: a value out of range, or an unknown device.
+    """
+
+    gpus: int = 1
+    gpu: str = CPU
+    memory: float | None = None
+    parallel: Parallel | None = None
+    tokens: int | None = None
+    utilization: float = 0.4
+
+    def __post_init__(self) -> None:
+        find_accelerator(self.gpu)
+        if self.gpus < 1:
+            raise UserError(f"--gpus {self.gpus}: must be at least 1")
+        if self.memory is not None and not self.memory > 0:
+            raise UserError("--memory must be above 0 GB")
+        if self.tokens is not None and self.tokens < 1:
+            raise UserError(f"--tokens {self.tokens}: must be at least 1")
+        if not 0 < self.utilization <= 1:
+            raise UserError(f"--utilization {self.utilization:g}: must be above 0 and at most 1")
+        if self.parallel == "none" and self.gpus > 1:
+            raise UserError(
+                f"--parallel none is for one GPU, not {self.gpus}; use ddp or fsdp, or leave it out"
+            )
+
+    @property
+    def sharing(self) -> Parallel:
+        """How the processes share the net."""
+        return "none" if self.gpus == 1 else self.parallel or "ddp"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of a run.
+
+    Attributes:
+        num_parameters: of the net ("total"), and by the name of its parts.
+        active_parameters: without the experts that a token is not sent to.
+        lengths: where the lengths of the inputs are from.
+        flops_per_token: of the products of a step; tokens are those of all sides without padding.
+        forward_per_token, backward_per_token, recomputed_per_token: their parts.
+        tokens_per_step: of all processes.
+        memory: of the main process at the largest batch, by part.
+        memory_peak: bytes at the peak of a step.
+        memory_available: bytes of a device.
+        remedies: if it does not fit, changes of settings with the peak that each leads to.
+        bytes_sent: by each process in a step.
+        seconds_per_step: at the stated utilization, or as measured on this CPU.
+        product_rate: FLOP/s of products: of the data sheet, or measured on this CPU.
+        product_share: share of that rate that a step reaches.
+        total_steps, total_tokens, seconds: of the run; None if it has no end.
+        ranks: how evenly the batches are shared by several processes; None for one.
+    """
+
+    task: str
+    architecture: str
+    device: str
+    gpus: int
+    parallel: Parallel
+    precision: str
+    num_parameters: dict[str, int]
+    active_parameters: int
+    lengths: str
+    flops_per_token: float
+    forward_per_token: float
+    backward_per_token: float
+    recomputed_per_token: float
+    tokens_per_step: float
+    memory: RankMemory
+    memory_peak: int
+    memory_available: float
+    remedies: dict[str, int]
+    bytes_sent: int
+    seconds_per_step: float
+    tokens_per_second: float
+    product_rate: float
+    product_share: float
+    total_steps: int | None
+    total_tokens: float | None
+    seconds: float | None
+    ranks: Evenness | None
+
+    @property
+    def fits(self) -> bool:
+        """True if the peak is at most the memory of the device."""
+        return self.memory_peak <= self.memory_available
+
+
+def make_plan(recipe: Recipe, options: PlanOptions, print_line: PrintLine) -> Plan:
+    """Plan a run; raises UserError for an error in the recipe or its data."""
+    recipe = with_absolute_paths(recipe)
+    work = Work.open(recipe, uses_data=options.tokens is None, print_line=print_line)
+    return _Planner(work, options).plan()
+
+
+class _Planner:
+    """The parts of a plan, in the order of their computation."""
+
+    def __init__(self, work: Work, options: PlanOptions) -> None:
+        self.work, self.options = work, options
+        self.training = work.task.recipe.training
+        self.accelerator = find_accelerator(options.gpu)
+        precision = str(self.training.precision)
+        if self.accelerator is None:
+            self.precision = resolve_precision(precision, torch.device("cpu"))
+        else:
+            self.precision = "bf16" if precision == "auto" else precision
+        accumulation = self.training.gradient_accumulation
+        # Parts of each batch, so that every process has equally many micro-batches of a step.
+        self.parts = options.gpus // gcd(accumulation, options.gpus)
+        self.per_rank = accumulation * self.parts // options.gpus
+
+    def plan(self) -> Plan:
+        work, options, net = self.work, self.options, self.work.net
+        flops, mean_tokens = self.flops()
+        per_token = [value / mean_tokens for value in (flops.forward, flops.backward)]
+        recomputed = flops.recomputed / mean_tokens
+        tokens = mean_tokens * self.training.gradient_accumulation
+        step_cost = (sum(per_token) + recomputed) * tokens
+        is_cpu = self.accelerator is None
+        memory = self.memory(self.training.activation_checkpointing, options.sharing)
+        available = self.available()
+        sent = bytes_sent(net, options.sharing, options.gpus, in_bf16=self.in_bf16)
+        if is_cpu:
+            seconds, rate = self.measured()
+        else:
+            seconds, rate = self.estimated(step_cost, sent), self.rate_of_data_sheet()
+        steps, total = self.totals(tokens)
+        return Plan(
+            task=work.task.recipe.task,
+            architecture=work.architecture,
+            device=options.gpu,
+            gpus=options.gpus,
+            parallel=options.sharing,
+            precision=self.precision,
+            num_parameters=parameters_by_part(net),
+            active_parameters=active_parameters(net),
+            lengths="data" if work.tokens is not None else "maximum lengths",
+            flops_per_token=sum(per_token) + recomputed,
+            forward_per_token=per_token[0],
+            backward_per_token=per_token[1],
+            recomputed_per_token=recomputed,
+            tokens_per_step=tokens,
+            memory=memory,
+            memory_peak=memory.peak,
+            memory_available=available,
+            remedies={} if memory.peak <= available else self.remedies(available),
+            bytes_sent=sent,
+            seconds_per_step=seconds,
+            tokens_per_second=tokens / seconds,
+            product_rate=rate,
+            product_share=step_cost / (seconds * rate * options.gpus),
+            total_steps=steps,
+            total_tokens=total,
+            seconds=None if steps is None else steps * seconds,
+            ranks=self.ranks(),
+        )
+
+    @property
+    def in_bf16(self) -> bool:
+        """FSDP gathers weights in bf16."""
+        return self.precision == "bf16"
+
+    def flops(self) -> tuple[Flops, float]:
+        """FLOPs of a batch and its tokens, means over the sampled batches."""
+        passes = 2 if self.training.r_drop else 1
+        on_gpu = self.accelerator is not None
+        total, tokens = Flops(), 0
+        for batch in self.work.batches:
+            total += step_flops(
+                self.work.net,
+                batch,
+                passes=passes,
+                checkpointed=self.training.activation_checkpointing,
+                on_accelerator=on_gpu,
+            )
+            tokens += batch.num_tokens
+        count = len(self.work.batches)
+        return Flops(*(round(value / count) for value in vars(total).values())), tokens / count
+
+    def trace(self, batch: Batch, *, checkpointed: bool, records: bool = False) -> StepTrace:
+        """An optimizer step of a process without data."""
+        step = TrainStep(
+            deepcopy(self.work.net), self.loss(), activation_checkpointing=checkpointed
+        )
+        batches = [batch] * min(2, self.per_rank)
+        on_gpu = self.accelerator is not None
+        return trace_step(
+            step, batches, self.training, self.precision, on_accelerator=on_gpu, records=records
+        )
+
+    def loss(self) -> LossFunction:
+        """The loss of the run, without a teacher's."""
+        smoothing = self.training.label_smoothing
+        if self.training.r_drop:
+            return RDropLoss(self.training.r_drop, smoothing)
+        return partial(self.work.task.loss, label_smoothing=smoothing)
+
+    def rank_batch(self, share: float = 1.0) -> Batch:
+        """The largest batch that a process computes at once, or the first rows of it."""
+        rows = -(-self.work.largest.tokens.ids.size(0) // self.parts)
+        return first_rows(self.work.largest, max(1, int(rows * share)))
+
+    def memory(self, checkpointed: bool, parallel: Parallel, share: float = 1.0) -> RankMemory:
+        """Bytes of the main process at the largest batch, or at a share of it."""
+        trace = self.trace(self.rank_batch(share), checkpointed=checkpointed)
+        net, count = self.work.net, self.options.gpus
+        return rank_memory(trace.memory, net, parallel, count, in_bf16=self.in_bf16)
+
+    def available(self) -> float:
+        """Bytes of a device."""
+        if self.options.memory is not None:
+            return self.options.memory
+        return host_memory() if self.accelerator is None else self.accelerator.memory
+
+    def remedies(self, available: float) -> dict[str, int]:
+        """Changes of settings in the order of their cost, until one fits, with their peaks."""
+        sharing, gpus = self.options.sharing, self.options.gpus
+        peaks: dict[str, int] = {}
+        checkpointed = self.training.activation_checkpointing
+        if not checkpointed:
+            peak = self.memory(True, sharing).peak
+            peaks["training.activation_checkpointing=true"] = peak
+        if sharing == "ddp" and not min(peaks.values(), default=available + 1) <= available:
+            peaks["--parallel fsdp"] = self.memory(True, "fsdp").peak
+            sharing = "fsdp"
+        size = self.training.batch_tokens
+        share = 0.5
+        while size is not None and min(peaks.values(), default=available + 1) > available:
+            if self.rank_batch().tokens.ids.size(0) * share < 1:
+                break
+            peak = self.memory(True, sharing, share).peak
+            peaks = {k: v for k, v in peaks.items() if not k.startswith("training.batch_tokens")}
+            peaks[f"training.batch_tokens={int(size * share)}"] = peak
+            share /= 2
+        if gpus == 1 and min(peaks.values(), default=available + 1) > available:
+            fsdp = rank_memory(
+                self.trace(self.rank_batch(), checkpointed=True).memory,
+                self.work.net, "fsdp", GPUS_PER_MACHINE, in_bf16=self.in_bf16,
+            )  # fmt: skip
+            peaks[f"--gpus {GPUS_PER_MACHINE} --parallel fsdp"] = fsdp.peak
+        return peaks
+
+    def rate_of_data_sheet(self) -> float:
+        gpu = self.accelerator
+        assert gpu is not None
+        return gpu.fp32_flops if self.precision == "fp32" else gpu.flops
+
+    def estimated(self, flops: float, sent: int) -> float:
+        """Seconds of a step on GPUs; what is sent overlaps with the products."""
+        gpu = self.accelerator
+        assert gpu is not None
+        gpus = self.options.gpus
+        link = gpu.link if gpus <= GPUS_PER_MACHINE else min(gpu.link, NETWORK)
+        return max(
+            flops / (gpus * self.rate_of_data_sheet() * self.options.utilization), sent / link
+        )
+
+    def measured(self) -> tuple[float, float]:
+        """Seconds of a step on this CPU, and its rate of products."""
+        batches = sorted(self.work.batches, key=padded_tokens)
+        batch = batches[len(batches) // 2]
+        rows = -(-batch.tokens.ids.size(0) // self.parts)
+        checkpointed = self.training.activation_checkpointing
+        trace = self.trace(first_rows(batch, rows), checkpointed=checkpointed, records=True)
+        step = replay(trace.operations)
+        repeats = self.per_rank / min(2, self.per_rank)
+        mean = sum(map(padded_tokens, batches)) / len(batches) / padded_tokens(batch)
+        return step.seconds * repeats * mean, step.product_rate
+
+    def totals(self, tokens_per_step: float) -> tuple[int | None, float | None]:
+        """Optimizer steps and tokens of the run."""
+        training, tokens = self.training, self.work.tokens
+        steps: int | None
+        if self.options.tokens is not None:
+            steps = max(1, round(self.options.tokens / tokens_per_step))
+        elif tokens is None:
+            steps = training.max_steps
+        else:
+            steps = total_steps(training, len(tokens))
+        return steps, None if steps is None else steps * tokens_per_step
+
+    def ranks(self) -> Evenness | None:
+        """How evenly an epoch is shared, or the tokens of `PlanOptions.tokens`."""
+        if self.options.gpus == 1:
+            return None
+        tokens = self.work.tokens
+        if tokens is None:
+            size = padded_tokens(self.work.largest)
+            steps, _ = self.totals(size * self.training.gradient_accumulation)
+            count = min(100_000, (steps or 1) * self.training.gradient_accumulation)
+            tokens = np.full(count, size, dtype=np.int64)
+        rows = self.work.largest.tokens.ids.size(0)
+        micro = np.repeat(tokens, self.parts) * _part_shares(rows, self.parts, len(tokens))
+        return evenness(micro, self.options.gpus, self.per_rank)
+
+
+def _part_shares(rows: int, parts: int, batches: int) -> Any:
+    """The share of each part of equal batches in its rows: parts differ by one row at most."""
+    sizes = rows // parts + (np.arange(parts) < rows % parts)
+    return np.tile(sizes / rows, batches)

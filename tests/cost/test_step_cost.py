@@ -1,0 +1,208 @@
+"""FLOPs and memory of a step without data, against real steps of every architecture."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import ARCHITECTURES, SIZES, config_of
+from heedful.config import Training
+from heedful.cost.batches import first_rows, full_batch, padded_tokens
+from heedful.cost.flops import step_flops
+from heedful.cost.parameters import active_parameters, parameters_by_part
+from heedful.cost.trace import StepMemory, StorageCounter, count_step, trace_step
+from heedful.data.collate import Batch
+from heedful.evaluation.likelihood import batch_loss
+from heedful.models.adapters import LoRA, add_lora, freeze
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.encoder_only import EncoderOnly
+from heedful.parts.tokens import Tokens
+from heedful.training.step import TrainStep
+from heedful.zoo import architecture
+from heedful.zoo.sizes import meta_net
+from products import ProductCounter
+
+LOSS = partial(batch_loss, label_smoothing=0.1)
+
+
+def training(optimizer: str = "adam", **keys: Any) -> Training:
+    return Training.model_validate(
+        {"max_steps": 1, "schedule": {"learning_rate": 0.1}, "optimizer": {"name": optimizer}}
+        | keys
+    )
+
+
+def batch_of(net: nn.Module, rows: int = 3, width: int = 9) -> Batch:
+    """A padded batch; an encoder has a target at every third token."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(width: int) -> Tokens:
+        ids = torch.randint(0, 10, (rows, width), generator=generator)
+        return Tokens.from_ids(ids, width - torch.arange(rows) % 3)
+
+    target = tokens(width)
+    assert target.real is not None
+    positions = target.real.flatten().nonzero().flatten()
+    positions = positions[::3] if isinstance(net, EncoderOnly) else positions
+    return Batch(
+        tokens=target,
+        source=tokens(width - 2) if isinstance(net, EncoderDecoder) else None,
+        targets=torch.zeros(len(positions), dtype=torch.long),
+        target_positions=positions,
+        indices=np.arange(rows),
+        num_tokens=rows * width,
+    )
+
+
+def net_of(name: str, **keys: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return architecture(name).build(config_of(name, SIZES, keys))
+
+
+def executed_flops(step: TrainStep, batch: Batch) -> int:
+    with ProductCounter() as counter:
+        step.train()(batch).loss.backward()
+    return counter.flops
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_flops_and_memory_are_those_of_a_real_step(name: str) -> None:
+    for checkpointed, optimizer in ((False, "muon"), (True, "adamw")):
+        settings = training(optimizer, ema_decay=0.9 if checkpointed else None)
+        net = net_of(name)
+        batch = batch_of(net)
+        step = TrainStep(net, LOSS, activation_checkpointing=checkpointed)
+        flops = step_flops(net, batch, checkpointed=checkpointed)
+        assert flops.total == executed_flops(step, batch)
+        net.zero_grad()
+        real = count_step(step, [batch, batch], settings, "fp32").memory
+        meta = meta_net(name, config_of(name, SIZES, {}), "model")
+        assert step_flops(meta, batch, checkpointed=checkpointed) == flops
+        step = TrainStep(meta, LOSS, activation_checkpointing=checkpointed)
+        assert trace_step(step, [batch, batch], settings, "fp32").memory == real
+        assert parameters_by_part(meta)["total"] == sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "width"),
+    [
+        ("llama", {"num_kv_heads": 2, "tie_embeddings": True}, 9),
+        ("mistral", {"window": 5, "max_length": 300}, 290),  # blocks along the diagonal
+        ("vaswani2017", {"dropout": 0.0, "norm_placement": "pre"}, 9),
+        ("gpt2", {"dropout": 0.1}, 9),
+        ("bert", {"head": "classify", "num_labels": 3}, 9),
+        ("mixtral", {"num_experts": 3, "top_k": 2}, 9),
+    ],
+)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_flops_with_settings(
+    name: str, keys: dict[str, Any], width: int, checkpointed: bool
+) -> None:
+    net = net_of(name, **keys)
+    batch = batch_of(net, rows=2, width=width)
+    step = TrainStep(net, LOSS, activation_checkpointing=checkpointed)
+    assert step_flops(net, batch, checkpointed=checkpointed).total == executed_flops(step, batch)
+
+
+def test_flops_of_frozen_nets_and_adapters() -> None:
+    for patterns in ([], ["embedding"], ["blocks.0", "embedding"], ["encoder", "src_embedding"]):
+        name = "vaswani2017" if "encoder" in patterns else "llama"
+        net = net_of(name, tie_embeddings="none" if name == "vaswani2017" else False)
+        if patterns:
+            freeze(net, patterns, "training.freeze")
+        batch = batch_of(net)
+        planned = step_flops(net, batch)
+        actual = executed_flops(TrainStep(net, LOSS), batch)
+        assert planned.total == actual, patterns
+    net = net_of("llama", tie_embeddings=False)
+    add_lora(net, LoRA(2, 4.0, 0.0, ("q", "v", "down")))
+    batch = batch_of(net)
+    planned = step_flops(net, batch)
+    assert planned.total == executed_flops(TrainStep(net, LOSS), batch)
+
+
+def test_activations_are_what_autograd_saves() -> None:
+    """Of a real forward pass; the head's gradients, which the chunked loss keeps, are added."""
+    net = net_of("llama", d_model=64, d_ff=256, head_dim=32, tie_embeddings=False)
+    batch = batch_of(net, rows=8, width=40)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    step = TrainStep(net, LOSS).train()
+    others = [*net.parameters(), *net.buffers(), batch.tokens.ids, batch.target_positions]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        sums = step(batch)
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    for tensor in others:
+        sizes.pop(tensor.untyped_storage().data_ptr(), None)
+    del sums
+    head = 4 * 64 * (batch.num_targets + int(str(SIZES["vocab_size"])))
+    planned = count_step(step, [batch], training(), "fp32").memory.activations
+    assert sum(sizes.values()) + head == pytest.approx(planned, rel=0.02)
+
+
+def test_storages_are_counted_while_they_live() -> None:
+    with StorageCounter() as counter:
+        x = torch.zeros(10)
+        y = x[2:]
+        assert (counter.live, counter.peak) == (40, 40)
+        z = torch.zeros(5, dtype=torch.int64)
+        del x
+        assert counter.live == 80
+        del y, z
+    assert (counter.live, counter.peak) == (0, 80)
+
+
+def test_an_accelerator_keeps_no_attention_weights_and_calls_all_experts() -> None:
+    net = net_of("gpt2", dropout=0.1)
+    batch = batch_of(net, width=40)
+
+    def activations(*, on_accelerator: bool) -> int:
+        meta = meta_net("gpt2", config_of("gpt2", SIZES, {"dropout": 0.1}), "model")
+        step = TrainStep(meta, LOSS)
+        traced = trace_step(step, [batch], training(), "bf16", on_accelerator=on_accelerator)
+        return traced.memory.activations
+
+    weights = 2 * 2 * 3 * 40 * 40  # elements in two layers, two heads, three rows
+    assert activations(on_accelerator=False) - activations(on_accelerator=True) >= 2 * weights
+    experts = net_of("mixtral")
+    batch = batch_of(experts)
+    few, all_ = (step_flops(experts, batch, on_accelerator=on).linear for on in (False, True))
+    assert all_ > few
+
+
+def test_active_parameters_leave_out_experts() -> None:
+    net = net_of("mixtral", num_experts=3, top_k=2)
+    expert = 3 * 8 * 12  # matrices of a gated network
+    total = sum(p.numel() for p in net.parameters())
+    assert active_parameters(net) == total - 2 * expert  # two layers, one idle expert each
+    assert active_parameters(net_of("llama")) == parameters_by_part(net_of("llama"))["total"]
+
+
+def test_first_rows_of_a_batch() -> None:
+    batch = full_batch(4, 6, source_width=5, targets_per_row=6)
+    part = first_rows(batch, 2)
+    assert padded_tokens(batch) == 4 * 11
+    assert padded_tokens(part) == part.num_tokens == 2 * 11
+    assert part.num_targets == 12
+    assert int(part.target_positions.max()) < 12
+
+
+def test_the_optimizers_state_is_counted() -> None:
+    net = net_of("llama")
+    count = sum(p.numel() for p in net.parameters())
+    memory = {
+        name: count_step(TrainStep(net, LOSS), [batch_of(net)], training(name), "fp32").memory
+        for name in ("adam", "muon")
+    }
+    assert memory["adam"].gradients == memory["adam"].weights == 4 * count
+    steps = 4 * len([*net.parameters()])
+    assert memory["adam"].optimizer_state == 8 * count + steps
+    assert memory["muon"].optimizer_state < memory["adam"].optimizer_state
+    assert isinstance(memory["adam"], StepMemory)
