@@ -10,12 +10,14 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from heedful.config import Recipe
+from heedful.config import Recipe, Training
+from heedful.cost.flops import step_flops
+from heedful.cost.parameters import parameters_by_part
 from heedful.data.collate import Batch
 from heedful.data.file_names import store_stdin
 from heedful.data.filters import FilterReport
 from heedful.data.prepared import cache_folder
-from heedful.pipelines import choose_device, parameter_count
+from heedful.pipelines import choose_device
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.epochs import EpochBatches
@@ -43,6 +45,7 @@ class RunEstimate:
         steps_per_epoch: optimizer steps.
         total_steps: at the first of max_steps and max_epochs; None without both.
         tokens_per_step: mean of the measured steps, padding not counted.
+        flops_per_token: of the matrix products of the measured steps.
         state_bytes: weights, gradients, and state of the optimizer.
         peak_bytes: largest memory in the measured steps: of the GPU, or of the process on a CPU.
         seconds_per_step: mean of the measured steps, uncompiled and without evaluations.
@@ -59,6 +62,7 @@ class RunEstimate:
     steps_per_epoch: int
     total_steps: int | None
     tokens_per_step: float
+    flops_per_token: float
     state_bytes: int
     peak_bytes: int
     seconds_per_step: float
@@ -119,7 +123,6 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     total = total_steps(recipe.training, epochs.mean_size(len(plan)))
     ends = [] if total is None else [total * cost.seconds]
     ends += [] if recipe.training.max_minutes is None else [60 * recipe.training.max_minutes]
-    by_part = {name: parameter_count(part) for name, part in net.named_children()}
     return RunEstimate(
         task=recipe.task,
         device=str(device),
@@ -127,10 +130,11 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
         unit=task.unit,
         examples={name: task.split_size(parts.data, name) for name in parts.data.splits},
         architecture=parts.model.metadata.architecture,
-        num_parameters={"total": parameter_count(net), **by_part},
+        num_parameters=parameters_by_part(net),
         steps_per_epoch=len(steps),
         total_steps=total,
         tokens_per_step=cost.tokens,
+        flops_per_token=cost.flops / cost.tokens,
         state_bytes=cost.state_bytes,
         peak_bytes=_peak_bytes(device),
         seconds_per_step=cost.seconds,
@@ -142,6 +146,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
 class _StepCost:
     seconds: float
     tokens: float
+    flops: float
     state_bytes: int
 
 
@@ -162,6 +167,7 @@ def _measure(
     optimizer = make_optimizer(net, settings.optimizer, layer_decay=settings.layer_lr_decay)
     seconds: list[float] = []
     tokens: list[int] = []
+    flops: list[int] = []
     state_bytes = 0
     for batches in islice(steps, MEASURED_STEPS + 1):
         began = time.perf_counter()
@@ -176,11 +182,33 @@ def _measure(
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - began)
         tokens.append(sum(batch.num_tokens for batch in batches))
+        flops.append(_flops(net, batches, settings, device))
         if sum(seconds) > MAX_MEASURED_SECONDS:
             break
     measured = slice(1, None) if len(seconds) > 1 else slice(None)
     times, counts = seconds[measured], tokens[measured]
-    return _StepCost(sum(times) / len(times), sum(counts) / len(counts), state_bytes)
+    products = flops[measured]
+    seconds_per_step, mean_tokens, mean_flops = (
+        sum(values) / len(values) for values in (times, counts, products)
+    )
+    return _StepCost(seconds_per_step, mean_tokens, mean_flops, state_bytes)
+
+
+def _flops(
+    net: torch.nn.Module, batches: list[Batch], settings: Training, device: torch.device
+) -> int:
+    """FLOPs of the products of a step."""
+    flops = (
+        step_flops(
+            net,
+            batch.to("cpu"),
+            passes=2 if settings.r_drop else 1,
+            checkpointed=settings.activation_checkpointing,
+            on_accelerator=device.type != "cpu",
+        )
+        for batch in batches
+    )
+    return sum(each.total for each in flops)
 
 
 def _state_bytes(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -84,6 +84,7 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "prepare {recipe} --quiet",
     "prepare {recipe} --dry-run --set data.max_length=20",
     "train {recipe} --dry-run",
+    "plan {recipe} --gpu h100 --gpus 2 --memory 1",
     "report {run} -o out",
     "compare {w}/run {w}/fast -o out",
     "list models",

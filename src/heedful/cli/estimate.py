@@ -39,7 +39,8 @@ def rows(result: "RunEstimate") -> dict[str, str]:
         epochs = result.total_steps / result.steps_per_epoch
         steps = f"{result.total_steps:,} in {epochs:.3g} epochs, {steps}"
     rate = result.tokens_per_step / result.seconds_per_step
-    time = f"{result.seconds_per_step:.3g} s per step ({rate:,.0f} tokens/s)"
+    flops = f"{rate * result.flops_per_token / 1e9:,.1f} GFLOP/s"
+    time = f"{result.seconds_per_step:.3g} s per step ({rate:,.0f} tokens/s, {flops})"
     if result.seconds is not None:
         time += f", about {clock(result.seconds)} without evaluations"
     return {

@@ -36,7 +36,8 @@ def plan(
     parallel: Literal["none", "ddp", "fsdp"] | None = typer.Option(
         None,
         "--parallel",
-        help="How several GPUs share the net: ddp, each has all of it; fsdp, each a part.",
+        metavar="KIND",
+        help="How several GPUs share the net: none, ddp (each has all of it) or fsdp (a part).",
         show_default="ddp for several",
     ),
     tokens: int | None = typer.Option(
@@ -62,8 +63,7 @@ def plan(
 
     Example: heedful plan multi30k --gpu l40s
 
-    Example: heedful plan language-model --gpu h100 --gpus 64 --tokens 1000000000000
-    --set 'model={architecture: llama, size: 3-8b}' --batch-tokens 1048576
+    Example: heedful plan my-gpt.yaml --gpu h100 --gpus 64 --tokens 1000000000000
     """
     from heedful.plan import PlanOptions, make_plan
     from heedful.recipe_files import load_recipe

@@ -49,17 +49,18 @@ def rank_memory(
         count: number of processes.
         in_bf16: FSDP gathers the weights in bf16.
     """
-    parts = (memory.weights, memory.gradients, memory.optimizer_state, memory.averages)
+    parts = memory.weights, memory.gradients, memory.optimizer_state, memory.averages
     if parallel != "fsdp":
         return RankMemory(*parts, memory.activations, 0, 0, memory.peak)
-    shards = [-(-part // count) for part in parts]
+    weights, gradients, state, averages = shards = [-(-part // count) for part in parts]
     gathered = 3 * max(unit_sizes(net)) * (2 if in_bf16 else 4)
     # Autocast keeps a copy in 16 bits of each matrix, which weights gathered in bf16 do not need.
     linears = {m.weight: m for m in net.modules() if isinstance(m, nn.Linear)}
     copies = 2 * sum(weight.numel() for weight in linears) if in_bf16 else 0
     activations = max(0, memory.activations - copies)
     peak = memory.peak - copies - sum(parts) + sum(shards) + gathered + memory.weights
-    return RankMemory(*shards, activations, gathered, memory.weights, peak)
+    whole = memory.weights
+    return RankMemory(weights, gradients, state, averages, activations, gathered, whole, peak)
 
 
 def unit_sizes(net: nn.Module) -> list[int]:

@@ -1,0 +1,135 @@
+"""`heedful plan`: plans of recipes with and without data, what fits, and wrong input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from commands import Commands, assert_refused, write_recipe
+from heedful.cli.app import make_app
+from heedful.cost.devices import ACCELERATORS
+from heedful.cost.evenness import evenness
+from heedful.cost.sharing import bytes_sent, unit_sizes
+from heedful.plan.planner import PlanOptions, make_plan
+from heedful.recipe_files import load_recipe
+from heedful.zoo.gpt2 import ARCHITECTURE
+from heedful.zoo.sizes import meta_net
+
+GPT = {
+    "task": "language_modeling",
+    "model": {"architecture": "gpt2", "d_model": 64, "num_layers": 3, "num_heads": 4},
+    "objective": {"context": 128},
+    "tokenizer": {"vocab_size": 1_000},
+    "training": {"max_steps": 10, "schedule": {"learning_rate": 0.1}, "batch_tokens": 1024},
+}
+
+
+@pytest.fixture
+def gpt(tmp_path: Path) -> Path:
+    path = tmp_path / "gpt.yaml"
+    path.write_text(json.dumps(GPT))
+    return path
+
+
+def planned(recipe: Path | str, *words: str) -> dict[str, Any]:
+    result = CliRunner().invoke(make_app(["plan"]), ["plan", str(recipe), "--json", *words])
+    assert result.exit_code == 0, result.output
+    content: dict[str, Any] = json.loads(result.stdout)
+    return content
+
+
+def test_a_plan_without_data(gpt: Path) -> None:
+    one = planned(gpt, "--gpu", "h100")
+    assert one["lengths"] == "maximum lengths"
+    assert one["tokens_per_step"] == 1024
+    assert one["fits"]
+    assert one["total_steps"] == 10
+    assert one["ranks"] is None
+    blocks = 3 * (12 * 64 * 64)
+    products = 6 * (blocks + 64 * 1000)
+    scores = 3 * (4 + 10) * 128 * 64  # forward, and backward of a fused kernel
+    assert one["flops_per_token"] == pytest.approx(products + scores)
+    flops = one["flops_per_token"] * 1024
+    assert one["seconds_per_step"] == pytest.approx(flops / (0.4 * ACCELERATORS["h100"].flops))
+    tokens = planned(gpt, "--gpu", "h100", "--tokens", "1024000")
+    assert tokens["total_steps"] == 1000
+    keys = ("--set", "training.activation_checkpointing=true", "--gpu", "h100")
+    checkpointed = planned(gpt, *keys)
+    assert checkpointed["recomputed_per_token"] > 0
+    assert checkpointed["memory_peak"] < one["memory_peak"]
+
+
+def test_a_plan_with_data_has_their_lengths(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=2)
+    content = planned(recipe, "--gpus", "3")
+    assert content["lengths"] == "data"
+    assert content["product_rate"] > 0
+    assert content["seconds_per_step"] > 0
+    assert content["ranks"]["max_ratio"] >= 1
+    assert 0 <= content["ranks"]["idle_share"] < 1
+
+
+def test_what_does_not_fit_is_said_with_changes_that_do(gpt: Path) -> None:
+    peak = planned(gpt, "--gpu", "h100")["memory_peak"]
+    content = planned(gpt, "--gpu", "h100", "--memory", str(0.7 * peak / 1e9))
+    assert not content["fits"]
+    assert min(content["remedies"].values()) <= 0.7 * peak
+    assert "training.activation_checkpointing=true" in content["remedies"]
+    words = ["plan", str(gpt), "--gpu", "h100", "--gpus", "2", "--memory", "0.001"]
+    text = CliRunner().invoke(make_app(["plan"]), words).output
+    assert "DOES NOT FIT" in text
+    assert "--parallel fsdp -> " in text
+
+
+def test_a_net_that_no_machine_holds_is_planned(gpt: Path) -> None:
+    sizes = "{architecture: llama, size: 3-70b, num_layers: 2, d_ff: 1400000}"
+    recipe = load_recipe(gpt, [f"model={sizes}"])
+    options = PlanOptions(gpu="h100", gpus=64, parallel="fsdp", tokens=10**12)
+    plan = make_plan(recipe, options, lambda line: None)
+    assert plan.num_parameters["total"] > 68e9
+    assert plan.memory.weights == pytest.approx(4 * plan.num_parameters["total"] / 64, rel=1e-3)
+    assert plan.bytes_sent == pytest.approx(
+        63 / 64 * (2 * 2 + 4) * plan.num_parameters["total"], rel=1e-9
+    )
+
+
+def test_bytes_sent() -> None:
+    config = ARCHITECTURE.config(vocab_size=50, d_model=16, num_heads=2, num_layers=2, max_length=8)
+    net = meta_net("gpt2", config, "model")
+    count = sum(p.numel() for p in net.parameters())
+    assert sum(unit_sizes(net)) == count
+    assert bytes_sent(net, "ddp", 4, in_bf16=False) == 2 * 3 * 4 * count // 4
+    assert bytes_sent(net, "fsdp", 4, in_bf16=False) == 3 * 3 * 4 * count // 4
+    assert bytes_sent(net, "fsdp", 4, in_bf16=True) == 3 * (2 * 2 + 4) * count // 4
+    assert bytes_sent(net, "ddp", 1, in_bf16=False) == 0
+
+
+def test_evenness_of_ranks() -> None:
+    result = evenness(np.array([4, 2, 4, 2, 4]), 2)  # ranks 4 + 4 + 4 and 2 + 2
+    assert (result.steps, result.tokens_per_rank) == (3, 8)
+    assert result.max_ratio == 1.5
+    assert result.idle_share == pytest.approx(1 - 16 / 24)
+    even = evenness(np.full(2048, 7), 1024, 2)
+    assert (even.steps, even.max_ratio, even.idle_share) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (("--gpu", "h10"), ("--gpu h10", "h100", "l40s")),
+        (("--gpus", "0"), ("--gpus 0",)),
+        (("--memory", "-1"), ("--memory",)),
+        (("--tokens", "0"), ("--tokens 0",)),
+        (("--utilization", "2"), ("--utilization 2",)),
+        (("--gpus", "2", "--parallel", "none"), ("--parallel none",)),
+        (("--gpu", "h100", "--set", "tokenizer.vocab_size=null"), ("tokenizer.vocab_size",)),
+        (("--gpu", "h100", "--set", "model.size=9t"), ("model.size",)),
+    ],
+)
+def test_wrong_input_is_one_line(
+    commands: Commands, gpt: Path, words: tuple[str, ...], messages: tuple[str, ...]
+) -> None:
+    assert_refused(commands.run("plan", gpt, *words), *messages)
