@@ -38,7 +38,7 @@ def plan(
         "--parallel",
         metavar="KIND",
         help="How several GPUs share the net: none, ddp (each has all of it) or fsdp (a part).",
-        show_default="ddp for several",
+        show_default="the recipe's, or ddp",
     ),
     tokens: int | None = typer.Option(
         None,

@@ -5,7 +5,7 @@ data every input has the maximum length.
 """
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
 from typing import Any
@@ -23,6 +23,8 @@ from heedful.cost.replay import replay
 from heedful.cost.sharing import Parallel, RankMemory, bytes_sent, rank_memory
 from heedful.cost.trace import StepTrace, trace_step
 from heedful.data.collate import Batch
+from heedful.data.file_names import store_stdin
+from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.plan.work import Work
 from heedful.progress import PrintLine
@@ -45,7 +47,7 @@ class PlanOptions:
         gpus: number of processes, one for each device.
         gpu: name of a device (`heedful.cost.devices`), or cpu: this machine.
         memory: bytes of a device; None: that of its data sheet, or of this machine.
-        parallel: how processes share the net; None: ddp for several.
+        parallel: how processes share the net; None: as the recipe, ddp by default.
         tokens: training tokens in all; no data are read. None: those of the recipe's data and
             steps.
         utilization: share of a GPU's product rate that a step reaches.
@@ -141,7 +143,9 @@ class Plan:
 
 def make_plan(recipe: Recipe, options: PlanOptions, print_line: PrintLine) -> Plan:
     """Plan a run; raises UserError for an error in the recipe or its data."""
-    recipe = with_absolute_paths(recipe)
+    recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+    if options.parallel is None and recipe.training.parallel in ("ddp", "fsdp"):
+        options = replace(options, parallel=recipe.training.parallel)
     work = Work.open(recipe, uses_data=options.tokens is None, print_line=print_line)
     return _Planner(work, options).plan()
 
