@@ -133,7 +133,7 @@ REFUSED = [  # a command, and parts of its error
     ("translate M --input folder", "folder", FOLDER),
     ("evaluate M --src folder --ref lines", "folder", FOLDER),
     ("score M --src lines --tgt folder", "folder", FOLDER),
-    ("train pairs.json --set data.train.tgt=folder", "folder", FOLDER),
+    ("train pairs.json --set data.train.tgt=folder", "folder", "has no files"),
     ("train folder", "folder", "is a directory"),
     ("translate lines", "lines", "not a model directory"),
     ("train copy.json --out lines", "lines", "is a file"),

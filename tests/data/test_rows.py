@@ -395,3 +395,14 @@ def test_held_out_rows_are_dropped_from_training_and_counted(
     assert [*zip(remaining["src"], remaining["tgt"], strict=True)] == expected
     assert (remaining.report.num_lines, remaining.report.num_kept) == (len(train), len(expected))
     assert remaining.report.num_held_out == len(train) - len(expected)
+
+
+def test_a_damaged_file_is_named_among_line_parallel_ones(tmp_path: Path) -> None:
+    files = {side: [file_of(tmp_path, f"t.{side}.gz", PACKED)] for side in ("src", "tgt")}
+    content = "".join(f"{line}\n" for line in range(9000))
+    for damaged in files:
+        for side, (path,) in files.items():
+            data = gzip.compress(content.encode())
+            path.write_bytes(data[: len(data) // 2] if side == damaged else data)
+        with pytest.raises(UserError, match=rf"t\.{damaged}\.gz is damaged gzip"):
+            read_rows(files)

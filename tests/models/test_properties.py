@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -152,6 +152,8 @@ def test_padding_has_no_gradient_and_all_values_are_finite(
 @SEARCH
 @given(singles(), st.sampled_from(["decoder", "tokens", "two stacks"]), st.integers(0, 99))
 def test_gradients_flow_to_every_parameter(single: Single, kind: str, seed: int) -> None:
+    # All of a few ReLU units can be zero at all of a few tokens.
+    assume(single.network not in ("relu", "reglu") or single.d_ff > 8)
     net = {"decoder": decoder, "two stacks": two_stacks}.get(kind, lambda s, n: encoder(s, kind, n))
     net = net(single, seed)
     ids = torch.stack(random_rows([7] * 6, seed))

@@ -166,13 +166,13 @@ def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
 
 
 COMBINED = {  # what an ensemble does with all of its models
-    "request", "generate", "generations", "iterate_generations", "score", "stream",
-    "teacher_forced", "translate", "window_sums",
+    "request", "chat", "generate", "generations", "iterate_generations", "score", "stream",
+    "stream_chat", "teacher_forced", "translate", "window_sums",
 }  # fmt: skip
 SHARED = {  # equal in all models of an ensemble, or taken from the first
-    "batches", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer", "ids", "kind",
-    "leave_out", "length_limit", "options", "pair_ids", "prompt_ids", "rows_of", "src_tokenizer",
-    "tgt_tokenizer", "tokenizer", "default_options",
+    "batches", "chat_encoder", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer",
+    "ids", "kind", "leave_out", "length_limit", "options", "pair_ids", "prompt_ids", "rows_of",
+    "src_tokenizer", "tgt_tokenizer", "tokenizer", "default_options",
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
     "add_adapter": lambda joint, path: joint.add_adapter(LoRA(2, 2.0, 0.0, (), ())),

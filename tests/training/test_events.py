@@ -264,8 +264,8 @@ def test_the_bar_is_removed_before_the_last_line() -> None:
 
 
 def test_markup_in_names_is_not_interpreted() -> None:
-    event = Evaluated(1, 1, 1.0, 1.0, 1.0, 0.5, {"[red]x[/red]": 1.0})
-    assert "[red]x[/red] 1.00" in shown([START, event], terminal=False)
+    event = Evaluated(1, 1, 1.0, 1.0, 1.0, 0.5, {"[red]x": 1.0})
+    assert "[red]x 1.00" in shown([START, event], terminal=False)
 
 
 def test_scores_are_formatted() -> None:

@@ -3,7 +3,7 @@
 import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from io import BufferedReader
 from itertools import islice
@@ -120,9 +120,10 @@ def _check_length(line: bytes, name: str, number: int) -> None:
 
 
 def _raw_lines(stream: Any, path: Path) -> Iterator[bytes]:
-    for number, line in enumerate(iter(partial(stream.readline, LONGEST_LINE + 1), b""), 1):
-        _check_length(line, str(path), number)
-        yield line
+    with _named_errors(path):  # not those of the line-parallel file beside it
+        for number, line in enumerate(iter(partial(stream.readline, LONGEST_LINE + 1), b""), 1):
+            _check_length(line, str(path), number)
+            yield line
 
 
 def _raise_different_lengths(paths: Sequence[Path]) -> None:
@@ -136,36 +137,42 @@ def _raise_different_lengths(paths: Sequence[Path]) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int]]]:
-    """The bytes of a file, decompressed, and the position in the file itself; raises UserError."""
+def _named_errors(path: Path) -> Iterator[None]:
+    """Raise errors of reading a file as UserError."""
     try:
-        with open_bytes(path) as raw:
-            start = raw.peek(len(_ZSTD_MAGIC))
-            is_gzip, is_zstd = start.startswith(_GZIP_MAGIC), start.startswith(_ZSTD_MAGIC)
-            if path.suffix == ".gz" and not is_gzip:
-                raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")
-            if path.suffix == ".zst" and not is_zstd:
-                raise UserError(
-                    f"{path} is named .zst but is not Zstandard; rename it or pack it again"
-                )
-            plain: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-            with _zstd_stream(path, raw) if is_zstd else nullcontext(plain) as stream:
-                yield stream, raw.tell
+        yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged gzip: {error}; fetch or pack it again") from error
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"cannot read {path}: {reason}; name a text file") from error
+        if error.errno is None:  # of pyarrow
+            raise UserError(
+                f"{path} is damaged Zstandard: {error}; fetch or pack it again"
+            ) from error
+        raise UserError(f"cannot read {path}: {error.strerror}; name a text file") from error
 
 
 @contextmanager
-def _zstd_stream(path: Path, raw: BufferedReader) -> Iterator[Any]:
-    """The decompressed content of a Zstandard file, by pyarrow; raises UserError."""
+def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int]]]:
+    """The bytes of a file, decompressed, and the position in the file itself; raises UserError."""
+    with ExitStack() as stack:
+        with _named_errors(path):
+            raw = stack.enter_context(open_bytes(path))
+            start = raw.peek(len(_ZSTD_MAGIC))
+        is_gzip, is_zstd = start.startswith(_GZIP_MAGIC), start.startswith(_ZSTD_MAGIC)
+        if path.suffix == ".gz" and not is_gzip:
+            raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")
+        if path.suffix == ".zst" and not is_zstd:
+            raise UserError(
+                f"{path} is named .zst but is not Zstandard; rename it or pack it again"
+            )
+        stream: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+        yield _zstd_stream(path, raw) if is_zstd else stream, raw.tell
+
+
+def _zstd_stream(path: Path, raw: BufferedReader) -> BufferedReader:
+    """The decompressed content of a Zstandard file, by pyarrow."""
     extras.require("parquet", f"{path} is compressed by Zstandard, which")
     import pyarrow as pa
 
     unpacked: Any = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
-    try:
-        yield BufferedReader(unpacked, 1 << 20)
-    except OSError as error:  # of pyarrow, without an error number
-        raise UserError(f"{path} is damaged Zstandard: {error}; fetch or pack it again") from error
+    return BufferedReader(unpacked, 1 << 20)
