@@ -102,9 +102,9 @@ def test_rows_are_counted_over_many_batches(tmp_path: Path) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"src": "a", "tgt": "tgt"}, r"no column 'a' \(its columns: 'src', 'tgt'"),
-    ({"src": "more.fr", "tgt": "tgt"}, r"no column 'more.fr' .*'more.en', 'more.de'"),
+    ({"src": "more.fr", "tgt": "tgt"}, r"no column 'more.fr' .*'more.(en|de)', 'more"),
     ({"src": "src.x", "tgt": "tgt"}, "no column 'src.x'"),
-    ({"src": "more", "tgt": "tgt"}, r"no column 'more' .*'more.en', 'more.de'"),
+    ({"src": "more", "tgt": "tgt"}, r"no column 'more' .*'more.(en|de)', 'more"),
     ({"src": "label", "tgt": "tgt"}, r"'label' holds int64, not text"),
     ({"src": 1, "tgt": 2}, r"is a table, whose fields have names"),
     ({"text": None, "label": "none"}, r"no column 'none'"),

@@ -89,6 +89,9 @@ def test_unsupported_requests_are_reported(writer: Path) -> None:
 def test_without_a_compiler_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if unsupported_reason() is not None:
+        pytest.skip("this torch compiles no nets ahead of time")
+
     def missing() -> str:
         raise exc.InvalidCxxCompiler
 
