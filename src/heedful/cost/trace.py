@@ -147,13 +147,13 @@ def trace_step(
             only a GPU has are represented by the CPU's, which keep the same tensors.
         records: count the operations.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        _replace_tensors(step, mode)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    _replace_tensors(step, mode)
+    if on_accelerator:
+        _leave_out_attention_dropout(step.net)
+    with mode, planned_for("cuda" if on_accelerator else "cpu"):
         fake = [fake_batch(batch, mode) for batch in batches]
-        if on_accelerator:
-            _leave_out_attention_dropout(step.net)
-        with planned_for("cuda" if on_accelerator else "cpu"):
-            return count_step(step, fake, settings, precision, records=records)
+        return count_step(step, fake, settings, precision, records=records)
 
 
 def count_step(
