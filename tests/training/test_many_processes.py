@@ -159,10 +159,10 @@ def _lose_loss(rank: int) -> None:
 
 
 def _fill_disk(rank: int) -> None:
-    """Files of one process must be small."""
+    """Files of one process must be smaller than its part, yet not than the group's store."""
     if rank == 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
 
 def run_with(
