@@ -28,7 +28,9 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     state = {name: tensor.detach() for name, tensor in tensors.items()}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        save(state, storage_writer=writer)
+        with warnings.catch_warnings():  # of torch about its own code, before 2.13
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+            save(state, storage_writer=writer)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
