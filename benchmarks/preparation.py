@@ -110,7 +110,7 @@ def measure(folder: Path, num_pairs: int, num_texts: int) -> dict[str, Any]:
 
 @dataclass
 class Run:
-    """A finished preparation: its seconds, its peak memory in bytes, digests of what it wrote."""
+    """A finished preparation: its seconds, its peak memory in bytes, digests of its files."""
 
     seconds: float
     peak: int
@@ -125,7 +125,7 @@ class Run:
 
 
 def start(cache: Path, recipe: dict[str, Any], workers: int) -> "subprocess.Popen[bytes]":
-    """Start `heedful prepare` with a cache of its own."""
+    """Start `heedful prepare` with a separate cache."""
     cache.mkdir(exist_ok=True)
     path = cache / "recipe.json"
     path.write_text(json.dumps(recipe))

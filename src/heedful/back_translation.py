@@ -4,7 +4,7 @@ Sennrich et al. 2016, "Improving Neural Machine Translation Models with Monoling
 3.2; sampled sources: Edunov et al. 2018, "Understanding Back-Translation at Scale"; a tag before
 back-translated sources: Caswell et al. 2019, "Tagged Back-Translation".
 
-The folder of the whole has one folder or file per stage, so that a stage is done, or goes on:
+The folder of the whole has one folder or file per stage, so that a stage is complete or resumed:
 `backward` (a run), `back` (shards of pairs), `back.jsonl` (all pairs), `forward` (a run).
 """
 
@@ -41,7 +41,7 @@ PARALLEL, BACK = "parallel", "back"  # names of the corpora of the forward run
 _SETTINGS = "back_translation.json"
 _HELD_OUT = "valid.jsonl"
 _SPLITS = ("train", "valid", "test")
-# (recipe, folder, resume) -> the run, which may have been interrupted.
+# A function of (recipe, folder, resume) that returns the run, which may be interrupted.
 TrainStage = Callable[[Recipe, Path, bool], TrainingRun]
 
 
@@ -80,8 +80,8 @@ def back_translate(
 ) -> TrainingRun:
     """Train backward, translate the monolingual texts, and train forward on both.
 
-    Started again with the same settings it goes on where it was stopped: at the last checkpoint of
-    a run, or the last shard of translations.
+    Started again with the same settings, it resumes at the last checkpoint of a run, or at the last
+    shard of translations.
 
     Args:
         recipe: of the forward run, without the back-translated pairs.

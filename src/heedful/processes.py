@@ -104,7 +104,7 @@ class Group(Processes):
         self.sum([0])
 
     def device(self, device: "torch.device") -> "torch.device":
-        """As `Processes.device`: on CUDA one device for each process of a machine.
+        """The device of this process: on CUDA another one for each process of a machine.
 
         Raises:
             UserError: fewer devices than processes; a device that cannot be shared.

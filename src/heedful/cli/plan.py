@@ -37,7 +37,7 @@ def plan(
         None,
         "--parallel",
         metavar="KIND",
-        help="How several GPUs share the net: none, ddp (each has all of it) or fsdp (a part).",
+        help="Data parallelism: none, ddp (each GPU has the whole net) or fsdp (each has a shard).",
         show_default="the recipe's, or ddp",
     ),
     tokens: int | None = typer.Option(

@@ -104,9 +104,9 @@ class Training(Strict):
     )
     parallel: Literal["auto", "none", "ddp", "fsdp"] = Field(
         "auto",
-        description="How several processes (torchrun) share the net: ddp, each has the whole, or "
-        "fsdp, each has a shard of weights, gradients and optimizer state; none: refuse several "
-        "processes; auto: ddp; without effect for one process.",
+        description="Data parallelism of several processes (torchrun): ddp, each has the whole "
+        "net, or fsdp, each has a shard of weights, gradients and optimizer state; none: refuse "
+        "several processes; auto: ddp; without effect for one process.",
     )
     activation_checkpointing: bool = Field(
         False,

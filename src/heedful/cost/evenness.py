@@ -1,4 +1,4 @@
-"""How evenly the batches of an epoch are shared by n ranks, of which each takes every n-th."""
+"""Evenness of an epoch's tokens over n ranks, each of which takes every n-th batch."""
 
 from dataclasses import dataclass
 

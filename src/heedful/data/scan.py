@@ -233,7 +233,7 @@ class _KeptRows:
     places: Int64[np.ndarray, " n"]
 
     def select(self, chosen: Integer[np.ndarray, " m"]) -> "_KeptRows":
-        """Some of these rows."""
+        """The rows at the positions `chosen`."""
         arrays = (self.indices[chosen], self.keys[chosen], self.sizes[chosen])
         return _KeptRows(*arrays, self.rows.select(chosen), self.places[chosen])
 

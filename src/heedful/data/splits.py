@@ -55,7 +55,7 @@ class Split:
         )
 
     def train(self, rows: Rows, indices: Int64[np.ndarray, " N"]) -> Rows:
-        """Those of `rows`, which have these indices, that are for training."""
+        """The training rows among `rows`, whose indices in the whole source are `indices`."""
         if not len(self.held_out) and not self.tails:
             return rows
         chosen = ~self._is_held_out(indices)
@@ -65,7 +65,7 @@ class Split:
         return kept
 
     def valid(self, rows: Rows, indices: Int64[np.ndarray, " N"]) -> Rows:
-        """Those of `rows`, which have these indices, that are held out."""
+        """The held-out rows among `rows`, whose indices in the whole source are `indices`."""
         divided = [place for place, _ in self._divided(indices)]
         chosen = self._is_held_out(indices)
         chosen[divided] = True

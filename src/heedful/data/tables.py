@@ -50,7 +50,7 @@ def table_files(path: Path) -> list[Path]:
 
 @dataclass
 class TableBatch:
-    """Some rows of a table as a record batch of pyarrow, not yet converted to text."""
+    """Consecutive rows of a table: a record batch of pyarrow, not yet converted to text."""
 
     file: Path
     schema: Any

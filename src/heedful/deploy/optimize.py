@@ -109,7 +109,7 @@ def optimize(
     if "base" in read_object(directory / CONFIG):
         raise UserError(
             f"{directory} holds only what was added to another model, and a backend needs all "
-            "weights; make a whole model first: heedful merge {directory} OUT"
+            f"weights; make a whole model first: heedful merge {directory} OUT"
         )
     findings = Findings(Manifest.new(directory, cast(Kind, type(model).__name__)))
 

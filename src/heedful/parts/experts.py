@@ -59,6 +59,7 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(expert() for _ in range(num_experts))
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """The weighted sum, for each token, of the outputs of its `top_k` experts."""
         logits = self.router(x)
         if self.collected is not None:
             self.collected.append(logits)

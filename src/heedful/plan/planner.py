@@ -41,7 +41,7 @@ NETWORK = 50e9  # bytes/s of a GPU to other machines: 400 Gb/s each (NVIDIA DGX 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a run is planned for.
+    """The devices, their use and the amount of training that a run is planned for.
 
     Args:
         gpus: number of processes, one for each device.
@@ -80,7 +80,7 @@ class PlanOptions:
 
     @property
     def sharing(self) -> Parallel:
-        """How the processes share the net."""
+        """The kind of data parallelism: none, ddp or fsdp."""
         return "none" if self.gpus == 1 else self.parallel or "ddp"
 
 
@@ -168,6 +168,7 @@ class _Planner:
         self.per_rank = accumulation * self.parts // options.gpus
 
     def plan(self) -> Plan:
+        """The whole plan."""
         work, options, net = self.work, self.options, self.work.net
         flops, mean_tokens = self.flops()
         per_token = [value / mean_tokens for value in (flops.forward, flops.backward)]
@@ -338,7 +339,7 @@ class _Planner:
         return steps, None if steps is None else steps * tokens_per_step
 
     def ranks(self) -> Evenness | None:
-        """How evenly an epoch is shared, or the tokens of `PlanOptions.tokens`."""
+        """Evenness of an epoch, or of `PlanOptions.tokens`, over the processes; None for one."""
         if self.options.gpus == 1:
             return None
         tokens = self.work.tokens

@@ -39,7 +39,7 @@ class InheritedParts:
 
 @dataclass(frozen=True)
 class RawData:
-    """Where the rows of text of a task come from: files, or rows in memory that it generates.
+    """The sources of a task's rows of text: files, or rows in memory that it generates.
 
     Attributes:
         sources: of train, and optionally of valid and test, by the recipe keys that name their

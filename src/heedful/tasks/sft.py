@@ -66,7 +66,7 @@ Plan: TypeAlias = Sequence[Int64[np.ndarray, " n"]]  # the chats of each row of 
 
 
 class SftSettings(ObjectiveSettings):
-    """How chats become text, which answers are learned, and the samples of an evaluation."""
+    """Settings of chat templates, of the answers with a loss, and of evaluation samples."""
 
     chat_template: str | None = Field(
         None,

@@ -162,7 +162,7 @@ def _units(net: nn.Module) -> list[nn.Module]:
 
 
 def sharing_of(settings: Training, processes: Processes, precision: str) -> str:
-    """How the processes share the net: none (one process), ddp or fsdp.
+    """The kind of data parallelism of a run: none (one process), ddp or fsdp.
 
     Raises:
         UserError: settings that do not fit each other or the number of processes.
