@@ -136,9 +136,7 @@ def test_an_average_is_a_whole_model_and_backends_need_one(base: Path) -> None:
     mean = weights_of(load(base.parent / "mean", device="cpu").net)
     for name, tensor in mean.items():
         torch.testing.assert_close(tensor, (nets[0][name] + nets[1][name]) / 2)
-    with pytest.raises(
-        UserError, match=r"holds only what was added to.*heedful merge /"
-    ):
+    with pytest.raises(UserError, match=r"holds only what was added to.*heedful merge /"):
         optimize(load(parts[0], device="cpu"), parts[0], TEXTS)
 
 
