@@ -76,8 +76,10 @@ class ProgressBars:
 
 
 def _time_left(seconds: float, done: int, total: int) -> str:
-    """Estimated time left, if `done` of `total` items took `seconds`."""
-    return f"{clock(seconds * (total - done) / max(1, done))} left"
+    """Items per second and estimated time left, if `done` of `total` items took `seconds`."""
+    rate = done / max(seconds, 1e-9)
+    left = clock(seconds * (total - done) / max(1, done))
+    return f"{rate:,.{0 if rate >= 10 else 1}f}/s, {left} left"
 
 
 def clock(seconds: float) -> str:

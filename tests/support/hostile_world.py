@@ -49,7 +49,7 @@ def make_world(world: Path) -> None:
     """Fill a new folder with everything that `hostile_input.py` names."""
     world.mkdir(parents=True)
     for name in NETS:
-        _make_net(world, name)
+        make_net(world, name)
     for name in EXPORTS:
         export_hf(load(world / name.removeprefix("hf-"), device="cpu"), world / name)
     for name, content in _files().items():
@@ -61,7 +61,8 @@ def make_world(world: Path) -> None:
     _optimize(world / "fast")
 
 
-def _make_net(world: Path, name: str) -> None:
+def make_net(world: Path, name: str) -> None:
+    """Save the net of `NETS` with this name, of random weights, as a model of the folder."""
     kind, task, keys = NETS[name]
     tokenizer = train_tokenizer(
         WORDS * 20,

@@ -117,7 +117,6 @@ def _score_pairs(
 def _figures(line: str, score: "pipelines.TextScore", per_token: bool) -> dict[str, float]:
     if not score.num_tokens:
         return dict.fromkeys(_COLUMNS, math.nan)
-    mean = score.log_prob / score.num_tokens
-    bits = -score.log_prob / math.log(2) / len(line) if line else math.nan
-    values = (mean if per_token else score.log_prob, math.exp(-mean), bits)
+    log_prob = score.log_prob / (score.num_tokens if per_token else 1)
+    values = log_prob, score.perplexity, score.bits_per_character(line)
     return dict(zip(_COLUMNS, values, strict=True))

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from heedful.data.tables import TableBatch, is_table, read_table
 from heedful.data.text_files import (
@@ -37,17 +37,73 @@ class Entry(NamedTuple):
     texts: Sequence[str]  # one per column; empty for blank lines between paragraphs
 
 
+class Block(Protocol):
+    """Consecutive rows of a file, not parsed: lines, a batch of a table, or entries."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the file that the block ends after the block before it, about."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, or of lines."""
+
+    @property
+    def first(self) -> int:
+        """The number of the first row or line in the file, from 1."""
+
+    def part(self, start: int, stop: int) -> "Block":
+        """The rows from `start` to before `stop`."""
+
+
+@dataclass(frozen=True)
+class EntryBlock:
+    """Entries that only reading the file as a whole can separate."""
+
+    entries: Sequence[Entry]
+    num_bytes: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.entries)
+
+    @property
+    def first(self) -> int:
+        return self.entries[0].line if self.entries else 1
+
+    def part(self, start: int, stop: int) -> "EntryBlock":
+        entries = self.entries[start:stop]
+        return EntryBlock(entries, self.num_bytes * len(entries) // self.num_rows)
+
+
 @dataclass(frozen=True)
 class RawChunk:
     """Consecutive rows of a file, read but not parsed; it can be pickled.
 
-    Attributes:
-        entries: parses the rows; raises UserError for a wrong line.
-        num_bytes: bytes of the file that the chunk ends after the chunk before it, about.
+    Args:
+        parse: returns the rows of a block; raises UserError for a wrong line.
     """
 
-    entries: Callable[[], Iterable[Entry]]
-    num_bytes: int
+    parse: Callable[[Any], Iterable[Entry]]
+    block: Block
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the file that the chunk ends after the chunk before it, about."""
+        return self.block.num_bytes
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, or of lines."""
+        return self.block.num_rows
+
+    def entries(self) -> Iterable[Entry]:
+        """The rows; raises UserError for a wrong line."""
+        return self.parse(self.block)
+
+    def part(self, start: int, stop: int) -> "RawChunk":
+        """The rows from `start` to before `stop`."""
+        return RawChunk(self.parse, self.block.part(start, stop))
 
 
 def format_of(path: Path) -> str:
@@ -97,10 +153,8 @@ def read_record_chunks(path: Path, text_of: TextOf) -> Iterator[RawChunk]:
     if kind == "jsonl":
         return _line_chunks([path], partial(_parse_json_records, str(path), text_of))
     if kind == "table":
-        return _numbered(
-            (partial(_parse_table_records, str(path), text_of, batch.objects), batch)
-            for batch in read_table(path)
-        )
+        parse = partial(_parse_table_records, str(path), text_of)
+        return _or_empty(RawChunk(parse, batch) for batch in read_table(path))
     raise UserError(
         f"{path} must be a .jsonl or .parquet file, or a folder of datasets; convert it"
     )
@@ -110,7 +164,7 @@ def _line_chunks(
     paths: Sequence[Path], parse: Callable[[LineBlock], Iterator[Entry]]
 ) -> Iterator[RawChunk]:
     for block in read_line_blocks(paths):
-        yield RawChunk(partial(parse, block), block.num_bytes)
+        yield RawChunk(parse, block)
 
 
 def _entry_chunks(entries: Iterator[Entry]) -> Iterator[RawChunk]:
@@ -121,10 +175,14 @@ def _entry_chunks(entries: Iterator[Entry]) -> Iterator[RawChunk]:
         chunk.append(entry)
         size += sum(map(len, entry.texts))
         if size >= BLOCK_BYTES or len(chunk) >= BLOCK_LINES:
-            yield RawChunk(partial(iter, chunk), size)
+            yield RawChunk(_entries, EntryBlock(chunk, size))
             chunk, size, is_first = [], 0, False
     if chunk or is_first:
-        yield RawChunk(partial(iter, chunk), size)
+        yield RawChunk(_entries, EntryBlock(chunk, size))
+
+
+def _entries(block: EntryBlock) -> Sequence[Entry]:
+    return block.entries
 
 
 def _parse_lines(names: Sequence[str], block: LineBlock) -> Iterator[Entry]:
@@ -172,8 +230,7 @@ def _tsv_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawC
         if not width:
             first = (line for line in block.lines[0] if line.strip())
             width = next((line.count(b"\t") + 1 for line in first), 0)
-        parse = partial(_parse_tsv, str(path), columns, width, block)
-        yield RawChunk(parse, block.num_bytes)
+        yield RawChunk(partial(_parse_tsv, str(path), columns, width), block)
 
 
 def _header_columns(
@@ -239,35 +296,25 @@ def _parse_json_records(name: str, text_of: TextOf, block: LineBlock) -> Iterato
         yield Entry(number, 1, [text])
 
 
-def _parse_table_records(
-    name: str, text_of: TextOf, objects: Callable[[], Iterator[dict[str, Any]]], first: int
-) -> Iterator[Entry]:
-    for number, record in enumerate(objects(), first):
+def _parse_table_records(name: str, text_of: TextOf, batch: TableBatch) -> Iterator[Entry]:
+    for number, record in enumerate(batch.objects(), batch.first):
         yield Entry(number, 1, [text_of(record, f"{name}, line {number}")])
 
 
 def _table_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawChunk]:
     names = _names(path, "a table", fields)
     columns = [(name, column == LABEL) for column, name in names.items()]
-    return _numbered(
-        (partial(_parse_batch, batch.cells), batch) for batch in read_table(path, columns)
-    )
+    return _or_empty(RawChunk(_parse_cells, batch) for batch in read_table(path, columns))
 
 
-def _numbered(
-    batches: Iterable[tuple[Callable[[int], Iterator[Entry]], TableBatch]],
-) -> Iterator[RawChunk]:
-    """Chunks of the batches of a table; each is parsed with the number of its first row."""
-    first = 1
-    for parse, batch in batches:
-        yield RawChunk(partial(parse, first), batch.num_bytes)
-        first += batch.batch.num_rows
-    if first == 1:
-        yield RawChunk(partial(iter, ()), 0)
+def _or_empty(chunks: Iterator[RawChunk]) -> Iterator[RawChunk]:
+    """The chunks, or an empty one if there are none."""
+    first = next(chunks, RawChunk(_entries, EntryBlock((), 0)))
+    return chain([first], chunks)
 
 
-def _parse_batch(cells: Callable[[], Iterator[list[str]]], first: int) -> Iterator[Entry]:
-    for number, row in enumerate(cells(), first):
+def _parse_cells(batch: TableBatch) -> Iterator[Entry]:
+    for number, row in enumerate(batch.cells(), batch.first):
         yield Entry(number, 1, row)
 
 

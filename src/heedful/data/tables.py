@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -57,6 +57,18 @@ class TableBatch:
     batch: Any
     columns: TableColumns
     num_bytes: int  # of the file, about
+    first: int = 1  # the number of the first row in the table, from 1
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return int(self.batch.num_rows)
+
+    def part(self, start: int, stop: int) -> "TableBatch":
+        """The rows from `start` to before `stop`."""
+        size = self.num_bytes * (stop - start) // self.num_rows
+        batch = self.batch.slice(start, stop - start)
+        return replace(self, batch=batch, num_bytes=size, first=self.first + start)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for another process: of a part of a batch, its rows alone."""
@@ -117,9 +129,12 @@ def read_table(path: Path, columns: TableColumns = None) -> Iterator[TableBatch]
     import pyarrow as pa
 
     read = _read_stream if path.is_dir() else _read_parquet
+    first = 1
     for file in table_files(path):
         with _user_errors(file, pa):
-            yield from read(file, columns, pa)
+            for batch in read(file, columns, pa):
+                yield replace(batch, first=first)
+                first += batch.num_rows
 
 
 def _read_stream(file: Path, columns: TableColumns, pa: Any) -> Iterator[TableBatch]:

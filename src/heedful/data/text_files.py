@@ -39,6 +39,17 @@ class LineBlock(NamedTuple):
     lines: tuple[list[bytes], ...]
     num_bytes: int
 
+    @property
+    def num_rows(self) -> int:
+        """The number of lines of each file."""
+        return len(self.lines[0])
+
+    def part(self, start: int, stop: int) -> "LineBlock":
+        """The lines from `start` to before `stop`, counted from 0 in the block."""
+        lines = tuple(side[start:stop] for side in self.lines)
+        size = self.num_bytes * len(lines[0]) // self.num_rows
+        return LineBlock(self.first + start, lines, size)
+
 
 def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
     r"""The lines of a UTF-8 text file: plain, gzip or Zstandard.

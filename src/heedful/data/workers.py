@@ -32,11 +32,20 @@ def choose_workers(number: int | None, num_bytes: int) -> int:
 
 
 def map_in_order(
-    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_workers: int,
+    *,
+    work: str = "the preparation",
+    setting: str = "data.workers",
 ) -> Iterator[Result]:
     """`map(function, items)` by a pool of processes, or in this process for one worker.
 
     At most a few items for each worker are in memory. The function is sent to each worker once.
+    After an interruption the workers are terminated.
+
+    Args:
+        work, setting: what is done, and the setting of the number of workers, for messages.
 
     Raises:
         UserError: as the function; a worker was killed.
@@ -44,6 +53,7 @@ def map_in_order(
     if num_workers == 1:
         yield from map(function, items)
         return
+    others = {process.pid for process in multiprocessing.active_children()}
     pool = ProcessPoolExecutor(
         num_workers, multiprocessing.get_context("spawn"), _start_worker, (function,)
     )
@@ -58,9 +68,14 @@ def map_in_order(
             yield pending.popleft().result()
     except BrokenProcessPool:
         raise Resumable(
-            "a worker process of the preparation was killed, as when memory runs out; start again "
-            "to continue, with fewer data.workers"
+            f"a worker process of {work} was killed, as when memory runs out; start again to "
+            f"continue, with fewer {setting}"
         ) from None
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        for process in multiprocessing.active_children():
+            if process.pid not in others:
+                process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -2,6 +2,7 @@
 
 import collections.abc
 import logging
+import math
 import secrets
 import sys
 from collections import deque
@@ -47,6 +48,15 @@ class TextScore:
 
     log_prob: float
     num_tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the negative mean log-probability of a token; NaN without tokens."""
+        return math.exp(-self.log_prob / self.num_tokens) if self.num_tokens else math.nan
+
+    def bits_per_character(self, text: str) -> float:
+        """The negative log-probability in bits per character of the text; NaN without tokens."""
+        return -self.log_prob / math.log(2) / len(text) if self.num_tokens and text else math.nan
 
 
 class Generator(SavedModel):
