@@ -103,6 +103,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/synthetic.py
 	$(BIN)/python benchmarks/preparation.py
+	$(BIN)/python benchmarks/bulk.py
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding.py
 	$(BIN)/python benchmarks/command.py

@@ -209,6 +209,14 @@ def test_preparation(bench: Bench) -> None:
     assert "equal, byte for byte" in page
 
 
+def test_bulk(bench: Bench) -> None:
+    page, data = bench("bulk")
+    assert data["killed"]["equal"]
+    assert len(data["killed"]["kills"]) == 2
+    assert data["ray_equal"] in (True, None)
+    assert "equal, byte for byte" in page
+
+
 def test_synthetic(bench: Bench, tmp_path: Path) -> None:
     page, data = bench("synthetic", "--runs", str(tmp_path / "runs"))
     assert set(data["runs"]) == {"copy", "reverse", "sort", "copy-varied"}

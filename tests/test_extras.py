@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import heedful
 from commands import Commands, assert_refused, write_recipe
@@ -35,7 +36,9 @@ def test_extras_are_those_of_the_package() -> None:
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     found = content["project"]["optional-dependencies"]
     assert found.pop("all") == [f"heedful[{','.join(sorted(EXTRAS))}]"]
-    packages = {name: tuple(text.split(">=")[0] for text in texts) for name, texts in found.items()}
+    packages = {
+        name: tuple(Requirement(text).name for text in texts) for name, texts in found.items()
+    }
     assert packages == EXTRAS
 
 

@@ -10,6 +10,7 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "fast": ("ctranslate2",),
     "import": ("sentencepiece", "protobuf"),
     "parquet": ("pyarrow",),
+    "ray": ("ray", "pyarrow"),
     "report": ("matplotlib", "pygments"),
     "tensorboard": ("tensorboard",),
 }

@@ -21,7 +21,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "plan",
         "tokenizer",
     ),
-    "Run a model": ("translate", "generate", "chat", "fill", "classify", "embed"),
+    "Run a model": ("translate", "generate", "chat", "fill", "classify", "embed", "bulk"),
     "Evaluate": ("evaluate", "score", "verify", "report", "compare"),
     "Convert and speed up": ("optimize", "merge", "import", "export"),
     "List": ("list", "info", "recipes", "cache"),

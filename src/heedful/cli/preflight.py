@@ -37,7 +37,11 @@ def add_command(
         if debug:
             show_tracebacks()
         _check(values)
-        if values.keys() & {"out", "to"}:  # the folder is the result; stdout only reports it
+        if values.keys() & {
+            "out",
+            "to",
+            "folder",
+        }:  # the folder is the result; stdout only reports it
             keep_running_without_stdout()
         function(**values)
 

@@ -1,0 +1,274 @@
+"""A bulk job: files through a model, shard by shard, from its start or from where it stopped."""
+
+import json
+import os
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import heedful
+from heedful.backends.hardware import cores
+from heedful.bulk.folder import JobFolder, sha256_of_file
+from heedful.bulk.formats import SUFFIXES, check_format
+from heedful.bulk.shards import SHARD_ROWS, ShardReader
+from heedful.bulk.tasks import task_class
+from heedful.bulk.worker import ShardResult, Worker
+from heedful.data.file_names import expand_path
+from heedful.data.tables import table_files
+from heedful.data.workers import map_in_order
+from heedful.errors import UserError
+from heedful.files import MODEL_FILES
+from heedful.progress import PrintLine, track
+
+# Returns the results of the shards that are not done, in any order.
+MapShards = Callable[[Worker, ShardReader, Collection[int]], Generator[ShardResult, None, None]]
+
+
+@dataclass(frozen=True)
+class BulkJob:
+    """The settings of a job.
+
+    Attributes:
+        model: the directory.
+        task, pairs: as of `heedful.bulk.tasks.task_class`.
+        inputs: files, folders and patterns, as of `heedful.data.file_names.expand_path`.
+        output: the folder of the job: a new or empty one, or that of the job to continue.
+        fields: for each text of a row its key or column; empty: as of `read_rows`.
+        options: of the task.
+        format: of the output, as of `heedful.bulk.formats`.
+        shard_rows: most rows of a shard.
+        load_settings: keywords of `heedful.pipelines.load`; default of its threads: those that the
+            job in the folder was started with, or the share of the cores of one of several workers.
+        workers: their number.
+    """
+
+    model: Path
+    task: str
+    inputs: Sequence[Path]
+    output: Path
+    pairs: bool = False
+    fields: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    format: str = "jsonl"
+    shard_rows: int = SHARD_ROWS
+    load_settings: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 1
+
+    def check(self) -> None:
+        """Raise UserError for a format or an option that the task does not have."""
+        task = task_class(self.task, pairs=self.pairs)
+        check_format(self.format, task)
+        for name in self.options:
+            if name not in task.known_options():
+                raise UserError(f"{self.task} has no option {name}; leave it out")
+
+    def reader(self) -> ShardReader:
+        """The reader of the files; raises UserError if there are none, or for wrong fields."""
+        files = tuple(file for path in self.inputs for file in expand_path(path))
+        if not files:
+            raise UserError("no files are given; name at least one")
+        columns = task_class(self.task, pairs=self.pairs).columns
+        fields: Sequence[str | None] = self.fields or [None] * len(columns)
+        if len(fields) != len(columns):
+            raise UserError(
+                f"{len(fields)} fields are given, but a row has {len(columns)} "
+                f"({' and '.join(columns)}); give one for each"
+            )
+        return ShardReader(files, tuple(zip(columns, fields, strict=True)), self.shard_rows)
+
+    def settings(self, files: Sequence[Path]) -> dict[str, Any]:
+        """All that the results depend on, for the manifest."""
+        inputs = [
+            {"path": str(path), "sha256": [*map(sha256_of_file, table_files(path))]}
+            for path in files
+        ]
+        content = {
+            "heedful": heedful.__version__,
+            "model": model_hashes(self.model),
+            "task": self.task,
+            "pairs": self.pairs,
+            "options": dict(self.options),
+            "loading": dict(self.load_settings),
+            "format": self.format,
+            "shard_rows": self.shard_rows,
+            "fields": [*self.fields],
+            "inputs": inputs,
+        }
+        copy: dict[str, Any] = json.loads(json.dumps(content))
+        return copy
+
+    def worker(self) -> Worker:
+        """The worker for the shards."""
+        return Worker(
+            self.model, self.load_settings, self.task, self.pairs, self.options, self.format
+        )
+
+
+@dataclass(frozen=True)
+class BulkReport:
+    """The numbers of a finished job: of all its rows, those with an error, and its shards."""
+
+    num_rows: int
+    num_errors: int
+    num_shards: int
+
+
+def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkReport:
+    """Process all shards, or those that an interrupted job has left.
+
+    Args:
+        map_shards: as of `run_locally`, which reports progress by itself where it can.
+
+    Raises:
+        UserError: settings that contradict each other or those of the job in the folder; a folder
+            with other files; input that cannot be read, or none of whose first rows can; errors of
+            the model; a full disk. Finished shards are kept.
+    """
+    job.check()
+    folder = JobFolder(job.output, SUFFIXES[job.format])
+    job = _with_threads(job, folder.settings)
+    reader = job.reader()
+    settings = job.settings(reader.files)
+    _check_same(settings, folder)
+    if folder.is_complete:
+        print_line(f"{job.output} is complete: nothing is left to do")
+        return _report(folder)
+    num_shards, num_rows = _count(reader)
+    with folder.opened(settings):
+        num_done = sum(entry["rows"] for entry in folder.entries.values())
+        if folder.entries:
+            print_line(
+                f"continues: {len(folder.entries):,} of {num_shards:,} shards "
+                f"({num_done:,} of {num_rows:,} rows) are finished"
+            )
+        try:
+            with track(_VERBS[job.task], num_rows - num_done) as advance:
+                worker = replace(job.worker(), progress=advance)
+                with closing(map_shards(worker, reader, folder.entries.keys())) as results:
+                    for result in results:
+                        folder.add(result)
+        except (KeyboardInterrupt, SystemExit):
+            print_line(
+                f"interrupted: {len(folder.entries):,} of {num_shards:,} shards are finished; the "
+                "same command continues"
+            )
+            raise
+        folder.finish(settings)
+    return _report(folder)
+
+
+def run_locally(
+    worker: Worker, reader: ShardReader, done: Collection[int], *, num_workers: int
+) -> Generator[ShardResult, None, None]:
+    """The results of the shards that are not done, in order, by processes of this machine.
+
+    One worker runs in this process.
+    """
+    advance = worker.progress
+    if num_workers > 1:
+        worker = replace(worker, progress=None)  # a shard's rows are counted when it is finished
+    shards = reader.shards(done)
+    results = map_in_order(worker, shards, num_workers, work="the bulk job", setting="--workers")
+    for result in results:
+        if num_workers > 1 and advance is not None:
+            advance(result.num_rows)
+        yield result
+
+
+def choose_workers(model: Path, device: str) -> int:
+    """The default number of workers: the cores, as far as half of the memory holds the models.
+
+    On a GPU it is one.
+    """
+    if device != "cpu":
+        from heedful.pipelines import choose_device
+
+        if choose_device(device).type != "cpu":
+            return 1
+    weights = sum(path.stat().st_size for path in _model_files(model))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(cores(), memory // (4 * max(1, weights))))
+
+
+def model_hashes(model: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a model directory that its outputs depend on.
+
+    Raises:
+        UserError: there are none.
+    """
+    files = _model_files(model)
+    if not files:
+        raise UserError(f"{model} holds no model; give the directory that a training wrote")
+    return {str(path.relative_to(model)): sha256_of_file(path) for path in files}
+
+
+def _model_files(model: Path) -> list[Path]:
+    """The files of a model directory: configuration, weights, tokenizers, backends."""
+    if not model.is_dir():
+        return []
+    names = {path.name for path in model.iterdir() if path.suffix in (".safetensors", ".model")}
+    files = [model / name for name in sorted(names | (MODEL_FILES - {"example.py"}))]
+    inner = [path for file in files if file.is_dir() for path in sorted(file.rglob("*"))]
+    return [path for path in (*files, *inner) if path.is_file()]
+
+
+def _with_threads(job: BulkJob, before: Mapping[str, Any] | None) -> BulkJob:
+    """The job with a number of threads; `before` are the settings that the folder has.
+
+    It is one of the settings, as it can change a result in its last digits.
+    """
+    threads = job.load_settings.get("threads")
+    if threads is None and before is not None:
+        threads = before.get("loading", {}).get("threads")
+    elif threads is None and job.workers > 1:
+        threads = max(1, cores() // job.workers)
+    return replace(job, load_settings={**job.load_settings, "threads": threads})
+
+
+def _check_same(settings: Mapping[str, Any], folder: JobFolder) -> None:
+    """Raise UserError for other settings than those that a folder was started with."""
+    before = folder.settings
+    if before is None:
+        return
+    if changed := [key for key, value in settings.items() if before.get(key) != value]:
+        raise UserError(
+            f"{folder.path} was started with other settings ({', '.join(changed)}); give those "
+            "again, or another folder"
+        )
+
+
+def _count(reader: ShardReader) -> tuple[int, int]:
+    """The numbers of shards and of rows.
+
+    Raises:
+        UserError: no rows; a file that cannot be read; no row of the first shard can be.
+    """
+    num_shards = num_rows = 0
+    for shard in reader.shards():
+        if num_shards == 0:
+            rows = shard.rows()
+            if not any(row.texts for row in rows):
+                raise UserError(f"no row can be used: {rows[0].error}")
+        num_shards += 1
+        num_rows += shard.num_rows
+    if not num_rows:
+        raise UserError("the input has no rows; name other files")
+    return num_shards, num_rows
+
+
+def _report(folder: JobFolder) -> BulkReport:
+    assert folder.manifest is not None
+    manifest = folder.manifest
+    return BulkReport(manifest["rows"], manifest["errors"], len(manifest["shards"]))
+
+
+_VERBS = {
+    "translate": "translating",
+    "generate": "generating",
+    "score": "scoring",
+    "embed": "embedding",
+    "classify": "classifying",
+    "fill": "filling",
+}

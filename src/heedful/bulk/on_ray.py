@@ -1,0 +1,128 @@
+"""Bulk inference by Ray Data: the worker of `heedful.bulk.worker` on the machines of a cluster."""
+
+import logging
+import pickle
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from heedful import extras
+from heedful.bulk.shards import ShardReader
+from heedful.bulk.worker import ShardResult, Worker
+from heedful.errors import UserError
+
+
+def run_on_ray(
+    worker: Worker,
+    reader: ShardReader,
+    done: Collection[int],
+    *,
+    num_workers: int,
+    num_gpus: int = 0,
+    address: str | None = None,
+) -> Generator[ShardResult, None, None]:
+    """The results of the shards that are not done, as they are finished.
+
+    The files are read by one task, and the model is opened by each worker: on a cluster all
+    machines must see them under the same paths. Results are written by this process.
+
+    Args:
+        num_gpus: of each worker, for Ray's scheduler; its cores are its threads.
+        address: of the cluster (`ray.init`); None: the one of the environment variable
+            RAY_ADDRESS, or a new one on this machine, which ends with the job.
+
+    Raises:
+        UserError: Ray is not installed; the cluster cannot be reached, or goes away; errors of the
+            worker.
+    """
+    extras.require("ray", "--with ray")
+    advance = worker.progress
+    num_cpus = worker.load_settings.get("threads") or 1
+    with _connected(num_workers * num_cpus + 1, address) as data:
+        context = data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.target_max_block_size = 1  # a shard is a block, which a free worker takes
+        shards = data.read_datasource(
+            _source(data, reader, frozenset(done)), override_num_blocks=1
+        ).map_batches(
+            _RayWorker,
+            fn_constructor_args=(replace(worker, progress=None),),
+            batch_size=1,
+            compute=data.ActorPoolStrategy(size=num_workers),
+            num_cpus=num_cpus,
+            num_gpus=num_gpus or None,
+        )
+        for row in shards.iter_rows():
+            result: ShardResult | UserError = pickle.loads(row["result"])
+            if isinstance(result, UserError):
+                raise result
+            if advance is not None:
+                advance(result.num_rows)
+            yield result
+
+
+class _RayWorker:
+    """The worker as a class for `Dataset.map_batches`: one pickled shard in, its result out."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        [shard] = batch["shard"]
+        try:
+            result: ShardResult | UserError = self._worker(pickle.loads(shard))
+        except UserError as error:  # Ray would wrap it in errors of its own
+            result = error
+        return {"result": [pickle.dumps(result)]}
+
+
+def _source(data: Any, reader: ShardReader, done: frozenset[int]) -> Any:
+    """A source of Ray Data whose one task reads the shards one after another."""
+    import pyarrow as pa
+    from ray.data.block import BlockMetadata
+
+    class ShardSource(data.Datasource):  # type: ignore[misc]
+        def estimate_inmemory_data_size(self) -> None:
+            return None
+
+        def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[Any]:
+            def read() -> Iterator[Any]:
+                for shard in reader.shards(done):
+                    yield pa.table({"shard": pa.array([pickle.dumps(shard)], pa.large_binary())})
+
+            metadata = BlockMetadata(
+                num_rows=None, size_bytes=None, input_files=None, exec_stats=None
+            )
+            return [data.ReadTask(read, metadata)]
+
+    return ShardSource()
+
+
+@contextmanager
+def _connected(num_cpus: int, address: str | None) -> Iterator[Any]:
+    """The module `ray.data`, connected; errors of Ray are raised as UserError."""
+    import ray
+    from ray import data
+    from ray.exceptions import RayError
+
+    settings: dict[str, Any] = {"address": address}
+    if address is None:
+        settings = {"num_cpus": num_cpus, "include_dashboard": False}
+    try:
+        try:
+            ray.init(**settings, logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}; start one "
+                "by `ray start --head`, or leave out --address"
+            ) from None
+        yield data
+    except RayError as error:
+        raise UserError(f"Ray stopped: {_first_line(error)}; the same command continues") from None
+    finally:
+        ray.shutdown()
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,225 @@
+"""`heedful bulk`: files of any size through a model, in shards, by several processes or Ray."""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from heedful.cli.flags import Json, ModelFolder, Quiet, spread
+from heedful.cli.help import IN_OUT, RUN_TIME
+from heedful.cli.lines import RunTime
+from heedful.cli.shared import make_console, note, print_json
+from heedful.errors import UserError
+
+if TYPE_CHECKING:
+    from heedful.bulk.job import MapShards
+
+Task = Literal["translate", "generate", "score", "embed", "classify", "fill"]
+_WHAT = "What to do with each row"
+
+
+def _flag(default: Any, name: str, metavar: str | None, help: str, **options: Any) -> Any:
+    return typer.Option(default, name, metavar=metavar, help=help, **options)
+
+
+@dataclass(frozen=True)
+class BulkInput:
+    """The files of a job, and how their rows are read and written."""
+
+    inputs: list[Path] = _flag(
+        ...,
+        "--input",
+        "FILE",
+        "Text (a row a line), .tsv, .jsonl or .parquet, also ending in .gz or .zst; a folder or a "
+        "pattern: all its files; repeatable.",
+        rich_help_panel=IN_OUT,
+    )
+    folder: Path = _flag(
+        ..., "--output", "DIR", "Folder of the job, new or to continue.", rich_help_panel=IN_OUT
+    )
+    field: list[str] | None = _flag(
+        None,
+        "--field",
+        "NAME",
+        "Key or column of the text, or number of a column of .tsv; twice for pairs.",
+        show_default="text; src and tgt, or text and pair",
+        rich_help_panel=IN_OUT,
+    )
+    pairs: bool = _flag(
+        False,
+        "--pairs",
+        None,
+        "Rows are pairs: source and target to score, or two texts to classify.",
+        rich_help_panel=IN_OUT,
+    )
+    format: str = _flag(
+        "jsonl",
+        "--format",
+        "jsonl|text|parquet",
+        "Format of the output; text has the result alone, blank for a row with an error.",
+        rich_help_panel=IN_OUT,
+    )
+    shard_rows: int = _flag(
+        4_096,
+        "--shard-rows",
+        "N",
+        "Most rows of a shard, the unit that is redone after an interruption.",
+        min=1,
+        max=4_096,
+        rich_help_panel=IN_OUT,
+    )
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where the workers run, and how many."""
+
+    runner: str = _flag(
+        "local",
+        "--with",
+        "local|ray",
+        "Run on this machine, or by Ray Data (extra ray).",
+        rich_help_panel=RUN_TIME,
+    )
+    address: str | None = _flag(
+        None,
+        "--address",
+        "ADDRESS",
+        "Ray cluster, such as auto or ray://host:10001.",
+        show_default="RAY_ADDRESS, or a new one on this machine",
+        rich_help_panel=RUN_TIME,
+    )
+    workers: int | None = _flag(
+        None,
+        "--workers",
+        "N",
+        "Processes with a model each.",
+        min=1,
+        max=4_096,
+        show_default="the cores, or as many models as half of the memory holds; on a GPU 1",
+        rich_help_panel=RUN_TIME,
+    )
+
+
+@dataclass(frozen=True)
+class TaskFlags:
+    """Options of single tasks."""
+
+    scores: bool = _flag(
+        False, "--scores", None, "translate, generate: add scores.", rich_help_panel=_WHAT
+    )
+    truncate: bool = _flag(
+        False,
+        "--truncate",
+        None,
+        "Truncate texts that are too long for the model; without, they are rows with an error "
+        "(classify always truncates).",
+        rich_help_panel=_WHAT,
+    )
+    pooling: str | None = _flag(
+        None,
+        "--pooling",
+        "mean|first|last",
+        "embed: the state of a text, of all its tokens or of one.",
+        show_default="mean",
+        rich_help_panel=_WHAT,
+    )
+    candidates: int | None = _flag(
+        None, "--candidates", "N", "fill: candidates per mask.", min=1, show_default="5",
+        rich_help_panel=_WHAT,
+    )  # fmt: skip
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are on the command line."""
+        return {name: value for name, value in vars(self).items() if value not in (None, False)}
+
+
+@spread("draft", "num_draft_tokens")
+def bulk(
+    *,
+    model: ModelFolder,
+    task: Task = typer.Option(
+        ...,
+        metavar="translate|generate|score|embed|classify|fill",
+        help="What to do: as the command of this name.",
+        rich_help_panel=_WHAT,
+    ),
+    files: BulkInput,
+    flags: TaskFlags,
+    options: dict[str, Any],
+    workers: Workers,
+    run_time: RunTime,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run a model over files of any size: the results are shards in a folder.
+
+    The same command continues an interrupted job at the first unfinished shard, and the result is
+    byte for byte that of a job without interruption. Other settings, another model or other input
+    are refused. A row that cannot be used (empty, too long, not JSON, not UTF-8) gets a row with
+    its file, line and error. DIR/manifest.json has the SHA-256 of each shard, of the model and of
+    the input, and the settings.
+
+    Example: heedful bulk runs/mine --task translate --input 'in/*.gz' --output out
+
+    Example: heedful bulk runs/novel --task score --input web.parquet --output out
+
+    Example: heedful bulk m --task classify --input a.jsonl --field review --output o
+    """
+    from heedful.bulk.job import BulkJob, choose_workers, run_job
+    from heedful.progress import use_display
+    from heedful.terminal import ProgressBars
+
+    if workers.address is not None and workers.runner != "ray":
+        raise UserError("--address is the address of a Ray cluster: give --with ray too")
+    if task == "score":
+        run_time = run_time.only_eager("score")
+    num_workers = workers.workers or choose_workers(model, run_time.device)
+    job = BulkJob(
+        model=model,
+        task=task,
+        inputs=files.inputs,
+        output=files.folder,
+        pairs=files.pairs,
+        fields=files.field or (),
+        options={**options, **flags.given, **run_time.batching},
+        format=files.format,
+        shard_rows=files.shard_rows,
+        load_settings={
+            "device": run_time.device,
+            "backend": run_time.backend,
+            "precision": run_time.precision,
+            "threads": run_time.threads,
+            "use": "throughput",
+        },
+        workers=num_workers,
+    )
+    console = make_console(quiet=quiet or json)
+    with use_display(None if console.quiet else ProgressBars(console).track):
+        report = run_job(job, _map_shards(workers, num_workers, run_time), console.print)
+    if json:
+        print_json(asdict(report))
+        return
+    console.print(f"{files.folder}: rows {report.num_rows:,}, shards {report.num_shards:,}")
+    if report.num_errors:
+        note(f"rows with an error: {report.num_errors:,}, in the column error")
+
+
+def _map_shards(workers: Workers, num_workers: int, run_time: RunTime) -> "MapShards":
+    """The function that runs the workers."""
+    from heedful.bulk.job import run_locally
+    from heedful.bulk.on_ray import run_on_ray
+
+    if workers.runner == "local":
+        return partial(run_locally, num_workers=num_workers)
+    if workers.runner != "ray":
+        raise UserError(f"--with must be local or ray, not {workers.runner}")
+    return partial(
+        run_on_ray,
+        num_workers=num_workers,
+        num_gpus=int(run_time.device.startswith("cuda")),
+        address=workers.address,
+    )

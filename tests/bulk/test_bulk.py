@@ -1,0 +1,422 @@
+"""Bulk inference: results of each task, rows with errors, kills and resumption, refusals."""
+
+import gzip
+import json
+import math
+import os
+import random
+import signal
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from commands import Commands, tree
+from encoder_runs import Stop
+from heedful.bulk import folder as bulk_folder
+from heedful.bulk.folder import LOG, MANIFEST, JobFolder, read_results
+from heedful.bulk.job import BulkJob, choose_workers, run_job, run_locally
+from heedful.bulk.shards import ShardReader
+from heedful.bulk.tasks import Translate
+from heedful.bulk.worker import Worker
+from heedful.errors import UserError
+from heedful.pipelines import load
+from hostile_world import WORDS, make_net
+
+LONG = "the cat sat on the mat " * 20
+LOADING = {"device": "cpu", "backend": "eager", "threads": 1, "use": "throughput"}
+run_alone = partial(run_locally, num_workers=1)
+Job = BulkJob
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    for name in ("own", "lm", "mlm", "classes"):
+        make_net(folder, name)
+    lines = [" ".join(random.Random(n).choices(" ".join(WORDS).split(), k=4)) for n in range(30)]
+    (folder / "lines.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def job_of(world: Path, out: Path, model: str = "own", task: str = "translate", **more: Any) -> Job:
+    settings: dict[str, Any] = {"inputs": [world / "lines.txt"], "shard_rows": 8, **more}
+    settings["options"] = {"max_new_tokens": 6} if task in ("translate", "generate") else {}
+    settings["options"] |= more.get("options", {})
+    return BulkJob(world / model, task, output=out, load_settings=LOADING, **settings)
+
+
+def run(job: BulkJob, map_shards: Any = run_alone) -> list[str]:
+    printed: list[str] = []
+    run_job(job, map_shards, printed.append)
+    return printed
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [*read_results(out)]
+
+
+def texts_of(world: Path) -> list[str]:
+    return (world / "lines.txt").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job without interruption."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    run(job_of(world, out))
+    return out
+
+
+def values(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def test_each_task_has_the_results_of_its_pipeline(
+    world: Path, whole: Path, tmp_path: Path
+) -> None:
+    texts = texts_of(world)
+    rows = records(whole)
+    assert [(row["file"], row["line"], row["text"]) for row in rows] == [
+        (str(world / "lines.txt"), line, text) for line, text in enumerate(texts, 1)
+    ]
+    expected = [
+        load(world / "own", backend="eager").generate(text, return_details=True, max_new_tokens=6)
+        for text in texts
+    ]
+    assert values(rows, "output") == [best.text for best, *_ in expected]
+    assert values(rows, "finished") == [best.finished for best, *_ in expected]
+
+    options = {"num_return": 2, "scores": True, "temperature": 1.0, "seed": 5}
+    run(job_of(world, tmp_path / "lm", "lm", "generate", options=options, shard_rows=7))
+    lm = load(world / "lm", backend="eager")
+    [*sampled] = lm.iterate_generations([texts], max_new_tokens=6, **options)
+    for row, outputs in zip(records(tmp_path / "lm"), sampled, strict=True):
+        assert [output["output"] for output in row["outputs"]] == [o.text for o in outputs]
+        assert row["log_prob"] == pytest.approx(outputs[0].log_prob, abs=1e-4)
+        assert row["score"] == row["outputs"][0]["score"]
+
+    run(job_of(world, tmp_path / "score", "lm", "score"))
+    for row, text in zip(records(tmp_path / "score"), texts, strict=True):
+        [score] = lm.score([text])
+        assert row["log_prob"] == pytest.approx(score.log_prob, abs=1e-4)
+        assert row["num_tokens"] == score.num_tokens
+        mean = score.log_prob / score.num_tokens
+        assert row["perplexity"] == pytest.approx(math.exp(-mean), rel=1e-4)
+        bits = -score.log_prob / math.log(2) / len(text)
+        assert row["bits_per_character"] == pytest.approx(bits, rel=1e-4)
+
+    run(job_of(world, tmp_path / "embed", "mlm", "embed", options={"pooling": "first"}))
+    vectors = load(world / "mlm", backend="eager").vectors(texts, pooling="first")
+    for row, vector in zip(records(tmp_path / "embed"), vectors.tolist(), strict=True):
+        assert row["vector"] == pytest.approx(vector, abs=1e-5)
+
+    run(job_of(world, tmp_path / "classify", "classes", "classify"))
+    labels = load(world / "classes", backend="eager").classify(texts)
+    for row, label in zip(records(tmp_path / "classify"), labels, strict=True):
+        assert row["label"] == label.label
+        assert row["scores"] == pytest.approx(label.probabilities, abs=1e-5)
+
+
+def test_pairs_masks_and_the_formats_of_output(world: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv.gz"
+    rows = [(source, target) for source in WORDS for target in WORDS]
+    pairs.write_bytes(gzip.compress("".join(f"{s}\t{t}\n" for s, t in rows).encode()))
+    job = job_of(world, tmp_path / "pairs", task="score", pairs=True, inputs=[pairs])
+    run(replace(job, format="parquet"))
+    table = parquet.read_table(tmp_path / "pairs" / "part-000000.parquet").to_pylist()
+    translator = load(world / "own", backend="eager")
+    for row, (source, target) in zip(table, rows, strict=False):
+        [score] = translator.score([source], [target])
+        assert (row["src"], row["tgt"], row["error"]) == (source, target, None)
+        assert row["log_prob"] == pytest.approx(score.log_prob, abs=1e-4)
+
+    named = tmp_path / "named.parquet"
+    parquet.write_table(pa.table({"a": WORDS, "b": [None, *WORDS[1:]], "n": [1, 2, 3]}), named)
+    job = job_of(world, tmp_path / "c", "classes", "classify", pairs=True, inputs=[named])
+    run(replace(job, fields=("a", "b"), format="text"))
+    labels = load(world / "classes", backend="eager").classify(WORDS[1:], pairs=WORDS[1:])
+    expected = ["", *(label.label for label in labels)]
+    assert (tmp_path / "c" / "part-000000.txt").read_text().split("\n") == [*expected, ""]
+
+    masked = tmp_path / "masked.jsonl"
+    texts = ["the <mask> sat", "no mask at all", "[MASK] and <mask>"]
+    masked.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = {"candidates": 2}
+    run(job_of(world, tmp_path / "m", "mlm", "fill", inputs=[masked], options=options))
+    first, second, third = records(tmp_path / "m")
+    filler = load(world / "mlm", backend="eager")
+    [[best, other]] = filler.fill(texts[0], top_k=2)
+    assert first["masks"][0][0] == pytest.approx(vars(best), abs=1e-6)
+    assert first["masks"][0][1]["token"] == other.token
+    assert "no <mask>" in second["error"]
+    assert len(third["masks"]) == 2
+    parquet_job = job_of(world, tmp_path / "mp", "mlm", "fill", inputs=[masked], options=options)
+    run(replace(parquet_job, format="parquet"))
+    read = parquet.read_table(tmp_path / "mp" / "part-000000.parquet").to_pylist()
+    assert read[2]["masks"] == third["masks"]
+    assert read[1] == {**dict.fromkeys(read[1]), **second}
+
+
+BAD_LINES: Mapping[bytes, str] = {
+    b"not JSON": "is not JSON",
+    b'{"text": 5}': "not a text",
+    b'{"other": "x"}': "no key 'text'",
+    b'{"text": "\\ud800"}': "half of a surrogate pair",
+    b'{"text": "\xff\xfe"}': "not UTF-8",
+    b'["text"]': "not a JSON object",
+    b'{"text": " \\t"}': "the text is empty",
+    b"": "the text is empty",
+    json.dumps({"text": LONG}).encode(): "tokens, but the model allows 24",
+}
+
+
+def test_a_row_that_cannot_be_used_is_one_with_an_error(world: Path, tmp_path: Path) -> None:
+    good = [json.dumps({"text": text}).encode() for text in texts_of(world)]
+    lines = [line for pair in zip(good, [*BAD_LINES] * 4, strict=False) for line in pair]
+    path = tmp_path / "mixed.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    run(job_of(world, tmp_path / "out", inputs=[path], shard_rows=20))
+    rows = records(tmp_path / "out")
+    assert [row["line"] for row in rows] == [*range(1, len(lines) + 1)]
+    translations = load(world / "own", backend="eager").translate(texts_of(world), max_new_tokens=6)
+    for row, line in zip(rows, lines, strict=True):
+        if line in BAD_LINES:
+            assert BAD_LINES[line] in row["error"], line
+            assert "output" not in row
+        else:
+            assert row["output"] == translations[good.index(line)]
+    too_long = [row for row in rows if row.get("text") == LONG]
+    assert too_long
+    assert all(f"line {row['line']} " in row["error"] for row in too_long)
+    manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    assert manifest["errors"] == len(lines) - len(good)
+
+
+def test_a_row_that_makes_a_model_fail_is_found(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, bad = Translate.results, {texts_of(world)[11]}
+
+    def fail(self: Any, rows: Any, *arguments: Any) -> Any:
+        if bad & {text for text, *_ in rows} or "*" in bad:
+            raise RuntimeError("broken kernel")
+        return original(self, rows, *arguments)
+
+    monkeypatch.setattr(Translate, "results", fail)
+    run(job_of(world, tmp_path / "out"))
+    expected = records(whole)
+    kept = {name: expected[11][name] for name in ("file", "line", "text")}
+    expected[11] = {**kept, "error": "RuntimeError: broken kernel"}
+    assert records(tmp_path / "out") == expected
+    bad.add("*")  # every row fails: the cause is no row
+    with pytest.raises(RuntimeError, match="broken kernel"):
+        run(job_of(world, tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("moment", ["before the file", "before the entry", "after the entry"])
+def test_killed_and_resumed_is_equal_to_an_uninterrupted_job(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    out, original = tmp_path / "out", JobFolder.add
+    processed: list[int] = []
+
+    def counted(worker: Any, reader: ShardReader, done: Collection[int]) -> Iterator[Any]:
+        for result in run_alone(worker, reader, done):
+            processed.append(result.index)
+            yield result
+
+    def add(self: JobFolder, result: Any) -> None:
+        if result.index not in kills:
+            original(self, result)
+            return
+        kills.remove(result.index)
+        if moment == "before the entry":
+            with monkeypatch.context() as patch, suppress(Stop):
+                patch.setattr(bulk_folder.json, "dumps", raise_stop)
+                original(self, result)
+        elif moment == "after the entry":
+            original(self, result)
+        raise KeyboardInterrupt
+
+    kills = {0, 2, 3}
+    monkeypatch.setattr(JobFolder, "add", add)
+    printed = []
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            printed.append(run_job(job_of(world, out), counted, printed.append))
+        (out / f".part-000002.jsonl.{os.getpid() + 4_000_000}.tmp").write_text("unfinished")
+        with (out / LOG).open("a") as log:
+            log.write('{"index": 9, "fi')  # a torn line
+    run_job(job_of(world, out), counted, printed.append)
+    assert tree(out) == tree(whole)
+    again = 0 if moment == "after the entry" else 1
+    assert [processed.count(index) for index in range(4)] == [1 + again, 1, 1 + again, 1 + again]
+    assert any("the same command continues" in line for line in printed)
+    assert any(line.startswith("continues: ") for line in printed)
+
+
+def raise_stop(*arguments: Any, **keywords: Any) -> str:
+    raise Stop
+
+
+def test_a_finished_shard_that_was_damaged_is_processed_again(
+    world: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    def two(worker: Any, reader: ShardReader, done: Collection[int]) -> Iterator[Any]:
+        for number, result in enumerate(run_alone(worker, reader, done)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield result
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job_of(world, out), two)
+    (out / "part-000000.jsonl").write_text("damaged\n")
+    [line] = run(job_of(world, out))
+    assert "1 of 4 shards (8 of 30 rows) are finished" in line
+    assert tree(out) == tree(whole)
+    assert run(job_of(world, out)) == [f"{out} is complete: nothing is left to do"]
+
+
+def test_two_workers_killed_and_resumed_by_one(
+    commands: Commands, world: Path, whole: Path, tmp_path: Path
+) -> None:
+    words = f"bulk {world}/own --task translate --input {world}/lines.txt --output out"
+    words += " --shard-rows 8 --device cpu --backend eager --threads 1 --max-new-tokens 6"
+    kill = {"call": "replace", "path": r"part-000002\.jsonl", "when": "before"}
+    killed = commands.run(*words.split(), "--workers", 2, cwd=tmp_path, kill=kill)
+    assert killed.signal == signal.SIGKILL
+    out = tmp_path / "out"
+    assert sorted(entry["index"] for entry in map(json.loads, (out / LOG).open())) == [0, 1]
+    done = commands.run(*words.split(), "--workers", 1, "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == {"num_rows": 30, "num_errors": 0, "num_shards": 4}
+    for name in ("part-000000.jsonl", "part-000003.jsonl"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    assert sorted(os.listdir(out)) == [MANIFEST, *(f"part-{n:06}.jsonl" for n in range(4))]
+
+
+def test_other_settings_and_wrong_uses_are_refused(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = world / "lines.txt"
+    other = tmp_path / "other.txt"
+    other.write_text("hello\n")
+    for name, change in {
+        "options": {"options": {"beam_size": 2}},
+        "inputs": {"inputs": [other]},
+        "shard_rows": {"shard_rows": 9},
+        "model": {"model": "lm", "task": "generate"},
+    }.items():
+        with pytest.raises(UserError, match=rf"other settings \(.*{name}.*another folder"):
+            run(job_of(world, whole, **change))
+    before = lines.read_text()
+    lines.write_text("changed " + before)
+    with pytest.raises(UserError, match=r"other settings .inputs."):
+        run(job_of(world, whole))
+    lines.write_text(before)
+
+    wrong = {
+        "a classifier": {"task": "classify"},
+        "no option pooling": {"options": {"pooling": "mean"}},
+        "give --pairs": {"task": "score"},
+        "pairs are for": {"pairs": True},
+        "take jsonl or parquet": {"model": "mlm", "task": "embed", "format": "text"},
+        "format must be": {"format": "xml"},
+        "no file matches": {"inputs": [tmp_path / "*.gz"]},
+        "cannot read": {"inputs": [tmp_path / "missing"]},
+        "2 fields are given": {"fields": ("a", "b")},
+        "beam_size": {"options": {"beam_size": 0}},
+        "no tgt_language xx": {"options": {"tgt_language": "xx"}},
+        "pooling must be": {"model": "mlm", "task": "embed", "options": {"pooling": "max"}},
+        "no row can be used: .*not JSON": {"inputs": [tmp_path / "bad.jsonl"]},
+        "no rows": {"inputs": [tmp_path / "empty.txt"]},
+        "has no columns?": {"inputs": [tmp_path / "table.parquet"]},
+    }
+    (tmp_path / "bad.jsonl").write_text("{\n[\n")
+    (tmp_path / "empty.txt").write_text("")
+    parquet.write_table(pa.table({"words": ["a"]}), tmp_path / "table.parquet")
+    out = tmp_path / "new" / "out"
+    for part, change in wrong.items():
+        with pytest.raises(UserError, match=part):
+            run(job_of(world, out, **change))
+        assert not out.parent.exists(), part
+    with pytest.raises(UserError, match="holds no model"):
+        run(replace(job_of(world, out), model=tmp_path))
+    with pytest.raises(UserError, match="other"):
+        run(job_of(world, tmp_path))
+    folder = JobFolder(out, ".jsonl")
+    with folder.opened({}), pytest.raises(UserError, match="another process works on"):
+        replace(folder).opened({}).__enter__()
+
+
+def test_shards_depend_on_the_files_alone(world: Path, tmp_path: Path) -> None:
+    texts = texts_of(world)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\n".join(texts[:9]).encode()))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[9:12]))
+    parquet.write_table(pa.table({"text": texts[12:]}), tmp_path / "c.parquet")
+    files = tuple(sorted(tmp_path.iterdir()))
+    for shard_rows in (1, 4, 9, 4_096):
+        reader = ShardReader(files, (("text", None),), shard_rows)
+        shards = [*reader.shards()]
+        assert [text for shard in shards for row in shard.rows() for text in row.texts] == texts
+        starts = [sum(s.num_rows for s in shards[:n]) for n in range(len(shards))]
+        assert [shard.first_row for shard in shards] == starts
+        assert max(shard.num_rows for shard in shards) <= shard_rows
+        left = [(shard.index, shard.rows()) for shard in reader.shards(done={0, 2})]
+        assert left == [(s.index, s.rows()) for s in shards if s.index not in (0, 2)]
+
+
+def test_threads_are_the_share_of_a_worker_or_those_of_the_job_in_the_folder(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heedful.bulk.job.cores", lambda: 8)
+    job = replace(job_of(world, tmp_path / "out"), load_settings={"device": "cpu"}, workers=4)
+
+    def interrupted(worker: Worker, *arguments: Any) -> Any:
+        threads.append(worker.load_settings["threads"])
+        raise KeyboardInterrupt
+
+    threads: list[int | None] = []
+    alone = replace(job, output=tmp_path / "alone", workers=1)
+    for started in (job, replace(job, workers=1), alone, replace(alone, workers=4)):
+        with pytest.raises(KeyboardInterrupt):
+            run(started, interrupted)
+    assert threads == [2, 2, None, None]
+    with pytest.raises(UserError, match=r"other settings .loading."):
+        run(replace(job, load_settings={"device": "cpu", "threads": 3}), interrupted)
+
+
+def test_the_default_number_of_workers_fits_the_memory(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heedful.bulk.job.cores", lambda: 64)
+    assert choose_workers(world / "own", "cpu") == 64
+    size = (world / "own" / "model.safetensors").stat().st_size
+    monkeypatch.setattr(os, "sysconf", lambda name: 4 * size if "SIZE" in name else 12)
+    assert 8 <= choose_workers(world / "own", "cpu") <= 12
+
+
+@pytest.mark.benchmarks
+def test_ray_has_the_results_of_this_machine(world: Path, whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the package ray is not installed")
+    from heedful.bulk.on_ray import run_on_ray
+
+    run(job_of(world, tmp_path / "out"), partial(run_on_ray, num_workers=2))
+    assert tree(tmp_path / "out") == tree(whole)
+    with pytest.raises(UserError, match="a classifier"):
+        run(job_of(world, tmp_path / "no", task="classify"), partial(run_on_ray, num_workers=1))
+    with pytest.raises(UserError, match="no Ray cluster at 127"):
+        run(
+            job_of(world, tmp_path / "no"),
+            partial(run_on_ray, num_workers=1, address="127.0.0.1:1"),
+        )
