@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from encoder_runs import Stop, StopAt, recipe_of, sentences, write
 from heedful import back_translation
 from heedful.back_translation import BackTranslation, back_translate, reverse_recipe
+from heedful.bulk.folder import JobFolder
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
 from heedful.data.tags import tag_id
@@ -109,21 +110,20 @@ def test_a_killed_back_translation_goes_on_where_it_was(
     out = tmp_path / "out"
     monkeypatch.setattr(back_translation, "SHARD_ROWS", 8)
     stages = Stages(None if place == "translations" else (place, 22))
-    original, written = back_translation.write_text, []
+    original, written = JobFolder.add, []
 
-    def write_two(path: Path, text: str) -> None:
-        if place == "translations" and path.parent.name == "back":
-            written.append(path)
-            if len(written) == 3:
-                raise Stop
-        original(path, text)
+    def add_two(folder: JobFolder, result: Any) -> None:
+        written.append(result.index)
+        if place == "translations" and len(written) == 3:
+            raise Stop
+        original(folder, result)
 
-    monkeypatch.setattr(back_translation, "write_text", write_two)
+    monkeypatch.setattr(JobFolder, "add", add_two)
     with pytest.raises(Stop):
         run(recipe, mono, out, stages)
     if place == "translations":
-        assert len([*(out / "back").iterdir()]) == 2
-        written += [None] * 9
+        assert written == [0, 1, 2]
+        assert len([*(out / "back").glob("part-*")]) == 2
     again = Stages()
     run(recipe, mono, out, again)
     expected = {

@@ -5,17 +5,21 @@ Sennrich et al. 2016, "Improving Neural Machine Translation Models with Monoling
 back-translated sources: Caswell et al. 2019, "Tagged Back-Translation".
 
 The folder of the whole has one folder or file per stage, so that a stage is complete or resumed:
-`backward` (a run), `back` (shards of pairs), `back.jsonl` (all pairs), `forward` (a run).
+`backward` (a run), `back` (a bulk job), `back.jsonl` (all pairs), `forward` (a run).
 """
 
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from heedful.bulk.folder import read_results
+from heedful.bulk.job import BulkJob, choose_workers, run_job, run_locally
+from heedful.bulk.shards import SHARD_ROWS
 from heedful.config import Files, Recipe, parse_recipe
 from heedful.data.prepared import content_key
 from heedful.data.row_formats import format_of
@@ -23,12 +27,12 @@ from heedful.data.rows import open_rows
 from heedful.deploy.optimize import optimize
 from heedful.dry_run import prepare_run
 from heedful.errors import UserError
-from heedful.files import atomic_replace, read_object, write_json, write_text
+from heedful.files import atomic_open, read_object, write_json, write_text
 from heedful.generation.rules import sampling_rules
 from heedful.options import SAMPLING_OPTIONS, Options
 from heedful.pipelines import Translator, load
 from heedful.pipelines.loading import expect
-from heedful.progress import PrintLine, track
+from heedful.progress import PrintLine
 from heedful.recipe_changes import check_changes
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.run import TrainingRun
@@ -36,7 +40,6 @@ from heedful.tasks.start import checked_task
 from heedful.training.folder import is_run
 
 BACKWARD, SHARDS, PAIRS, FORWARD = "backward", "back", "back.jsonl", "forward"
-SHARD_ROWS = 4_096
 PARALLEL, BACK = "parallel", "back"  # names of the corpora of the forward run
 _SETTINGS = "back_translation.json"
 _HELD_OUT = "valid.jsonl"
@@ -181,7 +184,7 @@ def _check(recipe: Recipe, settings: BackTranslation, out: Path) -> None:
     if settings.backward_model is not None:
         if settings.backward_changes:
             raise UserError("--backward is a finished model, so --backward-set has no effect")
-        _open(settings.backward_model)
+        expect(load(settings.backward_model), Translator, "back-translation")
     options = Options.from_keywords(settings.decoding).with_defaults({})
     sampling_rules(**{name: getattr(options, name) for name in SAMPLING_OPTIONS})
     checked_task(reverse_recipe(recipe).replace(settings.backward_changes))
@@ -248,11 +251,6 @@ def _finish(recipe: Recipe, folder: Path, train_stage: TrainStage) -> TrainingRu
     return train_stage(recipe, folder, resume)
 
 
-def _open(folder: Path) -> Translator:
-    """The backward model in the backend that is fastest for many texts."""
-    return expect(load(folder, use="throughput"), Translator, "back-translation")
-
-
 def _translate(
     folder: Path, settings: BackTranslation, out: Path, seed: int, print_line: PrintLine
 ) -> None:
@@ -263,56 +261,49 @@ def _translate(
         should_optimize = count > OPTIMIZE_FROM
     if should_optimize and settings.backward_model is None and not (folder / "backends").is_dir():
         _optimize(folder, [*islice(_texts(settings.mono), 200)], print_line)
-    model = _open(folder)
-    (out / SHARDS).mkdir(exist_ok=True)
-    name = "the net" if model.backend is None else model.backend.name
-    print_line(f"{BACKWARD:<10} translates {count:,} texts, backend {name}")
-    paths = []
-    texts = _texts(settings.mono)
-    with track("translating", count) as advance:
-        for first in range(0, count, SHARD_ROWS):
-            part = [*islice(texts, SHARD_ROWS)]
-            paths.append(out / SHARDS / f"{first:09}.jsonl")
-            if paths[-1].is_file():
-                advance(len(part))
-                continue
-            # A seed per text, so that samples do not depend on the shards.
-            seeds = [(seed * 2**32 + first + index) % 2**63 for index in range(len(part))]
-            options = {**settings.decoding, "seed": seeds}
-            write_text(paths[-1], "".join(_pairs(model, part, options, advance)))
-    num_kept = sum(path.read_bytes().count(b"\n") for path in paths)
-    if not num_kept:
-        raise UserError(
-            f"{folder} ends none of its translations within its length limit; train it longer "
-            "(--backward-set training.max_steps=N), or give another model with --backward"
-        )
-    print_line(f"{BACK:<10} {num_kept:,} pairs of {count:,} texts; others: too long, or no end")
-    with atomic_replace(out / PAIRS) as temporary, temporary.open("wb") as file:
-        for path in paths:
-            with path.open("rb") as shard:
-                shutil.copyfileobj(shard, file)
+    many = count > OPTIMIZE_FROM  # for fewer, one process is done sooner than several start
+    job = BulkJob(
+        folder,
+        "translate",
+        settings.mono,
+        out / SHARDS,
+        options={**settings.decoding, "seed": seed},
+        shard_rows=SHARD_ROWS,
+        load_settings={"use": "throughput"},
+        workers=choose_workers(folder, "auto") if many else 1,
+    )
+    print_line(f"{BACKWARD:<10} translates {count:,} texts")
+    run_job(job, partial(run_locally, num_workers=job.workers), print_line)
+    num_pairs = _write_pairs(out / SHARDS, out / PAIRS, folder)
+    print_line(f"{BACK:<10} {num_pairs:,} pairs of {count:,} texts; others: too long, or no end")
     shutil.rmtree(out / SHARDS)
+
+
+def _write_pairs(shards: Path, path: Path, model: Path) -> int:
+    """Write the translations that end, as sources, with their texts as targets; their number.
+
+    Raises:
+        UserError: there are none; nothing is written.
+    """
+    num_pairs = 0
+    with atomic_open(path) as file:
+        for row in read_results(shards):
+            if row.get("finished") and row["output"].strip():
+                pair = {"src": row["output"], "tgt": row["text"]}
+                file.write(f"{json.dumps(pair, ensure_ascii=False)}\n".encode())
+                num_pairs += 1
+        if not num_pairs:
+            raise UserError(
+                f"{model} ends none of its translations within its length limit; train it longer "
+                "(--backward-set training.max_steps=N), or give another model with --backward"
+            )
+    return num_pairs
 
 
 def _texts(files: Sequence[Path]) -> Iterator[str]:
     """The texts of the files, read in chunks."""
     for chunk in open_rows(files).chunks():
         yield from chunk.parse()["text"]
-
-
-def _pairs(
-    model: Translator,
-    texts: list[str],
-    options: Mapping[str, Any],
-    advance: Callable[[int], None],
-) -> Iterator[str]:
-    """JSON lines of the translations that end, as sources, with their texts as targets."""
-    outputs = model.iterate_generations(
-        [texts], too_long="leave_out", scores=False, progress=advance, **options
-    )
-    for text, (best, *_) in zip(texts, outputs, strict=True):
-        if best.finished and best.text.strip():
-            yield json.dumps({"src": best.text, "tgt": text}, ensure_ascii=False) + "\n"
 
 
 def _optimize(folder: Path, texts: Sequence[str], print_line: PrintLine) -> None:
