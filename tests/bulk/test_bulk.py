@@ -21,12 +21,13 @@ from commands import Commands, tree
 from encoder_runs import Stop
 from heedful.bulk import folder as bulk_folder
 from heedful.bulk.folder import LOG, MANIFEST, JobFolder, read_results
+from heedful.bulk.formats import encode
 from heedful.bulk.job import BulkJob, choose_workers, run_job, run_locally
 from heedful.bulk.shards import ShardReader
 from heedful.bulk.tasks import Translate
 from heedful.bulk.worker import Worker
 from heedful.errors import UserError
-from heedful.pipelines import load
+from heedful.pipelines import SavedModel, load
 from hostile_world import WORDS, make_net
 
 LONG = "the cat sat on the mat " * 20
@@ -164,6 +165,12 @@ def test_pairs_masks_and_the_formats_of_output(world: Path, tmp_path: Path) -> N
     assert read[1] == {**dict.fromkeys(read[1]), **second}
 
 
+def test_line_n_of_the_text_format_belongs_to_row_n() -> None:
+    task: Any = Translate(None, {})
+    rows = [{"output": "a\n b\u2028c"}, {"error": "empty"}, {"output": ""}]
+    assert encode(rows, "text", task).decode() == "a  b c\n\n\n"
+
+
 BAD_LINES: Mapping[bytes, str] = {
     b"not JSON": "is not JSON",
     b'{"text": 5}': "not a text",
@@ -219,6 +226,22 @@ def test_a_row_that_makes_a_model_fail_is_found(
     with pytest.raises(RuntimeError, match="broken kernel"):
         run(job_of(world, tmp_path / "other"))
     assert not (tmp_path / "other").exists()
+
+
+def test_an_output_that_is_not_finite_is_an_error(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SavedModel.vectors
+
+    def broken(self: Any, texts: Any, **options: Any) -> Any:
+        vectors = original(self, texts, **options)
+        vectors[1, 0] = math.nan
+        return vectors
+
+    monkeypatch.setattr(SavedModel, "vectors", broken)
+    run(job_of(world, tmp_path / "out", "mlm", "embed", shard_rows=16))
+    errors = [row["line"] for row in records(tmp_path / "out") if "error" in row]
+    assert errors == [2, 18]
 
 
 @pytest.mark.parametrize("moment", ["before the file", "before the entry", "after the entry"])

@@ -16,6 +16,7 @@ Result = dict[str, Any]  # values for JSON; not-a-number and infinities are None
 DECODING = "decoding"
 _DECODING_NAMES = {option.name for option in fields(Options) if option.metadata["panel"]}
 _SEEDS = 2**63
+_NOT_FINITE = "the model's output is not a finite number"
 
 
 @dataclass
@@ -216,7 +217,10 @@ class Embed(BulkTask["pipelines.SavedModel"]):
         texts = [text for text, *_ in rows]
         vectors = self.model.vectors(texts, **options, too_long=self._too_long)
         progress(len(rows))
-        return [{"vector": vector} for vector in vectors.tolist()]
+        return [
+            {"vector": vector} if all(map(math.isfinite, vector)) else {"error": _NOT_FINITE}
+            for vector in vectors.tolist()
+        ]
 
     @property
     def _too_long(self) -> Any:
@@ -245,6 +249,8 @@ class Classify(BulkTask["pipelines.Classifier"]):
         options = {"pairs": others[0] if others else None, "progress": progress, **self.options}
         return [
             {"label": result.label, "scores": result.probabilities}
+            if math.isfinite(result.probability)
+            else {"error": _NOT_FINITE}
             for result in self.model.classify(texts, **options)
         ]
 

@@ -62,20 +62,20 @@ class Worker:
         Raises:
             UserError: the model cannot be opened, or is not of the task.
         """
+        task = self._opened  # before the rows: its errors are of no row
         rows = shard.rows()
         results = self._results(rows, shard.first_row)
-        columns = self._opened.columns
         records: list[Record] = [
             {
                 "file": shard.file,
                 "line": row.line,
-                **dict(zip(columns, row.texts, strict=False)),
+                **dict(zip(task.columns, row.texts, strict=False)),
                 **result,
             }
             for row, result in zip(rows, results, strict=True)
         ]
         num_errors = sum("error" in result for result in results)
-        content = encode(records, self.format, self._opened)
+        content = encode(records, self.format, task)
         return ShardResult(
             shard.index, shard.file, shard.chunk.block.first, content, len(rows), num_errors
         )

@@ -161,13 +161,13 @@ def bulk(
     byte for byte that of a job without interruption. Other settings, another model or other input
     are refused. A row that cannot be used (empty, too long, not JSON, not UTF-8) gets a row with
     its file, line and error. DIR/manifest.json has the SHA-256 of each shard, of the model and of
-    the input, and the settings.
+    the input, and the settings. Samples can be repeated: --seed is 0 unless it is given.
 
-    Example: heedful bulk runs/mine --task translate --input 'in/*.gz' --output out
+    Example: heedful bulk runs/mine --task translate --input 'in/*' --output out
 
     Example: heedful bulk runs/novel --task score --input web.parquet --output out
 
-    Example: heedful bulk m --task classify --input a.jsonl --field review --output o
+    Example: heedful bulk m --task classify --input reviews.jsonl --output out
     """
     from heedful.bulk.job import BulkJob, choose_workers, run_job
     from heedful.progress import use_display
