@@ -22,6 +22,7 @@ from heedful.data.tokenizer_training import (
     check_texts,
     train_backend,
 )
+from heedful.data.word_cache import WordCache
 from heedful.errors import UserError, describe
 from heedful.files import as_path, read_json, write_json
 
@@ -165,12 +166,12 @@ class Tokenizer:
         """Id for padding; 0 without a padding token (padding masks are made from lengths)."""
         return self.specials.pad_id or 0
 
-    @property
+    @cached_property
     def bos_id(self) -> int:
         """Id of the start token. Raises UserError without one."""
         return self._require(self.specials.bos_id, "start token (bos)")
 
-    @property
+    @cached_property
     def eos_id(self) -> int:
         """Id of the end token. Raises UserError without one."""
         return self._require(self.specials.eos_id, "end token (eos)")
@@ -203,12 +204,10 @@ class Tokenizer:
             return self._ids(self._backend.encode(text, add_special_tokens=False))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """`encode` for each text, on all cores."""
-        # `encode_batch_fast` returns ids without pieces.
-        fast = self._piece_ids is None
-        encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
+        """`encode` for each text; of tokenizers without a word cache, on all cores."""
         with _text_errors(texts):
-            return [self._ids(encoding) for encoding in encode(texts, add_special_tokens=False)]
+            encode = self._encode_whole if self._words is None else self._words.encode_batch
+            return encode(texts)
 
     @cached_property
     def markup(self) -> Markup:
@@ -368,6 +367,22 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises plain `Exception`
             raise UserError(f"{path} is damaged: {error!r}; save the tokenizer again") from error
+
+    @cached_property
+    def _words(self) -> WordCache | None:
+        """The cache for tokenizers that encode each word of a text by itself."""
+        if self.kind == "byte_bpe":
+            return WordCache(self._encode_whole, "borders")
+        is_collapsing = self.normalize(" a  b ") == "a b"
+        if self.kind in ("bpe", "unigram", "wordpiece", "word") and is_collapsing:
+            return WordCache(self._encode_whole, "spaces")
+        return None
+
+    def _encode_whole(self, texts: list[str]) -> list[list[int]]:
+        # `encode_batch_fast` returns ids without pieces.
+        fast = self._piece_ids is None
+        encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
+        return [self._ids(encoding) for encoding in encode(texts, add_special_tokens=False)]
 
     def _ids(self, encoding: Any) -> list[int]:
         if self._piece_ids is None:

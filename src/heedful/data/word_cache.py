@@ -1,0 +1,55 @@
+"""Batches of texts encoded word by word, so that a frequent word is tokenized once."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Literal, TypeAlias
+
+Separation: TypeAlias = Literal["spaces", "borders"]
+
+_MAX_CHARACTERS = 1 << 20  # of the words in a cache, which then takes about 40 MB
+# Python's whitespace includes that of the `tokenizers` library.
+_BORDER = re.compile(r"(?<=\S)(?= \S)")
+
+
+class WordCache:
+    """Encodes texts by the ids of their words, some of which it remembers.
+
+    The ids of a text must be those of its words, one after the other. By "spaces" a word ends at
+    each space, which is part of no word: for tokenizers that collapse whitespace and put a space
+    before each text. By "borders" a word begins at each space between two characters that are not
+    whitespace: for the pre-tokenizer of GPT-2, no match of which crosses or looks across such a
+    border.
+
+    Args:
+        encode: returns the ids of each of some words.
+    """
+
+    def __init__(
+        self, encode: Callable[[list[str]], Iterable[Sequence[int]]], separation: Separation
+    ) -> None:
+        self._encode = encode
+        self._split = _split_at_spaces if separation == "spaces" else _BORDER.split
+        self._ids: dict[str, Sequence[int]] = {}
+        self._num_characters = 0
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; raises TypeError for what is no list of texts."""
+        if not isinstance(texts, list | tuple):
+            raise TypeError
+        rows = [self._split(text) for text in texts]
+        words = set[str]().union(*rows)
+        ids = self._ids  # another thread may replace the attribute
+        if new := words.difference(ids):
+            size = self._num_characters + sum(map(len, new))
+            if size > _MAX_CHARACTERS:
+                ids, new, size = {}, words, sum(map(len, words))
+            ids.update(zip(new, self._encode([*new]), strict=True))
+            is_small = size <= _MAX_CHARACTERS
+            self._ids, self._num_characters = (ids, size) if is_small else ({}, 0)
+        ids_of = ids.__getitem__
+        return [list(chain.from_iterable(map(ids_of, row))) for row in rows]
+
+
+def _split_at_spaces(text: str) -> list[str]:
+    return str.split(text, " ")
