@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from heedful.cli import lines as cli_lines
 from heedful.data.labels import label_ids, label_names
 from heedful.data.rows import Rows, read_rows
-from heedful.data.splits import Split, drop_held_out, held_out_digests, split_random, split_tail
+from heedful.data.splits import KnownRows, Split, split_random, split_tail
 from heedful.data.text_files import read_lines
 from heedful.errors import UserError
 
@@ -391,7 +391,7 @@ def test_held_out_rows_are_dropped_from_training_and_counted(
         return Rows({"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]})
 
     expected = [pair for pair in train if pair not in {*valid, *test}]
-    remaining = drop_held_out(rows(train), held_out_digests([rows(valid), rows(test)]))
+    remaining = KnownRows.of([rows(valid), rows(test)]).drop_from(rows(train))
     assert [*zip(remaining["src"], remaining["tgt"], strict=True)] == expected
     assert (remaining.report.num_lines, remaining.report.num_kept) == (len(train), len(expected))
     assert remaining.report.num_held_out == len(train) - len(expected)

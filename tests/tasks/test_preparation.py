@@ -28,7 +28,7 @@ ROWS = 150
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_LINES", 8)
-    monkeypatch.setattr(text_files, "_LINES_AT_ONCE", 4)
+    monkeypatch.setattr(text_files, "_READ_BYTES", 100)
     monkeypatch.setattr(passes, "SHARD_CHUNKS", 2)
 
 
@@ -179,7 +179,7 @@ from heedful.data import text_files
 from heedful.tasks import passes
 from heedful.data.column_writer import ColumnsWriter
 
-text_files.BLOCK_LINES, text_files._LINES_AT_ONCE, passes.SHARD_CHUNKS = 8, 4, 2
+text_files.BLOCK_LINES, text_files._READ_BYTES, passes.SHARD_CHUNKS = 8, 100, 2
 commit = ColumnsWriter.commit
 
 def kill(self, position):

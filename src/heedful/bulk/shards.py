@@ -48,16 +48,16 @@ class Shard:
     def rows(self) -> list[Row]:
         """All rows: those that are empty or cannot be read have an error in place of texts."""
         try:
-            return [_row(line, texts) for line, _, texts in self.chunk.entries()]
+            return _rows(self.chunk)
         except UserError:  # of some of the rows: find them one by one
             return [self._row_at(index) for index in range(self.num_rows)]
 
     def _row_at(self, index: int) -> Row:
         try:
-            [(line, _, texts)] = self.chunk.part(index, index + 1).entries()
+            [row] = _rows(self.chunk.part(index, index + 1))
         except UserError as error:
             return Row(self.chunk.block.first + index, (), str(error))
-        return _row(line, texts)
+        return row
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,11 @@ class ShardReader:
             column: int(field) if is_tsv and field and field.isdecimal() else field
             for column, field in self.columns
         }
+
+
+def _rows(chunk: RawChunk) -> list[Row]:
+    parsed = chunk.rows()
+    return [*map(_row, parsed.lines.tolist(), zip(*parsed.columns, strict=True))]
 
 
 def _row(line: int, texts: Sequence[str]) -> Row:

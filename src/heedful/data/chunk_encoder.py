@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from heedful.data.columns import Columns
 from heedful.data.encoding import Encoder
 from heedful.data.scan import ScannedChunk, training_rows
-from heedful.data.splits import Split
+from heedful.data.splits import KnownRows, Split
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,12 @@ class ChunkEncoder:
     """Encodes the training rows of a chunk; it can be sent to another process.
 
     Attributes:
-        known: digests of the held-out rows, which are left out.
+        known: the held-out rows, which are left out.
     """
 
     encoder: Encoder
     split: Split
-    known: frozenset[bytes]
+    known: KnownRows
 
     def __call__(self, chunk: ScannedChunk) -> Columns:
         """The columns of a chunk; errors as of `Encoder`."""

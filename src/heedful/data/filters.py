@@ -210,13 +210,21 @@ class Unique(Filter):
 
     def keep(self, rows: Rows) -> Kept:
         """True at the first row with its content."""
+        return self.keep_hashes(self.hashes(rows))
+
+    def hashes(self, rows: Rows) -> UInt64[np.ndarray, " N"]:
+        """The hash of each row, which is independent of other rows."""
         names = [name for name in rows.columns if name != CORPUS]
         columns = [rows[name] for name in (names if self.part == "row" else [self.part])]
         digests = (
             hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).digest()
             for texts in zip(*columns, strict=True)
         )
-        return self._seen.add(np.frombuffer(b"".join(digests), np.uint64))
+        return np.frombuffer(b"".join(digests), np.uint64)
+
+    def keep_hashes(self, hashes: UInt64[np.ndarray, " N"]) -> Kept:
+        """`keep` for rows with these hashes."""
+        return self._seen.add(hashes)
 
 
 class HashSet:
@@ -297,6 +305,12 @@ class FilterCount:
             examples=[*self.examples, *other.examples][:MAX_EXAMPLES],
         )
 
+    def add(self, num_seen: int, dropped: Int64[np.ndarray, " d"]) -> list[int]:
+        """Count rows of a chunk; returns those of the indices `dropped` that become examples."""
+        self.num_seen += num_seen
+        self.num_dropped += len(dropped)
+        return list(dropped[: MAX_EXAMPLES - len(self.examples)].tolist())
+
     @property
     def label(self) -> str:
         """The recipe key with its value."""
@@ -365,16 +379,43 @@ class FilterChain:
                 break
             kept = filter.keep(rows)
             dropped = np.flatnonzero(~kept)
-            count.num_seen += len(rows)
-            count.num_dropped += len(dropped)
-            room = MAX_EXAMPLES - len(count.examples)
-            count.examples += [_example(rows, index) for index in dropped[:room].tolist()]
+            wanted = count.add(len(rows), dropped)
+            count.examples += [_example(rows, index) for index in wanted]
             if len(dropped):
                 indices = indices[kept]
                 report, rows = rows.report, rows.select(np.flatnonzero(kept))
                 num_filtered = report.num_filtered + len(dropped)
                 rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
         return rows, indices
+
+
+class UniqueChain:
+    """Filters `unique` applied one after another to the hashes of the rows of all chunks, in order.
+
+    Attributes:
+        report: counts and examples of all chunks so far.
+    """
+
+    def __init__(self, filters: Sequence[Unique]) -> None:
+        self.filters = list(filters)
+        self.report = FilterChain(filters).report
+
+    def keep(self, hashes: Sequence[UInt64[np.ndarray, " N"]], rows: Callable[[], Rows]) -> Kept:
+        """True for each row of a chunk that all filters keep.
+
+        Args:
+            hashes: for each filter those of the rows.
+            rows: returns the rows; called for examples alone.
+        """
+        kept = np.ones(len(hashes[0]), bool)
+        for filter, count, values in zip(self.filters, self.report.filters, hashes, strict=True):
+            indices = np.flatnonzero(kept)
+            dropped = indices[~filter.keep_hashes(values[indices])]
+            if wanted := count.add(len(indices), dropped):
+                texts = rows()
+                count.examples += [_example(texts, index) for index in wanted]
+            kept[dropped] = False
+        return kept
 
 
 def num_characters(text: str) -> int:

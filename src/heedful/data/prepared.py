@@ -25,7 +25,7 @@ from heedful.files import (
     write_json,
 )
 
-FORMAT = 4  # raise it when the stored files change, or the way they are made from the same text
+FORMAT = 5  # raise it when the stored files change, or the way they are made from the same text
 MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
 
 UNFINISHED = ".unfinished"  # ends the name of a folder whose preparation was interrupted

@@ -1,11 +1,15 @@
 """Formats of rows: a file is read in chunks, which can be parsed in another process."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from jaxtyping import Int64
 
 from heedful.data.tables import TableBatch, is_table, read_table
 from heedful.data.text_files import (
@@ -29,16 +33,28 @@ CORPUS = "corpus"  # the column with the name of each row's corpus (`data.corpor
 TextOf: TypeAlias = Callable[[Mapping[str, Any], str], str]
 
 
-class Entry(NamedTuple):
-    """A row of a file, before empty rows are left out."""
+class ParsedRows(NamedTuple):
+    """Rows of a file, before empty ones are left out.
 
-    line: int  # the number of its first line
-    num_lines: int  # the number of its lines
-    texts: Sequence[str]  # one per column; empty for blank lines between paragraphs
+    Attributes:
+        columns: the cells of each column.
+        lines: (N,), the number of the first line of each row.
+        num_lines: the lines that were read, with blank ones between paragraphs.
+    """
+
+    columns: Sequence[list[str]]
+    lines: Int64[np.ndarray, " N"]
+    num_lines: int
+
+    @classmethod
+    def consecutive(cls, columns: Sequence[list[str]], first: int) -> "ParsedRows":
+        """Rows of one line each, the first of which has the number `first`."""
+        count = len(columns[0])
+        return cls(columns, np.arange(first, first + count), count)
 
 
 class Block(Protocol):
-    """Consecutive rows of a file, not parsed: lines, a batch of a table, or entries."""
+    """Consecutive rows of a file, not parsed: lines, a batch of a table, or parts of a text."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,24 +72,32 @@ class Block(Protocol):
         """The rows from `start` to before `stop`."""
 
 
-@dataclass(frozen=True)
-class EntryBlock:
-    """Entries that only reading the file as a whole can separate."""
+class TextPart(NamedTuple):
+    """Lines of a text file that are one row, or, with an empty text, none."""
 
-    entries: Sequence[Entry]
+    line: int
+    num_lines: int
+    text: str
+
+
+@dataclass(frozen=True)
+class PartsBlock:
+    """Parts that only reading the file as a whole can separate."""
+
+    parts: Sequence[TextPart]
     num_bytes: int
 
     @property
     def num_rows(self) -> int:
-        return len(self.entries)
+        return len(self.parts)
 
     @property
     def first(self) -> int:
-        return self.entries[0].line if self.entries else 1
+        return self.parts[0].line if self.parts else 1
 
-    def part(self, start: int, stop: int) -> "EntryBlock":
-        entries = self.entries[start:stop]
-        return EntryBlock(entries, self.num_bytes * len(entries) // self.num_rows)
+    def part(self, start: int, stop: int) -> "PartsBlock":
+        parts = self.parts[start:stop]
+        return PartsBlock(parts, self.num_bytes * len(parts) // self.num_rows)
 
 
 @dataclass(frozen=True)
@@ -84,7 +108,7 @@ class RawChunk:
         parse: returns the rows of a block; raises UserError for a wrong line.
     """
 
-    parse: Callable[[Any], Iterable[Entry]]
+    parse: Callable[[Any], ParsedRows]
     block: Block
 
     @property
@@ -97,7 +121,7 @@ class RawChunk:
         """The number of rows, or of lines."""
         return self.block.num_rows
 
-    def entries(self) -> Iterable[Entry]:
+    def rows(self) -> ParsedRows:
         """The rows; raises UserError for a wrong line."""
         return self.parse(self.block)
 
@@ -132,7 +156,7 @@ def read_chunks(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> I
         )
     if unit == "line":
         return _line_chunks([path], partial(_parse_lines, [str(path)]))
-    return _entry_chunks({"paragraph": _paragraphs, "file": _whole_file}[unit](path))
+    return _part_chunks({"paragraph": _paragraphs, "file": _whole_file}[unit](path))
 
 
 def read_parallel_chunks(paths: Sequence[Path]) -> Iterator[RawChunk]:
@@ -154,57 +178,57 @@ def read_record_chunks(path: Path, text_of: TextOf) -> Iterator[RawChunk]:
         return _line_chunks([path], partial(_parse_json_records, str(path), text_of))
     if kind == "table":
         parse = partial(_parse_table_records, str(path), text_of)
-        return _or_empty(RawChunk(parse, batch) for batch in read_table(path))
+        return _or_empty((RawChunk(parse, batch) for batch in read_table(path)), 1)
     raise UserError(
         f"{path} must be a .jsonl or .parquet file, or a folder of datasets; convert it"
     )
 
 
 def _line_chunks(
-    paths: Sequence[Path], parse: Callable[[LineBlock], Iterator[Entry]]
+    paths: Sequence[Path], parse: Callable[[LineBlock], ParsedRows]
 ) -> Iterator[RawChunk]:
     for block in read_line_blocks(paths):
         yield RawChunk(parse, block)
 
 
-def _entry_chunks(entries: Iterator[Entry]) -> Iterator[RawChunk]:
-    """Chunks of entries that only reading the file as a whole can separate."""
-    chunk: list[Entry] = []
+def _part_chunks(parts: Iterator[TextPart]) -> Iterator[RawChunk]:
+    """Chunks of rows that only reading the file as a whole can separate."""
+    chunk: list[TextPart] = []
     size, is_first = 0, True
-    for entry in entries:
-        chunk.append(entry)
-        size += sum(map(len, entry.texts))
+    for part in parts:
+        chunk.append(part)
+        size += len(part.text)
         if size >= BLOCK_BYTES or len(chunk) >= BLOCK_LINES:
-            yield RawChunk(_entries, EntryBlock(chunk, size))
+            yield RawChunk(_parse_parts, PartsBlock(chunk, size))
             chunk, size, is_first = [], 0, False
     if chunk or is_first:
-        yield RawChunk(_entries, EntryBlock(chunk, size))
+        yield RawChunk(_parse_parts, PartsBlock(chunk, size))
 
 
-def _entries(block: EntryBlock) -> Sequence[Entry]:
-    return block.entries
+def _parse_parts(block: PartsBlock) -> ParsedRows:
+    rows = [part for part in block.parts if part.text]
+    lines = np.array([part.line for part in rows], np.int64)
+    return ParsedRows(
+        [[part.text for part in rows]], lines, sum(part.num_lines for part in block.parts)
+    )
 
 
-def _parse_lines(names: Sequence[str], block: LineBlock) -> Iterator[Entry]:
-    sides = [
-        decode_lines(lines, name, first=block.first)
-        for name, lines in zip(names, block.lines, strict=True)
-    ]
-    for number, texts in enumerate(zip(*sides, strict=True), block.first):
-        yield Entry(number, 1, texts)
+def _parse_lines(names: Sequence[str], block: LineBlock) -> ParsedRows:
+    columns = [block.texts(side, name) for side, name in enumerate(names)]
+    return ParsedRows.consecutive(columns, block.first)
 
 
-def _paragraphs(path: Path) -> Iterator[Entry]:
+def _paragraphs(path: Path) -> Iterator[TextPart]:
     numbered = enumerate(read_lines(path), 1)
     for has_text, group in groupby(numbered, key=lambda pair: bool(pair[1].strip())):
         numbers, lines = zip(*group, strict=True)
-        yield Entry(numbers[0], len(lines), ["\n".join(lines)] if has_text else [])
+        yield TextPart(numbers[0], len(lines), "\n".join(lines) if has_text else "")
 
 
-def _whole_file(path: Path) -> Iterator[Entry]:
+def _whole_file(path: Path) -> Iterator[TextPart]:
     lines = list(read_lines(path, keep_ends=True))
     text = "".join(lines)
-    yield Entry(1, len(lines), [text] if text.strip() else [])
+    yield TextPart(1, len(lines), text if text.strip() else "")
 
 
 def _tsv_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawChunk]:
@@ -224,11 +248,12 @@ def _tsv_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawC
                 raise UserError(
                     f"{path}: give all columns by name or all by number, not some of each"
                 )
-            header = next(decode_lines(block.lines[0][:1], str(path)), "").split("\t")
+            line, end, rest = block.sides[0].partition(b"\n")
+            header = next(decode_lines([line + end], str(path)), "").split("\t")
             columns, width = _header_columns(path, header, fields), len(header)
-            block = LineBlock(2, (block.lines[0][1:],), block.num_bytes)
+            block = LineBlock(2, (rest,), block.num_bytes)
         if not width:
-            first = (line for line in block.lines[0] if line.strip())
+            first = (line for line in BytesIO(block.sides[0]) if line.strip())
             width = next((line.count(b"\t") + 1 for line in first), 0)
         yield RawChunk(partial(_parse_tsv, str(path), columns, width), block)
 
@@ -250,37 +275,35 @@ def _header_columns(
     return [header.index(name) for name in names]
 
 
-def _parse_tsv(name: str, columns: Sequence[int], width: int, block: LineBlock) -> Iterator[Entry]:
-    for number, line in enumerate(
-        decode_lines(block.lines[0], name, first=block.first), block.first
-    ):
-        if not line.strip():
-            yield Entry(number, 1, [""] * len(columns))
-            continue
+def _parse_tsv(name: str, columns: Sequence[int], width: int, block: LineBlock) -> ParsedRows:
+    blank, rows = [""] * max(width, max(columns) + 1), []
+    for number, line in enumerate(block.texts(0, name), block.first):
         cells = line.split("\t")
         if len(cells) != width or max(columns) >= width:
-            needed = max(width, max(columns) + 1)
-            raise UserError(
-                f"{name}, line {number}: {len(cells)} columns where there must be {needed};"
-                " keep tabs out of the texts, or name other columns"
-            )
-        yield Entry(number, 1, [cells[column] for column in columns])
+            if line.strip():
+                raise UserError(
+                    f"{name}, line {number}: {len(cells)} columns where there must be"
+                    f" {len(blank)}; keep tabs out of the texts, or name other columns"
+                )
+            cells = blank
+        rows.append(cells)
+    cells_of = [[cells[column] for cells in rows] for column in columns]
+    return ParsedRows.consecutive(cells_of, block.first)
 
 
-def _parse_jsonl(name: str, keys: Mapping[str, str], block: LineBlock) -> Iterator[Entry]:
+def _parse_jsonl(name: str, keys: Mapping[str, str], block: LineBlock) -> ParsedRows:
+    columns: list[list[str]] = [[] for _ in keys]
     for number, entry in _json_objects(name, block):
         location = f"{name}, line {number}"
-        texts = [
-            "" if entry is None else _text(entry, key, location, column == LABEL)
-            for column, key in keys.items()
-        ]
-        yield Entry(number, 1, texts)
+        for texts, (column, key) in zip(columns, keys.items(), strict=True):
+            is_label = column == LABEL
+            texts.append("" if entry is None else _text(entry, key, location, is_label))
+    return ParsedRows.consecutive(columns, block.first)
 
 
 def _json_objects(name: str, block: LineBlock) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """The number and the object of each line; None for a blank line."""
-    lines = decode_lines(block.lines[0], name, first=block.first)
-    for number, line in enumerate(lines, block.first):
+    for number, line in enumerate(block.texts(0, name), block.first):
         if not line.strip():
             yield number, None
             continue
@@ -290,32 +313,35 @@ def _json_objects(name: str, block: LineBlock) -> Iterator[tuple[int, dict[str, 
         yield number, entry
 
 
-def _parse_json_records(name: str, text_of: TextOf, block: LineBlock) -> Iterator[Entry]:
-    for number, record in _json_objects(name, block):
-        text = "" if record is None else text_of(record, f"{name}, line {number}")
-        yield Entry(number, 1, [text])
+def _parse_json_records(name: str, text_of: TextOf, block: LineBlock) -> ParsedRows:
+    texts = [
+        "" if record is None else text_of(record, f"{name}, line {number}")
+        for number, record in _json_objects(name, block)
+    ]
+    return ParsedRows.consecutive([texts], block.first)
 
 
-def _parse_table_records(name: str, text_of: TextOf, batch: TableBatch) -> Iterator[Entry]:
-    for number, record in enumerate(batch.objects(), batch.first):
-        yield Entry(number, 1, [text_of(record, f"{name}, line {number}")])
+def _parse_table_records(name: str, text_of: TextOf, batch: TableBatch) -> ParsedRows:
+    numbered = enumerate(batch.objects(), batch.first)
+    texts = [text_of(record, f"{name}, line {number}") for number, record in numbered]
+    return ParsedRows.consecutive([texts], batch.first)
 
 
 def _table_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawChunk]:
     names = _names(path, "a table", fields)
     columns = [(name, column == LABEL) for column, name in names.items()]
-    return _or_empty(RawChunk(_parse_cells, batch) for batch in read_table(path, columns))
+    chunks = (RawChunk(_parse_cells, batch) for batch in read_table(path, columns))
+    return _or_empty(chunks, len(columns))
 
 
-def _or_empty(chunks: Iterator[RawChunk]) -> Iterator[RawChunk]:
+def _or_empty(chunks: Iterator[RawChunk], num_columns: int) -> Iterator[RawChunk]:
     """The chunks, or an empty one if there are none."""
-    first = next(chunks, RawChunk(_entries, EntryBlock((), 0)))
-    return chain([first], chunks)
+    empty = LineBlock(1, (b"",) * num_columns, 0)
+    return chain([next(chunks, RawChunk(partial(_parse_lines, [""] * num_columns), empty))], chunks)
 
 
-def _parse_cells(batch: TableBatch) -> Iterator[Entry]:
-    for number, row in enumerate(batch.cells(), batch.first):
-        yield Entry(number, 1, row)
+def _parse_cells(batch: TableBatch) -> ParsedRows:
+    return ParsedRows.consecutive(batch.cells(), batch.first)
 
 
 def _names(path: Path, format: str, fields: Mapping[str, Field | None]) -> dict[str, str]:

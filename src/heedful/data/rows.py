@@ -14,8 +14,8 @@ from heedful.data.row_formats import (
     CORPUS,
     LABEL,
     MESSAGES,
-    Entry,
     Field,
+    ParsedRows,
     RawChunk,
     TextOf,
     Unit,
@@ -172,7 +172,7 @@ class FileRows:
 
     def parse(self, name: str, chunk: RawChunk) -> Rows:
         """The rows of a chunk of a file without empty ones, which are counted."""
-        rows = _without_empty(self.columns, name, chunk.entries(), self.keep_empty)
+        rows = _without_empty(self.columns, name, chunk.rows(), self.keep_empty)
         if self.as_texts:
             rows = _as_texts(rows)
         return rows.of_corpus(self.corpus) if self.corpus else rows
@@ -344,36 +344,27 @@ def _as_texts(rows: Rows) -> Rows:
     return Rows({"text": texts}, replace(rows.report, num_kept=len(texts)), rows.sources, locations)
 
 
-def _without_empty(
-    columns: Sequence[str], name: str, entries: Iterable[Entry], keep_empty: bool
-) -> Rows:
-    kept: list[Sequence[str]] = []
-    numbers: list[int] = []
+def _without_empty(columns: Sequence[str], name: str, parsed: ParsedRows, keep_empty: bool) -> Rows:
+    cells, lines = dict(zip(columns, parsed.columns, strict=True)), parsed.lines
+    is_empty = np.zeros(len(lines), bool)
     empty = dict.fromkeys(columns, 0)
-    num_lines = num_empty = 0
-    label = columns.index(LABEL) if LABEL in columns else -1
-    for line, size, texts in entries:
-        num_lines += size
-        if not texts:  # blank lines between paragraphs
-            continue
-        is_empty = False
-        for index, text in enumerate(texts):
-            if index != label and (not text or text.isspace()) and not keep_empty:
-                is_empty = True
-                empty[columns[index]] += 1
-        if is_empty:
-            num_empty += 1
-            continue
-        if label >= 0:
-            texts = [text.strip() if i == label else text for i, text in enumerate(texts)]
-            if not texts[label]:
-                raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
-        kept.append(texts)
-        numbers.append(line)
-    report = DataReport(num_lines, len(kept), num_empty, noun=_noun(columns), empty=empty)
-    cells = map(list, zip(*kept, strict=True)) if kept else ([] for _ in columns)
-    locations = np.stack([np.zeros(len(kept), np.int64), np.array(numbers, np.int64)])
-    return Rows(dict(zip(columns, cells, strict=True)), report, (name,), locations)
+    for column, texts in cells.items():
+        if column != LABEL and not keep_empty:
+            blank = [i for i, text in enumerate(texts) if not text or text.isspace()]
+            empty[column] = len(blank)
+            is_empty[blank] = True
+    if is_empty.any():
+        kept = np.flatnonzero(~is_empty)
+        cells = {column: [texts[i] for i in kept.tolist()] for column, texts in cells.items()}
+        lines = lines[kept]
+    if LABEL in cells:
+        cells[LABEL] = [label.strip() for label in cells[LABEL]]
+        if "" in cells[LABEL]:
+            line = lines[cells[LABEL].index("")]
+            raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
+    num_empty = int(is_empty.sum())
+    report = DataReport(parsed.num_lines, len(lines), num_empty, noun=_noun(columns), empty=empty)
+    return Rows(cells, report, (name,), np.stack([np.zeros_like(lines), lines]))
 
 
 def _size(path: Path) -> int:

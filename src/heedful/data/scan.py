@@ -1,18 +1,20 @@
 """The first pass over training rows: check, filter and count them, and sample texts."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import accumulate, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64, Integer
+from jaxtyping import Bool, Float64, Int64, Integer, UInt64
 
 from heedful.data.columns import DataReport
-from heedful.data.filters import Filter, FilterChain, FilterReport
+from heedful.data.filters import Filter, FilterChain, FilterReport, Unique, UniqueChain
 from heedful.data.row_formats import CORPUS, LABEL, Unit
 from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource
-from heedful.data.splits import Split, Tail, drop_held_out, split_tail
+from heedful.data.splits import KnownRows, Split, Tail, split_tail
 from heedful.data.workers import map_in_order
 from heedful.progress import track
 
@@ -97,8 +99,8 @@ def scan_rows(
     """Read all rows once.
 
     Args:
-        filters: those with a state, which need all rows in order, come last and are applied here;
-            the workers apply the others.
+        filters: those of class `Unique`, which need all rows in order, come last: the workers
+            compute hashes, which are compared here. The workers apply the other filters.
         sample_size: maximum number of sampled rows. With `SAMPLE_CHARACTERS` as a second limit the
             rows with the smallest keys are chosen, random numbers of their chunk and index: the
             choice is independent of the number of workers.
@@ -106,28 +108,34 @@ def scan_rows(
     Raises:
         UserError: wrong rows, files without rows, a filter that drops all rows.
     """
-    by_row = [filter for filter in filters if not filter.has_state]
-    last = FilterChain([filter for filter in filters if filter.has_state])
-    assert [*by_row, *last.filters] == [*filters]
+    unique = UniqueChain([filter for filter in filters if isinstance(filter, Unique)])
+    by_row = [filter for filter in filters if not isinstance(filter, Unique)]
+    assert [*by_row, *unique.filters] == [*filters]
     report = FilterChain(by_row).report
     reports: dict[str, DataReport] = {}
     labels, counter, sample = set[str](), ReadCounter(), _Sample(sample_size)
-    chunks = ChunkFacts()
-    scan_chunk = _ChunkScanner(tuple(by_row), sends_all=bool(last.filters))
-    items = ((number, chunk, sample.threshold) for number, chunk in enumerate(_tracked(source)))
-    for part in map_in_order(scan_chunk, items, num_workers):
+    chunks, waiting = ChunkFacts(), deque[RowChunk]()
+
+    def items() -> Iterator[tuple[int, RowChunk, float]]:
+        for number, chunk in enumerate(_tracked(source)):
+            waiting.append(chunk)
+            yield number, chunk, sample.threshold
+
+    scan_chunk = _ChunkScanner(tuple(by_row), tuple(unique.filters))
+    for part in map_in_order(scan_chunk, items(), num_workers):
+        chunk = waiting.popleft()
         counter.add(part.source, part.read, part.name)
         report = report.plus(part.filters)
-        if last.filters:
-            rows, indices = last.apply(part.kept.rows)
-            part = part.with_kept(part.kept.select(indices), rows.report)
+        if unique.filters:
+            kept = unique.keep(part.hashes, partial(_kept_by_row, by_row, chunk))
+            part = part.with_kept(kept)
         labels |= part.labels
         known = reports.get(part.corpus)
         reports[part.corpus] = part.report if known is None else known.plus(part.report)
         chunks.add(part)
-        sample.add(part.number, part.kept)
+        sample.add(part.number, part.sampled)
     counter.finish()
-    report = FilterReport([*report.filters, *last.report.filters])
+    report = FilterReport([*report.filters, *unique.report.filters])
     report.check()
     rows, indices = sample.rows(chunks.starts)
     return Scan(reports, report, chunks, frozenset(labels), rows, indices)
@@ -164,10 +172,10 @@ def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Ite
         yield ScannedChunk(first, kept, chunk)
 
 
-def training_rows(chunk: ScannedChunk, split: Split, known: frozenset[bytes]) -> Rows:
-    """The training rows of a chunk: not held out, and none of the rows with the digests `known`."""
+def training_rows(chunk: ScannedChunk, split: Split, known: KnownRows) -> Rows:
+    """The training rows of a chunk: not held out, and not known."""
     rows, indices = chunk.parse()
-    return drop_held_out(split.train(rows, indices), known)
+    return known.drop_from(split.train(rows, indices))
 
 
 @dataclass(frozen=True)
@@ -175,14 +183,14 @@ class _TrainingRowCounter:
     """`len(training_rows(...))`, in a worker process."""
 
     split: Split
-    known: frozenset[bytes]
+    known: KnownRows
 
     def __call__(self, chunk: ScannedChunk) -> int:
         return len(training_rows(chunk, self.split, self.known))
 
 
 def count_training_rows(
-    chunks: Iterable[ScannedChunk], split: Split, known: frozenset[bytes], num_workers: int
+    chunks: Iterable[ScannedChunk], split: Split, known: KnownRows, num_workers: int
 ) -> int:
     """The number of the training rows of all chunks."""
     return sum(map_in_order(_TrainingRowCounter(split, known), chunks, num_workers))
@@ -217,25 +225,24 @@ def corpus_tails(
 
 
 @dataclass(frozen=True)
-class _KeptRows:
-    """Rows of a chunk, by their places among the rows of the chunk that filters keep.
+class _SampledRows:
+    """Rows of a chunk that may belong to the sample.
 
     Attributes:
-        indices: (n,), their indices among all rows of the chunk.
         keys: (n,), by which they are sampled.
         sizes: (n,), in characters.
+        places: (n,), their indices among the rows of the chunk that filters keep.
     """
 
-    indices: Int64[np.ndarray, " n"]
     keys: Float64[np.ndarray, " n"]
     sizes: Int64[np.ndarray, " n"]
     rows: Rows
     places: Int64[np.ndarray, " n"]
 
-    def select(self, chosen: Integer[np.ndarray, " m"]) -> "_KeptRows":
+    def select(self, chosen: Integer[np.ndarray, " m"]) -> "_SampledRows":
         """The rows at the positions `chosen`."""
-        arrays = (self.indices[chosen], self.keys[chosen], self.sizes[chosen])
-        return _KeptRows(*arrays, self.rows.select(chosen), self.places[chosen])
+        rows = self.rows.select(chosen)
+        return _SampledRows(self.keys[chosen], self.sizes[chosen], rows, self.places[chosen])
 
 
 @dataclass(frozen=True)
@@ -244,36 +251,54 @@ class _ScannedPart:
 
     Attributes:
         read, report: of the rows before and after the filters.
-        kept: the rows that filters keep: all, or those that may belong to the sample.
-        bits: as `ScannedChunk.kept`.
+        indices: (N,), of the rows that filters keep, among all rows of the chunk.
+        sizes: (N,), of these rows, in characters.
+        hashes: (N,), of these rows, for each filter `Unique`.
     """
 
     number: int
     source: int
     name: str
     corpus: str
-    num_rows: int
-    num_characters: int
-    bits: bytes | None
     labels: frozenset[str]
     read: DataReport
     report: DataReport
     filters: FilterReport
-    kept: _KeptRows
+    sampled: _SampledRows
+    indices: Int64[np.ndarray, " N"]
+    sizes: Int64[np.ndarray, " N"]
+    hashes: tuple[UInt64[np.ndarray, " N"], ...]
 
-    def with_kept(self, kept: _KeptRows, report: DataReport) -> "_ScannedPart":
-        """The part after further filters, which keep the rows `kept`."""
-        kept = replace(kept, places=np.arange(len(kept.keys)))
-        bits = _bits(kept.indices, self.read.num_kept)
-        size = int(kept.sizes.sum())
-        return replace(
-            self,
-            num_rows=len(kept.keys),
-            num_characters=size,
-            kept=kept,
-            report=report,
-            bits=bits,
-        )
+    @property
+    def num_rows(self) -> int:
+        """The rows that filters keep."""
+        return len(self.indices)
+
+    @property
+    def num_characters(self) -> int:
+        """The characters of these rows."""
+        return int(self.sizes.sum())
+
+    @property
+    def bits(self) -> bytes | None:
+        """As `ScannedChunk.kept`."""
+        if len(self.indices) == self.read.num_kept:
+            return None
+        chosen = np.zeros(self.read.num_kept, bool)
+        chosen[self.indices] = True
+        return np.packbits(chosen).tobytes()
+
+    def with_kept(self, kept: Bool[np.ndarray, " N"]) -> "_ScannedPart":
+        """The part after further filters, which keep the rows at which `kept` is True."""
+        if kept.all():
+            return self
+        chosen, places = np.flatnonzero(kept), self.sampled.places
+        sampled = self.sampled.select(np.flatnonzero(kept[places]))
+        sampled = replace(sampled, places=np.searchsorted(chosen, sampled.places))
+        num_filtered = self.read.num_kept - len(chosen)
+        report = replace(self.report, num_kept=len(chosen), num_filtered=num_filtered)
+        indices, sizes = self.indices[chosen], self.sizes[chosen]
+        return replace(self, sampled=sampled, report=report, indices=indices, sizes=sizes)
 
 
 @dataclass(frozen=True)
@@ -281,7 +306,7 @@ class _ChunkScanner:
     """Reads and filters a chunk, given with its number and a bound of the keys to be sampled."""
 
     filters: tuple[Filter, ...]
-    sends_all: bool
+    unique: tuple[Unique, ...]
 
     def __call__(self, item: tuple[int, RowChunk, float]) -> _ScannedPart:
         number, chunk, threshold = item
@@ -289,36 +314,31 @@ class _ChunkScanner:
         chain = FilterChain(self.filters)
         rows, indices = chain.apply(read)
         texts = [cells for name, cells in rows.columns.items() if name not in (LABEL, CORPUS)]
-        sizes = [np.fromiter(map(len, cells), np.int64, len(rows)) for cells in texts]
+        lengths = [np.fromiter(map(len, cells), np.int64, len(rows)) for cells in texts]
+        sizes = np.asarray(np.sum(lengths, axis=0))
         # A spawn key, as trailing zeros of a seed sequence are ignored.
         rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,)))
-        keys, total = rng.random(len(read))[indices], np.sum(sizes, axis=0)
-        kept = _KeptRows(indices, keys, total, rows, np.arange(len(rows)))
-        if threshold < 1 and not self.sends_all:
-            kept = kept.select(np.flatnonzero(keys < threshold))
+        keys = rng.random(len(read))[indices]
+        places = np.flatnonzero(keys < threshold)
         return _ScannedPart(
             number=number,
             source=chunk.source,
             name=next(iter(read.sources), ""),
             corpus=chunk.corpus,
-            num_rows=len(rows),
-            num_characters=int(total.sum()),
-            bits=_bits(indices, len(read)),
             labels=frozenset(rows[LABEL]) if LABEL in rows else frozenset(),
             read=read.report,
             report=rows.report,
             filters=chain.report,
-            kept=kept,
+            sampled=_SampledRows(keys[places], sizes[places], rows.select(places), places),
+            indices=indices,
+            sizes=sizes,
+            hashes=tuple(filter.hashes(rows) for filter in self.unique),
         )
 
 
-def _bits(indices: Int64[np.ndarray, " n"], count: int) -> bytes | None:
-    """Bits that are 1 at some indices; None if all of `count` are."""
-    if len(indices) == count:
-        return None
-    chosen = np.zeros(count, bool)
-    chosen[indices] = True
-    return np.packbits(chosen).tobytes()
+def _kept_by_row(filters: Sequence[Filter], chunk: RowChunk) -> Rows:
+    """The rows of a chunk that the filters keep."""
+    return FilterChain(filters).apply(chunk.parse())[0]
 
 
 @dataclass
@@ -327,7 +347,7 @@ class _Sample:
 
     size: int
     threshold: float = 1.0  # all rows of the sample have smaller keys
-    _parts: list[tuple[int, _KeptRows]] = field(default_factory=list)
+    _parts: list[tuple[int, _SampledRows]] = field(default_factory=list)
     _num_rows: int = 0
     _num_characters: int = 0
 
@@ -335,7 +355,7 @@ class _Sample:
         if not self.size:
             self.threshold = 0.0
 
-    def add(self, number: int, rows: _KeptRows) -> None:
+    def add(self, number: int, rows: _SampledRows) -> None:
         """Add rows of a chunk."""
         self._parts.append((number, rows))
         self._num_rows += len(rows.keys)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import floor
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -169,26 +170,56 @@ def split_tail(
     return Tail(first + split, first + total, cut)
 
 
-def held_out_digests(held_out: Iterable[Rows]) -> frozenset[bytes]:
-    """Digests of held-out rows, for `drop_held_out`."""
-    return frozenset(digest for rows in held_out for digest in _digests(rows))
+@dataclass(frozen=True)
+class KnownRows:
+    """Digests of rows, by which others are recognized.
+
+    Attributes:
+        digests: of all columns of each row.
+        checksums: of the first column of each row: most other rows are told apart by them at once.
+    """
+
+    digests: frozenset[bytes] = frozenset()
+    checksums: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, parts: Iterable[Rows]) -> "KnownRows":
+        """The digests of some rows in memory."""
+        digests, checksums = set[bytes](), set[int]()
+        for rows in parts:
+            digests.update(map(_digest, _cells(rows)))
+            checksums.update(_checksums(rows))
+        return cls(frozenset(digests), frozenset(checksums))
+
+    def drop_from(self, rows: Rows) -> Rows:
+        """The rows that are not known; the report counts the others."""
+        if not self.digests:
+            return rows
+        checksums = self.checksums
+        candidates = [i for i, checksum in enumerate(_checksums(rows)) if checksum in checksums]
+        cells = _cells(rows.select(np.array(candidates, np.int64)))
+        known = [
+            i for i, texts in zip(candidates, cells, strict=True) if _digest(texts) in self.digests
+        ]
+        if not known:
+            return rows
+        is_new = np.ones(len(rows), bool)
+        is_new[known] = False
+        remaining = rows.select(np.flatnonzero(is_new))
+        num_kept = len(remaining)
+        remaining.report = replace(rows.report, num_kept=num_kept, num_held_out=len(known))
+        return remaining
 
 
-def drop_held_out(rows: Rows, known: frozenset[bytes]) -> Rows:
-    """The rows whose digests are not in `known`; the report counts the others."""
-    if not known:
-        return rows
-    is_new = np.fromiter((digest not in known for digest in _digests(rows)), bool, len(rows))
-    num_kept = int(is_new.sum())
-    if num_kept == len(rows):
-        return rows
-    remaining = rows.select(np.flatnonzero(is_new))
-    remaining.report = replace(rows.report, num_kept=num_kept, num_held_out=len(rows) - num_kept)
-    return remaining
+def _cells(rows: Rows) -> Iterator[tuple[str, ...]]:
+    """All columns of each row: both sides of a pair, text and label."""
+    return zip(*(texts for name, texts in rows.columns.items() if name != CORPUS), strict=True)
 
 
-def _digests(rows: Rows) -> Iterator[bytes]:
-    """A digest of all columns of each row: both sides of a pair, text and label."""
-    columns = [texts for name, texts in rows.columns.items() if name != CORPUS]
-    for texts in zip(*columns, strict=True):
-        yield hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()
+def _digest(texts: tuple[str, ...]) -> bytes:
+    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()
+
+
+def _checksums(rows: Rows) -> Iterator[int]:
+    texts = next(iter(rows.columns.values()))
+    return (crc32(text.encode("utf-8", "surrogatepass")) for text in texts)

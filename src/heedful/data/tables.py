@@ -87,8 +87,8 @@ class TableBatch:
         with pa.ipc.open_stream(state["batch"]) as stream:
             vars(self).update(state, batch=stream.read_next_batch())
 
-    def cells(self) -> Iterator[list[str]]:
-        """The cells of each row as text; a missing value is "".
+    def cells(self) -> list[list[str]]:
+        """The cells of each column as text; a missing value is "".
 
         Raises:
             UserError: damaged data.
@@ -100,9 +100,9 @@ class TableBatch:
             to_text = _converters(self.file, self.schema, self.columns, pa)
             self.batch.validate(full=True)  # sizes and UTF-8: pyarrow reads out of bounds otherwise
             table = pa.Table.from_batches([self.batch]).flatten()
-            names = [name for name, _ in self.columns]
-            cells = [map(to_text[name], table.column(name).to_pylist()) for name in names]
-            yield from map(list, zip(*cells, strict=True))
+            return [
+                [*map(to_text[name], table.column(name).to_pylist())] for name, _ in self.columns
+            ]
 
     def objects(self) -> Iterator[dict[str, Any]]:
         """The rows as objects; raises UserError for damaged data."""

@@ -4,11 +4,13 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from jaxtyping import Int64
 
 from heedful import extras
 from heedful.errors import UserError
@@ -23,7 +25,8 @@ _BOM = b"\xef\xbb\xbf"
 # Of a block: at least one of the limits is reached, except at the end of a file.
 BLOCK_LINES = 4_096
 BLOCK_BYTES = 1 << 20
-_LINES_AT_ONCE = 64  # between two looks at the size of a block
+_READ_BYTES = 1 << 20  # of a file at a time
+_LINE_END = ord("\n")
 
 
 class LineBlock(NamedTuple):
@@ -31,24 +34,41 @@ class LineBlock(NamedTuple):
 
     Attributes:
         first: the number of the first line, from 1.
-        lines: for each file its lines, with line ends.
+        sides: for each file the bytes of its lines, with line ends.
         num_bytes: bytes of the (compressed) files that the block ends after the block before.
     """
 
     first: int
-    lines: tuple[list[bytes], ...]
+    sides: tuple[bytes, ...]
     num_bytes: int
 
     @property
     def num_rows(self) -> int:
         """The number of lines of each file."""
-        return len(self.lines[0])
+        data = self.sides[0]
+        return data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
 
     def part(self, start: int, stop: int) -> "LineBlock":
         """The lines from `start` to before `stop`, counted from 0 in the block."""
-        lines = tuple(side[start:stop] for side in self.lines)
-        size = self.num_bytes * len(lines[0]) // self.num_rows
-        return LineBlock(self.first + start, lines, size)
+        sides = tuple(b"".join(islice(BytesIO(side), start, stop)) for side in self.sides)
+        size = self.num_bytes * (stop - start) // self.num_rows
+        return LineBlock(self.first + start, sides, size)
+
+    def texts(self, side: int, name: str) -> list[str]:
+        """The lines of a file as in `read_lines`; `name`: of the file, for messages."""
+        data = self.sides[side]
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            return [*decode_lines(BytesIO(data), name, first=self.first)]  # raises it with its line
+        lines = text.split("\n")
+        if not lines[-1]:
+            lines.pop()
+        if "\r" in text:
+            lines = [line.removesuffix("\r") for line in lines]
+        if self.first == 1 and lines:
+            lines[0] = lines[0].removeprefix(_BOM.decode())
+        return lines
 
 
 def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
@@ -65,8 +85,9 @@ def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
     Raises:
         UserError: the file cannot be read, is not UTF-8 (with the line), or is damaged.
     """
-    with _opened(path) as (stream, _):
-        yield from decode_lines(_raw_lines(stream, path), str(path), keep_ends=keep_ends)
+    for block in read_line_blocks([path]):
+        lines = BytesIO(block.sides[0])
+        yield from decode_lines(lines, str(path), first=block.first, keep_ends=keep_ends)
 
 
 def read_line_blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
@@ -79,25 +100,17 @@ def read_line_blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(_opened(path)) for path in paths]
-        streams = [
-            _raw_lines(stream, path) for (stream, _), path in zip(opened, paths, strict=True)
-        ]
-        first, position, is_last = 1, 0, False
-        while not is_last:
-            lines: tuple[list[bytes], ...] = tuple([] for _ in paths)
-            size = 0
-            while size < BLOCK_BYTES and len(lines[0]) < BLOCK_LINES and not is_last:
-                pieces = [list(islice(stream, _LINES_AT_ONCE)) for stream in streams]
-                if len(set(map(len, pieces))) > 1:
-                    _raise_different_lengths(paths)
-                is_last = len(pieces[0]) < _LINES_AT_ONCE
-                for collected, piece in zip(lines, pieces, strict=True):
-                    collected += piece
-                    size += sum(map(len, piece))
+        sides = [_Lines(stream, path) for (stream, _), path in zip(opened, paths, strict=True)]
+        first, position = 1, 0
+        while True:
+            count = _count_lines(sides, paths)
+            if not count and first > 1:
+                return
             before, position = position, sum(tell() for _, tell in opened)
-            if lines[0] or first == 1:
-                yield LineBlock(first, lines, position - before)
-            first += len(lines[0])
+            yield LineBlock(first, tuple(side.take(count) for side in sides), position - before)
+            if not count:
+                return
+            first += count
 
 
 def decode_lines(
@@ -110,7 +123,8 @@ def decode_lines(
         first: the number of the first line.
     """
     for number, raw in enumerate(lines, first):
-        _check_length(raw, name, number)
+        if len(raw) > LONGEST_LINE:
+            _raise_long_line(name, number)
         line = raw.removeprefix(_BOM) if number == 1 else raw
         body = line.removesuffix(b"\n").removesuffix(b"\r")
         try:
@@ -123,28 +137,85 @@ def decode_lines(
         yield text + "\n" if keep_ends and line.endswith(b"\n") else text
 
 
-def _check_length(line: bytes, name: str, number: int) -> None:
-    if len(line) > LONGEST_LINE:
-        raise UserError(
-            f"{name}, line {number}: longer than {LONGEST_LINE >> 20} MiB; break it into lines"
-        )
+class _Lines:
+    """The bytes of a file that were read ahead.
+
+    Attributes:
+        ends: (N,), the index behind each whole line that was read and not taken.
+        is_read: the file has no further lines.
+    """
+
+    def __init__(self, stream: Any, path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._data, self._num_taken = bytearray(), 0
+        self.ends, self.is_read = np.zeros(0, np.int64), False
+
+    def read(self) -> None:
+        """Read lines for a block, unless there are enough."""
+        while not self.is_read and len(self.ends) < BLOCK_LINES and self._size() < BLOCK_BYTES:
+            with _named_errors(self._path):  # not those of the line-parallel file beside it
+                data = self._stream.read(_READ_BYTES)
+            ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _LINE_END) + 1 + len(self._data)
+            self._data += data
+            if not data:
+                self.is_read = True
+                if self._size() < len(self._data):  # a last line without a line end
+                    ends = np.array([len(self._data)])
+            self._check_lengths(ends)
+            self.ends = np.concatenate([self.ends, ends])
+
+    def take(self, count: int) -> bytes:
+        """The bytes of the first lines, which are removed."""
+        end = int(self.ends[count - 1]) if count else 0
+        data = bytes(memoryview(self._data)[:end])
+        del self._data[:end]
+        self.ends = self.ends[count:] - end
+        self._num_taken += count
+        return data
+
+    def _size(self) -> int:
+        """The bytes of the whole lines."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def _check_lengths(self, ends: Int64[np.ndarray, " n"]) -> None:
+        """Raise UserError for a line, whole or not, that is too long."""
+        borders = np.array([self._size(), *ends, len(self._data)])
+        is_long = np.diff(borders) > LONGEST_LINE
+        if is_long.any():
+            number = self._num_taken + len(self.ends) + int(is_long.argmax()) + 1
+            _raise_long_line(str(self._path), number)
 
 
-def _raw_lines(stream: Any, path: Path) -> Iterator[bytes]:
-    with _named_errors(path):  # not those of the line-parallel file beside it
-        for number, line in enumerate(iter(partial(stream.readline, LONGEST_LINE + 1), b""), 1):
-            _check_length(line, str(path), number)
-            yield line
+def _count_lines(sides: Sequence[_Lines], paths: Sequence[Path]) -> int:
+    """The number of lines of the next block; raises UserError if a file has fewer than another."""
+    for side in sides:
+        side.read()
+    count = min(BLOCK_LINES, *(len(side.ends) for side in sides))
+    sizes = sum(side.ends[:count] for side in sides)
+    enough = int(np.searchsorted(sizes, BLOCK_BYTES)) + 1
+    if enough <= count or count == BLOCK_LINES:
+        return min(enough, count)
+    if any(len(side.ends) > count or not side.is_read for side in sides):
+        _raise_different_lengths(paths)
+    return count
 
 
-def _raise_different_lengths(paths: Sequence[Path]) -> None:
-    counts = []
-    for path in paths:
-        with _opened(path) as (stream, _):
-            counts.append(f"{path} has {sum(1 for _ in _raw_lines(stream, path))}")
+def _raise_long_line(name: str, number: int) -> NoReturn:
+    raise UserError(
+        f"{name}, line {number}: longer than {LONGEST_LINE >> 20} MiB; break it into lines"
+    )
+
+
+def _raise_different_lengths(paths: Sequence[Path]) -> NoReturn:
+    counts = [f"{path} has {sum(1 for _ in _raw_lines(path))}" for path in paths]
     raise UserError(
         " lines but ".join(counts) + "; line n of one must belong to line n of the other"
     )
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    for block in read_line_blocks([path]):
+        yield from BytesIO(block.sides[0])
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from heedful.data.scan import (
     scanned_chunks,
     take_held_out,
 )
-from heedful.data.splits import Split, drop_held_out, held_out_digests
+from heedful.data.splits import KnownRows, Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import choose_workers, map_in_order
 from heedful.errors import UserError
@@ -45,7 +45,7 @@ class FirstPass:
         held_out: rows in memory of valid and, if the recipe has one, test.
         labels: the names of the labels in train, in order; empty for rows without labels.
         summaries: a line on each source, by its key.
-        known: digests of the held-out rows, which are dropped from train.
+        known: the held-out rows, which are dropped from train.
     """
 
     scan: Scan
@@ -53,7 +53,7 @@ class FirstPass:
     held_out: dict[str, Rows]
     labels: tuple[str, ...]
     summaries: dict[str, str]
-    known: frozenset[bytes]
+    known: KnownRows
 
     @property
     def num_rows(self) -> int:
@@ -86,14 +86,12 @@ class FirstPass:
         keys = [] if isinstance(train, Rows) else [*train]
         reports = zip(keys, scan.reports.values(), strict=bool(keys))
         summaries = {key: report.summary() for key, report in reports} | summaries
-        known = frozenset[bytes]() if raw.may_repeat else held_out_digests(held_out.values())
+        known = KnownRows() if raw.may_repeat else KnownRows.of(held_out.values())
         return cls(scan, split, held_out, labels, summaries if keys else {}, known)
 
     def sample(self) -> Rows:
         """The sampled training rows; raises UserError if all rows are in a held-out set."""
-        rows = drop_held_out(
-            self.split.train(self.scan.sample, self.scan.sample_indices), self.known
-        )
+        rows = self.known.drop_from(self.split.train(self.scan.sample, self.scan.sample_indices))
         if not len(rows):
             refuse_held_out(self.num_rows, self.scan.noun)
         return rows
@@ -165,7 +163,7 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
     )
     files = (directory / f"{name}.jsonl" for name in SPLITS[1:])
     held_out = [_read_back(path) for path in files if path.is_file() and not raw.may_repeat]
-    encode = ChunkEncoder(encoder, split, held_out_digests(held_out))
+    encode = ChunkEncoder(encoder, split, KnownRows.of(held_out))
     writer = ColumnsWriter(directory / "train")
     starts = chunks.starts
     with track("tokenizing", starts[-1]) as advance, closing(writer):
