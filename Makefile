@@ -31,7 +31,7 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
 .PHONY: help setup demo quick test test-benchmarks test-lowest fuzz bench bench-decoding experiments \
-	docs clean
+	pages docs translations clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (two minutes)"
@@ -43,7 +43,9 @@ help:
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers, CTranslate2 and llama.cpp"
 	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
-	@echo "make docs    write the generated pages of docs, and the table of README.md"
+	@echo "make pages   write the generated pages of docs, and the table of README.md"
+	@echo "make docs    make pages, then build the site in both languages and run its cells"
+	@echo "make translations  add new and changed paragraphs to the catalogues in docs/locale"
 	@echo "make setup   only install, into $(VENV)"
 	@echo "make clean   remove $(VENV), $(LOWEST) and caches; runs/ stays"
 
@@ -128,11 +130,21 @@ experiments: $(STAMP)
 	$(BIN)/python experiments/back_translation.py --data '$(DATA)/multi30k'
 	$(BIN)/python experiments/many_to_many.py --data '$(DATA)/multi30k'
 
-docs: $(STAMP)
+# Pages in the repository that programs write.
+pages: $(STAMP)
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/python docs/make_recipe.py
 	$(BIN)/python docs/make_backends.py
 	$(BIN)/python docs/make_readme_table.py
+
+# The site: docs/_build/en and docs/_build/zh.
+docs: pages
+	$(INSTALL) --group docs
+	OMP_NUM_THREADS=1 $(BIN)/python docs/make_site.py
+
+translations: $(STAMP)
+	$(INSTALL) --group docs
+	$(BIN)/python docs/make_translations.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -57,6 +57,15 @@ def test_sinusoids_match_the_formula_at_any_width_and_position(width: int, base:
         np.testing.assert_allclose(table[position].numpy(), expected, rtol=0, atol=1e-6)
 
 
+def test_products_of_sinusoids_depend_on_the_distance_only() -> None:
+    """PE(m) · PE(n) is the sum of cos((m - n) θ) over the frequencies θ."""
+    table = sinusoidal_table(300, 16).double()
+    thetas = [10000.0 ** (-2 * i / 16) for i in range(8)]
+    for m, n in ((0, 0), (5, 2), (250, 247), (17, 90), (299, 0)):
+        expected = sum(math.cos((m - n) * theta) for theta in thetas)
+        assert (table[m] @ table[n]).item() == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("scheme", TABLES)
 def test_positions_index_rows_and_padding_may_exceed_the_table(scheme: Positions) -> None:
     module = filled(scheme, 4, 6)

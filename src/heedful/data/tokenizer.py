@@ -188,7 +188,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The highest id plus one, special tokens included: the number of rows of an embedding."""
+        """The number of rows of an embedding, which is the highest id plus one."""
         vocab = self._backend.get_vocab() if self._piece_ids is None else self._piece_ids
         return max(vocab.values()) + 1
 

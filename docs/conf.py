@@ -1,0 +1,108 @@
+"""Sphinx configuration of the site: MyST pages with executed cells, in English and Chinese.
+
+`make docs` builds both languages. Pages in `ENGLISH_ONLY` are written by programs from the code or
+from measurements, and are in English in both.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+# Cells call `heedful` and `python` of the environment that builds the site.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("COLUMNS", "100")
+# Commands in cells print plain lines: IPython asks them for colors, which make progress bars move.
+os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
+_startup = HERE / "_build" / "ipython" / "profile_default" / "startup"
+_startup.mkdir(parents=True, exist_ok=True)
+(_startup / "plain.py").write_text(
+    "import os\nfor name in ('FORCE_COLOR', 'CLICOLOR_FORCE', 'CLICOLOR'):\n"
+    "    os.environ.pop(name, None)\n",
+    encoding="utf-8",
+)
+
+project = "heedful"
+author = "The heedful authors"
+copyright = "The heedful authors, Apache 2.0"
+language = "en"
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "answer",
+    "mathml",
+    "plain_docstrings",
+]
+exclude_patterns = ["_build", "log.md", "formulas.txt"]
+ENGLISH_ONLY = (
+    *("architecture", "cli", "recipe"),
+    *("reference/api", "reference/architectures", "reference/registries", "results/*"),
+    "handbook/formulas",  # in both languages
+)
+
+# Translations: one catalogue for each page.
+locale_dirs = ["locale"]
+gettext_compact = False
+gettext_location = False
+gettext_uuid = False
+
+# Pages: MyST, cells executed once and cached for both languages.
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist", "attrs_inline"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "cells")
+nb_execution_timeout = 60
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_merge_streams = True
+nb_number_source_lines = False
+nb_ipywidgets_js = {}
+
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+nitpick_ignore_regex = [
+    ("py:exc", "UserError|ValueError|TypeError|RuntimeError"),
+    ("py:class", r"(torch|nn|jaxtyping|collections|pathlib|heedful)\..*|'.*'|.*\bTensor\b.*"),
+]
+suppress_warnings = ["mystnb.unknown_mime_type", "myst-nb.lexer"]
+
+html_theme = "furo"
+html_title = "heedful"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_show_sphinx = False
+html_copy_source = False
+html_show_sourcelink = False
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "languages.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
+
+
+def _add_root(
+    app: Any, pagename: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """The path from a page to the root of its language, for `languages.html`."""
+    context["root"] = "../" * pagename.count("/")
+
+
+def setup(app: Any) -> None:
+    """Connect the hooks of this file."""
+    app.connect("html-page-context", _add_root)

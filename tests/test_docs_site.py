@@ -1,0 +1,109 @@
+"""The checks of `make docs`: translations, other hosts, and the table of formulas."""
+
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from babel.messages.catalog import Catalog
+from babel.messages.pofile import write_po
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = {"Attention": "注意力", "A changed paragraph.": "改过的段落。"}
+
+
+def script(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / name))
+
+
+def write_catalog(path: Path, messages: Mapping[str, str], fuzzy: str = "") -> None:
+    catalog = Catalog(locale="zh_CN", fuzzy=False)
+    for text, translation in messages.items():
+        catalog.add(text, translation, flags=["fuzzy"] if text == fuzzy else [])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        write_po(file, catalog)
+
+
+def problems(folder: Path, translations: Mapping[str, str], fuzzy: str = "") -> list[str]:
+    """The problems of a page with the paragraphs of PAGE and these translations."""
+    write_catalog(folder / "templates/handbook/page.pot", dict.fromkeys(PAGE, ""))
+    write_catalog(folder / "templates/cli.pot", {"Not translated": ""})
+    write_catalog(folder / "catalogues/handbook/page.po", translations, fuzzy)
+    check = script("make_site.py")["translation_problems"]
+    result: list[str] = check(folder / "templates", folder / "catalogues", ["cli"])
+    return result
+
+
+def test_translated_pages_have_no_problems(tmp_path: Path) -> None:
+    assert problems(tmp_path, PAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("translations", "fuzzy", "expected"),
+    [
+        ({"Attention": "注意力"}, "", ["handbook/page: not translated: A changed paragraph."]),
+        ({**PAGE, "Attention": ""}, "", ["handbook/page: not translated: Attention"]),
+        (PAGE, "Attention", ["handbook/page: fuzzy: Attention"]),
+        (
+            {**PAGE, "An old paragraph.": "旧"},
+            "",
+            ["handbook/page: not on the page: An old paragraph."],
+        ),
+    ],
+)
+def test_a_changed_paragraph_without_its_translation_is_a_problem(
+    tmp_path: Path, translations: dict[str, str], fuzzy: str, expected: list[str]
+) -> None:
+    assert problems(tmp_path, translations, fuzzy) == expected
+
+
+def test_a_page_without_a_catalogue_is_a_problem(tmp_path: Path) -> None:
+    problems(tmp_path, PAGE)
+    (tmp_path / "catalogues/handbook/page.po").unlink()
+    check = script("make_site.py")["translation_problems"]
+    assert check(tmp_path / "templates", tmp_path / "catalogues", ["cli"]) == [
+        "handbook/page: has no catalogue page.po"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script src="https://cdn.example.org/x.js"></script>',
+        "<img alt='' src='//example.org/x.png'>",
+        '<link rel="stylesheet" type="text/css" href="https://example.org/x.css" />',
+        "@import url(https://example.org/x.css);",
+        "p { background: url('https://example.org/x.png') }",
+    ],
+)
+def test_a_page_that_loads_from_another_host_is_found(tmp_path: Path, text: str) -> None:
+    check = script("make_site.py")["loads_from_other_hosts"]
+    local = '<script src="_static/x.js"></script><a href="https://arxiv.org">paper</a>'
+    (tmp_path / "page.html").write_text(local, encoding="utf-8")
+    assert list(check(tmp_path)) == []
+    (tmp_path / "page.html").write_text(local + text, encoding="utf-8")
+    assert [line.split(" loads")[0] for line in check(tmp_path)] == ["page.html"]
+
+
+def test_every_formula_has_a_line_of_code_and_a_test() -> None:
+    """`render` looks up the line and the test of each row, and each formula of the handbook."""
+    formulas = script("make_formulas.py")
+    page = formulas["render"]()
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(formulas["rows"]()) > 50
+    assert all(cell.strip() for row in rows for cell in row.strip("|").split("|"))
+
+
+def test_a_formula_whose_code_is_missing_is_an_error() -> None:
+    number = script("make_formulas.py")["_number"]
+    with pytest.raises(SystemExit, match="has no line with: no such line"):
+        number(DOCS / "make_formulas.py", "no such " + "line")
+
+
+def test_pages_in_english_only_exist() -> None:
+    names = script("conf.py")["ENGLISH_ONLY"]
+    made = {"reference/registries", "reference/architectures", "handbook/formulas"}
+    missing = [name for name in names if name not in made and not list(DOCS.glob(f"{name}.md"))]
+    assert not missing
