@@ -1,4 +1,4 @@
-"""Writes the table of results in README.md from docs/results/*.json."""
+"""Writes the table of results in README.md and README.zh.md from docs/results/*.json."""
 
 import json
 from collections.abc import Iterator
@@ -7,12 +7,19 @@ from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "README.md"
+PAGES = {"README.md": "en", "README.zh.md": "zh"}
 START = "<!-- results: written by docs/make_readme_table.py from docs/results/*.json -->\n"
 END = "<!-- end of results -->\n"
-HEAD = "| measured | heedful | others, measured beside it | page |\n|---|---:|---|---|\n"
-HOW = """by `benchmarks/`; decoding and encoding with every program in its
-fastest settings. What did not work is in [docs/log.md](docs/log.md)."""
+HEAD = {
+    "en": "| measured | heedful | others, measured beside it | page |\n|---|---:|---|---|\n",
+    "zh": "| 测量 | heedful | 同时测量的其他程序 | 页面 |\n|---|---:|---|---|\n",
+}
+HOW = {
+    "en": """Measured on {}, by `benchmarks/`; decoding and encoding with every program in its
+fastest settings. What did not work is in [docs/log.md](docs/log.md).""",
+    "zh": """由 `benchmarks/` 在 {} 上测得；解码和编码时每个程序都用其最快的设置。
+没有效果的尝试见 [docs/log.md](docs/log.md)。""",
+}
 SHOWN_DECODING = (
     ("base", 64, "decoding, translator of the size base, greedy, batch 64"),
     ("gpt2", 1, "decoding, GPT-2's size, greedy, batch 1"),
@@ -20,14 +27,14 @@ SHOWN_DECODING = (
 LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
-def render() -> str:
-    """The current lines between the markers."""
+def render(language: str = "en") -> str:
+    """The current lines between the markers of the README in a language."""
     rows = [row for rows in (_quality, _speed, _students) for row in rows()]
     machines = {_machine(_read(page)) for _, _, _, page in rows}
     links = [(*cells, f"[{page}](docs/results/{page}.md)") for *cells, page in rows]
-    table = HEAD + "".join(f"| {' | '.join(cells)} |\n" for cells in links)
+    table = HEAD[language] + "".join(f"| {' | '.join(cells)} |\n" for cells in links)
     where = "; ".join(sorted(machines))
-    return f"{table}\nMeasured on {where}, {HOW}\n"
+    return f"{table}\n{HOW[language].format(where)}\n"
 
 
 def _quality() -> Iterator[tuple[str, str, str, str]]:
@@ -103,11 +110,13 @@ def _read(page: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Replace the lines between the markers of the README."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{START}{render()}{END}{after}", encoding="utf-8")
-    print(f"wrote the table of {PAGE.name}")
+    """Replace the lines between the markers of both READMEs."""
+    for name, language in PAGES.items():
+        path = ROOT / name
+        before, _, rest = path.read_text(encoding="utf-8").partition(START)
+        _, _, after = rest.partition(END)
+        path.write_text(f"{before}{START}{render(language)}{END}{after}", encoding="utf-8")
+        print(f"wrote the table of {name}")
 
 
 if __name__ == "__main__":

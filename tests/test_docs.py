@@ -14,13 +14,13 @@ from packaging.specifiers import SpecifierSet
 from lowest_versions import lowest_versions
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md"]
+PAGES = ["README.md", "README.zh.md", "CONTRIBUTING.md", "docs/architecture.md"]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
 
 
 def test_cli_page_is_up_to_date() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_cli.py"))["render"]()
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == page, "run `make docs`"
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == page, "run `make pages`"
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "SECURITY.md"])

@@ -100,8 +100,17 @@ def test_length_and_targets() -> None:
 
 def test_results_are_those_of_the_benchmarks() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_readme_table.py"))
-    between = README.partition(page["START"])[2].partition(page["END"])[0]
-    assert between == page["render"](), "run `make docs`"
+    for name, language in page["PAGES"].items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        between = text.partition(page["START"])[2].partition(page["END"])[0]
+        assert between == page["render"](language), "run `make pages`"
+
+
+def test_the_chinese_readme_has_the_same_code() -> None:
+    """So that the commands which the other tests run are those of both."""
+    code = re.compile(r"^```\w+\n.*?^```", re.DOTALL | re.MULTILINE)
+    chinese = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+    assert code.findall(chinese) == code.findall(README)
 
 
 def test_every_command_is_run_by_a_test() -> None:
