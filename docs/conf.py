@@ -15,6 +15,7 @@ sys.path.insert(0, str(HERE / "_ext"))
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("COLUMNS", "100")
+os.environ["HEEDFUL_CACHE"] = str(HERE / "_build" / "prepared")
 # Commands in cells print plain lines: IPython asks them for colors, which make progress bars move.
 os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
 _startup = HERE / "_build" / "ipython" / "profile_default" / "startup"

@@ -95,7 +95,7 @@ def _short(text: str) -> str:
 def build(builder: str, out: Path, setting: str) -> None:
     """Run Sphinx with one setting changed; warnings are errors in pages."""
     strict = ["-W", "-n", "--keep-going"] if builder == "html" else []
-    command = [sys.executable, "-m", "sphinx", "-q", "-j", "2", "-b", builder, "-D", setting]
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", builder, "-D", setting]
     doctrees = ["-d", str(BUILD / f"doctrees-{out.name}")]
     subprocess.run([*command, *strict, *doctrees, str(DOCS), str(out)], check=True)
 

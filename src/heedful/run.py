@@ -121,6 +121,8 @@ def train(
     Raises:
         UserError: an error in recipe, data or folder; a loss or gradient that is not finite;
             another process of the run has ended.
+
+    Example: `heedful.train("translation", "runs/mine", data=[("A dog.", "Ein Hund.")]).model`
     """
     with processes.join():
         return _train(recipe, out, data, resume, changes, on_event, print_line, progress, command)

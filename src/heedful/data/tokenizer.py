@@ -79,6 +79,8 @@ def train_tokenizer(
     Raises:
         UserError: an unknown kind or normalization; a vocabulary larger than the text allows, or
             too small for its characters; no text; a setting that the kind does not support.
+
+    Example: `heedful.train_tokenizer(lines, kind="bpe", vocab_size=8000).encode("A dog runs.")`
     """
     lines = texts if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
     check_texts(lines)

@@ -104,6 +104,8 @@ def verify(
     Raises:
         UserError: the net cannot be copied; its vocabulary sizes, its number of stacks or whether
             it is causal cannot be determined.
+
+    Example: `print(verify(net, causal=True).summary())`
     """
     given: Any = net  # which may be of another type than it is annotated with
     if not isinstance(given, nn.Module):

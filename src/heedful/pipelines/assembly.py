@@ -99,6 +99,8 @@ def from_net(
     Raises:
         UserError: a net or Config of no known architecture; a tokenizer with more entries than
             the net's embedding; labels for another number of classes.
+
+    Example: `heedful.from_net(net, config, tokenizer).save("mine")`
     """
     if not isinstance(net, EncoderDecoder | DecoderOnly | EncoderOnly):
         raise UserError(

@@ -154,7 +154,10 @@ class SavedModel:
         pooling: Pooling = "mean",
         batch_tokens: int | None = None,
     ) -> Any:
-        """A tensor (D) for one text, (N, D) for a list of texts; see `vectors`."""
+        """A tensor (D) for one text, (N, D) for a list of texts; see `vectors`.
+
+        Example: `model.embed(["a red bicycle", "a blue car"], pooling="mean")`
+        """
         import torch
 
         batch, is_single = as_batch(texts)

@@ -189,6 +189,8 @@ class Classifier(Encoder):
         """The likeliest class of a text, or of each text of a list; see `class_logits`.
 
         With one text, `pairs` is one text too.
+
+        Example: `model.classify("a warm and funny film").label`
         """
         batch, is_single = as_batch(texts)
         if is_single and isinstance(options.get("pairs"), str):

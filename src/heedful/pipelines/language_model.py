@@ -114,6 +114,8 @@ class LanguageModel(Generator):
 
         Raises:
             UserError: a stride outside 1 to `max_length`.
+
+        Example: `model.score(["A dog runs."])[0].log_prob`
         """
         from heedful.pipelines.scoring import score_texts
 

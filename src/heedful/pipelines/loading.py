@@ -51,6 +51,8 @@ def load(
         UserError: a directory that is incomplete, damaged or of another format; a model type that
             is not supported; a backend or precision by name that the model lacks or that cannot be
             used here.
+
+    Example: `heedful.load("runs/mine", backend="eager").generate("A dog runs.")`
     """
     directory = as_path(path, "path")
     check_names(backend, precision, threads, use)

@@ -135,6 +135,8 @@ class Generator(SavedModel):
 
         Raises:
             UserError: an option out of range; a prompt that is too long.
+
+        Example: `model.generate("A dog", beam_size=4, num_return=2, return_details=True)[0].score`
         """
         batch, is_single = as_batch(prompts)
         if not return_details:

@@ -45,7 +45,10 @@ class Translator(Generator):
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]: ...
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
-        """The best translation of a text, or of each text of a list; options as of `generate`."""
+        """The best translation of a text, or of each text of a list; options as of `generate`.
+
+        Example: `model.translate(["A dog runs.", "A man rides."], beam_size=5)`
+        """
         translations: str | list[str] = self.generate(texts, **options)
         return translations
 
