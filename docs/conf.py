@@ -1,7 +1,7 @@
 """Sphinx configuration of the site: MyST pages with executed cells, in English and Chinese.
 
-`make docs` builds both languages. Pages in `ENGLISH_ONLY` are written by programs from the code or
-from measurements, and are in English in both.
+`make docs` builds both languages. Pages in `ENGLISH_ONLY`, most of them written by programs from
+the code or from measurements, are in English in both.
 """
 
 import os
@@ -11,20 +11,6 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
-# Cells call `heedful` and `python` of the environment that builds the site.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("COLUMNS", "100")
-os.environ["HEEDFUL_CACHE"] = str(HERE / "_build" / "prepared")
-# Commands in cells print plain lines: IPython asks them for colors, which make progress bars move.
-os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
-_startup = HERE / "_build" / "ipython" / "profile_default" / "startup"
-_startup.mkdir(parents=True, exist_ok=True)
-(_startup / "plain.py").write_text(
-    "import os\nfor name in ('FORCE_COLOR', 'CLICOLOR_FORCE', 'CLICOLOR'):\n"
-    "    os.environ.pop(name, None)\n",
-    encoding="utf-8",
-)
 
 project = "heedful"
 author = "The heedful authors"
@@ -41,8 +27,10 @@ extensions = [
     "plain_docstrings",
 ]
 exclude_patterns = ["_build", "log.md", "formulas.txt"]
+CATALOGUES = HERE / "locale" / "zh_CN" / "LC_MESSAGES"
 ENGLISH_ONLY = (
-    *("architecture", "cli", "recipe"),
+    # Pages beside this file without a catalogue, such as those written by programs.
+    *(page.stem for page in HERE.glob("*.md") if not (CATALOGUES / f"{page.stem}.po").exists()),
     *("reference/api", "reference/architectures", "reference/registries", "results/*"),
     "handbook/formulas",  # in both languages
 )
@@ -74,7 +62,7 @@ nitpick_ignore_regex = [
     ("py:exc", "UserError|ValueError|TypeError|RuntimeError"),
     ("py:class", r"(torch|nn|jaxtyping|collections|pathlib|heedful)\..*|'.*'|.*\bTensor\b.*"),
 ]
-suppress_warnings = ["mystnb.unknown_mime_type", "myst-nb.lexer"]
+suppress_warnings = ["mystnb.unknown_mime_type", "myst-nb.lexer", "toc.not_included"]
 
 html_theme = "furo"
 html_title = "heedful"
@@ -104,6 +92,27 @@ def _add_root(
     context["root"] = "../" * pagename.count("/")
 
 
+def _set_environment() -> None:
+    """The environment of the cells: this installation, a cache of their own, and plain output.
+
+    IPython asks commands for colors, with which progress bars would move; its startup file takes
+    that back.
+    """
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("COLUMNS", "100")
+    os.environ["HEEDFUL_CACHE"] = str(HERE / "_build" / "prepared")
+    os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
+    startup = HERE / "_build" / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True, exist_ok=True)
+    (startup / "plain.py").write_text(
+        "import os\nfor name in ('FORCE_COLOR', 'CLICOLOR_FORCE', 'CLICOLOR'):\n"
+        "    os.environ.pop(name, None)\n",
+        encoding="utf-8",
+    )
+
+
 def setup(app: Any) -> None:
-    """Connect the hooks of this file."""
+    """Set the environment, and connect the hooks of this file."""
+    _set_environment()
     app.connect("html-page-context", _add_root)
