@@ -270,7 +270,7 @@ def _translate(
         options={**settings.decoding, "seed": seed},
         shard_rows=SHARD_ROWS,
         load_settings={"use": "throughput"},
-        workers=choose_workers(folder, "auto") if many else 1,
+        workers=choose_workers(folder) if many else 1,
     )
     print_line(f"{BACKWARD:<10} translates {count:,} texts")
     run_job(job, partial(run_locally, num_workers=job.workers), print_line)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet
 
 from commands import Commands, tree
@@ -424,6 +425,13 @@ def test_the_default_number_of_workers_fits_the_memory(
 ) -> None:
     monkeypatch.setattr("heedful.bulk.job.cores", lambda: 64)
     assert choose_workers(world / "own", "cpu") == 64
+    monkeypatch.setattr("heedful.pipelines.choose_device", lambda name: torch.device("cuda"))
+    assert choose_workers(world / "own") == 1
+    assert choose_workers(world / "own", "cpu") == 64
+    (world / "own" / "backends").mkdir()
+    assert choose_workers(world / "own") == 64, "a converted backend is run by the CPU"
+    assert choose_workers(world / "own", backend="eager") == 1
+    (world / "own" / "backends").rmdir()
     size = (world / "own" / "model.safetensors").stat().st_size
     monkeypatch.setattr(os, "sysconf", lambda name: 4 * size if "SIZE" in name else 12)
     assert 8 <= choose_workers(world / "own", "cpu") <= 12

@@ -10,6 +10,7 @@ from typing import Any
 
 import heedful
 from heedful.backends.hardware import cores
+from heedful.backends.manifest import FOLDER
 from heedful.bulk.folder import JobFolder, sha256_of_file
 from heedful.bulk.formats import SUFFIXES, check_format
 from heedful.bulk.shards import SHARD_ROWS, ShardReader
@@ -177,12 +178,13 @@ def run_locally(
         yield result
 
 
-def choose_workers(model: Path, device: str) -> int:
+def choose_workers(model: Path, device: str = "auto", backend: str = "auto") -> int:
     """The default number of workers: the cores, as far as half of the memory holds the models.
 
     On a GPU it is one.
     """
-    if device != "cpu":
+    is_converted = backend != "eager" and (model / FOLDER).is_dir()
+    if device != "cpu" and not (device == "auto" and is_converted):  # which is run by the CPU
         from heedful.pipelines import choose_device
 
         if choose_device(device).type != "cpu":

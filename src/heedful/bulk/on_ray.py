@@ -1,7 +1,9 @@
 """Bulk inference by Ray Data: the worker of `heedful.bulk.worker` on the machines of a cluster."""
 
 import logging
+import os
 import pickle
+import socket
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +13,8 @@ from heedful import extras
 from heedful.bulk.shards import ShardReader
 from heedful.bulk.worker import ShardResult, Worker
 from heedful.errors import UserError
+
+_SECONDS_TO_CONNECT = 10.0
 
 
 def run_on_ray(
@@ -106,22 +110,41 @@ def _connected(num_cpus: int, address: str | None) -> Iterator[Any]:
     from ray import data
     from ray.exceptions import RayError
 
+    address = address or os.environ.get("RAY_ADDRESS")
     settings: dict[str, Any] = {"address": address}
     if address is None:
         settings = {"num_cpus": num_cpus, "include_dashboard": False}
+    else:
+        _check_address(address)
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         try:
             ray.init(**settings, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}; start one "
-                "by `ray start --head`, or leave out --address"
-            ) from None
+            raise _no_cluster(address, _first_line(error)) from None
         yield data
     except RayError as error:
         raise UserError(f"Ray stopped: {_first_line(error)}; the same command continues") from None
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise UserError if the host does not answer, for which Ray would wait for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str | None, reason: str) -> UserError:
+    return UserError(
+        f"no Ray cluster at {address or 'this machine'}: {reason}; start one by `ray start --head`,"
+        " or leave out --address"
+    )
 
 
 def _first_line(error: BaseException) -> str:

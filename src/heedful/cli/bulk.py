@@ -177,7 +177,7 @@ def bulk(
         raise UserError("--address is the address of a Ray cluster: give --with ray too")
     if task == "score":
         run_time = run_time.only_eager("score")
-    num_workers = workers.workers or choose_workers(model, run_time.device)
+    num_workers = workers.workers or choose_workers(model, run_time.device, run_time.backend)
     job = BulkJob(
         model=model,
         task=task,
