@@ -46,18 +46,8 @@ class Shard:
         return self.chunk.num_rows
 
     def rows(self) -> list[Row]:
-        """All rows: those that are empty or cannot be read have an error in place of texts."""
-        try:
-            return _rows(self.chunk)
-        except UserError:  # of some of the rows: find them one by one
-            return [self._row_at(index) for index in range(self.num_rows)]
-
-    def _row_at(self, index: int) -> Row:
-        try:
-            [row] = _rows(self.chunk.part(index, index + 1))
-        except UserError as error:
-            return Row(self.chunk.block.first + index, (), str(error))
-        return row
+        """All rows: those that are empty or cannot be read have an error."""
+        return _rows(self.chunk)
 
 
 @dataclass(frozen=True)
@@ -101,8 +91,16 @@ class ShardReader:
 
 
 def _rows(chunk: RawChunk) -> list[Row]:
-    parsed = chunk.rows()
-    return [*map(_row, parsed.lines.tolist(), zip(*parsed.columns, strict=True))]
+    """The rows of a chunk; if it cannot be parsed as a whole, of each half on its own."""
+    try:
+        parsed = chunk.rows()
+        return [*map(_row, parsed.lines.tolist(), zip(*parsed.columns, strict=True))]
+    except UserError as error:
+        count = chunk.num_rows
+        if count == 1:
+            return [Row(chunk.block.first, (), str(error))]
+        parts = chunk.part(0, count // 2), chunk.part(count // 2, count)
+        return [row for part in parts for row in _rows(part)]
 
 
 def _row(line: int, texts: Sequence[str]) -> Row:
