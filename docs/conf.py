@@ -49,7 +49,6 @@ nb_execution_cache_path = str(HERE / "_build" / "cells")
 nb_execution_timeout = 60
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
-nb_merge_streams = True
 nb_number_source_lines = False
 nb_ipywidgets_js = {}
 
