@@ -114,7 +114,7 @@ def sample_steps(
         raise UserError(f"num_samples must be at least 1, not {num_samples}")
     if seeds is None and num_samples > 1:
         raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
-    generators = None if seeds is None else _generators(seeds, request.batch, num_samples)
+    generators = None if seeds is None else generators_of(seeds, request.batch, num_samples)
     settings = generators, num_samples, stop, steps_per_read
     return Sampler(next_log_probs, state, request, *settings).steps()
 
@@ -241,7 +241,7 @@ def inverse_cdf(log_weights: Float[Tensor, "N V"], uniform: Float[Tensor, "N"]) 
     return ids.clamp(max=weights.shape[1] - 1).to(device)  # V: all weights are zero or NaN
 
 
-def _generators(seeds: Sequence[int], batch: int, num_samples: int) -> list[random.Random]:
+def generators_of(seeds: Sequence[int], batch: int, num_samples: int) -> list[random.Random]:
     """A generator for each row; that of the first sample of a sentence has the sentence's seed."""
     if len(seeds) != batch:
         raise UserError(f"seeds has {len(seeds)} seeds for {batch} sentences")

@@ -175,27 +175,39 @@ class LayerGroup:
         group.seen[:, :, :size] = self.seen.gather(2, slots) & keep[:, None]
         return replace(group, used=keep.sum(1), limit=None)
 
-    def resized(self, capacity: int) -> "LayerGroup":
-        """A copy with a larger capacity."""
-        if capacity == self.capacity:
-            return self
-        group, size = self._empty(capacity), self.capacity  # the last slot holds padding
-        for new, old in zip(group.stores, self.stores, strict=True):
-            new[:, :size] = old[:, :size]
-        group.positions[:, :size] = self.positions[:, :size]
-        group.seen[:, :, :size] = self.seen[:, :, :size]
-        return replace(group, used=self.used)
+    def resized(self, capacity: int, texts: int | None = None) -> "LayerGroup":
+        """A copy with another capacity, which holds all slots in use; the group itself if equal.
 
-    def _empty(self, capacity: int) -> "LayerGroup":
-        """A group without tokens, with this capacity."""
-        texts, size = self.used.size(0), capacity + 1
+        Args:
+            texts: the first ones are kept, or empty ones are added behind; None: the same.
+        """
+        texts = self.used.size(0) if texts is None else texts
+        if capacity == self.capacity and texts == self.used.size(0):
+            return self
+        group = self._empty(capacity, texts)
+        count, size = min(texts, self.used.size(0)), min(capacity, self.capacity)
+        for new, old in zip(group.stores, self.stores, strict=True):
+            new[:count, :size] = old[:count, :size]  # the last slot holds padding
+        group.positions[:count, :size] = self.positions[:count, :size]
+        group.seen[:count, :, :size] = self.seen[:count, :, :size]
+        group.used[:count] = self.used[:count]
+        return group
+
+    def _empty(self, capacity: int, texts: int | None = None) -> "LayerGroup":
+        """A group without tokens, with this capacity and number of texts."""
+        texts, size = self.used.size(0) if texts is None else texts, capacity + 1
         return replace(
             self,
             stores=[store.new_zeros(texts, size, *store.shape[2:]) for store in self.stores],
             positions=self.positions.new_full((texts, size), FREE),
-            used=torch.zeros_like(self.used),
+            used=self.used.new_zeros(texts),
             seen=self.seen.new_zeros(texts, self.beams, size),
         )
+
+    def first(self, count: int) -> "LayerGroup":
+        """The first texts, in the same tensors."""
+        rest = {name: getattr(self, name)[:count] for name in ("positions", "used", "seen")}
+        return replace(self, stores=[store[:count] for store in self.stores], **rest)
 
     def select(self, texts: Int[Tensor, "M"]) -> "LayerGroup":
         """A copy with these texts only."""
@@ -340,6 +352,17 @@ class Cache:
         """The same tensors with `limit` None: attention reads all slots, in fixed shapes."""
         return replace(self, groups=[replace(group, limit=None) for group in self.groups])
 
+    def with_texts(self, texts: int, slots: int) -> "Cache":
+        """A copy with this number of texts and `slots` free slots: the first ones, or all and empty
+        ones behind them. It has no sources, and its groups know the slots in use (`limit`)."""
+        assert not self.cross
+        return Cache([g.resized(capacity_for((g.limit or 0) + slots), texts) for g in self.groups])
+
+    def first(self, count: int) -> "Cache":
+        """The first texts of a cache without sources, in the same tensors."""
+        assert not self.cross
+        return Cache([group.first(count) for group in self.groups])
+
     def reserve(self, count: int, *, forgets: bool) -> bool:
         """Reserve slots for new tokens; returns True if tensors were replaced by others.
 
@@ -357,7 +380,7 @@ class Cache:
         return any(group.positions is not old.positions for group, old in pairs)
 
     def rewind(self, length: int) -> None:
-        """Keep only the first `length` tokens of every text; for W = 1."""
+        """Keep only the first `length` tokens of every text; for W = 1, without padding."""
         assert self.beams == 1, self.beams
         for group in self.groups:
             group.used.clamp_(max=length)

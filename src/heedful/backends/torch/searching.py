@@ -74,9 +74,9 @@ class Searcher:
                 start,
                 state=state,
                 seeds=request.seeds,
-                stop=_stop(request),
+                stop=stop_function(request),
                 steps_per_read=1,
-                **self._arguments([row], request),
+                **self.arguments([row], request),
             )
         for step in self._in_inference_mode(steps):
             yield step.tokens, bool(step.ended)
@@ -96,7 +96,7 @@ class Searcher:
         if options.coverage_penalty and not self.net.is_encoder_decoder:
             raise UserError("coverage_penalty needs a source, and this model is decoder-only")
         start, state = self._open(rows, request, size)
-        arguments = self._arguments(rows, request)
+        arguments = self.arguments(rows, request)
         banned_ids = self._banned_ids(request, state, arguments["rules"])
         if banned_ids is not None:
             checked, score = SearchRequest.from_options(start, **arguments), request.score
@@ -133,7 +133,7 @@ class Searcher:
             state=state,
             seeds=request.seeds,
             num_samples=options.num_return,
-            stop=_stop(request),
+            stop=stop_function(request),
             score=request.score,
             **arguments,
         )
@@ -173,7 +173,7 @@ class Searcher:
             for row, prefix in zip(rows, prefixes, strict=True)
         ]
 
-    def _arguments(self, rows: list[list[int]], request: GenerationRequest) -> dict[str, Any]:
+    def arguments(self, rows: list[list[int]], request: GenerationRequest) -> dict[str, Any]:
         """The arguments that every search takes (`SearchRequest.from_options`)."""
         arguments: dict[str, Any] = {
             "eos_id": list(request.eos_ids),
@@ -242,8 +242,8 @@ class Searcher:
             start[0].tolist(),
             num_draft_tokens=request.options.num_draft_tokens,
             seed=None if request.seeds is None else request.seeds[0],
-            stop=_stop(request),
-            **self._arguments([row], request),
+            stop=stop_function(request),
+            **self.arguments([row], request),
         )
 
     def _draft(self, row: list[int], request: GenerationRequest, limit: int) -> Draft:
@@ -297,5 +297,5 @@ def _rules(request: GenerationRequest, *, include_prompt: bool) -> list[Rule]:
     return rules
 
 
-def _stop(request: GenerationRequest) -> StopStrings | None:
+def stop_function(request: GenerationRequest) -> StopStrings | None:
     return StopStrings(request.decode, request.options.stop) if request.options.stop else None

@@ -1,0 +1,62 @@
+"""Keys and values of ended outputs, kept for prompts that begin like them."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+
+from heedful.parts.cache import Cache
+
+MIN_TOKENS = 16  # of a beginning that is worth copying
+
+
+class PrefixStore:
+    """Caches of single rows by their tokens; those that were used last are kept.
+
+    Args:
+        max_tokens: of all rows together; 0: none is kept.
+        min_tokens: the shortest beginning that counts.
+    """
+
+    def __init__(self, max_tokens: int, min_tokens: int = MIN_TOKENS) -> None:
+        self.max_tokens = max_tokens
+        self.min_tokens = min_tokens
+        self._rows: OrderedDict[tuple[int, ...], Cache] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, tokens: Sequence[int], copy: Callable[[], Cache]) -> None:
+        """Keep a row; a kept beginning of it is replaced."""
+        if not self.min_tokens <= len(tokens) <= self.max_tokens:
+            return
+        key, total = tuple(tokens), 0
+        for other in list(self._rows):
+            if key[: len(other)] == other:
+                del self._rows[other]
+        self._rows[key] = copy()
+        for other in reversed(list(self._rows)):
+            total += len(other)
+            if total > self.max_tokens:
+                del self._rows[other]
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, Callable[[], Cache] | None]:
+        """The longest kept beginning, without the last token, and a function that copies it."""
+        best, length = None, self.min_tokens - 1
+        for other in self._rows:
+            common = min(common_length(tokens, other), len(tokens) - 1)
+            if common > length:
+                best, length = other, common
+        if best is None:
+            return 0, None
+        self._rows.move_to_end(best)
+        row = self._rows[best]
+        return length, lambda: row.select(torch.tensor([0], device=row.device))
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of equal tokens at the beginning of both."""
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return index
+    return min(len(first), len(second))

@@ -1,0 +1,204 @@
+"""Continuous batches: every output equals the one that its prompt has alone, whatever else runs."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend_models import model_of
+from heedful.backends.torch.continuous import ContinuousBatch, NewToken, Output
+from heedful.backends.torch.prefixes import PrefixStore, common_length
+from heedful.errors import UserError
+from heedful.parts.cache import Cache
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"scores": False},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 9, "seed": 6},
+    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.2, "temperature": 2.0, "seed": 2**40},
+    {"min_new_tokens": 3, "banned": ["cat", "the dog"]},
+    {"stop": ["a", "o"], "stop_ids": [7, 9]},
+    {"forced": {0: 8, 2: 9}, "min_p": 0.1, "seed": 1},
+]
+MODELS = {name: model_of(name) for name in ("gpt2", "mistral")}  # learned; rotary with a window
+for model in MODELS.values():
+    model.net.double()  # rounding does not decide between two tokens
+
+
+def begin(batch: ContinuousBatch, model: Any, row: list[int], **options: Any) -> Output:
+    request = model.request([row], **{"beam_size": 1, "max_new_tokens": 12, **options})
+    return batch.open(row, request)
+
+
+def run(batch: ContinuousBatch, tokens: list[NewToken]) -> None:
+    """Steps until all outputs have ended."""
+    while True:
+        batch.remove([new.output for new in tokens if new.output.reason])
+        if not batch.outputs:
+            return
+        tokens = batch.step()
+
+
+def prompts(model: Any) -> st.SearchStrategy[list[int]]:
+    """Prompts, many with a beginning in common."""
+    ids = st.integers(3, 39)
+    shared = st.builds(lambda n, end: [*range(3, 39)][:n] + end, st.integers(0, 30), st.lists(ids))
+    return shared.filter(lambda row: 0 < len(row) <= model.config.max_length - 12)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("prefix_tokens", [0, 200])
+@given(data=st.data())
+@settings(max_examples=7, deadline=None)
+def test_an_output_equals_the_one_alone_under_random_arrival(
+    name: str, prefix_tokens: int, data: st.DataObject
+) -> None:
+    model = MODELS[name]
+    batch = ContinuousBatch(model.eager.searcher, prefix_tokens)
+    batch.prefixes.min_tokens = 4
+    begun: list[tuple[Output, list[int], dict[str, Any]]] = []
+    log_probs: dict[Output, list[float]] = {}
+    for _ in range(data.draw(st.integers(1, 14), "events")):
+        new: list[NewToken] = []
+        event = data.draw(st.sampled_from(["add", "add", "step", "cancel"]))
+        if event == "add":
+            rows = data.draw(st.lists(prompts(model), min_size=1, max_size=3), "rows")
+            options = [data.draw(st.sampled_from(OPTIONS)) for _ in rows]
+            more = [begin(batch, model, row, **own) for row, own in zip(rows, options, strict=True)]
+            begun += zip(more, rows, options, strict=True)
+            new = batch.add(more)
+        elif event == "step" and batch.outputs:
+            new = batch.step()
+        elif event == "cancel" and batch.outputs:
+            gone = data.draw(st.sampled_from(batch.outputs), "gone")
+            batch.remove([gone])
+            begun = [entry for entry in begun if entry[0] is not gone]
+        for token in new:
+            log_probs.setdefault(token.output, []).append(token.log_prob)
+        batch.remove([token.output for token in new if token.output.reason])
+    while batch.outputs:
+        new = batch.step()
+        batch.remove([token.output for token in new if token.output.reason])
+    assert batch._cache is None
+    for output, row, own in begun:
+        [alone] = model.generate(
+            [row], return_details=True, **{"beam_size": 1, "max_new_tokens": 12, **own}
+        )
+        assert output.error is None
+        assert output.ids == alone[0].ids, (row, own)
+        assert (output.reason in ("eos", "stop")) == alone[0].finished
+
+
+def test_log_probabilities_samples_and_top_tokens_are_those_of_the_model() -> None:
+    model = MODELS["gpt2"]
+    batch, row = ContinuousBatch(model.eager.searcher), [5, 6, 7]
+    options: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_new_tokens": 6, "num_return": 3}
+    [expected] = model.generate([row], return_details=True, **options)
+    request = model.request([row], **options)
+    samples = [batch.open(row, request, sample=index, num_top=4) for index in range(3)]
+    sums, new = dict.fromkeys(samples, 0.0), batch.add(samples)
+    while True:
+        for token in new:
+            sums[token.output] += token.log_prob
+            ids = torch.tensor([[*row, *token.output.ids[:-1]]])
+            log_probs = model.net(ids, torch.tensor([ids.size(1)]))[0, -1].log_softmax(-1)
+            best = log_probs.topk(4)
+            assert [token for token, _ in token.top] == best.indices.tolist()
+            assert [value for _, value in token.top] == pytest.approx(best.values.tolist())
+            assert token.log_prob == pytest.approx(log_probs[token.token].item())
+        batch.remove([token.output for token in new if token.output.reason])
+        if not batch.outputs:
+            break
+        new = batch.step()
+    assert [sample.ids for sample in samples] == [sample.ids for sample in expected]
+    for sample, other in zip(samples, expected, strict=True):
+        assert sums[sample] == pytest.approx(other.log_prob)
+
+
+def test_a_shared_beginning_is_read_once() -> None:
+    """From an output in progress, from one that has ended, and not for nets that forget."""
+    model, sizes = MODELS["gpt2"], []
+    batch = ContinuousBatch(model.eager.searcher, prefix_tokens=64)
+    row = [*range(4, 24)]
+    decode = model.net.decode
+
+    def counting(tokens: Any, cache: Cache) -> Any:
+        sizes.append(tokens.ids.size(1))
+        return decode(tokens, cache)
+
+    model.net.decode = counting
+    try:
+        first = begin(batch, model, row, max_new_tokens=4)
+        batch.add([first])
+        other = [*row[:18], 30, 31, 32]
+        assert batch.shared_length(other, [other]) > batch.shared_length(other, [row]) == 0
+        run(batch, batch.add([begin(batch, model, other, max_new_tokens=2)]))
+        assert sizes[:2] == [20, 3]
+        sizes.clear()
+        again = [*row, *first.ids[:3], 9]  # a chat that goes on
+        run(batch, batch.add([begin(batch, model, again, max_new_tokens=1)]))
+        assert sizes == [1]
+        assert len(batch.prefixes) == 2
+        assert sum(map(len, batch.prefixes._rows)) <= 64
+    finally:
+        del model.net.decode
+    assert not ContinuousBatch(MODELS["mistral"].eager.searcher, 64).prefixes.max_tokens
+
+
+def test_kept_beginnings_are_those_used_last() -> None:
+    cache = MODELS["gpt2"].net.start(1, capacity=16)
+    for group in cache.groups:
+        group.limit = 0
+    store = PrefixStore(10, min_tokens=2)
+    store.add([1, 2, 3, 4], lambda: cache)
+    store.add([5, 6, 7], lambda: cache)
+    store.add([8], lambda: cache)
+    assert [*store._rows] == [(1, 2, 3, 4), (5, 6, 7)]
+    assert store.find([1, 2, 3])[0] == 2  # the last token is to be read
+    assert store.find([1, 9]) == (0, None)
+    store.add([9] * 5, lambda: cache)  # the total would be 12
+    assert [*store._rows] == [(1, 2, 3, 4), (9,) * 5]
+    store.add([1, 2, 3, 4, 5], lambda: cache)
+    assert [*store._rows] == [(9,) * 5, (1, 2, 3, 4, 5)]
+    assert common_length([1, 2], [1, 2, 3]) == common_length([1, 2, 3], [1, 2]) == 2
+
+
+def test_an_error_ends_one_output_alone() -> None:
+    """A function that allows nothing, and a model whose logits are NaN for one prompt."""
+    model = MODELS["gpt2"]
+    batch = ContinuousBatch(model.eager.searcher)
+    rows = [[5, 6], [7, 8, 9]]
+    bad = begin(batch, model, rows[0], prefix_function=lambda number, ids: [])
+    good = begin(batch, model, rows[1])
+    run(batch, batch.add([bad, good]))
+    assert "allows no token" in str(bad.error)
+    assert not bad.ids
+    assert good.ids == model.generate(rows[1], max_new_tokens=12)
+    head = model.net.head.forward
+    model.net.head.forward = lambda states: head(states).index_fill(0, torch.tensor([1]), torch.nan)
+    try:
+        outputs = [begin(batch, model, row, scores=False) for row in rows]
+        tokens = batch.add(outputs)
+    finally:
+        del model.net.head.forward
+    assert [token.token is None for token in tokens] == [False, True]
+    assert "NaN at step 1" in str(outputs[1].error)
+    batch.clear()
+
+
+def test_memory_follows_the_outputs_in_progress() -> None:
+    model = MODELS["gpt2"]
+    batch, rng = ContinuousBatch(model.eager.searcher), random.Random(0)
+    outputs = [begin(batch, model, [5] * rng.randrange(1, 9)) for _ in range(20)]
+    batch.add(outputs)
+    assert batch._cache is not None
+    assert batch._cache.num_sources >= 20
+    batch.remove(outputs[2:])
+    assert batch._cache.num_sources <= 8
+    with pytest.raises(UserError, match="greedy decoding and sampling"):
+        begin(batch, model, [5], beam_size=2)
