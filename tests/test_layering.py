@@ -23,7 +23,7 @@ LAYERS = [
     {"generation", "evaluation"},
     {"backends"},
     {"training", "insight", "pipelines"},
-    {"bulk", "cost", "tasks", "deploy"},
+    {"bulk", "cost", "tasks", "deploy", "serve"},
     {"export"},
     {"dry_run", "examples", "plan", "run"},
     {"back_translation"},

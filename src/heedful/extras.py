@@ -12,9 +12,13 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "parquet": ("pyarrow",),
     "ray": ("ray", "pyarrow"),
     "report": ("matplotlib", "pygments"),
+    "serve": ("fastapi", "uvicorn", "prometheus-client", "py3langid"),
     "tensorboard": ("tensorboard",),
 }
-_MODULES = {"protobuf": "google.protobuf.message"}  # of packages with another name
+_MODULES = {
+    "protobuf": "google.protobuf.message",
+    "prometheus-client": "prometheus_client",
+}  # of packages with another name
 
 
 def install_command(extra: str) -> str:

@@ -18,7 +18,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import as_path, in_hf_format, read_object, write_directory, write_json
 from heedful.options import DEFAULTS, TooLong
-from heedful.pipelines.inputs import as_batch, check_batch_tokens, check_list, row_ids
+from heedful.pipelines.inputs import LengthError, as_batch, check_batch_tokens, check_list, row_ids
 from heedful.pipelines.metadata import ModelMetadata
 
 if TYPE_CHECKING:
@@ -257,9 +257,7 @@ class SavedModel:
                 continue
             problem = f"{noun} {number} has {len(ids)} tokens, but the model allows {longest}"
             if too_long == "error":
-                raise UserError(
-                    f'{problem}; split it, or let it be cut (--truncate, or too_long="truncate")'
-                )
+                raise LengthError(problem)
             if too_long == "leave_out":
                 self.leave_out(problem)
                 ids.clear()

@@ -112,15 +112,29 @@ class MaskedLanguageModel(Encoder):
             raise UserError(f"fill takes one text, not {describe(text)}")
         if not isinstance(top_k, int) or top_k < 1:
             raise UserError(f"top_k must be at least 1, not {top_k!r}")
+        ids = self.masked_ids(text, too_long)
+        return self.fill_rows([ids], top_k)[0] if ids else []
+
+    def masked_ids(self, text: str, too_long: TooLong = "error") -> list[int]:
+        """Ids of a text with at least one mask; empty if it was left out. Errors as of `fill`."""
         ids = self._masked_ids(text)
         self.check_lengths([ids], "text", too_long)
-        if not ids:
-            return []
+        if ids and self._mask_id() not in ids:
+            raise UserError(f"the text has no {self.mask_token}: write it for the word to predict")
+        return ids
+
+    def fill_rows(self, rows: list[list[int]], top_k: int) -> list[list[list[Filling]]]:
+        """`fill` for the ids of several texts, in one batch."""
+        return [
+            self._fillings(ids, logits, top_k)
+            for ids, logits in zip(rows, self.backend_with("logits").logits(rows), strict=True)
+        ]
+
+    def _fillings(
+        self, ids: list[int], logits: NDArray[np.float32], top_k: int
+    ) -> list[list[Filling]]:
         mask_id = self._mask_id()
         positions = [position for position, token in enumerate(ids) if token == mask_id]
-        if not positions:
-            raise UserError(f"the text has no {self.mask_token}: write it for the word to predict")
-        [logits] = self.backend_with("logits").logits([ids])
         logits[:, sorted(self.tokenizer.special_ids)] = -np.inf
         probabilities = _softmax(logits[positions])
         best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top_k]
@@ -195,14 +209,26 @@ class Classifier(Encoder):
         batch, is_single = as_batch(texts)
         if is_single and isinstance(options.get("pairs"), str):
             options["pairs"] = [options["pairs"]]
+        classifications = self._classifications(self.class_logits(batch, **options))
+        return classifications[0] if is_single else classifications
+
+    def classify_rows(
+        self, rows: list[list[int]], types: Sequence[list[int] | None]
+    ) -> list[Classification]:
+        """`classify` for the ids and token types of texts (`encode_pairs`), in one batch."""
+        batch_types = None if types[0] is None else [row or [] for row in types]
+        logits = self.backend_with("logits").logits(rows, batch_types)
+        return self._classifications(np.stack(logits))
+
+    def _classifications(self, logits: NDArray[np.float32]) -> list[Classification]:
         classifications = []
-        for row in _softmax(self.class_logits(batch, **options)):
+        for row in _softmax(logits):
             probabilities = dict(zip(self.labels, row.tolist(), strict=True))
             is_left_out = bool(np.isnan(row).any())
             label = "" if is_left_out else self.labels[int(row.argmax())]
             probability = probabilities.get(label, math.nan)
             classifications.append(Classification(label, probability, probabilities))
-        return classifications[0] if is_single else classifications
+        return classifications
 
     def class_logits(
         self,

@@ -8,6 +8,19 @@ from typing import Any
 from heedful.errors import UserError, describe
 
 
+class LengthError(UserError):
+    """A text that is too long for the net.
+
+    Attributes:
+        problem: with both lengths, without the remedies of the command line and of Python.
+    """
+
+    def __init__(self, problem: str) -> None:
+        hint = 'split it, or let it be cut (--truncate, or too_long="truncate")'
+        super().__init__(f"{problem}; {hint}")
+        self.problem = problem
+
+
 def as_batch(texts: Any) -> tuple[Any, bool]:
     """Texts or lists of ids as a batch, and True where a single text or list of ids was given."""
     if isinstance(texts, str):

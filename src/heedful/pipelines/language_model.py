@@ -4,6 +4,7 @@ import collections.abc
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from heedful.backends.base import GenerationBackend, GenerationRequest
 from heedful.data.chat_template import Messages
 from heedful.errors import UserError
 from heedful.options import Options
@@ -83,6 +84,10 @@ class LanguageModel(Generator):
             raise UserError("stream_chat answers one conversation; give a list of messages")
         [row] = chat_rows(self, chats, options)
         return self.stream(row, **options)
+
+    def backend_for_row(self, row: list[int], request: GenerationRequest) -> GenerationBackend:
+        """The backend that runs the request of one prompt: the model's, or the net itself."""
+        return self._backend_for([row], request)
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt, after the model's BOS if it has one."""

@@ -19,6 +19,7 @@ from heedful.options import Options
 from heedful.pipelines.base import SavedModel, Texts, by_length, split_among
 from heedful.pipelines.inputs import as_batch
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
+from heedful.pipelines.text_pieces import TextPieces
 
 _SEEDS = 2**31
 _PLAIN = {int, float, str, bool, type(None)}  # immutable: options of these can be cached
@@ -187,13 +188,9 @@ class Generator(SavedModel):
     def stream(
         self, prompt: str | Sequence[int], **options: Any
     ) -> collections.abc.Generator[str, None, str]:
-        """The text of `generate` in pieces while it is decoded; not by beam search.
+        """The text of `generate` in pieces (`TextPieces`) while it is decoded; not by beam search.
 
-        A piece is text that later tokens cannot change: incomplete characters and possible
-        beginnings of a stop text are held back. The pieces join to the final text if the
-        tokenizer's decoder only appends, as those of heedful and of known models do. Where a
-        decoder changes earlier text, the next piece begins with the first changed character. The
-        final text is the generator's return value.
+        The final text is the generator's return value.
         """
         resolved = self._seeded_options({"beam_size": 1} | options)
         if (resolved.beam_size or 1) > 1 or resolved.num_return > 1:
@@ -202,20 +199,13 @@ class Generator(SavedModel):
         [row] = self.prompt_ids(prompts, resolved)
         if not row:
             return ""
-        ids: list[int] = []
-        text = sent = ""
+        pieces = TextPieces(self._decode, resolved.stop)
         request = self._request([row], [0], resolved)
         backend = self._backend_for([row], request)
         for tokens, ended in backend.stream_tokens(row, request):
-            ids += tokens
-            text = cut(self._decode(ids), resolved.stop) if resolved.stop else self._decode(ids)
-            final = text if ended else _final_part(text, resolved.stop)
-            if not sent.startswith(final):
-                pairs = enumerate(zip(sent, final, strict=False))
-                changed = next((n for n, (old, new) in pairs if old != new), len(sent))
-                yield final[changed:]
-                sent = final
-        return text
+            if piece := pieces.add(tokens, ended):
+                yield piece
+        return pieces.text
 
     def options(self, **keywords: Any) -> Options:
         """Options with the model's defaults; raises UserError for an unknown one."""
@@ -427,16 +417,6 @@ class Generator(SavedModel):
             generation = Generation(text, ids, score, hypothesis.log_prob, hypothesis.finished)
             generations.append(generation)
         return generations
-
-
-def _final_part(text: str, stop: Sequence[str]) -> str:
-    """The text without incomplete characters and possible beginnings of stop texts at its end."""
-    text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-    longest = max((len(string) for string in stop), default=0)
-    for size in range(min(longest, len(text)), 0, -1):
-        if any(string.startswith(text[-size:]) for string in stop):
-            return text[:-size]
-    return text
 
 
 def _is_list(values: Any) -> bool:

@@ -153,6 +153,7 @@ class ContinuousBatch:
         with self._mode(sum(len(output.prompt) for output in outputs)):
             rows = [output.tokens for output in outputs]
             cache, states = self._read(rows)
+            tokens = self._choose(outputs, self.net.head(states)[:, 0])  # may fail: join afterwards
             count = len(self.outputs)
             if self._cache is None:
                 self._cache = cache
@@ -165,7 +166,7 @@ class ContinuousBatch:
             self._view = None
             self.outputs += outputs
             self._lengths += map(len, rows)
-            return self._choose(outputs, self.net.head(states)[:, 0])
+            return tokens
 
     def step(self) -> list[NewToken]:
         """The next token of every output."""
@@ -321,12 +322,17 @@ def _append(
     if output.error is None and (of_model != of_model or best != best):
         source = "the model" if of_model != of_model else "a rule"
         step = len(output.ids) + 1
-        output.error = UserError(f"{source} gave NaN at step {step}: look for an overflow in it")
+        output.error = FloatingPointError(
+            f"{source} gave NaN at step {step}: look for an overflow in it"
+        )
     if output.error is not None or best == -torch.inf:
         output.reason = "dead_end"
         return NewToken(output, None, torch.nan, [])
     output.ids.append(token)
-    output.reason = output.request.end_reason(0, output.ids, output.stop)
+    try:
+        output.reason = output.request.end_reason(0, output.ids, output.stop)
+    except Exception as error:  # of the tokenizer's decoder
+        output.error, output.reason = error, "dead_end"
     return NewToken(output, token, log_prob if output.scores else torch.nan, top)
 
 

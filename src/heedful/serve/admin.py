@@ -1,0 +1,63 @@
+"""Routes about the server itself: health, metrics, and the replacement of models."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from heedful.errors import UserError
+from heedful.pipelines import SavedModel
+from heedful.serve.bodies import ReloadBody
+from heedful.serve.errors import HttpError
+from heedful.serve.guard import info_of
+from heedful.serve.openai import registry_of
+
+router = APIRouter(tags=["Server"])
+
+
+@router.get("/health/live")
+async def live() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "live"}
+
+
+@router.get("/health/ready")
+async def ready(request: Request) -> Response:
+    """Every model reads a token; 503 while models are loaded, after a failure, and while the
+    server shuts down."""
+    registry = registry_of(request)
+    if request.app.state.guard.is_draining:
+        raise HttpError(503, "the server is shutting down", retry_after=5)
+    registry.check_loaded()
+    for served in list(registry.models.values()):
+        await served.probe()
+    return JSONResponse({"status": "ready", "models": list(registry.models)})
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Counts in the text format of Prometheus."""
+    registry = registry_of(request)
+    num_texts = {name: served.num_texts for name, served in registry.models.items()}
+    content = registry.metrics.exposition(num_texts)
+    return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.post("/admin/reload")
+async def reload(body: ReloadBody, request: Request) -> dict[str, Any]:
+    """Open a model, or all, again from the directory; needs a key of the keys file's admins.
+
+    Until the new one is open the former one is served, and requests in progress end with it.
+    """
+    registry = registry_of(request)
+    if info_of(request.scope).role != "admin":
+        raise HttpError(403, "this needs a key that the keys file (--keys) lists as `admin KEY`")
+    if body.model is not None:
+        registry.get(body.model, [SavedModel], "")
+    names = list(registry.directories) if body.model is None else [body.model]
+    for name in names:
+        try:
+            await registry.open(name)
+        except UserError as error:
+            raise HttpError(409, f"{name} stays as it was: {error}") from None
+    return {"reloaded": names}

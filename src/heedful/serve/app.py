@@ -1,0 +1,84 @@
+"""The ASGI application: routes over models, behind the guard."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from heedful import __version__
+from heedful.serve import admin, encoding, openai, translating
+from heedful.serve.errors import HttpError, as_http_error
+from heedful.serve.guard import Guard
+from heedful.serve.keys import Keys
+from heedful.serve.models import Registry
+
+_DESCRIPTION = (
+    "Models of heedful over HTTP, for clients of OpenAI's and LibreTranslate's APIs. Parameters "
+    "that are unknown or not supported are refused with 400; none is ignored."
+)
+
+
+def create_app(registry: Registry, keys: Keys) -> Any:
+    """The ASGI application of a registry's models.
+
+    `app.state.guard` of the FastAPI application inside has the switch of draining.
+    """
+    routes = FastAPI(title="heedful", version=__version__, description=_DESCRIPTION)
+    for module in (openai, translating, encoding, admin):
+        routes.include_router(module.router)
+    routes.add_exception_handler(HttpError, _answer_http_error)
+    routes.add_exception_handler(RequestValidationError, _answer_invalid)
+    routes.add_exception_handler(HTTPException, _answer_unknown)
+    routes.add_exception_handler(Exception, _answer_failure)
+    guard = Guard(routes, registry.settings, keys, registry.metrics)
+    routes.state.registry, routes.state.guard = registry, guard
+    if not registry.settings.cors:
+        return guard
+    return CORSMiddleware(
+        guard,
+        allow_origins=list(registry.settings.cors),
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+        expose_headers=["Retry-After", "X-Request-ID"],
+    )
+
+
+async def _answer_http_error(request: Request, error: Any) -> Response:
+    return JSONResponse(error.body(request.url.path), error.status, dict(error.headers))
+
+
+async def _answer_invalid(request: Request, error: Any) -> Response:
+    """One line for a body that has not the declared form."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        message, name = f"the body is not JSON: {first['ctx']['error']}", None
+    else:
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        name = where[0] if where else None
+        if first["type"] == "extra_forbidden":
+            message = f"{where[-1][:100]!r} is unknown, or not supported"
+        elif name:
+            message = f"{name[:100]}: {message}"
+        else:
+            message = f"the body: {message}; send JSON, as application/json"
+    answer = HttpError(400, message, parameter=name and name[:100])
+    return JSONResponse(answer.body(request.url.path), 400)
+
+
+async def _answer_unknown(request: Request, error: Any) -> Response:
+    """Unknown routes and methods."""
+    message = {
+        404: "no such route; /docs lists them",
+        405: f"this route has no method {request.method}; /docs lists them",
+    }.get(error.status_code, str(error.detail))
+    answer = HttpError(error.status_code, message)
+    return JSONResponse(answer.body(request.url.path), error.status_code, error.headers)
+
+
+async def _answer_failure(request: Request, error: Any) -> Response:
+    answer = as_http_error(error)
+    return JSONResponse(answer.body(request.url.path), answer.status)

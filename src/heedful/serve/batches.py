@@ -1,0 +1,140 @@
+"""Batches of whole rows: translations, classes, vectors, and generation by compiled backends."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from heedful.errors import UserError
+from heedful.serve.jobs import Deliveries, Job
+
+WINDOW = 4_096  # rows among which those of similar length are looked for
+
+
+class _Row(NamedTuple):
+    """A row that waits; `order` is that of its arrival."""
+
+    order: int
+    job: Job
+    index: int
+
+    @property
+    def size(self) -> int:
+        """Its number of tokens."""
+        return self.job.sizes[self.index]
+
+
+class BatchEngine:
+    """Runs one batch a turn: the row that has waited longest, and others of similar length.
+
+    There is no timer: a row that finds the model idle runs at once, and those that arrive while a
+    batch runs share the next one. So batches grow with the load.
+
+    Args:
+        batch_tokens: padded tokens of a batch.
+        deliver: makes calls in the event loop.
+        observe: called with the rows and the padded tokens of each batch.
+    """
+
+    def __init__(
+        self,
+        batch_tokens: int,
+        deliver: Callable[[Deliveries], None],
+        observe: Callable[[int, int], None] = lambda rows, tokens: None,
+    ) -> None:
+        self.batch_tokens = batch_tokens
+        self.deliver = deliver
+        self.observe = observe
+        self._waiting: list[_Row] = []
+        self._arrived = 0
+
+    def add(self, job: Job) -> None:
+        """Queue all rows of a job."""
+        for index in range(len(job.rows)):
+            self._waiting.append(_Row(self._arrived, job, index))
+            self._arrived += 1
+
+    def turn(self) -> bool:
+        """Run one batch; returns False if no row waits."""
+        self._waiting = [row for row in self._waiting if not row.job.cancelled]
+        if not self._waiting:
+            return False
+        batch = self._next_batch()
+        taken = {row.order for row in batch}
+        self._waiting = [row for row in self._waiting if row.order not in taken]
+        self.observe(len(batch), len(batch) * max(row.size for row in batch))
+        results = self._results(batch)
+        deliveries: Deliveries = []
+        for row, value in zip(batch, results, strict=True):
+            if row.job.add_result(row.index, value):
+                row.job.cancelled = isinstance(value, Exception)  # its other rows need not run
+                deliveries.append(row.job.finish)
+        self.deliver(deliveries)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """See `Engine.fail`."""
+        jobs = dict.fromkeys(row.job for row in self._waiting)
+        self._waiting = []
+        self.deliver([partial(job.fail, error) for job in jobs])
+
+    def _next_batch(self) -> list[_Row]:
+        """The oldest row, and as many of similar length as fit, of jobs with the same key."""
+        oldest = self._waiting[0]
+        alike = [row for row in self._waiting[:WINDOW] if row.job.key == oldest.job.key]
+        alike.sort(key=lambda row: (row.size, row.order))
+        first = last = alike.index(oldest)
+        budget = max(1, self.batch_tokens // oldest.job.rows_each)
+        while True:  # widen by the neighbor of the nearer length
+            below = alike[first - 1] if first else None
+            above = alike[last + 1] if last + 1 < len(alike) else None
+            if below is not None and (
+                above is None or oldest.size - below.size <= above.size - oldest.size
+            ):
+                first -= 1
+            elif above is not None:
+                last += 1
+            else:
+                return alike[first : last + 1]
+            if (last - first + 1) * max(1, alike[last].size) > budget:
+                fits_below = below is not None and first < len(alike) and alike[first] is below
+                return alike[first + 1 : last + 1] if fits_below else alike[first:last]
+
+    def _results(self, batch: list[_Row]) -> list[Any]:
+        """The result of each row, or its error: a batch that fails is run again row by row."""
+        run = batch[0].job.run
+        try:
+            return run([row.job.rows[row.index] for row in batch])
+        except Exception as error:
+            if len(batch) == 1:
+                return [_logged(error)]
+        results: list[Any] = []
+        for row in batch:
+            try:
+                results += run([row.job.rows[row.index]])
+            except Exception as error:
+                results.append(_logged(error))
+        return results
+
+
+def _logged(error: Exception) -> Exception:
+    """The error, which is logged with its traceback unless it is of the input."""
+    if not isinstance(error, UserError):
+        logging.getLogger("heedful.serve").error("a batch failed", exc_info=error)
+    return error
+
+
+def call_all(deliveries: Deliveries) -> None:
+    """Make the calls."""
+    for call in deliveries:
+        call()
+
+
+def in_loop(loop: Any) -> Callable[[Deliveries], None]:
+    """A function that makes calls in an event loop, from another thread, unless it is closed."""
+
+    def deliver(deliveries: Deliveries) -> None:
+        if deliveries and not loop.is_closed():
+            loop.call_soon_threadsafe(partial(call_all, deliveries))
+
+    return deliver

@@ -1,0 +1,74 @@
+"""Routes of encoder-only models: classes of texts, and tokens for masks."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from heedful.pipelines import Classifier, MaskedLanguageModel
+from heedful.serve.bodies import ClassifyBody, FillBody
+from heedful.serve.errors import HttpError
+from heedful.serve.guard import info_of
+from heedful.serve.jobs import Job
+from heedful.serve.openai import encoded, registry_of, reserve
+
+router = APIRouter(tags=["Encoders"])
+
+
+@router.post("/classify")
+async def classify(body: ClassifyBody, request: Request) -> Response:
+    """The class of a text, or of each text of a list, with the probability of every class."""
+    served = registry_of(request).get(body.model, [Classifier], "/classify needs a classifier")
+    is_single = isinstance(body.texts, str)
+    if body.pairs is not None and isinstance(body.pairs, str) != is_single:
+        raise HttpError(400, "pairs must be a text for a text, and a list for a list")
+    texts = [body.texts] if isinstance(body.texts, str) else body.texts
+    others = [body.pairs] if isinstance(body.pairs, str) else body.pairs
+    reserve(request, served, len(texts))
+    model: Classifier = served.model
+    rows, types = await encoded(served, lambda: model.encode_pairs(texts, others, "error"))
+
+    def run(items: list[tuple[list[int], list[int] | None]]) -> list[Any]:
+        return model.classify_rows([ids for ids, _ in items], [kinds for _, kinds in items])
+
+    items = list(zip(rows, types or [None] * len(rows), strict=True))
+    sizes = list(map(len, rows))
+    results = await served.run(Job(("classify", types is None), items, sizes, run))
+    info_of(request.scope).num_prompt = sum(sizes)
+    answers = [
+        {
+            "label": each.label,
+            "probability": each.probability,
+            "probabilities": {
+                label: value for label, value in each.probabilities.items() if math.isfinite(value)
+            },
+        }
+        for each in results
+    ]
+    return JSONResponse({"model": served.name, "results": answers[0] if is_single else answers})
+
+
+@router.post("/fill")
+async def fill(body: FillBody, request: Request) -> Response:
+    """The most probable tokens for each mask of a text, or of each text of a list.
+
+    Masks are written `<mask>` or `[MASK]`.
+    """
+    use = "/fill needs a masked language model"
+    served = registry_of(request).get(body.model, [MaskedLanguageModel], use)
+    is_single = isinstance(body.texts, str)
+    texts = [body.texts] if isinstance(body.texts, str) else body.texts
+    reserve(request, served, len(texts))
+    model: MaskedLanguageModel = served.model
+    rows = await encoded(served, lambda: [model.masked_ids(text) for text in texts])
+    sizes = list(map(len, rows))
+    top_k = body.top_k
+    job = Job(("fill", top_k), rows, sizes, lambda rows: model.fill_rows(rows, top_k))
+    results = await served.run(job)
+    info_of(request.scope).num_prompt = sum(sizes)
+    answers = [
+        [[asdict(filling) for filling in fillings] for fillings in masks] for masks in results
+    ]
+    return JSONResponse({"model": served.name, "results": answers[0] if is_single else answers})

@@ -1,0 +1,221 @@
+"""The outputs of a language model for one request, by a continuous batch or by batches of rows."""
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from heedful.backends.base import GenerationRequest
+from heedful.errors import UserError
+from heedful.pipelines import LanguageModel
+from heedful.pipelines.chat import as_chats, chat_rows
+from heedful.pipelines.inputs import LengthError
+from heedful.pipelines.text_pieces import TextPieces
+from heedful.serve.bodies import ChatBody, CompletionBody, Sampling
+from heedful.serve.errors import HttpError
+from heedful.serve.jobs import GenerationJob, Job, Piece
+from heedful.serve.models import ServedModel
+
+_DEFAULT_TOKENS = 16  # new tokens of a completion, as in OpenAI's API
+_OPTIONS = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "seed"),
+)
+
+
+@dataclass
+class Choice:
+    """One output, as far as it has been generated.
+
+    Attributes:
+        log_probs, top: of each token; see `Piece`.
+        finish_reason: `stop` or `length`, of OpenAI's API; None: it goes on.
+    """
+
+    text: TextPieces
+    log_probs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, piece: Piece) -> str:
+        """The new text of a piece; raises its error."""
+        if piece.error is not None:
+            raise piece.error
+        self.log_probs += piece.log_probs
+        self.top += piece.top
+        if piece.reason is not None:
+            self.finish_reason = "length" if piece.reason == "length" else "stop"
+        return self.text.add(piece.ids, piece.reason is not None)
+
+
+@dataclass
+class Task:
+    """A checked request to a language model.
+
+    Attributes:
+        rows: ids of each prompt.
+        options: fields of `Options`.
+        samples: outputs of each prompt.
+        num_top: most probable tokens to report with each token; None: no log-probabilities.
+    """
+
+    served: ServedModel
+    rows: list[list[int]]
+    options: dict[str, Any]
+    samples: int
+    num_top: int | None
+    requests: list[GenerationRequest]
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.rows))
+
+    def new_choices(self) -> list[Choice]:
+        """Empty outputs, in the order of the prompts."""
+        model = self.served.model
+        stop = self.requests[0].options.stop
+        return [
+            Choice(TextPieces(lambda ids: str(model.tokenizer.decode(list(ids))), stop))
+            for _ in range(len(self.rows) * self.samples)
+        ]
+
+    async def pieces(self, streams: bool) -> AsyncIterator[Piece]:
+        """New tokens of all outputs, until each has ended."""
+        served, count = self.served, len(self.rows) * self.samples
+        if served.is_continuous or (streams and count == 1):
+            limits = [
+                len(row) + request.max_new_tokens[0]
+                for row, request in zip(self.rows, self.requests, strict=True)
+            ]
+            job = GenerationJob(
+                self.rows, self.requests, self.samples, self.num_top or 0, max(limits), streams
+            )
+            async with aclosing(served.pieces(job)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        results = await served.run(self._whole_rows())
+        for index, generations in enumerate(results):
+            for sample in range(self.samples):
+                output = generations[min(sample, len(generations) - 1)]
+                reason = "stop" if output.finished else "length"
+                ids = output.ids
+                yield Piece(index * self.samples + sample, ids, [math.nan] * len(ids), [], reason)
+
+    def _whole_rows(self) -> Job:
+        """The prompts as rows of batches, for backends without continuous batches."""
+        model, options = self.served.model, dict(self.options)
+        seeds = [None if request.seeds is None else request.seeds[0] for request in self.requests]
+        if seeds[0] is not None:
+            options["num_return"] = self.samples
+        key = ("generate", repr(sorted(options.items(), key=str)))
+
+        def run(rows: list[tuple[list[int], int | None]]) -> list[Any]:
+            own = dict(options)
+            if rows[0][1] is not None:
+                own["seed"] = [seed for _, seed in rows]
+            return list(model.generate([ids for ids, _ in rows], return_details=True, **own))
+
+        options.pop("seed", None)
+        rows = list(zip(self.rows, seeds, strict=True))
+        new = options["max_new_tokens"]
+        sizes = [len(row) + new for row in self.rows]
+        return Job(key, rows, sizes, run, rows_each=self.samples)
+
+
+async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
+    """The task of a completion; raises HttpError."""
+    options = _options(body, served, body.max_tokens)
+    prompts: Any = body.prompt
+    if isinstance(prompts, str) or isinstance(prompts[0], int):
+        prompts = [prompts]
+
+    def encode() -> tuple[list[list[int]], dict[str, Any]]:
+        rows = served.model.prompt_ids(prompts)
+        left = min(served.model.config.max_length - len(row) for row in rows)
+        options.setdefault("max_new_tokens", max(1, min(_DEFAULT_TOKENS, left)))
+        return rows, options
+
+    return await _task(served, encode, body.n or 1, body.logprobs)
+
+
+async def chat_task(served: ServedModel, body: ChatBody) -> Task:
+    """The task of a chat completion; raises HttpError."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise HttpError(400, "max_tokens is the old name of max_completion_tokens: give one")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise HttpError(400, "top_logprobs needs logprobs: true", parameter="top_logprobs")
+    options = _options(body, served, body.max_completion_tokens or body.max_tokens)
+    messages = [message.plain() for message in body.messages]
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+
+    def encode() -> tuple[list[list[int]], dict[str, Any]]:
+        chats, _ = as_chats(messages)
+        return chat_rows(served.model, chats, options), options
+
+    return await _task(served, encode, body.n or 1, num_top)
+
+
+def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dict[str, Any]:
+    """The options of `generate`; raises HttpError for a number above the server's limits."""
+    settings, model = served.settings, served.model
+    _check_most("n", body.n, settings.max_outputs)
+    _check_most("max_tokens", max_tokens, settings.max_new_tokens)
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stop) > settings.max_stop:
+        raise HttpError(400, f"stop may have {settings.max_stop} texts, not {len(stop)}")
+    if "" in stop:
+        raise HttpError(400, "a stop text is empty: every output contains it", parameter="stop")
+    if body.stream_options is not None and not body.stream:
+        raise HttpError(400, "stream_options needs stream: true", parameter="stream_options")
+    options = {name: getattr(body, name) for name in _OPTIONS if getattr(body, name) is not None}
+    known = model.metadata.options
+    if "temperature" not in options and "temperature" not in known:
+        options["temperature"] = 1.0  # OpenAI's default
+    if max_tokens is not None:
+        options["max_new_tokens"] = max_tokens
+    return {**options, "beam_size": 1, **({"stop": stop} if stop else {})}
+
+
+def _check_most(name: str, value: int | None, most: int | None) -> None:
+    if value is not None and most is not None and value > most:
+        raise HttpError(400, f"{name} may be at most {most} here, not {value}", parameter=name)
+
+
+async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | None) -> Task:
+    """Encode and check the prompts on the tokenizer's thread."""
+    model: LanguageModel = served.model
+    if num_top is not None and not served.is_continuous:
+        raise HttpError(
+            400,
+            f"{served.name} runs on the backend {model.backend.name if model.backend else ''}, "  # type: ignore[union-attr]
+            "which gives no log-probabilities of tokens; serve it with --backend eager",
+            parameter="logprobs",
+        )
+
+    def prepare() -> Task:
+        rows, options = encode()
+        options["scores"] = num_top is not None
+        limit, longest = options["max_new_tokens"], model.config.max_length
+        for number, row in enumerate(rows, 1):
+            if len(row) + limit > longest:
+                where = f"prompt {number}" if len(rows) > 1 else "the prompt"
+                raise HttpError(
+                    400,
+                    f"{where} has {len(row)} tokens, and {limit} new ones were asked for, but the "
+                    f"model's context is {longest}: shorten it, or ask for fewer",
+                    parameter="max_tokens",
+                )
+        _check_most("max_tokens", limit, served.settings.max_new_tokens)
+        whole = model.request(rows, **options)
+        requests = [whole.select([index]) for index in range(len(rows))]
+        return Task(served, rows, options, samples, num_top, requests)
+
+    try:
+        return await served.encode(prepare)
+    except LengthError as error:
+        raise HttpError(400, error.problem) from None
+    except UserError as error:
+        raise HttpError(400, str(error)) from None

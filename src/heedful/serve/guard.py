@@ -1,0 +1,296 @@
+"""What every request passes before its route: id, key, size and time of its body, time limit."""
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from heedful.serve.errors import LIBRETRANSLATE, HttpError
+from heedful.serve.keys import Keys
+from heedful.serve.metrics import Metrics
+from heedful.serve.settings import Settings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+PUBLIC = {"/health/live", "/health/ready"}  # routes that need no key, also while draining
+_INFO = "heedful.request"
+_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_FORM = "application/x-www-form-urlencoded"
+_GRACE = 1.0  # seconds that a stream has to report its own time limit
+_log = logging.getLogger("heedful.serve")
+
+
+@dataclass
+class RequestInfo:
+    """Facts of one request, for its log line and metrics.
+
+    Attributes:
+        deadline: of the event loop's clock.
+        role: `admin`, `user`, or "" without a keys file.
+        model: that answers; "" for routes without one.
+        num_prompt, num_new: tokens read and generated.
+        resources: what the request holds, such as slots of a queue; freed at its end.
+    """
+
+    id: str
+    deadline: float
+    role: str = ""
+    model: str = ""
+    num_prompt: int = 0
+    num_new: int = 0
+    status: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    resources: ExitStack = field(default_factory=ExitStack)
+
+
+def info_of(scope: MutableMapping[str, Any]) -> RequestInfo:
+    """The facts of the request of an ASGI scope."""
+    info: RequestInfo = scope[_INFO]
+    return info
+
+
+class Guard:
+    """ASGI middleware around all routes.
+
+    A request whose client has gone, or whose time is over, is cancelled; the work that it waits
+    for is then dropped by the model's worker before its next batch or step.
+
+    Attributes:
+        is_draining: new requests are refused with 503.
+    """
+
+    def __init__(self, app: App, settings: Settings, keys: Keys, metrics: Metrics) -> None:
+        self.app = app
+        self.settings = settings
+        self.keys = keys
+        self.metrics = metrics
+        self.is_draining = False
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Run the app for one request, or answer an error."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close"})
+            return
+        now = asyncio.get_running_loop().time()
+        info = RequestInfo(_request_id(scope), now + self.settings.request_timeout)
+        scope[_INFO] = info
+        response = _Response(send, info)
+        self.metrics.begin()
+        try:
+            await self._answer(scope, receive, response)
+        except HttpError as error:
+            await response.error(scope["path"], error)
+        except Exception as error:
+            _log.error("request %s failed", info.id, exc_info=error)
+            failure = HttpError(500, "the server failed; its log has the reason")
+            await response.error(scope["path"], failure)
+        finally:
+            info.resources.close()
+            self._record(scope, info)
+
+    async def _answer(
+        self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response"
+    ) -> None:
+        path = scope["path"]
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if self.is_draining and path not in PUBLIC:
+            raise HttpError(503, "the server is shutting down", retry_after=5)
+        self._check_origin(headers)
+        key = _key_of(headers)
+        if self.keys and path not in PUBLIC and key is None and path not in LIBRETRANSLATE:
+            raise HttpError(401, "give an API key: the header `Authorization: Bearer KEY`")
+        body = await self._read_body(headers, receive)
+        if path in LIBRETRANSLATE:
+            body = _form_as_json(scope, headers, body)
+        if self.keys and path not in PUBLIC:
+            role = self.keys.role(key or _key_in(body))
+            if role is None:
+                raise HttpError(401, "the API key is missing or unknown")
+            scope[_INFO].role = role
+        if self.settings.log_texts and body:
+            _log.info("request %s body %s", scope[_INFO].id, ascii(body[:10_000]))
+        await self._run(scope, body, receive, response)
+
+    async def _run(
+        self,
+        scope: MutableMapping[str, Any],
+        body: bytes,
+        receive: Receive,
+        response: "_Response",
+    ) -> None:
+        """Run the app until it ends, its client goes, or its time is over."""
+        gone = asyncio.ensure_future(_disconnected(receive))
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            if messages:
+                return messages.pop()
+            await asyncio.shield(gone)
+            return {"type": "http.disconnect"}
+
+        app = asyncio.ensure_future(self.app(scope, replay, response))
+        info: RequestInfo = scope[_INFO]
+        seconds = info.deadline - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait({app, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not app.done() and not gone.done() and response.is_stream:
+                await asyncio.wait({app, gone}, timeout=_GRACE, return_when="FIRST_COMPLETED")
+            if app.done():
+                app.result()
+            elif gone.done():
+                info.status = info.status or 499
+            else:
+                limit = self.settings.request_timeout
+                raise HttpError(504, f"no answer within {limit:g} seconds", retry_after=5)
+        finally:
+            for task in (app, gone):
+                task.cancel()
+            await asyncio.gather(app, gone, return_exceptions=True)
+
+    async def _read_body(self, headers: dict[bytes, str], receive: Receive) -> bytes:
+        """The whole body, within the limits of its size and time."""
+        most, seconds = self.settings.max_body, self.settings.read_timeout
+        too_large = HttpError(413, f"the body may have {most:,} bytes")
+        length = headers.get(b"content-length", "0")
+        if length.isdecimal() and int(length[:20]) > most:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise HttpError(400, "the connection ended within the body")
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise HttpError(408, f"the body took longer than {seconds:g} seconds") from None
+
+    def _check_origin(self, headers: dict[bytes, str]) -> None:
+        """Refuse pages of other sites: browsers send some of their requests without asking."""
+        origin, allowed = headers.get(b"origin"), self.settings.cors
+        if origin is None or origin in allowed or "*" in allowed:
+            return
+        if origin.partition("://")[2] != headers.get(b"host"):
+            raise HttpError(403, "pages of this origin are not allowed (--cors ORIGIN)")
+
+    def _record(self, scope: MutableMapping[str, Any], info: RequestInfo) -> None:
+        """Count and log a request that has ended."""
+        seconds = time.perf_counter() - info.started
+        route = getattr(scope.get("route"), "path", "other")
+        self.metrics.end(route, info.model, info.status, seconds)
+        path = route if route != "other" else quote(scope["path"], errors="replace")[:100]
+        model = f" model={info.model}" if info.model else ""
+        if info.num_prompt:
+            self.metrics.tokens(info.model, info.num_prompt, info.num_new)
+            model += f" prompt={info.num_prompt} new={info.num_new}"
+        client = (scope.get("client") or ["-"])[0]
+        line = f"{info.id} {client} {scope['method']} {path} {info.status}{model}"
+        _log.info("%s %.1f ms", line, 1_000 * seconds)
+
+
+class _Response:
+    """The `send` of a request: it adds the id, and keeps the status."""
+
+    def __init__(self, send: Send, info: RequestInfo) -> None:
+        self._send = send
+        self._info = info
+        self.is_stream = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._info.status = message["status"]
+            headers = list(message.get("headers", []))
+            self.is_stream = any(
+                name == b"content-type" and value.startswith(b"text/event-stream")
+                for name, value in headers
+            )
+            message = {**message, "headers": [*headers, (b"x-request-id", self._info.id.encode())]}
+        await self._send(message)
+
+    async def error(self, path: str, error: HttpError) -> None:
+        """Answer an error, unless an answer has begun; the connection is then cut."""
+        if self._info.status:
+            if error.status >= 500:
+                raise RuntimeError(error.message)
+            return
+        body = json.dumps(error.body(path)).encode()
+        headers = {**error.headers, "content-type": "application/json", "connection": "close"}
+        headers["content-length"] = str(len(body))
+        encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        start = {"type": "http.response.start", "status": error.status, "headers": encoded}
+        await self(start)
+        await self({"type": "http.response.body", "body": body})
+
+
+def _request_id(scope: MutableMapping[str, Any]) -> str:
+    """The client's own id, if it is a plain one, or a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _ID.fullmatch(text := value.decode("latin-1")):
+            return str(text)
+    return secrets.token_hex(8)
+
+
+def _key_of(headers: dict[bytes, str]) -> str | None:
+    scheme, _, key = headers.get(b"authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key")
+
+
+def _key_in(body: bytes) -> str | None:
+    """The key that LibreTranslate's clients have in the body."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    key = content.get("api_key") if isinstance(content, dict) else None
+    return key if isinstance(key, str) else None
+
+
+def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], body: bytes) -> bytes:
+    """The body of a form as JSON; other bodies are unchanged.
+
+    Raises:
+        HttpError: 400 for a form that is not UTF-8, or with too many fields.
+    """
+    if headers.get(b"content-type", "").partition(";")[0].strip().lower() != _FORM:
+        return body
+    try:
+        pairs = parse_qsl(
+            body.decode(), keep_blank_values=True, errors="strict", max_num_fields=1_000
+        )
+    except ValueError:
+        raise HttpError(400, "the form is not UTF-8, or has too many fields") from None
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name == "alternatives" and value.isdecimal() and len(value) < 9:
+            fields[name] = int(value)
+        elif name in fields:
+            known = fields[name]
+            fields[name] = [*(known if isinstance(known, list) else [known]), value]
+        else:
+            fields[name] = value
+    kept = [(n, v) for n, v in scope["headers"] if n not in (b"content-type", b"content-length")]
+    scope["headers"] = [*kept, (b"content-type", b"application/json")]
+    return json.dumps(fields).encode()
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,55 @@
+"""Languages of translators: their names, and the detection of a text's language."""
+
+from collections.abc import Collection
+from functools import cache
+from typing import Any
+
+from heedful.pipelines import Translator
+
+NAMES = {
+    "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
+    "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh",
+    "da": "Danish", "de": "German", "el": "Greek", "en": "English", "eo": "Esperanto",
+    "es": "Spanish", "et": "Estonian", "eu": "Basque", "fa": "Persian", "fi": "Finnish",
+    "fr": "French", "ga": "Irish", "gl": "Galician", "gu": "Gujarati", "he": "Hebrew",
+    "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "hy": "Armenian", "id": "Indonesian",
+    "is": "Icelandic", "it": "Italian", "ja": "Japanese", "ka": "Georgian", "kk": "Kazakh",
+    "km": "Khmer", "kn": "Kannada", "ko": "Korean", "la": "Latin", "lt": "Lithuanian",
+    "lv": "Latvian", "mk": "Macedonian", "ml": "Malayalam", "mn": "Mongolian", "mr": "Marathi",
+    "ms": "Malay", "mt": "Maltese", "my": "Burmese", "nb": "Norwegian Bokmål", "ne": "Nepali",
+    "nl": "Dutch", "nn": "Norwegian Nynorsk", "no": "Norwegian", "pa": "Punjabi", "pl": "Polish",
+    "ps": "Pashto", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "si": "Sinhala",
+    "sk": "Slovak", "sl": "Slovenian", "sq": "Albanian", "sr": "Serbian", "sv": "Swedish",
+    "sw": "Swahili", "ta": "Tamil", "te": "Telugu", "th": "Thai", "tl": "Tagalog",
+    "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "uz": "Uzbek", "vi": "Vietnamese",
+    "zh": "Chinese",
+}  # fmt: skip
+
+
+def name_of(code: str) -> str:
+    """The English name of a language code; the code itself if it is not known."""
+    return NAMES.get(code.lower(), NAMES.get(code.lower().split("-")[0], code))
+
+
+def targets_of(model: Translator) -> list[str]:
+    """The codes of the languages that a translator translates into."""
+    own = model.metadata.tgt_language
+    return list(dict.fromkeys([*model.metadata.language_tags, *([own] if own else [])]))
+
+
+def detect(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
+    """The probability of each of some languages among all that are known, the most probable first.
+
+    By py3langid (Lui and Baldwin 2012, "langid.py: An Off-the-shelf Language Identification Tool").
+    Codes that it does not know have probability 0.
+    """
+    ranked = dict(_identifier().rank(text))
+    by_code = {code: float(ranked.get(code.lower().split("-")[0], 0.0)) for code in languages}
+    return sorted(by_code.items(), key=lambda item: -item[1])
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

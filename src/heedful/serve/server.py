@@ -1,0 +1,193 @@
+"""The server's process: its socket, its signals, and the order of start and end."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from heedful.errors import UserError
+from heedful.serve.app import create_app
+from heedful.serve.guard import Guard
+from heedful.serve.keys import Keys
+from heedful.serve.metrics import Metrics
+from heedful.serve.models import Registry
+from heedful.serve.settings import Settings
+
+MAX_HEADERS = 16_384  # bytes
+MAX_CONNECTIONS = 1_024
+_log = logging.getLogger("heedful.serve")
+
+
+def serve(
+    directories: Mapping[str, Path],
+    host: str,
+    port: int,
+    settings: Settings,
+    on_start: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve models until SIGTERM or SIGINT, after which requests in progress are answered.
+
+    SIGHUP opens all models and the keys again. The socket is open while models are loaded; requests
+    are answered 503 until then.
+
+    Args:
+        port: 0: any free one.
+        on_start: called with the server's address.
+
+    Raises:
+        UserError: keys or a model that cannot be read; an address that cannot be listened to.
+    """
+    keys = Keys(settings.keys)
+    listener = listen(host, port)
+    with listener:
+        address, number = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        on_start(f"http://{shown}:{number}")
+        asyncio.run(Server(directories, settings, keys).run(listener))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; raises UserError if there is none."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2_048)
+        listener.setblocking(False)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"cannot listen to {host} port {port}: {reason}; choose another --host or --port"
+        ) from None
+    return listener
+
+
+class Server:
+    """One server in an event loop.
+
+    Attributes:
+        registry: its models.
+        guard: the middleware that every request passes.
+    """
+
+    def __init__(self, directories: Mapping[str, Path], settings: Settings, keys: Keys) -> None:
+        self.registry = Registry(directories, settings, Metrics())
+        self.keys = keys
+        app = create_app(self.registry, keys)
+        self.guard: Guard = app if isinstance(app, Guard) else app.app
+        config = uvicorn.Config(
+            app,
+            http=_protocol(settings.read_timeout),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEADERS,
+            timeout_keep_alive=max(1, int(settings.read_timeout)),
+            timeout_graceful_shutdown=max(1, int(settings.drain_timeout)),
+        )
+        self.server = _Server(config)
+        self._reloading: asyncio.Task[None] | None = None
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve until `stop`; raises UserError if a model cannot be opened at the start.
+
+        In the main thread signals are handled.
+        """
+        if threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(signal.SIGHUP, self.reload)
+        running = asyncio.ensure_future(self.server.serve([listener]))
+        opening = asyncio.ensure_future(self.registry.open_all())
+        try:
+            await asyncio.wait({running, opening}, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done() and (error := opening.exception()) is not None:
+                self.stop()
+                await running
+                raise error
+            if opening.done():
+                _log.info("ready: %s", ", ".join(self.registry.models))
+            await running
+        finally:
+            opening.cancel()
+            self.registry.close()
+            _log.info("ended")
+
+    def stop(self) -> None:
+        """Refuse new requests and answer those in progress; a second signal does not wait."""
+        if self.guard.is_draining:
+            self.server.force_exit = True
+        self.guard.is_draining = self.server.should_exit = True
+
+    def reload(self) -> None:
+        """Open all models and the keys again, in the background."""
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.ensure_future(self._open_again())
+
+    async def _open_again(self) -> None:
+        try:
+            self.keys.reload()
+            await self.registry.open_all()
+        except UserError as error:
+            _log.error("not replaced: %s", error)
+        except Exception as error:
+            _log.error("not replaced", exc_info=error)
+        else:
+            _log.info("opened again: %s", ", ".join(self.registry.models))
+
+
+class _Server(uvicorn.Server):
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """No handlers of uvicorn's in place of ours."""
+        return nullcontext()
+
+
+def _protocol(read_timeout: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, with a time limit for the headers of a request.
+
+    (uvicorn's own limit, `timeout_keep_alive`, ends with the first byte.)
+    """
+
+    class TimedProtocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._start_timer()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            waits = self.cycle is None or self.cycle.response_complete
+            if not waits:
+                self._stop_timer()
+            elif self._timer is None:
+                self._start_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _start_timer(self) -> None:
+            self._timer = self.loop.call_later(read_timeout, self.transport.close)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return TimedProtocol

@@ -1,0 +1,156 @@
+"""LibreTranslate's routes: translation, its languages, and the detection of a text's language."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from heedful.options import Options
+from heedful.pipelines import Translator
+from heedful.serve.bodies import DetectBody, TranslateBody
+from heedful.serve.errors import HttpError
+from heedful.serve.guard import info_of
+from heedful.serve.jobs import Job
+from heedful.serve.languages import detect, name_of, targets_of
+from heedful.serve.models import Registry, ServedModel
+from heedful.serve.openai import encoded, registry_of, reserve
+
+router = APIRouter(tags=["LibreTranslate"])
+
+
+@router.post("/translate")
+async def translate(body: TranslateBody, request: Request) -> Response:
+    """Translate a text, or a list of texts as one batch; JSON or a form.
+
+    `alternatives`: further hypotheses of each text, by beam search. `source` auto: the language of
+    each text is detected.
+    """
+    settings = registry_of(request).settings
+    if 1 + body.alternatives > settings.max_outputs:
+        most = settings.max_outputs - 1
+        raise HttpError(400, f"alternatives may be at most {most} here, not {body.alternatives}")
+    texts = [body.q] if isinstance(body.q, str) else body.q
+    source, detected = body.source, None
+    registry = registry_of(request)
+    if source == "auto":
+        served = _translator(registry, None, body.target)
+        reserve(request, served, len(texts))
+        detected = await _detected(registry, " ".join(texts), body.target)
+        first, served = served, _translator(registry, detected["language"], body.target)
+        if served is not first:
+            reserve(request, served, len(texts))
+    else:
+        served = _translator(registry, source, body.target)
+        reserve(request, served, len(texts))
+    job, num_tokens = await _job(served, texts, body)
+    outputs = await served.run(job)
+    info = info_of(request.scope)
+    info.num_prompt = num_tokens
+    info.num_new = sum(len(output.ids) for hypotheses in outputs for output in hypotheses)
+    best = [hypotheses[0].text for hypotheses in outputs]
+    others = [[output.text for output in hypotheses[1:]] for hypotheses in outputs]
+    is_single = isinstance(body.q, str)
+    content: dict[str, Any] = {"translatedText": best[0] if is_single else best}
+    if body.alternatives:
+        content["alternatives"] = others[0] if is_single else others
+    if detected is not None:
+        content["detectedLanguage"] = detected if is_single else [detected] * len(texts)
+    return JSONResponse(content)
+
+
+@router.api_route("/languages", methods=["GET"])
+async def languages(request: Request) -> list[dict[str, Any]]:
+    """The languages that can be translated from, and those that each can be translated into."""
+    registry = registry_of(request)
+    registry.check_loaded()
+    targets: dict[str, list[str]] = {}
+    for served in _translators(registry):
+        for source in _sources_of(served):
+            targets.setdefault(source, []).extend(targets_of(served.model))
+    return [
+        {"code": code, "name": name_of(code), "targets": list(dict.fromkeys(targets[code]))}
+        for code in sorted(targets)
+    ]
+
+
+@router.post("/detect")
+async def detect_language(body: DetectBody, request: Request) -> list[dict[str, Any]]:
+    """The languages of a text among those of the server's translators; confidence is in percent."""
+    registry = registry_of(request)
+    registry.check_loaded()
+    translators = _translators(registry)
+    if not translators:
+        raise HttpError(404, "this server has no translator, and so no languages")
+    known = {source for served in translators for source in _sources_of(served)}
+    if not known:
+        raise HttpError(404, "the server's translators do not name their source languages")
+    found = await asyncio.to_thread(detect, body.q, known)
+    return [_confidence(code, probability) for code, probability in found]
+
+
+def _confidence(code: str, probability: float) -> dict[str, Any]:
+    return {"language": code, "confidence": round(100 * probability, 1)}
+
+
+async def _detected(registry: Registry, text: str, target: str) -> dict[str, Any]:
+    """The most probable language that can be translated into the target."""
+    fitting = [each for each in _translators(registry) if target in targets_of(each.model)]
+    known = {source for each in fitting for source in _sources_of(each)} - {target}
+    if not known:
+        raise HttpError(400, "source auto needs a translator that names its source language")
+    found = await asyncio.to_thread(detect, text, known)
+    return _confidence(*found[0])
+
+
+def _translators(registry: Registry) -> list[ServedModel]:
+    return [each for each in registry.models.values() if isinstance(each.model, Translator)]
+
+
+def _sources_of(served: ServedModel) -> list[str]:
+    """The source languages of a translator; with several targets each may be a source as well."""
+    own = served.model.metadata.src_language
+    return [own] if own else []
+
+
+def _translator(registry: Registry, source: str | None, target: str) -> ServedModel:
+    """The first translator from one language (None: any) into another; raises HttpError."""
+    registry.check_loaded()
+    translators = _translators(registry)
+    if not translators:
+        raise HttpError(404, "/translate needs a translator, and this server has none")
+    for served in translators:
+        known = [source] if source is None else (_sources_of(served) or [source])
+        if source in known and target in (targets_of(served.model) or [target]):
+            return served
+    pairs = [
+        f"{'/'.join(_sources_of(each)) or 'any'} to {', '.join(targets_of(each.model)) or 'any'}"
+        for each in translators
+    ]
+    wanted = f"into {target}" if source is None else f"from {source} into {target}"
+    raise HttpError(400, f"no translator {wanted}; this server has {'; '.join(pairs)}")
+
+
+async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tuple[Job, int]:
+    """The work of a request, and the number of its source tokens."""
+    model: Translator = served.model
+    tags = model.metadata.language_tags
+    options: dict[str, Any] = {"scores": False}
+    if body.alternatives:
+        default = model.metadata.options.get("beam_size", model.default_options["beam_size"])
+        size = max(default, 1 + body.alternatives)
+        options |= {"num_return": 1 + body.alternatives, "beam_size": size}
+
+    def encode() -> list[list[int]]:
+        language = {"tgt_language": body.target} if tags else {}
+        return model.prompt_ids(texts, Options.from_keywords(language))
+
+    rows = await encoded(served, encode)
+    resolved = model.options(**options)
+
+    def run(rows: list[list[int]]) -> list[Any]:
+        return list(model.iterate_generations([rows], **options))
+
+    sizes = list(map(len, rows))
+    key = ("translate", tuple(sorted(options.items())))
+    return Job(key, rows, sizes, run, rows_each=resolved.rows), sum(sizes)
