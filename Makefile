@@ -96,7 +96,8 @@ quick: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --hypothesis-profile=quick $(addprefix tests/,$(QUICK))
 
 fuzz: $(STAMP)
-	HEEDFUL_FUZZ=600 OMP_NUM_THREADS=1 $(PYTEST) --timeout 3600 tests/cli/test_hostile_input.py
+	HEEDFUL_FUZZ=600 OMP_NUM_THREADS=1 $(PYTEST) --timeout 3600 tests/cli/test_hostile_input.py \
+		tests/serve/test_fuzz.py
 
 # Needs an otherwise idle machine: the figures are times.
 bench: $(STAMP)
@@ -111,6 +112,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/command.py
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/long_texts.py
+	$(BIN)/python benchmarks/serving.py
 ifneq ($(DATA),)
 	$(BIN)/python benchmarks/multi30k.py --data '$(DATA)/multi30k'
 	$(BIN)/python benchmarks/tatoeba.py --data '$(DATA)/tatoeba'

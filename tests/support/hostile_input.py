@@ -62,6 +62,7 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "fill {w}/mlm 'the <mask> sat' -o out",
     "fill {w}/mlm 'the <mask> sat' --json",
     "classify {w}/classes -i {w}/lines -o out",
+    "serve {lm} a={tr} --check --port 0 --max-queue 9",
     "classify {w}/classes --scores",
     "embed {any} -i {w}/lines -o out.npy",
     "embed {any} -i {w}/lines -o out.jsonl",

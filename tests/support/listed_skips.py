@@ -14,6 +14,7 @@ LISTED = (
     "this torch compiles no nets ahead of time",  # one of `make test-lowest`
     "no CUDA device here",
     "the package ray is not installed",  # of an extra that `make setup` may leave out
+    "the extra serve is not installed",
 )
 
 

@@ -125,6 +125,12 @@ def serve(
         min=1,
     ),
     device: Device = "auto",
+    check: bool = _option(
+        False,
+        "--check",
+        panel=_ADDRESS,
+        help="Open the models and the keys, let each model read a token, and end.",
+    ),
     log_texts: bool = _option(
         False,
         "--log-texts",
@@ -146,6 +152,7 @@ def serve(
     Example: heedful serve runs/de-en runs/assistant --port 8000
     """
     extras.require("serve", "heedful serve")
+    from heedful.serve.server import check_models
     from heedful.serve.server import serve as run
     from heedful.serve.settings import Settings
 
@@ -170,8 +177,12 @@ def serve(
         device=device,
         log_texts=log_texts,
     )
+    if check:
+        for line in check_models(directories, settings):
+            typer.echo(line)
+        return
     _log_to_stderr()
-    run(directories, host, port, settings, lambda url: typer.echo(f"listening to {url}", err=True))
+    run(directories, host, port, settings, lambda url: typer.echo(f"ready at {url}", err=True))
 
 
 def _named(models: list[str]) -> dict[str, Path]:

@@ -9,6 +9,7 @@ MAX_TEXT = 1_000_000  # characters
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Texts = Annotated[list[Text], Field(min_length=1)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+ShortText = Annotated[str, Field(max_length=1_000)]  # without lone surrogates, as all with a limit
 ModelName = Annotated[str, Field(max_length=200, description="Name of a model of this server.")]
 Off = Literal[False] | None
 
@@ -45,10 +46,10 @@ class Sampling(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    stop: str | list[str] | None = None
+    stop: ShortText | list[ShortText] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="Has no effect.")
+    user: ShortText | None = Field(None, description="Has no effect.")
 
 
 class CompletionBody(Sampling):
@@ -107,7 +108,7 @@ class EmbeddingBody(Body):
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="The model's own number alone."
     )
-    user: str | None = Field(None, description="Has no effect.")
+    user: ShortText | None = Field(None, description="Has no effect.")
 
 
 class TranslateBody(Body):
@@ -118,14 +119,14 @@ class TranslateBody(Body):
     target: Annotated[str, Field(max_length=35)]
     format: Literal["text"] = "text"
     alternatives: Annotated[int, Field(ge=0)] = 0
-    api_key: str | None = None
+    api_key: ShortText | None = None
 
 
 class DetectBody(Body):
     """Of `/detect`."""
 
     q: Text
-    api_key: str | None = None
+    api_key: ShortText | None = None
 
 
 class ClassifyBody(Body):

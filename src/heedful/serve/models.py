@@ -174,35 +174,42 @@ class Registry:
         """Every model has been opened."""
         return set(self.models) == set(self.directories)
 
-    async def open_all(self) -> None:
-        """Open every model, or open it again in place of the one that is served until then.
+    async def open_all(self, *, again: bool) -> None:
+        """Open every model that is not open.
+
+        Args:
+            again: open all, in place of those that are served until then.
 
         Raises:
             UserError: a model that cannot be opened; models before it are replaced.
         """
-        for name in self.directories:
-            await self.open(name)
+        for name in list(self.directories):
+            if again or name not in self.models:
+                await self.open(name)
 
     async def open(self, name: str) -> None:
         """Open one model; see `open_all`."""
-        settings = self.settings
         async with self._opening:
-            model = await asyncio.to_thread(
-                load,
-                self.directories[name],
-                device=settings.device,
-                backend=settings.backend,
-                precision=settings.precision,
-                threads=settings.threads,
-                use="throughput",
+            self.add(name, await asyncio.to_thread(self.load, name))
+
+    def load(self, name: str) -> Any:
+        """The model in its directory, after it has read a token; raises UserError."""
+        settings, directory = self.settings, self.directories[name]
+        model = load(
+            directory,
+            device=settings.device,
+            backend=settings.backend,
+            precision=settings.precision,
+            threads=settings.threads,
+            use="throughput",
+        )
+        if not model.has_tokenizer:
+            raise UserError(
+                f"{directory} has no tokenizer, so it cannot read the texts of requests; import it "
+                "with its tokenizer's files"
             )
-            if not model.has_tokenizer:
-                raise UserError(
-                    f"{self.directories[name]} has no tokenizer, so it cannot read the texts of "
-                    "requests; import it with its tokenizer's files"
-                )
-            await asyncio.to_thread(_read_one_token, model)
-            self.add(name, model)
+        _read_one_token(model)
+        return model
 
     def add(self, name: str, model: Any) -> None:
         """Serve a model, in place of the one of this name, which ends after its requests."""

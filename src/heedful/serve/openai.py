@@ -285,7 +285,8 @@ def _completion_log_probs(task: Task, choice: Choice, first: int) -> dict[str, A
         "tokens": [decode([token]) for token in ids[first:]],
         "token_logprobs": [max(value, _LEAST) for value in choice.log_probs[first:]],
         "top_logprobs": [
-            {decode([token]): max(value, _LEAST) for token, value in tokens}
+            # Of tokens with the same text the most probable one, which comes first, is kept.
+            {decode([token]): max(value, _LEAST) for token, value in reversed(tokens)}
             for tokens in choice.top[first:]
         ],
         "text_offset": [len(decode(ids[:end])) for end in range(first, len(ids))],

@@ -31,7 +31,7 @@ def serve(
     host: str,
     port: int,
     settings: Settings,
-    on_start: Callable[[str], None] = lambda url: None,
+    on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT, after which requests in progress are answered.
 
@@ -40,7 +40,7 @@ def serve(
 
     Args:
         port: 0: any free one.
-        on_start: called with the server's address.
+        on_ready: called with the server's address when all models are open.
 
     Raises:
         UserError: keys or a model that cannot be read; an address that cannot be listened to.
@@ -50,8 +50,15 @@ def serve(
     with listener:
         address, number = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
-        on_start(f"http://{shown}:{number}")
-        asyncio.run(Server(directories, settings, keys).run(listener))
+        server = Server(directories, settings, keys)
+        asyncio.run(server.run(listener, lambda: on_ready(f"http://{shown}:{number}")))
+
+
+def check_models(directories: Mapping[str, Path], settings: Settings) -> list[str]:
+    """Open the keys and models without a socket, and describe each model; errors as of `serve`."""
+    Keys(settings.keys)
+    registry = Registry(directories, settings, Metrics())
+    return [f"{name}: {registry.load(name)!r}" for name in directories]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -102,10 +109,15 @@ class Server:
         self.server = _Server(config)
         self._reloading: asyncio.Task[None] | None = None
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(
+        self, listener: socket.socket, on_ready: Callable[[], None] = lambda: None
+    ) -> None:
         """Serve until `stop`; raises UserError if a model cannot be opened at the start.
 
         In the main thread signals are handled.
+
+        Args:
+            on_ready: called when all models are open.
         """
         if threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
@@ -113,7 +125,7 @@ class Server:
                 loop.add_signal_handler(number, self.stop)
             loop.add_signal_handler(signal.SIGHUP, self.reload)
         running = asyncio.ensure_future(self.server.serve([listener]))
-        opening = asyncio.ensure_future(self.registry.open_all())
+        opening = asyncio.ensure_future(self.registry.open_all(again=False))
         try:
             await asyncio.wait({running, opening}, return_when=asyncio.FIRST_COMPLETED)
             if opening.done() and (error := opening.exception()) is not None:
@@ -121,12 +133,11 @@ class Server:
                 await running
                 raise error
             if opening.done():
-                _log.info("ready: %s", ", ".join(self.registry.models))
+                on_ready()
             await running
         finally:
             opening.cancel()
             self.registry.close()
-            _log.info("ended")
 
     def stop(self) -> None:
         """Refuse new requests and answer those in progress; a second signal does not wait."""
@@ -142,7 +153,7 @@ class Server:
     async def _open_again(self) -> None:
         try:
             self.keys.reload()
-            await self.registry.open_all()
+            await self.registry.open_all(again=True)
         except UserError as error:
             _log.error("not replaced: %s", error)
         except Exception as error:

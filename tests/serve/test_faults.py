@@ -1,0 +1,386 @@
+"""Hostile requests, limits, and clients that go: the answer is one line, and nobody else waits."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from running_server import model_of, running
+
+COMPLETION = {"model": "gpt", "prompt": "the cat", "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def client(served: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=20) as opened:
+        yield opened
+
+
+def raw(served: Any, data: bytes, wait: float = 10) -> bytes:
+    """All that the server answers to some bytes, until it closes the connection."""
+    with socket.create_connection((served.host, served.port), timeout=wait) as connection:
+        connection.sendall(data)
+        answer = b""
+        try:
+            while chunk := connection.recv(65_536):
+                answer += chunk
+        except ConnectionResetError:  # the server did not read all
+            pass
+        return answer
+
+
+def post(body: bytes, *headers: str, path: str = "/v1/completions") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: a", "Connection: close", *headers]
+    if not any(line.lower().startswith(("content-length", "transfer")) for line in headers):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode() + body
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b"", "send JSON"),
+        (b"[1]", "the body"),
+        (b"null", "the body"),
+        (b"\xff\xfe", ""),
+        (b"[" * 100_000, ""),
+        (b'{"a":' * 50_000, ""),
+        (b'{"model": "gpt", "prompt": "a", "temperature": NaN}', "temperature"),
+        (b'{"model": "gpt", "prompt": "a", "temperature": 1e999}', "temperature"),
+        (b'{"model": "gpt", "prompt": "a", "max_tokens": 1%s}' % (b"0" * 5_000), ""),
+        (b'{"model": "gpt", "prompt": "\\ud800"}', "prompt"),
+        (b'{"model": "\\udfff", "prompt": "a"}', "model"),
+        (b'{"model": "gpt", "prompt": "a", "stop": ["\\ud800"]}', "stop"),
+        (b'{"model": "gpt", "prompt": ["a", 1]}', "prompt"),
+        (b'{"model": "gpt", "prompt": [-1]}', "prompt"),
+        (b'{"model": "gpt", "prompt": [true]}', "prompt"),
+        (b'{"model": "../gpt", "prompt": "a"}', "no model"),
+        (b'{"model": "gpt", "prompt": "a", "n": "2"}', "n: "),
+    ],
+)
+def test_a_bad_body_is_one_line(served: Any, body: bytes, reason: str) -> None:
+    head, _, content = raw(served, post(body)).partition(b"\r\n\r\n")
+    assert head.split()[1] in (b"400", b"404"), head
+    message = json.loads(content)["error"]["message"]
+    assert reason in message
+    assert "\n" not in message
+    assert len(message) < 300
+
+
+def test_control_characters_are_read_as_texts(client: httpx.Client) -> None:
+    for text in ("\0", "\x1b[31m", "a\r\nb", "\u202e", "\x7f"):
+        answer = client.post("/v1/completions", json={**COMPLETION, "prompt": text})
+        assert answer.status_code == 200
+
+
+def test_a_body_is_counted_while_it_comes(served: Any) -> None:
+    with running({"gpt": served.models["gpt"]}, max_body=1_000) as small:
+        declared = post(b"", "Content-Length: 2000000000")
+        assert b" 413 " in raw(small, declared).splitlines()[0]
+        chunk = b"400\r\n" + b" " * 1_024 + b"\r\n"
+        endless = post(chunk * 3, "Transfer-Encoding: chunked")
+        assert b" 413 " in raw(small, endless).splitlines()[0]
+        assert httpx.post(f"{small.url}/v1/completions", json=COMPLETION).status_code == 200
+
+
+def test_slow_clients_are_left(served: Any) -> None:
+    """Headers, a body, and the headers of a second request that do not end."""
+    whole = post(json.dumps(COMPLETION).encode()).replace(b"Connection: close\r\n", b"")
+    with running({"gpt": served.models["gpt"]}, read_timeout=0.5) as hasty:
+        begin = time.monotonic()
+        assert raw(hasty, b"GET /v1/models HTTP/1.1\r\nHost:") == b""
+        assert b" 408 " in raw(hasty, post(b"{", "Content-Length: 20")).splitlines()[0]
+        answer = raw(hasty, whole + b"GET / HT")
+        assert b" 200 " in answer.splitlines()[0]
+        assert time.monotonic() - begin < 9
+
+
+def test_large_and_bad_headers_are_refused(served: Any) -> None:
+    flood = [f"X-{n}: {'a' * 100}" for n in range(2_000)]
+    assert raw(served, post(b"{}", *flood)).split()[1:2] in ([b"400"], [])
+    assert b" 400 " in raw(served, b"GET / HTTP/1.1\r\nHost: a\r\nX: \0\r\n\r\n").splitlines()[0]
+    assert b" 400 " in raw(served, b"\x16\x03\x01\x02\0\1\0").splitlines()[0]  # TLS
+    answer = raw(served, post(b"{}", "Content-Length: 2", "X-Request-ID: a b\tc"))
+    assert b"x-request-id: a b" not in answer.lower()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/..%2f..%2fetc", "/%00", "/%ff"],
+)
+def test_paths_lead_to_no_file(served: Any, path: str) -> None:
+    answer = raw(served, f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+    assert b" 404 " in answer.splitlines()[0]
+    assert b"root:" not in answer
+
+
+def test_unknown_routes_and_methods(client: httpx.Client) -> None:
+    assert client.get("/nothing").json()["error"]["message"].startswith("no such route")
+    assert client.get("/v1/completions").status_code == 405
+    assert client.get("/docs").status_code == 200
+    assert client.get("/openapi.json").json()["paths"]["/translate"]
+
+
+def test_a_full_queue_refuses_whole_requests(served: Any) -> None:
+    with running({"gpt": served.models["gpt"]}, max_queue=4) as small:
+        slow = {**COMPLETION, "max_tokens": 40, "prompt": ["a", "b", "c"], "stream": True}
+        with httpx.stream("POST", f"{small.url}/v1/completions", json=slow) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            two = {**COMPLETION, "prompt": ["a", "b"]}
+            answer = httpx.post(f"{small.url}/v1/completions", json=two)
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] == "1"
+            assert httpx.post(f"{small.url}/v1/completions", json=COMPLETION).status_code == 200
+            for _ in lines:
+                pass
+        assert httpx.post(f"{small.url}/v1/completions", json=two).status_code == 200
+        assert small.server.registry.models["gpt"].num_texts == 0
+        too_many = {**COMPLETION, "prompt": ["a"] * 5}
+        assert httpx.post(f"{small.url}/v1/completions", json=too_many).status_code == 400
+
+
+class SlowSteps:
+    """A language model whose steps take a while, and the rows of each."""
+
+    def __init__(self, seconds: float) -> None:
+        self.model = model_of("gpt2")
+        self.rows: list[int] = []
+        decode = self.model.net.decode
+
+        def slow(tokens: Any, cache: Any) -> Any:
+            self.rows.append(len(tokens.ids))
+            time.sleep(seconds)
+            return decode(tokens, cache)
+
+        self.model.net.decode = slow
+
+
+def test_a_client_that_goes_frees_its_slot_within_a_step() -> None:
+    """While its answer is streamed, and while it waits for a whole one; another one goes on."""
+    slow = SlowSteps(0.03)
+    long = {**COMPLETION, "max_tokens": 40, "seed": 1, "stop": None}
+    with running({"gpt": slow.model}) as served:
+        model = served.server.registry.models["gpt"]
+        answers = []
+        other = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(f"{served.url}/v1/completions", json=long, timeout=20).json()
+            )
+        )
+        for stream in (True, False):
+            if not stream:
+                other.start()
+                time.sleep(0.1)
+            body = json.dumps({**long, "prompt": ["a", "b"], "stream": stream}).encode()
+            with socket.create_connection((served.host, served.port)) as connection:
+                connection.sendall(post(body))
+                while max(slow.rows, default=0) < 2 + (not stream):
+                    time.sleep(0.005)
+                assert model.num_texts == 2 + (not stream)
+            count = len(slow.rows)
+            while model.num_texts > (not stream):
+                time.sleep(0.002)
+            time.sleep(0.1)
+            assert all(rows < 2 for rows in slow.rows[count + 2 :])
+            slow.rows.clear()
+        other.join()
+    [choice] = answers[0]["choices"]
+    assert choice["text"] == model_of("gpt2").generate("the cat", max_new_tokens=40)
+
+
+def test_a_request_has_a_time_limit() -> None:
+    slow = SlowSteps(0.1)
+    long = {**COMPLETION, "max_tokens": 40}
+    with running({"gpt": slow.model}, request_timeout=0.4) as served:
+        answer = httpx.post(f"{served.url}/v1/completions", json=long)
+        assert answer.status_code == 504
+        assert "0.4 seconds" in answer.json()["error"]["message"]
+        answer = httpx.post(f"{served.url}/v1/completions", json={**long, "stream": True})
+        assert answer.status_code == 200
+        *_, last, end = answer.text.strip().split("\n\n")
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == 504
+        assert end == "data: [DONE]"
+
+
+def test_a_defect_is_a_500_of_one_request_alone() -> None:
+    """A token that the net fails on, in a prompt and in a batch of texts."""
+    model, bert = model_of("gpt2"), model_of("bert")
+    [bad] = model.tokenizer.encode("dog")[:1]
+    decode, encode = model.net.decode, bert.net.encode
+
+    def broken(run: Any) -> Any:
+        def checked(tokens: Any, *more: Any) -> Any:
+            if (tokens.ids == bad).any():
+                raise RuntimeError("secret")
+            return run(tokens, *more)
+
+        return checked
+
+    model.net.decode, bert.net.encode = broken(decode), broken(encode)
+    with running({"gpt": model, "bert": bert}) as ill, ThreadPoolExecutor(8) as pool:
+        prompts = ["the cat", "dog", "cats and"] * 3
+
+        def ask(prompt: str) -> httpx.Response:
+            body = {**COMPLETION, "prompt": prompt}
+            return httpx.post(f"{ill.url}/v1/completions", json=body, timeout=20)
+
+        def embed(text: str) -> httpx.Response:
+            body = {"model": "bert", "input": text}
+            return httpx.post(f"{ill.url}/v1/embeddings", json=body, timeout=20)
+
+        for function in (ask, embed):
+            for prompt, answer in zip(prompts, pool.map(function, prompts), strict=True):
+                assert answer.status_code == (500 if prompt == "dog" else 200)
+                assert "secret" not in answer.text
+                assert answer.headers["x-request-id"]
+        both = ask(["the cat", "dog"])  # type: ignore[arg-type]
+        assert both.status_code == 500
+        assert httpx.get(f"{ill.url}/health/ready").status_code == 200
+
+
+def test_keys_cover_every_route_but_health(tmp_path: Path, served: Any) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\nuser-key-1\n\nadmin boss-key-1\n")
+    models = {name: served.models[name] for name in ("gpt", "de-en")}
+    with running(models, keys) as closed, httpx.Client(base_url=closed.url) as client:
+        for path in ("/health/live", "/health/ready"):
+            assert client.get(path).status_code == 200
+        paths = client.get("/openapi.json", headers={"Authorization": "Bearer user-key-1"}).json()
+        for path, methods in paths["paths"].items():
+            if not path.startswith("/health"):
+                for method in methods:
+                    answer = client.request(method, path.replace("{name}", "gpt"))
+                    assert answer.status_code == 401, path
+        for path in ("/docs", "/openapi.json", "/nothing"):
+            assert client.get(path).status_code == 401
+        for header in (("Authorization", "Bearer user-key-1"), ("X-API-Key", "boss-key-1")):
+            assert client.get("/v1/models", headers=[header]).status_code == 200
+        for key in ("user-key-", "user-key-12", "é", "-"):
+            headers = {"Authorization": f"Bearer {key}".encode("latin-1")}
+            assert client.get("/v1/models", headers=headers).status_code == 401
+        body = {"q": "a", "source": "de", "target": "en", "api_key": "user-key-1"}
+        assert client.post("/translate", data=body).status_code == 200
+        assert client.post("/translate", json=body).status_code == 200
+        assert client.post("/translate", json={**body, "api_key": "x"}).status_code == 401
+        user = {"Authorization": "Bearer user-key-1"}
+        assert client.post("/admin/reload", json={}, headers=user).status_code == 403
+
+
+def test_pages_of_other_origins_are_refused(served: Any) -> None:
+    headers = {"Origin": "https://example.org"}
+    assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 403
+    own = {"Origin": served.url}
+    assert httpx.get(f"{served.url}/v1/models", headers=own).status_code == 200
+    models = {"gpt": served.models["gpt"]}
+    with running(models, cors=("https://example.org",)) as opened:
+        answer = httpx.get(f"{opened.url}/v1/models", headers=headers)
+        assert answer.headers["access-control-allow-origin"] == "https://example.org"
+        ask = {**headers, "Access-Control-Request-Method": "POST"}
+        assert httpx.options(f"{opened.url}/v1/completions", headers=ask).status_code == 200
+
+
+def test_metrics_have_nothing_of_a_request(client: httpx.Client, served: Any) -> None:
+    client.post("/v1/completions", json={**COMPLETION, "prompt": "zebra"})
+    client.get("/zebra/secret")
+    client.post("/v1/completions", json={**COMPLETION, "model": "zebra"})
+    text = client.get("/metrics").text
+    assert 'heedful_requests_total{model="gpt",route="/v1/completions",status="200"}' in text
+    assert 'route="other",status="404"' in text
+    assert 'heedful_tokens_total{kind="generated",model="gpt"}' in text
+    assert "zebra" not in text
+    for line in text.splitlines():
+        assert line.startswith("#") or line.rsplit(" ", 1)[1]
+
+
+def test_a_model_is_replaced_while_it_is_used(tmp_path: Path) -> None:
+    """Requests in progress end with the former model; later ones have the new one."""
+    slow, keys = SlowSteps(0.02), tmp_path / "keys"
+    keys.write_text("admin boss-key-1\n")
+    directory = tmp_path / "gpt"
+    model_of("gpt2").save(directory)
+    headers = {"Authorization": "Bearer boss-key-1"}
+    with (
+        running({"gpt": slow.model}, keys) as served,
+        httpx.Client(base_url=served.url, headers=headers, timeout=20) as client,
+    ):
+        served.server.registry.directories["gpt"] = directory
+        former = served.server.registry.models["gpt"]
+        long = {**COMPLETION, "max_tokens": 40, "stream": True}
+        with client.stream("POST", "/v1/completions", json=long) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            assert client.post("/admin/reload", json={"model": "gpt"}).status_code == 200
+            assert served.server.registry.models["gpt"] is not former
+            assert client.post("/v1/completions", json=COMPLETION).status_code == 200
+            assert former.worker.is_alive
+            events = [line for line in lines if line]
+        assert events[-1] == "data: [DONE]"
+        assert "length" in events[-2] or "stop" in events[-2]
+        former.worker.join(5)
+        assert not former.worker.is_alive
+        (directory / "config.json").write_text("{}")
+        refused = client.post("/admin/reload", json={})
+        assert refused.status_code == 409
+        assert "stays as it was" in refused.json()["error"]["message"]
+        assert client.post("/v1/completions", json=COMPLETION).status_code == 200
+
+
+def test_a_draining_server_answers_what_it_has_begun() -> None:
+    slow = SlowSteps(0.02)
+    with running({"gpt": slow.model}) as served, httpx.Client(base_url=served.url) as client:
+        long = {**COMPLETION, "max_tokens": 40, "stream": True}
+        with client.stream("POST", "/v1/completions", json=long) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            served.loop.call_soon_threadsafe(served.server.stop)
+            while not served.server.guard.is_draining:
+                time.sleep(0.005)
+            events = [line for line in lines if line]
+        assert events[-1] == "data: [DONE]"
+        with pytest.raises(httpx.ConnectError):
+            client.get("/health/live")
+
+
+def test_models_that_are_loaded_answer_503() -> None:
+    with running({}) as served:
+        assert httpx.get(f"{served.url}/health/ready").json()["models"] == []
+        served.server.registry.directories["gpt"] = Path("gpt")
+        for path, status in (("/health/live", 200), ("/health/ready", 503)):
+            assert httpx.get(served.url + path).status_code == status
+        answer = httpx.post(f"{served.url}/v1/completions", json=COMPLETION)
+        assert answer.status_code == 503
+        assert "loading" in answer.json()["error"]["message"]
+        assert answer.headers["retry-after"]
+
+
+def test_a_compiled_backend_serves_by_batches(tmp_path: Path) -> None:
+    """A language model whose backend has no continuous batches: whole and streamed answers."""
+    pytest.importorskip("ctranslate2")
+    import heedful
+    from backend_models import saved
+
+    saved("gpt2", tmp_path / "gpt")
+    model: Any = heedful.load(tmp_path / "gpt", backend="ctranslate2", precision="float32")
+    with running({"gpt": model}) as served:
+        assert not served.server.registry.models["gpt"].is_continuous
+        body = {**COMPLETION, "prompt": ["the cat", "a"], "max_tokens": 9}
+        answer = httpx.post(f"{served.url}/v1/completions", json=body).json()
+        texts = [choice["text"] for choice in answer["choices"]]
+        assert texts == model.generate(["the cat", "a"], max_new_tokens=9)
+        streamed = httpx.post(
+            f"{served.url}/v1/completions", json={**body, "prompt": "a", "stream": True}
+        )
+        parts = [line[6:] for line in streamed.text.splitlines() if line.startswith("data: {")]
+        assert "".join(json.loads(part)["choices"][0]["text"] for part in parts) == texts[1]
+        answer = httpx.post(f"{served.url}/v1/completions", json={**COMPLETION, "logprobs": 1})
+        assert answer.status_code == 400
+        assert "--backend eager" in answer.json()["error"]["message"]

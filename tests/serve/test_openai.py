@@ -1,0 +1,264 @@
+"""OpenAI's routes, by OpenAI's own client; answers are those of the model alone."""
+
+import base64
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+openai = pytest.importorskip("openai", reason="the extra serve is not installed")
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+PROMPTS = ["the cat", "a dog ran", "cats and", "the", "a dog sat on the mat", ""]
+
+
+@pytest.fixture(scope="module")
+def client(served: Any) -> Any:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def alone(served: Any, prompt: Any, **options: Any) -> str:
+    model = served.models["gpt"]
+    [generation] = model.generate([prompt], return_details=True, beam_size=1, **options)
+    return generation[0].text
+
+
+def test_models_are_listed(served: Any, client: Any) -> None:
+    assert [model.id for model in client.models.list()] == [*served.models]
+    assert client.models.retrieve("gpt").owned_by == "heedful"
+    with pytest.raises(openai.NotFoundError, match="no model 'x' here"):
+        client.models.retrieve("x")
+
+
+def test_completions_of_a_text_a_list_and_ids(served: Any, client: Any) -> None:
+    answer = client.completions.create(model="gpt", prompt="the cat", **GREEDY)
+    assert answer.choices[0].text == alone(served, "the cat", max_new_tokens=8)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    batch = client.completions.create(model="gpt", prompt=PROMPTS, **GREEDY)
+    assert [choice.text for choice in batch.choices] == [
+        alone(served, prompt, max_new_tokens=8) for prompt in PROMPTS
+    ]
+    assert [choice.index for choice in batch.choices] == [*range(len(PROMPTS))]
+    rows = [served.models["gpt"].tokenizer.encode(prompt) for prompt in ("a dog", "the")]
+    for prompt, expected in ((rows, rows), (rows[0], rows[:1])):
+        answer = client.completions.create(model="gpt", prompt=prompt, **GREEDY)
+        assert [choice.text for choice in answer.choices] == [
+            alone(served, row, max_new_tokens=8) for row in expected
+        ]
+
+
+def test_samples_have_the_numbers_of_the_seed(served: Any, client: Any) -> None:
+    options: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
+    answer = client.completions.create(
+        model="gpt", prompt=["the cat", "a"], max_tokens=7, n=3, frequency_penalty=0.5, **options
+    )
+    expected = served.models["gpt"].generate(
+        ["the cat", "a"],
+        return_details=True,
+        num_return=3,
+        max_new_tokens=7,
+        frequency_penalty=0.5,
+        **options,
+    )
+    texts = [choice.text for choice in answer.choices]
+    assert texts == [output.text for outputs in expected for output in outputs]
+    assert len({*texts}) > 3
+    again = client.completions.create(model="gpt", prompt="the", max_tokens=9, n=2)
+    assert again.choices[0].text != again.choices[1].text  # temperature 1 is the default
+
+
+def test_a_stream_joins_to_the_answer(served: Any, client: Any) -> None:
+    arguments: dict[str, Any] = {"model": "gpt", "prompt": ["the cat", "a"], "seed": 1, "n": 2}
+    whole = client.completions.create(**arguments)
+    chunks = [
+        *client.completions.create(stream=True, stream_options={"include_usage": True}, **arguments)
+    ]
+    texts, reasons = [""] * 4, [None] * 4
+    for chunk in chunks[:-1]:
+        assert chunk.usage is None
+        [choice] = chunk.choices
+        texts[choice.index] += choice.text
+        reasons[choice.index] = choice.finish_reason
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert not chunks[-1].choices
+    assert chunks[-1].usage == whole.usage
+    assert len(chunks) > 8
+
+
+def test_stop_texts_end_an_answer(served: Any, client: Any) -> None:
+    text = alone(served, "a dog", max_new_tokens=16)
+    stop = text[3:5]
+    for stream in (False, True):
+        answer = client.completions.create(
+            model="gpt", prompt="a dog", temperature=0, max_tokens=16, stop=[stop, "§"],
+            stream=stream,
+        )  # fmt: skip
+        parts = [choice for chunk in answer for choice in chunk.choices] if stream else []
+        own = "".join(part.text for part in parts) if stream else answer.choices[0].text
+        assert own == text[: text.index(stop)]
+        assert (parts[-1] if stream else answer.choices[0]).finish_reason == "stop"
+
+
+def test_log_probabilities_of_tokens(served: Any, client: Any) -> None:
+    [choice] = client.completions.create(
+        model="gpt", prompt="the cat", logprobs=3, **GREEDY
+    ).choices
+    model = served.models["gpt"]
+    [[details]] = model.generate(["the cat"], return_details=True, max_new_tokens=8)
+    assert sum(choice.logprobs.token_logprobs) == pytest.approx(details.log_prob, abs=1e-4)
+    assert choice.logprobs.tokens == [model.tokenizer.decode([token]) for token in details.ids]
+    for value, top in zip(
+        choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True
+    ):
+        assert max(top.values()) >= value - 1e-6
+    chunks = client.completions.create(
+        model="gpt", prompt="the cat", logprobs=3, stream=True, **GREEDY
+    )
+    parts = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [value for part in parts for value in part.token_logprobs] == pytest.approx(
+        choice.logprobs.token_logprobs
+    )
+    assert [token for part in parts for token in part.tokens] == choice.logprobs.tokens
+
+
+def test_chats(served: Any, client: Any) -> None:
+    model = served.models["chat"]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    expected = model.chat(messages, max_new_tokens=12)
+    answer = client.chat.completions.create(
+        model="chat", messages=messages, temperature=0, max_tokens=12
+    )
+    assert answer.choices[0].message.content == expected
+    assert answer.choices[0].message.role == "assistant"
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    chunks = [
+        *client.chat.completions.create(
+            model="chat",
+            messages=[
+                {"role": "developer", "content": "be brief"},
+                {"role": "user", "content": parts},
+            ],
+            temperature=0,
+            max_completion_tokens=12,
+            stream=True,
+            logprobs=True,
+            top_logprobs=2,
+        )
+    ]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    tokens = [token for chunk in chunks[1:] for token in chunk.choices[0].logprobs.content]
+    assert all(len(token.top_logprobs) == 2 for token in tokens)
+    assert tokens[0].logprob == pytest.approx(tokens[0].top_logprobs[0].logprob)
+    seeded: dict[str, Any] = {"temperature": 0.9, "seed": 4}
+    answer = client.chat.completions.create(model="chat", messages=messages, **seeded)
+    assert answer.choices[0].message.content == model.chat(messages, **seeded)
+
+
+def test_embeddings_as_numbers_and_base64(served: Any, client: Any) -> None:
+    for name in ("bert", "gpt"):
+        model = served.models[name]
+        expected = model.vectors(["the cat", "a dog"])
+        answer = client.embeddings.create(
+            model=name, input=["the cat", "a dog"], encoding_format="float"
+        )
+        assert [entry.embedding for entry in answer.data] == [
+            pytest.approx(vector, abs=1e-6) for vector in expected
+        ]
+        coded = client.embeddings.with_raw_response.create(
+            model=name, input="a dog", encoding_format="base64"
+        )
+        raw = coded.http_response.json()["data"][0]["embedding"]
+        vector = np.frombuffer(base64.b64decode(raw), "<f4")
+        assert vector == pytest.approx(expected[1], abs=1e-6)
+    with pytest.raises(openai.BadRequestError, match="dimensions must be 16"):
+        client.embeddings.create(model="bert", input="a", dimensions=3)
+
+
+def test_answers_equal_those_alone_under_random_arrival(served: Any, client: Any) -> None:
+    """Greedy, seeded, streamed and long ones, from 12 clients at once."""
+    rng = random.Random(5)
+    calls = []
+    for seed in range(36):
+        options = rng.choice(
+            [{"temperature": 0}, {"seed": seed, "temperature": 1.0}, {"seed": seed, "top_k": 5}]
+        )
+        prompt = " ".join(
+            rng.choices(["the", "cat", "sat", "on", "a", "dog"], k=rng.randrange(1, 7))
+        )
+        calls.append((prompt, rng.randrange(1, 20), options))
+
+    def ask(call: tuple[str, int, dict[str, Any]]) -> str:
+        prompt, count, options = call
+        extra = {name: options[name] for name in options if name == "top_k"}
+        plain = {name: options[name] for name in options if name != "top_k"}
+        answer = client.completions.create(
+            model="gpt", prompt=prompt, max_tokens=count, stream=count % 2 == 0,
+            extra_body=extra, **plain,
+        )  # fmt: skip
+        if count % 2:
+            return str(answer.choices[0].text)
+        return "".join(chunk.choices[0].text for chunk in answer)
+
+    with ThreadPoolExecutor(12) as pool:
+        texts = [*pool.map(ask, calls)]
+    for text, (prompt, count, options) in zip(texts, calls, strict=True):
+        own = {"temperature": 1.0, **options}
+        assert text == alone(served, prompt, max_new_tokens=count, **own)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"model": "bert"}, "needs a language model, but bert is a masked"),
+        ({"model": "nope"}, "no model 'nope' here"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5_000}, "the prompt has 2 tokens, and 5000 new ones"),
+        ({"prompt": "the cat " * 60}, "tokens, and 1 new ones were asked for"),
+        ({"n": 9}, "n may be at most 8"),
+        ({"stop": ["a"] * 5}, "stop may have 4 texts"),
+        ({"stop": [""]}, "stop text is empty"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"seed": 1.5}, "seed"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"logit_bias": {"5": 1}}, "'logit_bias' is unknown, or not supported"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [4_000]}, "token id 4000 is outside"),
+        ({"stream_options": {"include_usage": True}}, "needs stream"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(client: Any, arguments: Any, reason: str) -> None:
+    arguments = {"model": "gpt", "prompt": "the cat", **arguments}
+    with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as error:
+        client.completions.create(**arguments)
+    assert reason in error.value.body["message"]
+
+
+def test_chats_that_cannot_be_answered_are_refused(client: Any) -> None:
+    def ask(model: str = "chat", **arguments: Any) -> Any:
+        messages = arguments.pop("messages", [{"role": "user", "content": "a"}])
+        client.chat.completions.create(model=model, messages=messages, **arguments)
+
+    for reason, arguments in {
+        "chat template": {"model": "gpt"},
+        "'tools' is unknown": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        "top_logprobs needs": {"top_logprobs": 2},
+        "give one": {"max_tokens": 1, "max_completion_tokens": 1},
+        "'system', 'developer'": {
+            "messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]
+        },
+        "tokens, but the model's context is": {
+            "messages": [{"role": "user", "content": "abc " * 99}]
+        },
+        "it is empty": {"messages": [{"role": "user", "content": " "}]},
+    }.items():
+        with pytest.raises(openai.BadRequestError) as error:
+            ask(**arguments)
+        assert reason in error.value.body["message"]

@@ -1,0 +1,142 @@
+"""LibreTranslate's routes, by the calls of libretranslatepy and as JSON; classes and masks."""
+
+import json
+from typing import Any
+from urllib import error, parse, request
+
+import pytest
+
+
+def call(served: Any, path: str, body: Any = None, form: bool = False, method: str = "") -> Any:
+    """An answer and its status; forms as libretranslatepy sends them."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    if form:
+        data, headers = parse.urlencode(body).encode(), {}
+    sent = request.Request(served.url + path, data, headers, method=method or None)
+    try:
+        with request.urlopen(sent, timeout=20) as answer:
+            return answer.status, json.loads(answer.read())
+    except error.HTTPError as refused:
+        return refused.code, json.loads(refused.read())
+
+
+def test_the_calls_of_libretranslatepy(served: Any) -> None:
+    model = served.models["de-en"]
+    form = {"q": "the cat sat", "source": "de", "target": "en"}
+    assert call(served, "/translate", form, form=True) == (
+        200,
+        {"translatedText": model.translate("the cat sat")},
+    )
+    assert call(served, "/languages", {}, form=True, method="GET") == (
+        200,
+        [{"code": "de", "name": "German", "targets": ["en"]}],
+    )
+    status, found = call(served, "/detect", {"q": "Das ist ein langer deutscher Satz"}, form=True)
+    assert status == 200
+    assert found[0]["language"] == "de"
+    assert found[0]["confidence"] > 50
+    status, found = call(served, "/detect", {"q": "This is an English sentence"}, form=True)
+    assert found[0]["confidence"] < 50
+
+
+def test_a_list_is_one_batch(served: Any) -> None:
+    model, texts = served.models["de-en"], ["the cat", "", "a dog ran home", "the cat"]
+    engine = served.server.registry.models["de-en"].engine
+    sizes, observe = [], engine.observe
+    engine.observe = lambda rows, tokens: sizes.append(rows)
+    try:
+        body = {"q": texts, "source": "auto", "target": "en"}
+        status, answer = call(served, "/translate", body)
+    finally:
+        engine.observe = observe
+    assert (status, sizes) == (200, [4])
+    assert answer["translatedText"] == [model.translate(text) for text in texts]
+    assert [entry["language"] for entry in answer["detectedLanguage"]] == ["de"] * 4
+
+
+def test_alternatives_are_the_next_hypotheses(served: Any) -> None:
+    model = served.models["de-en"]
+    body = {"q": "a dog", "source": "de", "target": "en", "alternatives": 3}
+    _, answer = call(served, "/translate", body)
+    [outputs] = model.generate(["a dog"], return_details=True, num_return=4)
+    assert [answer["translatedText"], *answer["alternatives"]] == [o.text for o in outputs]
+    form = {name: str(value) for name, value in body.items()}
+    assert call(served, "/translate", form, form=True) == (200, answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("/translate", {"q": "a", "source": "fr", "target": "en"}, 400, "has de to en"),
+        ("/translate", {"q": "a", "source": "de", "target": "fr"}, 400, "no translator"),
+        ("/translate", {"q": [], "source": "de", "target": "en"}, 400, "q: "),
+        ("/translate", {"source": "de", "target": "en"}, 400, "q: field required"),
+        ("/translate", {"q": "a", "source": "de", "target": "en", "format": "html"}, 400, "format"),
+        ("/translate", {"q": "a", "target": "en", "alternatives": 99}, 400, "at most 7"),
+        (
+            "/translate",
+            {"q": "the cat " * 60, "source": "de", "target": "en"},
+            400,
+            "the model allows 48",
+        ),
+        ("/translate", {"q": ["a"] * 65, "source": "de", "target": "en"}, 400, "may have 64 texts"),
+        ("/translate", {"q": 5, "source": "de", "target": "en"}, 400, "q: "),
+        ("/detect", {}, 400, "q: "),
+    ],
+)
+def test_what_cannot_be_translated_is_refused(
+    served: Any, path: str, body: Any, status: int, reason: str
+) -> None:
+    answer = call(served, path, body)
+    assert answer[0] == status
+    assert reason in answer[1]["error"]
+
+
+def test_classes_and_masks(served: Any) -> None:
+    model, texts = served.models["sentiment"], ["the cat", "a dog ran home"]
+    status, answer = call(served, "/classify", {"texts": texts})
+    assert status == 200
+    for result, text in zip(answer["results"], texts, strict=True):
+        expected = model.classify(text)
+        assert result["label"] == expected.label
+        assert result["probabilities"] == pytest.approx(expected.probabilities)
+    pairs = {"texts": "the cat", "pairs": "a dog", "model": "sentiment"}
+    _, answer = call(served, "/classify", pairs)
+    expected = model.classify("the cat", pairs="a dog")
+    assert answer["results"]["probability"] == pytest.approx(expected.probability)
+    masked = ["the <mask> sat", "a [MASK] ran <mask>"]
+    _, answer = call(served, "/fill", {"texts": masked, "top_k": 2})
+    assert "results" in answer, answer
+    for masks, text in zip(answer["results"], masked, strict=True):
+        fillings = served.models["bert"].fill(text, top_k=2)
+        assert [[f["text"] for f in mask] for mask in masks] == [
+            [f.text for f in mask] for mask in fillings
+        ]
+    for path, body, reason in (
+        ("/fill", {"texts": "the cat"}, "the text has no"),
+        ("/fill", {"texts": "<mask>", "model": "gpt"}, "gpt is a language model"),
+        ("/classify", {"texts": ["a"], "pairs": "b"}, "a list for a list"),
+        ("/classify", {"texts": "the cat " * 90}, "tokens, but the model allows"),
+    ):
+        status, answer = call(served, path, body)
+        assert status in (400, 404)
+        assert reason in answer["error"]["message"]
+
+
+def test_the_routes_of_a_missing_family_say_so() -> None:
+    from running_server import model_of, running
+
+    with running({"gpt": model_of("gpt2")}) as served:
+        for path, body, reason in (
+            ("/translate", {"q": "a", "source": "de", "target": "en"}, "needs a translator"),
+            ("/classify", {"texts": "a"}, "needs a classifier; models for this route: none"),
+            ("/fill", {"texts": "a"}, "needs a masked language model"),
+            ("/detect", {"q": "a"}, "no translator"),
+        ):
+            status, answer = call(served, path, body)
+            assert status == 404
+            message = (
+                answer["error"] if isinstance(answer["error"], str) else answer["error"]["message"]
+            )
+            assert reason in message

@@ -1,0 +1,80 @@
+"""A server of tiny models in a thread of the tests, on a port of its own."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_models import model_of
+from chat_formats import chat_model
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from heedful.serve.keys import Keys
+from heedful.serve.server import Server, listen
+from heedful.serve.settings import Settings
+
+
+class RunningServer:
+    """The address of a server, its parts, and the models by name."""
+
+    def __init__(self, models: Mapping[str, Any], keys: Path | None, **settings: Any) -> None:
+        self.models = models
+        self.loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._listener = listen("127.0.0.1", 0)
+        self.host, self.port = self._listener.getsockname()
+        self.url = f"http://{self.host}:{self.port}"
+        self.server: Any = None
+        self._arguments = Settings(keys=keys, **settings), Keys(keys)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(20)
+
+    def stop(self) -> None:
+        """Drain and end."""
+        self.loop.call_soon_threadsafe(self.server.stop)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        self.server = Server({}, *self._arguments)
+        for name, model in self.models.items():
+            self.server.registry.add(name, model)
+        self._ready.set()
+        await self.server.run(self._listener)
+
+
+@contextmanager
+def running(models: Mapping[str, Any], keys: Path | None = None, **settings: Any) -> Iterator[Any]:
+    """A server that ends with the context."""
+    server = RunningServer(models, keys, **settings)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def tiny_models() -> dict[str, Any]:
+    """One of each kind, in double precision, so that rounding never decides between two tokens."""
+    models = {
+        "gpt": model_of("gpt2"),
+        "chat": chat_model(),
+        "de-en": model_of("vaswani2017"),
+        "bert": model_of("bert"),
+        "sentiment": model_of("bert", head="classify"),
+    }
+    for model in models.values():
+        model.net.double()
+    translator = models["de-en"]
+    translator.metadata = replace(translator.metadata, src_language="de", tgt_language="en")
+    return models
