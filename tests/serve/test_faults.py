@@ -346,7 +346,7 @@ def test_a_draining_server_answers_what_it_has_begun() -> None:
                 time.sleep(0.005)
             events = [line for line in lines if line]
         assert events[-1] == "data: [DONE]"
-        with pytest.raises(httpx.ConnectError):
+        with pytest.raises(httpx.TransportError):
             client.get("/health/live")
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from backend_models import model_of
+from backend_models import TEXTS, VOCAB, model_of
 from chat_formats import chat_model
+from heedful.data.tokenizer import train_tokenizer
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
@@ -73,6 +74,10 @@ def tiny_models() -> dict[str, Any]:
         "bert": model_of("bert"),
         "sentiment": model_of("bert", head="classify"),
     }
+    masked = models["bert"]
+    masked._src_tokenizer = masked._tgt_tokenizer = train_tokenizer(
+        TEXTS, vocab_size=VOCAB, template="both", extra_specials=("<mask>",)
+    )
     for model in models.values():
         model.net.double()
     translator = models["de-en"]

@@ -1,44 +1,125 @@
-"""Settings of the server."""
+"""Settings of the server, each declared once, with the help text of its command-line flag."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_ACCESS, _LIMITS, _RUN_TIME, _LOG = "Address and access", "Limits", "Run time", "Log"
+
+
+def _flag(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits and options of the server, for all its models.
+    """Limits and options of the server, for all its models."""
 
-    Attributes:
-        keys: file of API keys; None: the server needs none.
-        cors: origins whose pages may call the server from a browser; ("*",): all.
-        max_queue: texts of a model that wait or run; more are refused with 429.
-        max_body: bytes of a request's body.
-        max_new_tokens: largest `max_tokens` of a request; None: the model's positions.
-        max_outputs: largest `n`, and number of outputs of a translation (1 + `alternatives`).
-        max_stop: stop texts of a request.
-        request_timeout: seconds for a request, its wait included.
-        read_timeout: seconds for a request's headers, and again for its body.
-        drain_timeout: seconds that requests in progress have after SIGTERM.
-        batch_tokens: padded tokens of a batch; None: as measured by `heedful optimize`.
-        prefix_tokens: see `ContinuousBatch`.
-        backend, precision, threads, device: as of `heedful.load`.
-        log_texts: write the bodies of requests to the log.
-    """
-
-    keys: Path | None = None
-    cors: tuple[str, ...] = ()
-    max_queue: int = 256
-    max_body: int = 1_048_576
-    max_new_tokens: int | None = None
-    max_outputs: int = 8
-    max_stop: int = 4
-    request_timeout: float = 120.0
-    read_timeout: float = 20.0
-    drain_timeout: float = 30.0
-    batch_tokens: int | None = None
-    prefix_tokens: int = 8_192
-    backend: str = "auto"
-    precision: str = "auto"
-    threads: int | None = None
-    device: str = "auto"
-    log_texts: bool = False
+    keys: Annotated[
+        Path | None,
+        _flag(
+            _ACCESS,
+            "File of API keys, one a line; `admin KEY` may also replace models by /admin/reload. "
+            "Every route but /health needs one.",
+            metavar="FILE",
+            show_default="none needed",
+        ),
+    ] = None
+    cors: Annotated[
+        Sequence[str],
+        _flag(
+            _ACCESS,
+            "Origin whose pages may call the server from a browser, such as https://example.org; "
+            "* for all; repeatable.",
+            metavar="ORIGIN",
+            show_default="none",
+        ),
+    ] = ()
+    max_queue: Annotated[
+        int,
+        _flag(
+            _LIMITS,
+            "Texts of a model that wait or run; further requests are answered 429.",
+            min=1,
+        ),
+    ] = 256
+    max_body: Annotated[int, _flag(_LIMITS, "Bytes of a request's body.", min=1)] = 1_048_576
+    max_new_tokens: Annotated[
+        int | None,
+        _flag(
+            _LIMITS,
+            "Largest max_tokens of a request.",
+            min=1,
+            show_default="the model's context",
+        ),
+    ] = None
+    max_outputs: Annotated[
+        int, _flag(_LIMITS, "Largest n, and outputs of a translation (1 + alternatives).", min=1)
+    ] = 8
+    max_stop: Annotated[int, _flag(_LIMITS, "Most stop texts of a request.", min=0)] = 4
+    request_timeout: Annotated[
+        float,
+        _flag(
+            _LIMITS,
+            "Seconds for a request, its wait in the queue included; then 504.",
+            min=0.001,
+        ),
+    ] = 120.0
+    read_timeout: Annotated[
+        float,
+        _flag(_LIMITS, "Seconds for a request's headers, and again for its body.", min=0.001),
+    ] = 20.0
+    drain_timeout: Annotated[
+        float,
+        _flag(_LIMITS, "Seconds that requests in progress have after SIGTERM.", min=1.0),
+    ] = 30.0
+    batch_tokens: Annotated[
+        int | None,
+        _flag(
+            _RUN_TIME,
+            "Padded tokens times beams of a batch; for a language model, of all outputs in "
+            "progress.",
+            min=1,
+            show_default="as measured by heedful optimize, or 8192",
+        ),
+    ] = None
+    prefix_tokens: Annotated[
+        int,
+        _flag(
+            _RUN_TIME,
+            "Tokens of ended outputs whose keys and values a language model keeps, so that a "
+            "prompt which begins like one of them is read from there on; 0: none.",
+            min=0,
+        ),
+    ] = 8_192
+    backend: Annotated[
+        str,
+        _flag(
+            _RUN_TIME,
+            "auto: the fastest that heedful optimize found. A language model batches continuously "
+            "on eager alone.",
+            metavar="auto|eager|compiled|ctranslate2",
+        ),
+    ] = "auto"
+    precision: Annotated[
+        str,
+        _flag(_RUN_TIME, "Data type of the weights.", metavar="auto|float32|bfloat16|int8"),
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        _flag(_RUN_TIME, "Threads of each model.", min=1, show_default="as measured, or by size"),
+    ] = None
+    device: Annotated[
+        str, _flag(_RUN_TIME, "auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE")
+    ] = "auto"
+    log_texts: Annotated[
+        bool,
+        _flag(
+            _LOG,
+            "Write the bodies of requests to the log, which has no texts otherwise.",
+            "--log-texts",
+        ),
+    ] = False
