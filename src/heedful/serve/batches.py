@@ -12,16 +12,16 @@ WINDOW = 4_096  # rows among which those of similar length are looked for
 
 
 class _Row(NamedTuple):
-    """A row that waits; `order` is that of its arrival."""
+    """A row that waits, and its order of arrival; `number`: among the rows of its job."""
 
     order: int
     job: Job
-    index: int
+    number: int
 
     @property
     def size(self) -> int:
         """Its number of tokens."""
-        return self.job.sizes[self.index]
+        return self.job.sizes[self.number]
 
 
 class BatchEngine:
@@ -66,7 +66,7 @@ class BatchEngine:
         results = self._results(batch)
         deliveries: Deliveries = []
         for row, value in zip(batch, results, strict=True):
-            if row.job.add_result(row.index, value):
+            if row.job.add_result(row.number, value):
                 row.job.cancelled = isinstance(value, Exception)  # its other rows need not run
                 deliveries.append(row.job.finish)
         self.deliver(deliveries)
@@ -104,14 +104,14 @@ class BatchEngine:
         """The result of each row, or its error: a batch that fails is run again row by row."""
         run = batch[0].job.run
         try:
-            return run([row.job.rows[row.index] for row in batch])
+            return run([row.job.rows[row.number] for row in batch])
         except Exception as error:
             if len(batch) == 1:
                 return [_logged(error)]
         results: list[Any] = []
         for row in batch:
             try:
-                results += run([row.job.rows[row.index]])
+                results += run([row.job.rows[row.number]])
             except Exception as error:
                 results.append(_logged(error))
         return results

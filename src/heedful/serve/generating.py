@@ -1,7 +1,7 @@
 """The outputs of a language model for one request, by a continuous batch or by batches of rows."""
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from heedful.pipelines.inputs import LengthError
 from heedful.pipelines.text_pieces import TextPieces
 from heedful.serve.bodies import ChatBody, CompletionBody, Sampling
 from heedful.serve.errors import HttpError
-from heedful.serve.jobs import GenerationJob, Job, Piece
+from heedful.serve.jobs import GenerationJob, Job, Piece, Reason
 from heedful.serve.models import ServedModel
 
 _DEFAULT_TOKENS = 16  # new tokens of a completion, as in OpenAI's API
@@ -81,7 +81,7 @@ class Task:
             for _ in range(len(self.rows) * self.samples)
         ]
 
-    async def pieces(self, streams: bool) -> AsyncIterator[Piece]:
+    async def pieces(self, streams: bool) -> AsyncGenerator[Piece, None]:
         """New tokens of all outputs, until each has ended."""
         served, count = self.served, len(self.rows) * self.samples
         if served.is_continuous or (streams and count == 1):
@@ -100,7 +100,7 @@ class Task:
         for index, generations in enumerate(results):
             for sample in range(self.samples):
                 output = generations[min(sample, len(generations) - 1)]
-                reason = "stop" if output.finished else "length"
+                reason: Reason = "stop" if output.finished else "length"
                 ids = output.ids
                 yield Piece(index * self.samples + sample, ids, [math.nan] * len(ids), [], reason)
 
@@ -190,7 +190,7 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
     if num_top is not None and not served.is_continuous:
         raise HttpError(
             400,
-            f"{served.name} runs on the backend {model.backend.name if model.backend else ''}, "  # type: ignore[union-attr]
+            f"{served.name} runs on a converted backend, "
             "which gives no log-probabilities of tokens; serve it with --backend eager",
             parameter="logprobs",
         )

@@ -1,7 +1,7 @@
 """Models in the server: by name, each with its worker, and replaced while others are served."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +108,7 @@ class ServedModel:
         finally:
             job.cancel()
 
-    async def pieces(self, job: GenerationJob) -> AsyncIterator[Piece]:
+    async def pieces(self, job: GenerationJob) -> AsyncGenerator[Piece, None]:
         """New tokens of a job's outputs until all have ended; closing it drops the rest."""
         self.worker.submit(lambda: self.generator.add(job))
         remaining = len(job.rows) * job.samples

@@ -204,16 +204,16 @@ class _Answer:
         if is_chat:
             for index in range(len(choices)):
                 delta = {"role": "assistant", "content": ""}
-                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-                yield _event({**self._head(), "choices": [choice], **empty})
+                first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                yield _event({**self._head(), "choices": [first], **empty})
         try:
             async with aclosing(task.pieces(streams=True)) as pieces:
                 async for piece in pieces:
                     choice = choices[piece.index]
-                    first = len(choice.text.ids)
+                    start = len(choice.text.ids)
                     text = choice.add(piece)
                     if text or piece.reason or (task.num_top is not None and piece.ids):
-                        entry = part(task, piece.index, choice, text, first)
+                        entry = part(task, piece.index, choice, text, start)
                         yield _event({**self._head(), "choices": [entry], **empty})
         finally:
             usage = self._usage(task, choices)
