@@ -70,7 +70,12 @@ class Case:
             net = marian.build(config)
             ids = GenerationIds((tokenizer.bos_id,), (tokenizer.eos_id,))
         metadata = ModelMetadata(
-            self.name, "benchmark", "de", "en", generation=ids, options={"beam_size": 1}
+            "gpt2" if self.name == "gpt2" else "marian",
+            "benchmark",
+            "de",
+            "en",
+            generation=ids,
+            options={"beam_size": 1},
         )
         open_net(net, config, metadata, tokenizer).save(folder)
 
