@@ -16,6 +16,7 @@ TEXT = [
     "they're near many bushes, aren't they? \u201egut\u201c 3.50 € #1 a_b 100%",
     "今天天气很好，我们 去公园吧！",
     "a <s> b</s> ▁c ﷺ ¨ İ",
+    *["a   \n\n  b    c "] * 9,  # pieces of several spaces
 ]
 SIZES = {"bpe": 200, "unigram": 120, "wordpiece": 200, "byte_bpe": 300}
 ALPHABET = "".join(sorted({c for line in TEXT for c in line}))
@@ -54,6 +55,7 @@ def test_texts_encoded_word_by_word_equal_texts_encoded_whole(
     kind: str, normalization: Any, texts: list[str]
 ) -> None:
     tokenizer = _trained(kind, normalization)
+    texts = [*texts, *TEXT]
     assert tokenizer._words is not None
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
 

@@ -1,0 +1,130 @@
+"""Blocks of lines: equal to lines read one by one, of files plain and compressed."""
+
+import gzip
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from heedful.data import text_files
+from heedful.data.rows import read_rows
+from heedful.data.text_files import read_line_blocks, read_lines
+from heedful.errors import UserError
+
+LINE = st.text(st.sampled_from("ab \t\r\ufeffé今\u2028\x85"), max_size=8)
+
+
+def by_hand(data: bytes) -> list[str]:
+    """The lines of a file by the standard library."""
+    lines = [line.decode() for line in io.BytesIO(data)]
+    lines[:1] = [line.removeprefix("\ufeff") for line in lines[:1]]
+    return [line.removesuffix("\n").removesuffix("\r") for line in lines]
+
+
+@given(
+    lines=st.lists(st.tuples(LINE, LINE), max_size=30),
+    ends=st.tuples(st.sampled_from(["\n", "\r\n"]), st.booleans()),
+    limits=st.tuples(st.integers(1, 9), st.integers(1, 60), st.integers(1, 40)),
+)
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_blocks_have_the_lines_of_parallel_files(
+    lines: list[tuple[str, str]],
+    ends: tuple[str, bool],
+    limits: tuple[int, int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, limit in zip(("BLOCK_LINES", "BLOCK_BYTES", "_READ_BYTES"), limits, strict=True):
+        monkeypatch.setattr(text_files, name, limit)
+    end, is_ended = ends
+    sides = [end.join(side) + end * is_ended for side in zip(*lines, strict=True)] or ["", ""]
+    sides = [side if side or not lines else end for side in sides]  # one line, not an empty file
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, side in zip(paths, sides, strict=True):
+        path.write_bytes(side.encode())
+    expected = [by_hand(path.read_bytes()) for path in paths]
+    if len(expected[0]) != len(expected[1]):  # the last line of one is empty
+        with pytest.raises(UserError, match=f"a has {len(expected[0])} lines but .*b has"):
+            list(read_line_blocks(paths))
+        return
+    blocks = list(read_line_blocks(paths))
+    actual = [[t for block in blocks for t in block.texts(side, "x")] for side in (0, 1)]
+    assert actual == expected
+    assert [list(read_lines(path)) for path in paths] == expected
+    kept = ["".join(read_lines(path, keep_ends=True)) for path in paths]
+    assert kept == [
+        "\n".join(side) + "\n" * path.read_bytes().endswith(b"\n")
+        for side, path in zip(expected, paths, strict=True)
+    ]
+    first = 1
+    for block in blocks:
+        assert block.first == first
+        assert block.num_rows == len(block.texts(0, "x")) <= limits[0]
+        sizes = [sum(map(len, pair)) for pair in zip(*map(io.BytesIO, block.sides), strict=True)]
+        assert sum(sizes[:-1]) < limits[1]  # a line less is below the limit
+        assert block is blocks[-1] or sum(sizes) >= limits[1] or len(sizes) == limits[0]
+        half = block.num_rows // 2
+        parts = [block.part(0, half), block.part(half, block.num_rows)] if half else [block]
+        assert [part.first for part in parts] == [first, first + half][: len(parts)]
+        assert tuple(map(b"".join, zip(*(p.sides for p in parts), strict=True))) == block.sides
+        first += block.num_rows
+    assert sum(block.num_bytes for block in blocks) == sum(len(p.read_bytes()) for p in paths)
+
+
+def test_a_wrong_byte_and_a_long_line_are_named_in_any_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "BLOCK_LINES", 4)
+    monkeypatch.setattr(text_files, "_READ_BYTES", 10)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"abc\n" * 10 + b"ab\xff\n" + b"abc\n" * 3)
+    for read in (lambda: [*read_lines(path)], lambda: read_rows([path])):
+        with pytest.raises(UserError, match=r"a\.txt, line 11: not UTF-8 at byte 3 of the line"):
+            read()
+    monkeypatch.setattr(text_files, "LONGEST_LINE", 20)
+    for number, end in ((6, "\nabc\n"), (9, "\n"), (3, "")):
+        path.write_text("abc\n" * (number - 1) + "y" * 21 + end)
+        with pytest.raises(UserError, match=rf"a\.txt, line {number}: longer than"):
+            list(read_lines(path))
+    path.write_text("abc\n" + "y" * 19 + "\nabc\n")
+    assert len(list(read_lines(path))) == 3
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_compressed_files_have_the_rows_of_plain_ones(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "_READ_BYTES", 100)
+    data = "".join(f"{i}\ttext {i}\n" for i in range(500)).encode()
+    plain, packed = tmp_path / "a.tsv", tmp_path / f"a.tsv{ending}"
+    plain.write_bytes(data)
+
+    def compress(data: bytes) -> bytes:
+        if ending == ".gz":
+            return gzip.compress(data)
+        with pa.BufferOutputStream() as sink, pa.CompressedOutputStream(sink, "zstd") as stream:
+            stream.write(data)
+            stream.flush()
+            stream.close()
+            return bytes(sink.getvalue())
+
+    packed.write_bytes(compress(data[:900]) + compress(data[900:]))  # as after `cat`
+    fields = {"src": 1, "tgt": 2}
+    rows, expected = read_rows([packed], fields), read_rows([plain], fields)
+    assert rows.columns == expected.columns
+    assert len(rows) == 500
+    assert rows.report == expected.report
+    renamed = tmp_path / "a.tsv"  # the format is found by the content, too
+    renamed.write_bytes(packed.read_bytes())
+    assert read_rows([renamed], fields).columns == expected.columns
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(UserError, match="is damaged"):
+        read_rows([packed], fields)
+    packed.write_bytes(data)
+    with pytest.raises(UserError, match=f"is named {ending} but is not"):
+        read_rows([packed], fields)
