@@ -245,6 +245,8 @@ def read_setting(setting: str, example: str) -> tuple[str, Any]:
         raise UserError(f"--set {setting}: write key=value, for example {example}")
     if any("\ud800" <= character <= "\udfff" for character in setting):
         raise UserError(f"--set {setting}: not UTF-8; convert it")
+    if text == "-":  # standard input; in YAML a list with an empty item
+        return key, text
     try:
         return key, parse_yaml(text, "--set") if text else None
     except UserError:
