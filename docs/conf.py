@@ -59,7 +59,8 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 nitpick_ignore_regex = [
     ("py:exc", "UserError|ValueError|TypeError|RuntimeError"),
-    ("py:class", r"(torch|nn|jaxtyping|collections|pathlib|heedful)\..*|'.*'|.*\bTensor\b.*"),
+    ("py:class", r"(torch|nn|numpy|matplotlib|jaxtyping|collections|pathlib|heedful)\..*"),
+    ("py:class", r"'.*'|.*\bTensor\b.*"),
 ]
 suppress_warnings = ["mystnb.unknown_mime_type", "myst-nb.lexer", "toc.not_included"]
 
