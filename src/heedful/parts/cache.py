@@ -98,6 +98,8 @@ class LayerGroup:
         if self.beams > 1:
             beam_slots = slots.view(texts, beams, length).expand(-1, self.beams, -1)
             self.seen.scatter_(2, beam_slots, True)
+            if new.real is not None:
+                self.seen[:, :, -1] = False  # padding
             if beams > 1:
                 allowed = self.seen[:, :, : self.limit]
                 allowed = allowed if length == 1 else allowed.repeat_interleave(length, 1)
@@ -106,7 +108,9 @@ class LayerGroup:
             keys = new  # the first tokens, in order: the causal mask of a kernel is enough
         first = torch.arange(texts, device=slots.device) * (self.capacity + 1)
         flat = (first[:, None] + slots).flatten()
-        return flat, MaskSpec(new, keys, causal=True, allowed=allowed)
+        # The slots that a beam has seen hold its new token and those before: none is hidden.
+        causal = allowed is None or length > 1
+        return flat, MaskSpec(new, keys, causal=causal, allowed=allowed)
 
     def _take_slots(self, new: Span) -> Int[Tensor, "B n"]:
         """The slot of each new token; the last slot for padding."""

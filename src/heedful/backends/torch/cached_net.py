@@ -133,10 +133,13 @@ class CachedNet:
 
 def right_padded(
     rows: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
-    """Rows padded on the right with id 0, and their lengths."""
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"] | None]:
+    """Rows padded on the right with id 0, and their lengths; None: no row has padding."""
     ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True)
-    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
+    lengths = [len(row) for row in rows]
+    if min(lengths) == max(lengths):
+        return ids.to(device), None
+    return ids.to(device), torch.tensor(lengths, device=device)
 
 
 def checked_start_ids(ids: Sequence[int]) -> Sequence[int]:

@@ -100,7 +100,7 @@ class Eager(TorchGenerator):
         """See `EncoderBackend.logits`."""
         return self._read(rows, types, self._logits)
 
-    def _states(self, ids: Tensor, lengths: Tensor, types: Tensor | None) -> Tensor:
+    def _states(self, ids: Tensor, lengths: Tensor | None, types: Tensor | None) -> Tensor:
         tokens = Tokens.from_ids(ids, lengths)
         states: Tensor
         if isinstance(self.net, EncoderDecoder):
@@ -111,7 +111,7 @@ class Eager(TorchGenerator):
             states = self.net.decode(tokens)
         return states
 
-    def _logits(self, ids: Tensor, lengths: Tensor, types: Tensor | None) -> Tensor:
+    def _logits(self, ids: Tensor, lengths: Tensor | None, types: Tensor | None) -> Tensor:
         logits: Tensor = self.net(ids, lengths, types=types)
         return logits
 
@@ -119,7 +119,7 @@ class Eager(TorchGenerator):
         self,
         rows: list[list[int]],
         types: list[list[int]] | None,
-        run: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        run: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
     ) -> list[np.ndarray]:
         """The result of a pass over whole rows; without padding where it has an entry a token."""
         self.prepare()
