@@ -2,8 +2,9 @@
 
 Each of `B` sentences has one beam of `w` hypotheses (in `heedful.generation.diverse` one for each
 group): `R` beams in all, whose `w` rows are adjacent. A hypothesis is open until it ends, and a
-beam is open until its stop rule holds. The host reads from the device once a step. Sentences
-without an open beam leave the batch some at a time.
+beam is open until its stop rule holds. The host reads from the device once a step, or twice in a
+search for phrases (`heedful.generation.constrained`). Sentences without an open beam leave the
+batch some at a time.
 """
 
 from collections.abc import Callable
@@ -69,15 +70,14 @@ class Choice(NamedTuple):
         open: the hypotheses that stay open, with `Beams.extra` of each.
         endings: hypotheses that end with the token; -inf is no ending.
         largest: the largest log-probability of a token.
-        flags: True first if a row has a tie that only an exact choice resolves; then what the kind
-            of search reads before the next step (`BeamSearch.choice_flags`).
+        tied: True if a row has a tie that only an exact choice resolves.
     """
 
     open: Extensions
     extra: Shaped[Tensor, "R w ..."]
     endings: Extensions
     largest: Float[Tensor, ""]
-    flags: Bool[Tensor, "n"]
+    tied: Bool[Tensor, ""]
 
 
 @dataclass
@@ -101,7 +101,6 @@ class BeamSearch(Search):
         self._parents: dict[int, Tensor] = {}  # by the number of candidates of each row
         self._eos_candidates: tuple[Tensor, Tensor] | None = None  # parents and tokens (R, w * EOS)
         self._all_open = True  # before the present step
-        self.choice_flags: list[bool] = []  # of the last step, without that of ties
         self._first_rows = torch.zeros(0, 1, dtype=torch.long, device=device)  # of each beam
         self._num_best = self.width + len(self._eos)  # of each row, so that `width` do not end
         num_endings = self.width * (len(self._eos) if self.stop == "optimal" else 1)
@@ -168,14 +167,12 @@ class BeamSearch(Search):
             after = self.advance(beams, choice)
             largest = choice.largest
             of_model = model_log_probs.amax() if self.step.checks_model else largest
-            numbers = torch.stack([of_model, largest]), choice.flags, after.is_open
-            first, second, *flags = torch.cat(numbers).tolist()
+            numbers = torch.stack([of_model, largest]), choice.tied[None], after.is_open
+            first, second, tied, *flags = torch.cat(numbers).tolist()
             self.step.check_rankable(first, second, after.length)
-            tied, *others = (flag > 0 for flag in flags)
             if not tied:
                 break
-        self.choice_flags = others[: -len(is_open)]
-        return after, choice, others[-len(is_open) :]
+        return after, choice, [flag > 0 for flag in flags]
 
     def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
         """The best extensions of each beam, given the log-probabilities of all next tokens.
@@ -193,7 +190,7 @@ class BeamSearch(Search):
         candidates = self._candidates(log_prob, tokens, values)
         best, key = self._best_open(candidates, candidates.log_prob)
         endings = self._endings(candidates, candidates.log_prob, rows, log_prob)
-        return Choice(best, key, endings, values.amax(), tied[None])
+        return Choice(best, key, endings, values.amax(), tied)
 
     def advance(self, beams: Beams, choice: Choice) -> Beams:
         """The beams with the chosen tokens; endings are kept, and beams that are done close."""
@@ -283,16 +280,22 @@ class BeamSearch(Search):
         the `width` candidates of the highest keys end whose token is an EOS.
         """
         if self.stop == "optimal":
-            if self._eos_candidates is None or len(self._eos_candidates[0]) != len(rows):
-                parent, token = self._parents_of(len(self._eos)), self._eos.repeat(self.width)
-                self._eos_candidates = parent.expand(len(rows), -1), token.expand(len(rows), -1)
-            values = rows.index_select(2, self._eos).to(log_prob.dtype)
-            total = (values + log_prob[..., None]).flatten(1)
-            return Extensions(*self._eos_candidates, values.flatten(1), total)
+            return self._all_endings(rows, log_prob)
         best = keys.sort(dim=1, descending=True, stable=True).indices[:, : self.width]
         endings = candidates.take(best)
         is_eos = self._is_eos(endings.token)
         return endings._replace(log_prob=endings.log_prob.masked_fill(~is_eos, -torch.inf))
+
+    def _all_endings(
+        self, rows: Float[Tensor, "R w V"], log_prob: Float[Tensor, "R w"]
+    ) -> Extensions:
+        """Each hypothesis extended by each EOS."""
+        if self._eos_candidates is None or len(self._eos_candidates[0]) != len(rows):
+            parent, token = self._parents_of(len(self._eos)), self._eos.repeat(self.width)
+            self._eos_candidates = parent.expand(len(rows), -1), token.expand(len(rows), -1)
+        values = rows.index_select(2, self._eos).to(log_prob.dtype)
+        total = (values + log_prob[..., None]).flatten(1)
+        return Extensions(*self._eos_candidates, values.flatten(1), total)
 
     def _is_eos(self, tokens: Int[Tensor, "R X"]) -> Bool[Tensor, "R X"]:
         return tokens == self._eos if len(self._eos) == 1 else torch.isin(tokens, self._eos)

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
@@ -75,168 +76,228 @@ def constrained_beam_search(
         return search.run()
 
 
+class _Candidate(NamedTuple):
+    """A hypothesis extended by one token; in order of their fields the best ones are first.
+
+    Attributes:
+        negative_met: minus the tokens of phrases in it, see `PhraseProgress.moves`.
+        negative_log_prob: minus the log-probability of all its tokens.
+        order: of the hypotheses; it decides between equal ones.
+        parent, token, token_log_prob: as of `Extensions`.
+        progress: in each phrase.
+    """
+
+    negative_met: int
+    negative_log_prob: float
+    order: int
+    parent: int
+    token: float
+    token_log_prob: float
+    progress: tuple[int, ...]
+
+
 @dataclass
 class ConstrainedBeamSearch(BeamSearch):
     """A beam search with the stop rule `optimal`, in which only hypotheses with all phrases end.
 
-    `Beams.extra` is a state for each of `F` phrases, see `PhraseStates`.
+    `Beams.extra` is the progress of each hypothesis in each of `F` phrases, see `PhraseProgress`.
+    A step has few candidates, which the host reads and divides: as tensors this would take about 60
+    operations on a few numbers each.
     """
 
     phrases: list[tuple[int, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._progress = PhraseProgress(self.phrases, self.request.eos_ids)
         device = self.request.start.device
-        self._states = PhraseStates(self.phrases, self.request.eos_ids, device)
+        self._alphabet = torch.tensor(self._progress.alphabet, device=device)
+        self._lengths = torch.tensor([*map(len, self.phrases)], device=device)
         self._quota = self.width // (sum(map(len, self.phrases)) + 1)  # of each bank
         # Of each beam, so that at least `width` do not end; one row may have all of them.
         self._num_likely = self.width * (1 + len(self._eos))
+        self._complete_from = math.inf  # new tokens from which on all hypotheses have all phrases
 
     def init(self) -> Beams:
         """The beams of `BeamSearch.init`, without any token of a phrase."""
         beams = super().init()
-        return replace(beams, extra=self._states.start.expand(*beams.parent.shape, -1))
+        return replace(beams, extra=beams.parent.new_zeros(*beams.parent.shape, len(self.phrases)))
 
     def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
         """Divide the beam among the candidates by the number of tokens of phrases that they have.
 
-        The candidates of each row are its most probable tokens, then all tokens of the phrases;
-        those that do not count have a key of -inf. If all hypotheses contain all phrases, as those
-        that extend them will, the choice is that of `BeamSearch`.
+        The candidates of each row are its most probable tokens, and the tokens that begin or extend
+        a phrase. If all hypotheses contain all phrases, as those that extend them will, the choice
+        is that of `BeamSearch`.
         """
-        if self.choice_flags == [False]:
-            choice = super().choose(beams, rows, exact)
-            return choice._replace(
-                extra=beams.extra, flags=torch.cat([choice.flags, torch.zeros_like(choice.flags)])
-            )
-        phrases, states = self._states, beams.extra
+        if beams.length >= self._complete_from:
+            return super().choose(beams, rows, exact)._replace(extra=beams.extra)
         values, tokens, tied = top_k(rows.flatten(0, 1), self._num_likely, exact=exact)
-        num_best = tokens.shape[1]
-        tokens = torch.cat([tokens, phrases.alphabet.expand(len(tokens), -1)], dim=1)
-        of_phrases = rows.index_select(2, phrases.alphabet).flatten(0, 1)
-        candidates = self._candidates(
-            beams.log_prob, tokens, torch.cat([values, of_phrases], dim=1)
+        of_phrases = rows.index_select(2, self._alphabet).flatten(0, 1)
+        columns = values, tokens, of_phrases, beams.log_prob.view(-1, 1), beams.extra.flatten(0, 1)
+        table = torch.cat(columns, dim=1).tolist()
+        by_beam = [table[first : first + self.width] for first in range(0, len(table), self.width)]
+        chosen = [self._divide(hypotheses, tokens.shape[1]) for hypotheses in by_beam]
+        if all(self._progress.is_complete(c.progress) for beam in chosen for c in beam):
+            self._complete_from = beams.length + 1
+
+        def tensor(name: str, like: Tensor) -> Tensor:
+            values = [[getattr(candidate, name) for candidate in beam] for beam in chosen]
+            return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+        best = Extensions(
+            tensor("parent", beams.parent),
+            tensor("token", tokens),
+            tensor("token_log_prob", beams.log_prob),
+            tensor("negative_log_prob", beams.log_prob).neg_(),
         )
-        letter = phrases.letters(candidates.token, rows.shape[2])
-        by_row = letter.view(*beams.log_prob.shape, -1)
-        is_next, num_met = phrases.extensions(states)
-        is_excluded = self._is_improbable(candidates.log_prob, num_best)
-        is_excluded |= is_next.gather(2, by_row[..., :num_best])  # EOS, or a duplicate
-        is_excluded = torch.cat([is_excluded, ~is_next[..., : len(phrases.alphabet)]], dim=2)
-        key = candidates.log_prob.masked_fill(is_excluded.flatten(1), -torch.inf)
-        indices = self._allocate(key, num_met.gather(2, by_row).flatten(1))
-        best = self._take_open(candidates, key.gather(1, indices), indices)
-        parent = best.parent[..., None].expand(-1, -1, states.shape[2])
-        letter = phrases.letters(best.token, rows.shape[2])
-        after = phrases.after[states.gather(1, parent), letter[..., None]]
-        log_prob = beams.log_prob.masked_fill(phrases.are_incomplete(states), -torch.inf)
-        endings = self._endings(candidates, candidates.log_prob, rows, log_prob)
-        flags = torch.stack([tied, phrases.are_incomplete(after).any()])
-        return Choice(best, after, endings, values.amax(), flags)
+        endings = self._all_endings(rows, self._with_all_phrases(beams.log_prob, beams.extra))
+        return Choice(best, tensor("progress", beams.extra), endings, values.amax(), tied)
 
     def at_limit(self, choice: Choice) -> Extensions:
         """The open hypotheses with all phrases."""
-        is_incomplete = self._states.are_incomplete(choice.extra)
-        log_prob = choice.open.log_prob.masked_fill(is_incomplete, -torch.inf)
+        log_prob = self._with_all_phrases(choice.open.log_prob, choice.extra)
         return choice.open._replace(log_prob=log_prob)
 
-    def _is_improbable(
-        self, log_prob: Float[Tensor, "R X"], num_best: int
-    ) -> Bool[Tensor, "R w best"]:
-        """True for those of the first `num_best` candidates of each row that are neither the most
-        probable of the row nor among the `_num_likely` most probable of the beam."""
-        by_row = log_prob.view(len(log_prob), self.width, -1)[..., :num_best]
-        count = min(self._num_likely, self.width * num_best)
-        least = by_row.flatten(1).topk(count, dim=1).values[:, -1:, None]
-        return by_row < torch.minimum(by_row.amax(dim=2, keepdim=True), least)
+    def _with_all_phrases(
+        self, log_prob: Float[Tensor, "R w"], progress: Int[Tensor, "R w F"]
+    ) -> Float[Tensor, "R w"]:
+        """The log-probabilities, with -inf for hypotheses that lack a phrase."""
+        is_incomplete = (progress != self._lengths).any(dim=2)
+        return log_prob.masked_fill(is_incomplete, -torch.inf)
 
-    def _allocate(
-        self, key: Float[Tensor, "R X"], num_met: Int[Tensor, "R X"]
-    ) -> Int[Tensor, "R w"]:
-        """Indices of the candidates that stay open: the best of each bank, an equal number of
-        each, then the best of the others; those with the most tokens of phrases first."""
-        key, order = key.sort(dim=1, descending=True, stable=True)
-        bank = num_met.gather(1, order).masked_fill_(key == -torch.inf, -1)
-        bank, by_bank = bank.sort(dim=1, descending=True, stable=True)
-        order = order.gather(1, by_bank)
-        if self._quota:
-            # A candidate exceeds the quota if the one `quota` before it is of the same bank.
-            is_within = torch.ones_like(bank, dtype=torch.bool)
-            is_within[:, self._quota :] = bank[:, self._quota :] != bank[:, : -self._quota]
-            is_within &= bank >= 0
-            order = order.gather(
-                1, is_within.byte().sort(dim=1, descending=True, stable=True).indices
-            )
-        return order[:, : self.width]
+    def _divide(self, hypotheses: list[list[float]], num_best: int) -> list[_Candidate]:
+        """The `width` candidates of a beam that stay open: the best of each bank, an equal number
+        of each, then the best of the others; those with the most tokens of phrases first.
+
+        If there are fewer, the first one is repeated with a log-probability of -inf.
+
+        Args:
+            hypotheses: of each the log-probabilities of its `num_best` most probable tokens, these
+                tokens, the log-probabilities of the tokens of `alphabet`, its own, and its
+                progress.
+        """
+        candidates = sorted(self._candidates_of(hypotheses, num_best))
+        chosen: list[_Candidate] = []
+        others: list[_Candidate] = []
+        for index, candidate in enumerate(candidates):
+            # It exceeds the quota if the one `quota` before it is of the same bank.
+            earlier = index - self._quota
+            exceeds = earlier >= 0 and candidates[earlier].negative_met == candidate.negative_met
+            (others if exceeds else chosen).append(candidate)
+        chosen = (chosen + others)[: self.width]
+        if len(chosen) == self.width:
+            return chosen
+        if not chosen:
+            progress, token = self._progress_of(hypotheses[0]), hypotheses[0][num_best]
+            chosen = [_Candidate(0, math.inf, 0, 0, token, -math.inf, progress)]
+        missing = chosen[0]._replace(negative_log_prob=math.inf)
+        return chosen + [missing] * (self.width - len(chosen))
+
+    def _candidates_of(self, hypotheses: list[list[float]], num_best: int) -> list[_Candidate]:
+        """The candidates of a beam, see `_divide`.
+
+        They are tokens that begin or extend a phrase, and of the others, EOS left out, the most
+        probable one of each hypothesis and those among the `_num_likely` most probable of the beam.
+        """
+        log_probs = [row[-len(self.phrases) - 1] for row in hypotheses]
+        totals = [
+            [log_prob + value for value in row[:num_best]]
+            for row, log_prob in zip(hypotheses, log_probs, strict=True)
+        ]
+        likely = sorted(chain.from_iterable(totals))
+        least = likely[-min(self._num_likely, len(likely))]
+        candidates: list[_Candidate] = []
+        for parent, (row, log_prob) in enumerate(zip(hypotheses, log_probs, strict=True)):
+            if log_prob == -math.inf:
+                continue
+            moves = self._progress.moves(self._progress_of(row))
+            limit = min(least, max(totals[parent]))
+            pairs = [
+                (row[num_best + n], row[n])
+                for n, total in enumerate(totals[parent])
+                if total >= limit
+            ]
+            extensions = [pair for pair in pairs if pair[0] not in moves.excluded]
+            first = 2 * num_best
+            extensions += [(token, row[first + column]) for token, column in moves.next_tokens]
+            for token, value in extensions:
+                if value > -math.inf:
+                    num_met, progress = moves.after.get(token, moves.after_other)
+                    total = -(log_prob + value)
+                    candidates.append(
+                        _Candidate(-num_met, total, len(candidates), parent, token, value, progress)
+                    )
+        return candidates
+
+    def _progress_of(self, hypothesis: list[float]) -> tuple[int, ...]:
+        return tuple(map(int, hypothesis[-len(self.phrases) :]))
 
 
-class PhraseStates:
-    """The progress of outputs in `F` phrases: one automaton for each phrase, as tensors.
+class Moves(NamedTuple):
+    """The extensions of outputs with a certain progress by one token.
 
-    Phrase `f` has the states from `start[f]` to `end[f]`, `S` in all phrases. An output is in state
-    `start[f] + n` if it ends in the first `n` tokens of the phrase and no more, and in `end[f]` if
-    it contains the phrase (Knuth, Morris and Pratt 1977). Letters are the indices of tokens in
-    `alphabet`, the `A` different tokens of the phrases; letter `A` is any EOS, letter `A + 1` any
-    other token.
+    Attributes:
+        next_tokens: tokens that begin or extend an incomplete phrase, with their index in the
+            alphabet.
+        excluded: these and all EOS.
+        after: for each token of the alphabet, the number of tokens of phrases in the output after
+            it (those of complete phrases, and of the incomplete phrase with the most), and the
+            progress after it.
+        after_other: the same for any other token.
     """
 
-    start: Int[Tensor, "F"]
-    end: Int[Tensor, "F"]
-    alphabet: Int[Tensor, "A"]
-    after: Int[Tensor, "S letters"]  # the state after one more token
-
-    def __init__(
-        self, phrases: Sequence[tuple[int, ...]], eos_ids: Sequence[int], device: torch.device
-    ) -> None:
-        alphabet = sorted({token for phrase in phrases for token in phrase})
-        start: list[int] = []
-        after: list[list[int]] = []
-        numbers: list[list[list[int]]] = []
-        for phrase in phrases:
-            start.append(len(after))
-            for progress in range(len(phrase) + 1):
-                next_tokens = () if progress == len(phrase) else (phrase[0], phrase[progress])
-                moves = [_progress(phrase, progress, token) for token in [*alphabet, -1, -1]]
-                after.append([start[-1] + number for number in moves])
-                is_next = [token in next_tokens for token in alphabet]
-                partial = [number * (number < len(phrase)) for number in moves]
-                complete = [number * (number == len(phrase)) for number in moves]
-                numbers.append([[*is_next, True, False], partial, complete])
-        self.start = torch.tensor(start, device=device)
-        self.end = torch.tensor([*start[1:], len(after)], device=device) - 1
-        self.alphabet = torch.tensor(alphabet, device=device)
-        self.after = torch.tensor(after, device=device)
-        # For each state and letter: it is a next token or an EOS; the tokens of the phrase in the
-        # output after it, if the phrase is incomplete then; the same if it is complete.
-        self._numbers = torch.tensor(numbers, device=device)
-        self._eos_ids = torch.tensor(eos_ids, device=device)
-        self._letters: Tensor | None = None
-
-    def letters(self, tokens: Int[Tensor, "*n"], vocab_size: int) -> Int[Tensor, "*n"]:
-        """The letter of each token."""
-        if self._letters is None:
-            size = len(self.alphabet)
-            self._letters = torch.full((vocab_size,), size + 1, device=tokens.device)
-            self._letters[self.alphabet] = torch.arange(size, device=tokens.device)
-            self._letters[self._eos_ids] = size
-        return self._letters[tokens]
-
-    def extensions(
-        self, states: Int[Tensor, "R w F"]
-    ) -> tuple[Bool[Tensor, "R w letters"], Int[Tensor, "R w letters"]]:
-        """For each output and next letter: the letter is an EOS, or begins or extends an incomplete
-        phrase; and the number of tokens of phrases after it: those of complete phrases, and of the
-        incomplete phrase with the most."""
-        numbers = self._numbers[states]
-        is_next, most = numbers[..., :2, :].amax(dim=2).unbind(dim=2)
-        return is_next > 0, numbers[..., 2, :].sum(dim=2) + most
-
-    def are_incomplete(self, states: Int[Tensor, "R w F"]) -> Bool[Tensor, "R w"]:
-        """True for outputs that lack a phrase."""
-        return (states != self.end).any(dim=2)
+    next_tokens: list[tuple[int, int]]
+    excluded: frozenset[int]
+    after: dict[float, tuple[int, tuple[int, ...]]]
+    after_other: tuple[int, tuple[int, ...]]
 
 
-def _progress(phrase: tuple[int, ...], progress: int, token: int) -> int:
+class PhraseProgress:
+    """The progress of outputs in `F` phrases, a number for each phrase.
+
+    It is `n` if the output ends in the first `n` tokens of the phrase and no more, and the length
+    of the phrase if the output contains it (Knuth, Morris and Pratt 1977).
+
+    Attributes:
+        alphabet: the different tokens of the phrases.
+    """
+
+    def __init__(self, phrases: Sequence[tuple[int, ...]], eos_ids: Sequence[int]) -> None:
+        self.alphabet = sorted({token for phrase in phrases for token in phrase})
+        self._phrases = phrases
+        self._eos_ids = eos_ids
+        self._moves: dict[tuple[int, ...], Moves] = {}
+
+    def moves(self, progress: tuple[int, ...]) -> Moves:
+        """The extensions of outputs with this progress."""
+        if progress not in self._moves:
+            pairs = [*zip(self._phrases, progress, strict=True)]
+            incomplete = [(phrase, n) for phrase, n in pairs if n < len(phrase)]
+            tokens = {token for phrase, n in incomplete for token in (phrase[0], phrase[n])}
+            self._moves[progress] = Moves(
+                [(token, column) for column, token in enumerate(self.alphabet) if token in tokens],
+                frozenset(tokens) | frozenset(self._eos_ids),
+                {token: self._after(progress, token) for token in self.alphabet},
+                self._after(progress, -1),
+            )
+        return self._moves[progress]
+
+    def _after(self, progress: tuple[int, ...], token: int) -> tuple[int, tuple[int, ...]]:
+        """An entry of `Moves.after`."""
+        pairs = [*zip(self._phrases, progress, strict=True)]
+        after = tuple(_next_progress(phrase, number, token) for phrase, number in pairs)
+        pairs = [*zip(self._phrases, after, strict=True)]
+        complete = sum(number for phrase, number in pairs if number == len(phrase))
+        partial = max((number for phrase, number in pairs if number < len(phrase)), default=0)
+        return complete + partial, after
+
+    def is_complete(self, progress: tuple[int, ...]) -> bool:
+        """True if the output contains all phrases."""
+        return all(number == len(p) for p, number in zip(self._phrases, progress, strict=True))
+
+
+def _next_progress(phrase: tuple[int, ...], progress: int, token: int) -> int:
     """The progress in a phrase after one more token (Knuth, Morris and Pratt 1977)."""
     if progress >= len(phrase):
         return len(phrase)

@@ -51,7 +51,7 @@ class DiverseBeamSearch(BeamSearch):
             torch.stack([choice.extra for choice in groups], dim=1).flatten(0, 1),
             _interleave([choice.endings for choice in groups]),
             torch.stack([choice.largest for choice in groups]).amax(),
-            torch.stack([choice.flags for choice in groups]).any(dim=0),
+            torch.stack([choice.tied for choice in groups]).any(),
         )
 
     def _choose_penalized(
@@ -70,7 +70,7 @@ class DiverseBeamSearch(BeamSearch):
         keys = (by_row + key[..., None]).flatten(1)
         best, key = self._best_open(candidates, keys)
         endings = self._endings(candidates, keys, rows, log_prob)
-        return Choice(best, key, endings, values.amax(), tied[None])
+        return Choice(best, key, endings, values.amax(), tied)
 
     def merge(self, groups: list[list[Hypothesis]]) -> list[Hypothesis]:
         """The hypotheses of all groups, best first, without duplicates."""
