@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heedful
-from commands import assert_refused
+from commands import assert_refused, set_variable
 from heedful import plugins
 from heedful.config import parse_recipe
 from heedful.errors import UserError
@@ -59,7 +60,11 @@ def registered_here():
 
 @pytest.fixture(scope="module", autouse=True)
 def _unregister_after_each_test():
-    """Entries of these tests do not reach the tests of other files in this process."""
+    """Entries of these tests do not reach the tests of other files in this process.
+
+    The shipped plugin is loaded before: its module is imported, and so registers, only once.
+    """
+    heedful.load_recipe("dates")
     with registered_here():
         yield
 
@@ -98,18 +103,16 @@ def test_a_plugin_metric_declares_its_direction(plugin):
     assert few > many
 
 
-def test_by_command_and_a_model_in_another_process(commands, plugin, tmp_path, monkeypatch):
+def test_by_command_and_a_model_in_another_process(commands, plugin, tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"plugins": [str(plugin)]}))
     ended = commands.run("train", tmp_path / "r.json", "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
     refused = commands.run("translate", tmp_path / "run", stdin=b"1 2\n")
     assert_refused(refused, "needs the plugin doubling.py", "HEEDFUL_PLUGINS")
-    code = "from heedful.cli import main; main()"
-    words = [sys.executable, "-c", code, "translate", str(tmp_path / "run")]
-    monkeypatch.setenv("HEEDFUL_PLUGINS", str(plugin))
-    actual = subprocess.run(words, input=b"1 2\n", capture_output=True, check=False)
-    assert actual.returncode == 0, actual.stderr
-    assert len(actual.stdout.splitlines()) == 1
+    known = partial(set_variable, "HEEDFUL_PLUGINS", str(plugin))
+    ended = commands.run("translate", tmp_path / "run", stdin=b"1 2\n", first=known)
+    assert ended.code == 0, ended.err
+    assert len(ended.out.splitlines()) == 1
 
 
 WRONG = {

@@ -5,8 +5,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and mo
 STACK = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "max_length": 24}
 TWO = {"d_model": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 32}
 PROMPTS = ["the cat", "hello", "a dog runs in"]
-HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
 
 
 def make(directory: Path, name: str, keys: dict[str, Any], task: str, seed: int = 0) -> None:
@@ -264,24 +261,16 @@ def test_translate_and_generate_have_equal_outputs(commands, models, opened, opt
         ("own", ("translate",), ["the cat", "", "hello"]),
     ],
 )
-def test_a_typed_line_is_answered_before_the_next(models, opened, name, command, prompts):
-    process = subprocess.Popen(
-        [*HEEDFUL, *command, str(models[name]), "--device", "cpu"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+def test_a_typed_line_is_answered_before_the_next(commands, models, opened, name, command, prompts):
     options = {"max_new_tokens": 5} if name == "lm" else {}
-    for prompt in prompts:
-        process.stdin.write(f"{prompt}\n".encode())
-        # stdin is still open: without streaming this would wait for ever.
-        expected = opened[name].generate([prompt], **options)[0]
-        assert process.stdout.readline().decode() == f"{expected}\n"
-    process.stdin.close()
-    assert process.stdout.read() == b""
-    assert process.wait() == 0
+    with commands.conversation(*command, models[name], "--device", "cpu") as (stdin, stdout):
+        for prompt in prompts:
+            stdin.write(f"{prompt}\n".encode())
+            # stdin is still open: without streaming this would wait for ever.
+            expected = opened[name].generate([prompt], **options)[0]
+            assert stdout.readline().decode() == f"{expected}\n"
+        stdin.close()
+        assert stdout.read() == b""
 
 
 # --- fill, classify, embed ------------------------------------------------------------------

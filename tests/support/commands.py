@@ -14,8 +14,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -155,6 +157,22 @@ class Commands:
         texts = {name: (self.scratch / name).read_text(encoding="utf-8") for name in ("out", "err")}
         return Outcome(max(code, -1), max(-code, 0), seconds, **texts)
 
+    @contextmanager
+    def conversation(self, *arguments: object) -> Iterator[tuple[FileIO, FileIO]]:
+        """`heedful ARGUMENTS` with pipes to its stdin and from its stdout; it must exit with 0."""
+        pipes = [self.scratch / name for name in ("to", "from")]
+        for pipe in pipes:
+            pipe.unlink(missing_ok=True)
+            os.mkfifo(pipe)
+        child = self.start(_converse, *pipes, [str(argument) for argument in arguments])
+        try:
+            with FileIO(pipes[0], "w") as to, FileIO(pipes[1]) as answers:
+                yield to, answers
+            child.join()
+        finally:
+            child.kill()
+        assert child.exitcode == 0, child.exitcode
+
     def start(self, function: Callable[..., object], *arguments: object) -> BaseProcess:
         """Begin a function of a module in a new process, where no shapes are checked.
 
@@ -173,6 +191,11 @@ class Commands:
     def train(self, recipe: Path, out: Path, *more: object, **options: Any) -> Outcome:
         """`heedful train` without its progress."""
         return self.run("train", recipe, "--out", out, "--quiet", *more, **options)
+
+
+def set_variable(name: str, value: str) -> None:
+    """Set an environment variable: with `partial` the argument `first` of `Commands.run`."""
+    os.environ[name] = value
 
 
 def default_signals() -> None:
@@ -267,6 +290,16 @@ def _child(
     sys.argv = ["heedful", *arguments]
     if first is not None:
         first()
+    from heedful.cli import main
+
+    main()
+
+
+def _converse(source: Path, target: Path, arguments: list[str]) -> None:
+    os.dup2(os.open(source, os.O_RDONLY), 0)
+    os.dup2(os.open(target, os.O_WRONLY), 1)
+    sys.stdin = os.fdopen(0)  # `multiprocessing` has closed it
+    sys.argv = ["heedful", *arguments]
     from heedful.cli import main
 
     main()
