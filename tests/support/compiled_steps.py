@@ -24,6 +24,7 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts import multi_head
 from heedful.parts.tokens import Tokens
+from heedful.tasks import session
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.events import StepDone
 from heedful.training.loggers import read_log
@@ -40,7 +41,13 @@ def main(folder: Path) -> None:
     mixtral_has_eager_gradients()
     packs_rows_by_flex_attention()
     samples_new_dropout_masks(new_folder(folder, "dropout"))
-    heedful.run.BlockCompiler = compiler
+    with mock.patch.object(session, "BlockCompiler", side_effect=compiler) as replaced:
+        runs_train_and_resume(folder)
+    assert replaced.call_count == 5  # of every session but the eager one
+
+
+def runs_train_and_resume(folder: Path) -> None:
+    """Whole runs; with Inductor, the default of `BlockCompiler`, unless it is replaced."""
     trains_as_eager(new_folder(folder, "accumulation"))
     resumes(new_folder(folder, "resumed"))
 

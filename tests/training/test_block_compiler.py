@@ -19,6 +19,12 @@ def test_compiled_steps_equal_eager_steps(commands, tmp_path):
     commands.call(compiled_steps.main, tmp_path)
 
 
+@pytest.mark.benchmarks
+def test_runs_compiled_by_inductor_equal_eager_runs(commands, tmp_path):
+    """It compiles some twenty kernels, which takes most of a minute."""
+    commands.call(compiled_steps.runs_train_and_resume, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("task", "changes", "message"),
     [
