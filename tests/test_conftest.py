@@ -8,7 +8,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 import conftest
-from checked_shapes import check_shapes
+from checked_shapes import CHECKED_CALLS, check_shapes
 from heedful.errors import UserError
 from heedful.parts.attention import Attention
 from heedful.parts.losses import cross_entropy
@@ -49,6 +49,16 @@ def test_shapes_are_checked_by_the_file_of_a_test() -> None:
             attention(torch.zeros(3, 4))
         with pytest.raises(TypeCheckError) if enabled else nullcontext():
             Tokens(ids, positions)
+
+
+def test_shapes_of_the_first_calls_of_each_test_are_checked() -> None:
+    logits, wrong = torch.zeros(3, 5), torch.zeros(2, dtype=torch.long)
+    for _ in range(2):  # tests
+        check_shapes(True)
+        for number in range(CHECKED_CALLS + 2):
+            with pytest.raises(TypeCheckError if number < CHECKED_CALLS else UserError):
+                cross_entropy(logits, wrong)
+    check_shapes(False)
 
 
 def test_every_file_with_checked_shapes_exists() -> None:

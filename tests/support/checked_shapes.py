@@ -2,12 +2,14 @@
 
 While they are on, the modules and classes of heedful, and the modules of tests, hold checked
 versions of the functions that have shapes in their annotations. While they are off, they hold the
-functions themselves, so that other tests pay nothing.
+functions themselves, so that other tests pay nothing. The first calls of a function in each test
+are checked: the steps of a run call each a thousand times with the same kinds of shapes.
 """
 
 import inspect
 import sys
 from collections.abc import Iterator
+from functools import wraps
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ import heedful
 
 _FOLDERS = (str(Path(heedful.__file__).parent), str(Path(__file__).parents[1]))
 _DESCRIPTORS = (staticmethod, classmethod)
+CHECKED_CALLS = 100  # of each function after `check_shapes(True)`
 
 
 class _Place(NamedTuple):
@@ -38,10 +41,12 @@ class _ShapeChecks:
         # Each function and its checked version, by the ids of both, which the places keep alive.
         self._pairs: dict[int, tuple[Any, Any]] = {}
         self._searched: set[str] = set()  # names of modules
+        self._calls: dict[int, int] = {}  # of each function since the last switch, by its id
         self._are_on = False
 
     def switch(self, enabled: bool) -> None:
         """Switch the checks on or off in all modules that are imported by now."""
+        self._calls.clear()
         if enabled:
             self._search_new_modules()
         elif not self._are_on:
@@ -62,9 +67,23 @@ class _ShapeChecks:
                     if name == "__new__" or not _has_shapes(value):
                         continue
                     if id(value) not in self._pairs:  # a module may import a checked version
-                        pair = (value, jaxtyped(value, typechecker=beartype))
+                        pair = (value, self._checked(value))
                         self._pairs |= dict.fromkeys(map(id, pair), pair)
                     self._places.append(_Place(owner, name, *self._pairs[id(value)]))
+
+    def _checked(self, value: Any) -> Any:
+        """A function, method or property that checks shapes; of functions the first calls do."""
+        checked = jaxtyped(value, typechecker=beartype)
+        if not isinstance(value, FunctionType):
+            return checked
+        calls, key = self._calls, id(value)
+
+        @wraps(value)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls[key] = number = calls.get(key, 0) + 1
+            return (checked if number <= CHECKED_CALLS else value)(*args, **kwargs)
+
+        return call
 
 
 def _is_ours(module: ModuleType | None) -> bool:
