@@ -14,6 +14,7 @@ from hypothesis import settings
 from checked_shapes import check_shapes
 from commands import Commands, run_whole
 
+gc.disable()  # until all tests are collected: imports leave nothing to be freed
 pytest_plugins = ["listed_skips"]
 # Directories and files of tests that run with annotated shapes checked (support/checked_shapes.py),
 # which takes about as long as a small net: at least one file for each package.
@@ -55,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Later garbage collections do not visit what imports and the collection of tests have made."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -42,7 +42,7 @@ def test_the_search_finds_the_best_output(name: str) -> None:
     model = model_of(name)
     rows = model.prompt_ids(TEXTS[:2])
     best = []
-    for beta in (0.0, 0.3, 5.0):
+    for beta in (0.0, 5.0):
         actual = model.generate(
             rows, beam_size=1500, num_return=3, max_new_tokens=LONGEST, length_penalty=PENALTY,
             coverage_penalty=beta, return_details=True)  # fmt: skip

@@ -32,6 +32,8 @@ from heedful.zoo.key_descriptions import DESCRIPTIONS
 
 NAMES = shipped_recipes()
 TASKS = {name: load_recipe(name).task for name in NAMES}
+# The first recipe of each task: its run is as in use, with a report that has its charts.
+WHOLE = {TASKS[name]: name for name in reversed(NAMES)}
 MADE = ("dates", "copy", "reverse", "sort")
 SMALL = {
     "model.d_model": 16,
@@ -176,7 +178,8 @@ def test_a_shipped_recipe_runs(commands, tmp_path, name):
         else:
             changes[f"distillation.{key}"] = tmp_path / key
         assert commands.run("train", first, "--out", tmp_path / key, *settings(overrides)).code == 0
-    ended = commands.run(*command, name, "--out", out, *settings(changes), whole=True)
+    is_whole = WHOLE[TASKS[name]] == name
+    ended = commands.run(*command, name, "--out", out, *settings(changes), whole=is_whole)
     assert ended.code == 0, ended.err
     own = {
         "translation": "bleu",
@@ -186,7 +189,8 @@ def test_a_shipped_recipe_runs(commands, tmp_path, name):
     scores = json.loads((out / "scores.json").read_text())["scores"]
     assert own.get(TASKS[name], "loss") in scores
     assert (out / "model.safetensors").is_file()
-    assert (out / "report.html").read_text(encoding="utf-8").count("<svg") > 3
+    num_charts = (out / "report.html").read_text(encoding="utf-8").count("<svg")
+    assert (num_charts > 3) if is_whole else (num_charts == 0)
 
 
 def test_the_rhyme_runs_on_its_own_text(commands, tmp_path):

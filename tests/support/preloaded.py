@@ -5,7 +5,9 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-import torch
+gc.disable()
+
+import torch  # noqa: E402
 
 # torch._dynamo is what the first optimizer needs, pytest what `multiprocessing` looks for.
 for _name in (
@@ -25,5 +27,6 @@ for _name in (
 sys.modules["heedful.training.report"].pages().get_template("report.html.j2")
 sys.modules["heedful.deploy.measure"]._MIN_SECONDS = 0.0  # as the fixture `brief`
 torch.set_num_threads(1)
+gc.enable()
 gc.collect()
 gc.freeze()  # the collections of a child would visit and so copy every object of the imports

@@ -151,7 +151,7 @@ def test_a_student_equal_to_its_teacher_has_zero_gradients(task, key, tmp_path):
 def test_the_three_losses_are_added_with_their_weights(task, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
     single = [
-        float(DistillationLoss(distillation_settings(**{k: 1.0}), teacher)(student, batch).loss)
+        DistillationLoss(distillation_settings(**{k: 1.0}), teacher)(student, batch).loss.item()
         for k in LEVELS
     ]
     assert min(single) > 0.001
@@ -396,14 +396,16 @@ def test_references_and_back_translations_are_included(teachers, data_with_teach
     _, both = make(OtherTeachers([master], [master]), beam_size=1, **more)
     own, actual = pairs_of(run.data), [pairs_of(first), pairs_of(both)]
 
-    def written(ids: list[int], read: Any, write: Any) -> list[int]:
-        ((best, *_),) = master.generate(
-            [read.decode(ids)], beam_size=1, too_long="truncate", return_details=True
+    def written(rows: Any, read: Any, write: Any) -> list[list[int]]:
+        outputs = master.generate(
+            read.decode_batch(rows), beam_size=1, too_long="truncate", return_details=True
         )
-        return write.encode_target(write.encode(best.text)) if best.finished and best.text else []
+        texts = [best.text if best.finished else "" for best, *_ in outputs]
+        return [write.encode_target(write.encode(text)) if text else [] for text in texts]
 
-    forward = [(src, written(src, *tokenizers)) for src, _ in own]
-    back = [(written(tgt, *reversed(tokenizers)), tgt) for _, tgt in own]
+    sources, targets = zip(*own, strict=True)
+    forward = [*zip(sources, written(sources, *tokenizers), strict=True)]
+    back = [*zip(written(targets, *reversed(tokenizers)), targets, strict=True)]
     assert actual[1] == actual[0] + [pair for pair in [*forward, *own, *back] if all(pair)]
     assert len(actual[1]) > len(actual[0]) + len(own)
 
