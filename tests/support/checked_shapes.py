@@ -47,9 +47,8 @@ class _ShapeChecks:
     def switch(self, enabled: bool) -> None:
         """Switch the checks on or off in all modules that are imported by now."""
         self._calls.clear()
-        if enabled:
-            self._search_new_modules()
-        elif not self._are_on:
+        has_new = enabled and self._search_new_modules()
+        if enabled == self._are_on and not has_new:
             return
         for place in self._places:
             value = place.checked if enabled else place.plain
@@ -57,10 +56,12 @@ class _ShapeChecks:
                 setattr(place.owner, place.name, value)
         self._are_on = enabled
 
-    def _search_new_modules(self) -> None:
+    def _search_new_modules(self) -> bool:
+        """Add the places of new modules; returns whether there are any."""
         names = [name for name in [*sys.modules] if name not in self._searched]
         self._searched.update(names)
         modules = [module for name in names if _is_ours(module := sys.modules[name])]
+        count = len(self._places)
         for module in modules:
             for owner in (module, *_classes(module)):
                 for name, value in [*vars(owner).items()]:
@@ -70,6 +71,7 @@ class _ShapeChecks:
                         pair = (value, self._checked(value))
                         self._pairs |= dict.fromkeys(map(id, pair), pair)
                     self._places.append(_Place(owner, name, *self._pairs[id(value)]))
+        return len(self._places) > count
 
     def _checked(self, value: Any) -> Any:
         """A function, method or property that checks shapes; of functions the first calls do."""
