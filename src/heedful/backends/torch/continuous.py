@@ -242,12 +242,11 @@ class ContinuousBatch:
         cache.reserve(ids.size(1), forgets=True)
         starts = torch.tensor([length for length, _ in found], device=device)[:, None]
         positions = starts + torch.arange(ids.size(1), device=device)
-        is_padded = min(map(len, rest)) < ids.size(1)
-        real = padding_mask(lengths, ids.size(1)) if is_padded else None
+        real = None if lengths is None else padding_mask(lengths, ids.size(1))
         # The positions of padding must exist; its keys and values are never read.
         positions = positions.clamp(max=max(map(len, rows)) - 1)
         states: Tensor = self.net.decode(Tokens(ids, positions, real), cache)
-        if not is_padded:
+        if lengths is None:
             return cache, states[:, -1:]
         return cache, states[torch.arange(len(rows), device=device), lengths - 1][:, None]
 
