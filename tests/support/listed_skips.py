@@ -15,6 +15,7 @@ LISTED = (
     "no CUDA device here",
     "the package ray is not installed",  # of an extra that `make setup` may leave out
     "the extra serve is not installed",
+    "there is no Chromium here",
 )
 
 

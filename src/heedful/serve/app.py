@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from heedful import __version__
-from heedful.serve import admin, encoding, openai, translating
+from heedful.serve import admin, encoding, openai, page, translating
 from heedful.serve.errors import HttpError, as_http_error
 from heedful.serve.guard import Guard
 from heedful.serve.keys import Keys
@@ -27,7 +27,7 @@ def create_app(registry: Registry, keys: Keys) -> Any:
     `app.state.guard` of the FastAPI application inside has the switch of draining.
     """
     routes = FastAPI(title="heedful", version=__version__, description=_DESCRIPTION)
-    for module in (openai, translating, encoding, admin):
+    for module in (openai, translating, encoding, admin, page):
         routes.include_router(module.router)
     routes.add_exception_handler(HttpError, _answer_http_error)
     routes.add_exception_handler(RequestValidationError, _answer_invalid)

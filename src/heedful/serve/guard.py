@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote
 from heedful.serve.errors import LIBRETRANSLATE, HttpError
 from heedful.serve.keys import Keys
 from heedful.serve.metrics import Metrics
+from heedful.serve.page import FILES
 from heedful.serve.settings import Settings
 
 Message = MutableMapping[str, Any]
@@ -22,7 +23,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-PUBLIC = {"/health/live", "/health/ready"}  # routes that need no key, also while draining
+PUBLIC = {"/health/live", "/health/ready", *FILES}  # routes that need no key, also while draining
 _INFO = "heedful.request"
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _FORM = "application/x-www-form-urlencoded"

@@ -143,6 +143,7 @@ def _model_entry(served: ServedModel) -> dict[str, Any]:
         "created": served.created,
         "owned_by": "heedful",
         "kind": served.model.kind,
+        "chat": served.model.tokenizer.chat_template is not None,
     }
 
 

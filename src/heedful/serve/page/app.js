@@ -1,0 +1,395 @@
+// The page: its tabs, and what each of them asks the server.
+
+import { hasKey, request, ServerError, setKey, stream } from "./api.js";
+import { bars, make, visible } from "./elements.js";
+import { languageName, showTexts, switchLanguage, text } from "./texts.js";
+import { hideTip, TokenView } from "./tokens.js";
+
+const USES = { // what a model can be used for
+  translate: ({ kind }) => kind === "translator",
+  generate: ({ kind }) => kind === "language model",
+  chat: ({ kind, chat }) => kind === "language model" && chat,
+  classify: ({ kind }) => kind === "classifier",
+  fill: ({ kind }) => kind === "masked language model",
+};
+const THEMES = ["auto", "light", "dark"];
+const TOP = 5; // alternatives of a token
+const WAIT = 1000; // milliseconds until the server is asked again while it loads
+
+const get = (id) => document.getElementById(id);
+const state = { models: [], languages: [], messages: [], running: null, problem: null };
+
+// --- Language, theme, tabs -------------------------------------------------------------------
+
+function showTheme() {
+  const chosen = localStorage.getItem("theme") ?? "auto";
+  const isDark = chosen === "dark" || (chosen === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.dataset.theme = isDark ? "dark" : "light";
+  get("theme").textContent = text({ auto: "themeAuto", light: "themeLight", dark: "themeDark" }[chosen]);
+}
+
+function nextTheme() {
+  const chosen = localStorage.getItem("theme") ?? "auto";
+  localStorage.setItem("theme", THEMES[(THEMES.indexOf(chosen) + 1) % THEMES.length]);
+  showTheme();
+}
+
+function showAll() {
+  showTexts();
+  showTheme();
+  showTabs();
+  showLanguages();
+  showModels();
+  showProblem();
+}
+
+const offered = () => Object.keys(USES).filter((use) => modelsFor(use).length);
+const modelsFor = (use) => state.models.filter(USES[use]);
+
+function showTabs() {
+  const uses = offered();
+  const chosen = selected() ?? (uses.includes(location.hash.slice(1)) ? location.hash.slice(1) : uses[0]);
+  get("tabs").replaceChildren(
+    ...uses.map((use) => {
+      const tab = make("button", "", text(`tab${use[0].toUpperCase()}${use.slice(1)}`));
+      tab.type = "button";
+      tab.id = `tab-${use}`;
+      tab.setAttribute("role", "tab");
+      tab.setAttribute("aria-controls", `panel-${use}`);
+      tab.addEventListener("click", () => select(use));
+      return tab;
+    }),
+  );
+  if (chosen) select(chosen);
+}
+
+const selected = () => document.querySelector("[role=tab][aria-selected=true]")?.id.slice(4);
+
+function select(use) {
+  stopRunning();
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    const isChosen = tab.id === `tab-${use}`;
+    tab.setAttribute("aria-selected", isChosen);
+    tab.tabIndex = isChosen ? 0 : -1;
+  }
+  for (const panel of document.querySelectorAll("[role=tabpanel]")) {
+    panel.hidden = panel.id !== `panel-${use}`;
+  }
+  history.replaceState(null, "", `#${use}`);
+}
+
+function moveTab(event) {
+  const uses = offered();
+  const index = uses.indexOf(selected());
+  const steps = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: uses.length - 1 };
+  if (!(event.key in steps)) return;
+  event.preventDefault();
+  const use = uses[(steps[event.key] + uses.length) % uses.length];
+  select(use);
+  get(`tab-${use}`).focus();
+}
+
+// --- Models and languages ----------------------------------------------------------------------
+
+async function open() {
+  try {
+    await request("health/ready");
+    state.models = (await request("v1/models")).data;
+    state.languages = modelsFor("translate").length ? await request("languages") : [];
+    state.problem = state.models.length && !offered().length ? () => text("noModels") : null;
+    get("key-form").hidden = true;
+  } catch (error) {
+    get("key-form").hidden = error.status !== 401;
+    state.problem = error.status === 401 && !hasKey() ? null : () => messageOf(error);
+    if (error.status === 503) state.problem = () => text("loading");
+    if (error.status === 503 || error.status === 0) setTimeout(open, WAIT);
+  }
+  showAll();
+}
+
+function showModels() {
+  for (const use of Object.keys(USES)) {
+    const list = get(`${use}-model`);
+    if (!list) continue;
+    const chosen = list.value;
+    list.replaceChildren(...modelsFor(use).map((model) => new Option(model.id)));
+    if (chosen) list.value = chosen;
+  }
+  const names = state.models.map((model) => model.id).join(", ");
+  get("models").textContent = names && text("models", { names });
+}
+
+function showLanguages() {
+  const source = get("source").value || "auto";
+  const option = ({ code, name }) => new Option(languageName(code, name), code);
+  const known = state.languages.map(option);
+  get("source").replaceChildren(...(known.length === 1 ? [] : [new Option(text("detect"), "auto")]), ...known);
+  if (!known.length) get("source").replaceChildren(new Option(text("anyLanguage"), "any"));
+  if ([...get("source").options].some((each) => each.value === source)) get("source").value = source;
+  showTargets();
+}
+
+function showTargets() {
+  const [source, target] = [get("source").value, get("target").value];
+  const fitting = state.languages.filter(({ code }) => source === "auto" || code === source);
+  const codes = [...new Set(fitting.flatMap(({ targets }) => targets))].filter((code) => code !== source);
+  const options = codes.map((code) => new Option(languageName(code), code));
+  get("target").replaceChildren(...(options.length ? options : [new Option(text("anyLanguage"), "any")]));
+  if (codes.includes(target)) get("target").value = target;
+  get("swap").disabled = !canTranslate(get("target").value, source);
+}
+
+function canTranslate(source, target) {
+  return state.languages.some(({ code, targets }) => code === source && targets.includes(target));
+}
+
+function swapLanguages() {
+  const [source, target] = [get("source").value, get("target").value];
+  get("source").value = target;
+  showTargets();
+  get("target").value = source;
+  const translation = get("translation").textContent;
+  if (translation) get("translate-text").value = translation;
+  clear("translation");
+  get("others").hidden = true;
+}
+
+// --- Errors and running requests ------------------------------------------------------------------
+
+function messageOf(error) {
+  if (!(error instanceof ServerError)) return String(error);
+  if (error.status === 0) return text("unreachable");
+  if (error.status === 401) return text("wrongKey");
+  return error.message || text("failed", { status: error.status });
+}
+
+function showProblem() {
+  const element = get("status");
+  element.hidden = !state.problem;
+  element.textContent = state.problem ? state.problem() : "";
+  element.classList.toggle("bad", Boolean(state.problem) && element.textContent !== text("loading"));
+}
+
+/** Run an action of a form: one at a time, with its errors shown. */
+async function run(form, action) {
+  stopRunning();
+  const running = new AbortController();
+  state.running = running;
+  state.problem = null;
+  showProblem();
+  const [button, stop] = [form.querySelector(".primary"), form.querySelector(".stop")];
+  button.disabled = true;
+  if (stop) stop.hidden = false;
+  try {
+    await action(running.signal);
+  } catch (error) {
+    if (error.name !== "AbortError") state.problem = () => messageOf(error);
+    if (error.status === 401) get("key-form").hidden = false;
+  } finally {
+    button.disabled = false;
+    if (stop) stop.hidden = true;
+    if (state.running === running) state.running = null;
+    showProblem();
+  }
+}
+
+function stopRunning() {
+  state.running?.abort();
+  state.running = null;
+}
+
+function clear(id) {
+  hideTip();
+  get(id).replaceChildren();
+}
+
+/** Show the milliseconds since `began` in an element. */
+function showTime(id, began) {
+  const count = Math.round(performance.now() - began);
+  get(id).textContent = text("milliseconds", { count });
+}
+
+// --- The uses of models ---------------------------------------------------------------------------
+
+async function translate(signal) {
+  const q = get("translate-text").value;
+  if (!q.trim()) return get("translate-text").focus();
+  const began = performance.now();
+  const alternatives = Number(get("alternatives").value);
+  const body = { q, source: get("source").value, target: get("target").value, alternatives };
+  const answer = await request("translate", body, signal);
+  get("translation").textContent = answer.translatedText;
+  showTime("translate-facts", began);
+  if (answer.detectedLanguage) {
+    const name = languageName(answer.detectedLanguage.language);
+    get("translate-facts").textContent += ` · ${text("detected", { language: name })}`;
+  }
+  const others = answer.alternatives ?? [];
+  get("others").hidden = !others.length;
+  get("other-list").replaceChildren(...others.map((other) => make("li", "", other)));
+}
+
+/** The number of a field, null where it is empty. */
+const number = (id) => (get(id).value === "" ? null : Number(get(id).value));
+
+async function generate(signal) {
+  const prompt = get("generate-text").value;
+  if (!prompt) return get("generate-text").focus();
+  const body = { model: get("generate-model").value, prompt, max_tokens: number("generate-tokens") };
+  body.temperature = number("generate-temperature");
+  body.top_p = number("generate-top-p");
+  if (number("generate-seed") !== null) body.seed = number("generate-seed");
+  try {
+    await showStream({ ...body, logprobs: TOP }, signal);
+  } catch (error) {
+    if (error.parameter !== "logprobs") throw error; // the backend has no probabilities
+    await showStream(body, signal);
+  }
+}
+
+async function showStream(body, signal) {
+  const output = get("generated");
+  clear("generated");
+  get("token-help").hidden = true;
+  get("generate-facts").textContent = "";
+  output.classList.add("busy");
+  const began = performance.now();
+  const view = new TokenView(output);
+  let count = 0;
+  try {
+    for await (const event of stream("v1/completions", body, signal)) {
+      const choice = event.choices[0];
+      get("token-help").hidden = !choice.logprobs;
+      if (choice.logprobs) view.append(choice.text, choice.logprobs);
+      else output.append(choice.text);
+      count += choice.logprobs?.tokens.length ?? 1;
+      const rate = (count / ((performance.now() - began) / 1000)).toFixed(0);
+      get("generate-facts").textContent = text("tokens", { count, rate });
+    }
+  } finally {
+    output.classList.remove("busy");
+  }
+}
+
+async function chat(signal) {
+  const content = get("chat-text").value;
+  if (!content.trim()) return get("chat-text").focus();
+  const list = get("messages");
+  const asked = list.appendChild(make("div", "message user", content));
+  const answer = list.appendChild(make("div", "message assistant busy"));
+  get("chat-text").value = "";
+  const system = get("chat-system").value.trim();
+  const messages = [...state.messages, { role: "user", content }];
+  const body = {
+    model: get("chat-model").value,
+    messages: system ? [{ role: "system", content: system }, ...messages] : messages,
+    temperature: number("chat-temperature"),
+  };
+  if (number("chat-tokens") !== null) body.max_tokens = number("chat-tokens");
+  try {
+    for await (const event of stream("v1/chat/completions", body, signal)) {
+      const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+      answer.append(event.choices[0].delta.content ?? "");
+      if (isAtEnd) list.scrollTop = list.scrollHeight;
+    }
+  } catch (error) {
+    if (!answer.textContent) {
+      asked.remove();
+      answer.remove();
+      get("chat-text").value = content;
+    }
+    throw error;
+  } finally {
+    answer.classList.remove("busy");
+    if (answer.textContent) {
+      state.messages = [...messages, { role: "assistant", content: answer.textContent }];
+    }
+  }
+}
+
+function clearChat() {
+  stopRunning();
+  state.messages = [];
+  clear("messages");
+  get("chat-text").focus();
+}
+
+async function classify(signal) {
+  const texts = get("classify-text").value;
+  if (!texts.trim()) return get("classify-text").focus();
+  const body = { model: get("classify-model").value, texts };
+  if (get("classify-pair").value.trim()) body.pairs = get("classify-pair").value;
+  const began = performance.now();
+  const { results } = await request("classify", body, signal);
+  const classes = Object.entries(results.probabilities).sort((a, b) => b[1] - a[1]);
+  get("classes").replaceChildren(bars(classes, results.label));
+  showTime("classify-facts", began);
+}
+
+async function fill(signal) {
+  const texts = get("fill-text").value;
+  if (!texts.trim()) return get("fill-text").focus();
+  const began = performance.now();
+  const body = { model: get("fill-model").value, texts, top_k: number("fill-count") };
+  const { results } = await request("fill", body, signal);
+  const parts = results.flatMap((candidates, index) => [
+    ...(results.length > 1 ? [make("h2", "", text("mask", { number: index + 1 }))] : []),
+    bars(candidates.map(({ token, probability }) => [visible(token), probability])),
+  ]);
+  get("masks").replaceChildren(...parts);
+  showTime("fill-facts", began);
+}
+
+function insertMask() {
+  const area = get("fill-text");
+  area.setRangeText("<mask>", area.selectionStart, area.selectionEnd, "end");
+  area.focus();
+}
+
+async function copy(button) {
+  await navigator.clipboard.writeText(get(button.dataset.from).textContent);
+  button.textContent = text("copied");
+  setTimeout(() => (button.textContent = text("copy")), 1500);
+}
+
+// --- Events ---------------------------------------------------------------------------------------
+
+for (const [use, action] of Object.entries({ translate, generate, chat, classify, fill })) {
+  const form = document.querySelector(`#panel-${use} form`);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    run(form, action);
+  });
+  form.addEventListener("keydown", (event) => {
+    const isArea = event.target.tagName === "TEXTAREA" && !event.isComposing;
+    const sends = event.ctrlKey || event.metaKey || (event.target.id === "chat-text" && !event.shiftKey);
+    if (event.key !== "Enter" || !isArea || !sends) return;
+    event.preventDefault();
+    if (!form.querySelector(".primary").disabled) form.requestSubmit();
+  });
+  form.querySelector(".stop")?.addEventListener("click", stopRunning);
+}
+for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", () => copy(button));
+get("tabs").addEventListener("keydown", moveTab);
+get("source").addEventListener("change", showTargets);
+get("swap").addEventListener("click", swapLanguages);
+get("chat-clear").addEventListener("click", clearChat);
+get("insert-mask").addEventListener("click", insertMask);
+get("theme").addEventListener("click", nextTheme);
+get("language").addEventListener("click", () => {
+  switchLanguage();
+  showAll();
+});
+get("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey(get("key").value.trim());
+  open();
+});
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  hideTip();
+  stopRunning();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
+showAll();
+open();

@@ -1,0 +1,161 @@
+"""The web page: its files and their texts, and every use of it by keyboard in Chromium."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+import httpx
+
+from heedful.serve import page
+from running_server import running, tiny_models
+
+FOLDER = Path(page.__file__).parent
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+def contents(pattern: str) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob(pattern)}
+
+
+def test_every_file_is_served_to_anyone_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-of-a-user\n")
+    names = {path.name for path in FOLDER.iterdir() if path.is_file()} - {"__init__.py"}
+    assert set(page.FILES.values()) == names
+    with running({}, keys) as server:
+        for path, name in page.FILES.items():
+            answer = httpx.get(server.url + path)
+            assert (answer.status_code, answer.content) == (200, (FOLDER / name).read_bytes())
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert "unsafe" not in answer.headers["content-security-policy"]
+        for path in ("/page/", "/page/__init__.py", "/page/../page.py", "/page/%2e%2e/app.py"):
+            assert httpx.get(server.url + path).status_code in (401, 404)
+    html = contents("*.html")["index.html"]
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html)
+    addresses = re.findall(r"https?://[^\s\"'`]+", "".join(contents("*.[hcj]*").values()))
+    assert addresses == []
+
+
+def test_both_languages_have_every_text_that_is_shown() -> None:
+    scripts, html = contents("*.js"), contents("*.html")["index.html"]
+    english, chinese = (
+        re.findall(r"^    (\w+): ", part, re.MULTILINE)
+        for part in scripts["texts.js"].split("let current")[0].split("  zh: {")
+    )
+    assert english == chinese
+    shown = re.findall(r'data-(?:text|hint|empty|label|title)="(\w+)"', html)
+    for name, script in scripts.items():
+        shown += re.findall(r'\btext\("(\w+)"', script) if name != "texts.js" else []
+    assert set(shown) <= set(english)
+    indirect = {"themeAuto", "themeLight", "themeDark", "switchLanguage", "title"}
+    indirect |= {name for name in english if name.startswith("tab")}
+    assert set(english) - indirect <= set(shown), "a text that is never shown"
+    uses = re.findall(r"^  (\w+): \(\{ kind", scripts["app.js"], re.MULTILINE)
+    assert len(uses) == 5
+    assert {f"tab{use.capitalize()}" for use in uses} <= set(english)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Any:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="there is no Chromium here")
+    if not CHROMIUM.is_file():
+        pytest.skip("there is no Chromium here")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield opened
+        opened.close()
+
+
+def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
+    models = tiny_models()
+    problems: list[str] = []
+    with running(models) as server:
+        tab = browser.new_context(viewport={"width": 390, "height": 844}, locale="en-US").new_page()
+        tab.on("console", lambda message: problems.append(message.text))
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("request", lambda request: problems.extend(elsewhere(request.url, server.url)))
+        tab.goto(server.url)
+        tab.wait_for_selector("[role=tab]")
+        names = tab.locator("[role=tab]").all_inner_texts()
+        assert names == ["Translate", "Generate", "Chat", "Classify", "Fill"]
+
+        source = models["de-en"].src_tokenizer.decode([7, 8, 9])
+        tab.focus("#translate-text")
+        tab.keyboard.type(source)
+        tab.keyboard.press("Control+Enter")
+        tab.wait_for_selector("#translate-facts:not(:empty)")
+        [best, *others] = models["de-en"].generate(source, return_details=True, num_return=3)
+        assert tab.inner_text("#translation").split() == best.text.split()
+        assert tab.locator("#other-list li").count() == len(others)
+
+        tab.focus("[role=tab][aria-selected=true]")
+        tab.keyboard.press("ArrowRight")
+        assert tab.evaluate("document.activeElement.id") == "tab-generate"
+        tab.fill("#generate-temperature", "0")
+        tab.fill("#generate-tokens", "5")
+        prompt = models["gpt"].tokenizer.decode([7, 8])
+        tab.fill("#generate-text", prompt)
+        tab.keyboard.press("Control+Enter")
+        tab.wait_for_selector("#panel-generate .primary:not(:disabled)")
+        expected = models["gpt"].generate(prompt, temperature=0.0, max_new_tokens=5, beam_size=1)
+        assert tab.evaluate("document.querySelector('#generated').textContent") == expected
+        assert tab.locator(".token").count() in range(1, 6)
+        tab.focus(".token")
+        values = tab.locator("[role=tooltip] .value").all_inner_texts()
+        shares = [float(value.removesuffix("%")) for value in values]
+        assert shares == sorted(shares, reverse=True)
+        assert shares
+        tab.keyboard.press("Escape")
+        assert tab.locator("[role=tooltip]").count() == 0
+
+        tab.focus("#tab-generate")
+        tab.keyboard.press("ArrowRight")
+        assert tab.locator("#chat-model option").all_inner_texts() == ["chat"]
+        tab.fill("#chat-tokens", "4")
+        tab.fill("#chat-temperature", "0")
+        tab.fill("#chat-text", models["chat"].tokenizer.decode([7, 8]))
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("#panel-chat .primary:not(:disabled)")
+        question, answer = tab.locator(".message").all_inner_texts()
+        messages = [{"role": "user", "content": question}]
+        expected = models["chat"].chat(messages, temperature=0.0, max_new_tokens=4)
+        assert answer.split() == expected.split()
+
+        tab.focus("#tab-chat")
+        tab.keyboard.press("ArrowRight")
+        tab.fill("#classify-text", models["sentiment"].tokenizer.decode([7, 8, 9]))
+        tab.keyboard.press("Control+Enter")
+        tab.wait_for_selector("#classes .best")
+        assert tab.locator("#classes .name").count() == len(models["sentiment"].labels)
+
+        tab.focus("#tab-classify")
+        tab.keyboard.press("End")
+        tab.focus("#fill-text")
+        tab.focus("#insert-mask")
+        tab.keyboard.press("Enter")
+        assert tab.input_value("#fill-text") == "<mask>"
+        tab.keyboard.press("Control+Enter")
+        tab.wait_for_selector("#masks .best")
+        assert tab.locator("#masks .name").count() == 5
+
+        tab.focus("#language")
+        tab.keyboard.press("Enter")
+        assert " ".join(tab.locator("[role=tab]").all_inner_texts()) == "翻译 续写 对话 分类 填词"
+        assert tab.evaluate("document.documentElement.lang") == "zh-Hans"
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.focus("#theme")
+        tab.keyboard.press("Enter")
+        tab.keyboard.press("Enter")
+        assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        tab.close()
+    assert problems == []
+
+
+def elsewhere(url: str, server: str) -> list[str]:
+    return [] if url.startswith(f"{server}/") else [url]
