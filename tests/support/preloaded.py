@@ -9,7 +9,8 @@ gc.disable()
 
 import torch  # noqa: E402
 
-# torch._dynamo is what the first optimizer needs, pytest what `multiprocessing` looks for.
+# torch._dynamo is what the first optimizer needs, pytest what `multiprocessing` looks for. With
+# `encoder_runs` and `hostile_input`, which functions of tests need there, hypothesis is imported.
 for _name in (
     *("pytest", "commands", "torch._dynamo", "sacrebleu.metrics", "jinja2", "numpy.ctypeslib"),
     *("matplotlib.backends.backend_svg", "matplotlib.figure", "pygments.formatters.html"),
@@ -20,7 +21,7 @@ for _name in (
     *(f"heedful.{name}" for name in ("backends.torch.eager", "generation.search")),
     *(f"torch.distributed.{name}" for name in ("fsdp", "tensor", "launcher.api", "elastic.agent")),
     *(f"torch.distributed.checkpoint.{name}" for name in ("hf_storage", "state_dict_loader")),
-    *("process_group", "heedful.zoo.mixtral", "heedful.zoo.bert"),
+    *("process_group", "heedful.zoo.mixtral", "heedful.zoo.bert", "encoder_runs", "hostile_input"),
     *("ctranslate2", "ctranslate2.specs") * (find_spec("ctranslate2") is not None),
 ):
     import_module(_name)

@@ -157,7 +157,7 @@ def test_the_three_losses_are_added_with_their_weights(task, tmp_path):
     assert min(single) > 0.001
     together = DistillationLoss(distillation_settings(**LEVELS), teacher)(student, batch)
     expected = sum(w * loss for w, loss in zip(LEVELS.values(), single, strict=True))
-    assert float(together.loss) == pytest.approx(expected, rel=1e-5)
+    assert together.loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("task", TASKS)
