@@ -16,6 +16,9 @@ LISTED = (
     "the package ray is not installed",  # of an extra that `make setup` may leave out
     "the extra serve is not installed",
     "there is no Chromium here",
+    "llama-cpp-python is not installed",  # it is built from source
+    *(f"{name} is not installed" for name in ("gguf", "onnx", "llguidance", "lm_eval")),
+    "sentence_transformers is not installed",
 )
 
 
