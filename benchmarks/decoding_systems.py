@@ -17,10 +17,11 @@ from heedful.backends.torch.threads import run_with
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.convert import convert_model
 from heedful.deploy.optimize import optimize
+from heedful.export.gguf import export_gguf
 from heedful.export.hf import export_hf
 from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import gpt2, marian
-from llama_peer import PRECISIONS, Context, LlamaCpp, write_gguf
+from llama_peer import PRECISIONS, Context, LlamaCpp
 from training_speed import QUICK, SIZES, Size
 
 START, END = 0, 2
@@ -164,9 +165,9 @@ def write_model(shape: Shape, folder: Path) -> list[str]:
     for precision in ("float32", "int8"):
         convert_model(model, folder / "by_hand", precision)
     if has_llama(shape):
-        exported = AutoModelForCausalLM.from_pretrained(folder / "hf")
         for precision in PRECISIONS:
-            write_gguf(exported, folder / f"{precision}.gguf", precision)
+            path = folder / f"{precision}.gguf"
+            export_gguf(model, path, precision=precision, tokenizer=False)
     return words
 
 
@@ -253,7 +254,7 @@ def references(folder: Path, shape: Shape, beam: int) -> dict[str, Callable[[Row
         "ctranslate2": partial(by_hand_run, folder, shape, beam, opened, 0),
     }
     if has_llama(shape):
-        decoders["llama.cpp"] = partial(llama_exact, folder / "F32.gguf", shape)
+        decoders["llama.cpp"] = partial(llama_exact, folder / "f32.gguf", shape)
     return decoders
 
 
@@ -395,7 +396,7 @@ def by_hand_run(
 
 def llama(folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]) -> list[Variant]:
     """llama.cpp in Q8_0, by threads, kind of attention, and buffers of keys and values."""
-    model = LlamaCpp(folder / "Q8_0.gguf")
+    model = LlamaCpp(folder / "q8_0.gguf")
     variants = []
     for threads in counts:
         for flash in (False, True):

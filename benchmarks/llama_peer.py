@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: a GPT-2 of transformers as GGUF, and greedy decoding through its C API.
+"""llama.cpp as a peer: greedy decoding of a GGUF file through its C API.
 
 It runs in a separate process, `python llama_peer.py FILE`, since threads of other backends in the
 same process would slow it down.
@@ -14,63 +14,7 @@ from typing import Any
 
 import numpy as np
 
-PRECISIONS = ("F32", "Q8_0")
-# GGUF names of the parameters of a block, by their names in transformers' GPT-2.
-_BLOCK = {
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-
-
-def write_gguf(net: Any, path: Path, precision: str) -> None:
-    """Write a `GPT2LMHeadModel` as GGUF, without a vocabulary.
-
-    As by llama.cpp's converter, matrices are in `precision`; positions, norms, biases in float32.
-    """
-    import gguf
-
-    config = net.config
-    writer = gguf.GGUFWriter(path, "gpt2")
-    writer.add_block_count(config.n_layer)
-    writer.add_context_length(config.n_positions)
-    writer.add_embedding_length(config.n_embd)
-    writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
-    writer.add_head_count(config.n_head)
-    writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    writer.add_file_type(getattr(gguf.LlamaFileType, _file_type(precision)))
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(config.vocab_size)
-    kind = gguf.GGMLQuantizationType[precision]
-    for name, tensor in net.transformer.state_dict().items():
-        is_block = name.startswith("h.")
-        array = tensor.float().numpy()
-        if is_block and array.ndim == 2:  # (in, out) in transformers
-            array = np.ascontiguousarray(array.T)
-        quantized = array.ndim == 2 and name != "wpe.weight"
-        data = gguf.quantize(array, kind) if quantized else array
-        writer.add_tensor(_gguf_name(name), data, raw_dtype=kind if quantized else None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _file_type(precision: str) -> str:
-    return {"F32": "ALL_F32", "Q8_0": "MOSTLY_Q8_0"}[precision]
-
-
-def _gguf_name(name: str) -> str:
-    """llama.cpp's name of a tensor of `GPT2Model`."""
-    stem, _, kind = name.rpartition(".")
-    if not stem.startswith("h."):
-        stem_name = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}[stem]
-        return f"{stem_name}.{kind}"
-    _, layer, part = stem.split(".", 2)
-    return f"blk.{layer}.{_BLOCK[part]}.{kind}"
+PRECISIONS = ("f32", "q8_0")
 
 
 class LlamaCpp:

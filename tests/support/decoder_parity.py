@@ -12,7 +12,7 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo import architecture
 from heedful.zoo.hf_directory import read_hf_directory
 from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
-from heedful.zoo.rope import to_half_layout
+from heedful.zoo.rope import to_layout
 from heedful.zoo.saved import make_config
 from hf_parity import (
     CLOSE,
@@ -109,10 +109,10 @@ class RotaryParityTests(DecoderParityTests):
         keys = self.case.ours | {"d_model": 32, "rope_layout": "interleaved"}
         keys |= {"attention_bias": bias} if "attention_bias" in fields else {}
         net, config = random_net(name, **keys)
-        with pytest.raises(UserError, match=r"rope_layout interleaved; .*rope\.to_half_layout"):
+        with pytest.raises(UserError, match=r"rope_layout interleaved; .*rope\.to_layout"):
             net_to_hf(name, config, net)
         before = {name: weight.clone() for name, weight in net.named_parameters()}
-        half, changed = to_half_layout(net, config)
+        half, changed = to_layout(net, config, "half")
         assert changed == replace(config, rope_layout="half")
         ids = torch.stack(random_rows(19, [12]))
         torch.testing.assert_close(half(ids), net(ids), **CLOSE)
@@ -122,7 +122,7 @@ class RotaryParityTests(DecoderParityTests):
         unchanged = self.case.architecture.build(changed).eval()
         unchanged.load_state_dict(net.state_dict())
         assert (unchanged(ids) - net(ids)).abs().max() > 1e-2
-        assert to_half_layout(half, changed) == (half, changed)
+        assert to_layout(half, changed, "half") == (half, changed)
 
 
 def random_net(name: str, seed: int = 0, **keys: Any) -> tuple[DecoderOnly, Any]:

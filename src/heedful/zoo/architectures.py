@@ -2,32 +2,35 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from torch import nn
 
-from heedful.zoo.hf import HfConfig
 from heedful.zoo.names import Names
 
-FormatName = Literal["hf"]
+FormatName = Literal["hf", "gguf"]
+Conversion = TypeVar("Conversion")
 
 
 @dataclass(frozen=True)
-class Format:
+class Format(Generic[Conversion]):
     """A file format of another library for models of an architecture.
 
     Args:
-        config: conversion of the configuration file; None: files are written with `export_as`, and
-            never read as this architecture.
+        config: conversion of the configuration, such as an `HfConfig`; None: files are written with
+            `export_as`, and never read as this architecture.
         names: tensor names of the net of a Config; raises UserError for an unsupported Config.
         export_as: name of the architecture, Config and net to write instead of a Config and its
             net, if another architecture computes the same; raises UserError if none does. Default:
             they are written as they are.
     """
 
-    config: HfConfig | None = None
+    config: Conversion | None = None
     names: Callable[[Any], Names] = lambda config: Names([])
     export_as: Callable[[Any, nn.Module], tuple[str, Any, nn.Module]] | None = None
+
+
+Formats = Mapping[FormatName, Format[Any]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Architecture:
     config: type[Any]
     build: Callable[[Any], nn.Module]
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    formats: Mapping[FormatName, Format] = field(default_factory=dict)
+    formats: Formats = field(default_factory=dict)
 
     def has_key(self, key: str) -> bool:
         """True if the Config has this key."""

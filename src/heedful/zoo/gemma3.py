@@ -15,9 +15,10 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
 from heedful.parts.residual import SandwichNorm, ZeroCenteredRMSNorm
 from heedful.parts.rotary import RotaryPositions
-from heedful.zoo import rotary_decoder
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo import gguf, rotary_decoder
+from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import StackSpec, decoder_only
+from heedful.zoo.gguf_gemma3 import GEMMA3_LAYER, gemma3_tensor, gemma3_to_gguf
 from heedful.zoo.hf import GATES, Hf, HfConfig
 from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
@@ -125,4 +126,9 @@ HF = HfConfig(
     read=LAYERS.read,
     write=lambda config: divided_sizes_to_hf(config) | LAYERS.write(config),
 )
-ARCHITECTURE = Architecture("gemma3", Config, build, SIZES, {"hf": Format(HF, hf_names)})
+GGUF = gguf.GgufConfig(
+    "gemma3", lambda config: gemma3_to_gguf(config, LAYERS.types(config)), gemma3_tensor
+)
+GGUF_FORMAT = Format(GGUF, partial(gguf.rotary_names, layer=GEMMA3_LAYER))
+FORMATS: Formats = {"hf": Format(HF, hf_names), "gguf": GGUF_FORMAT}
+ARCHITECTURE = Architecture("gemma3", Config, build, SIZES, FORMATS)

@@ -11,6 +11,7 @@ GPT with pre-norm and a final norm (sec. 2.3), a context of 1024 tokens and byte
 and input share one matrix.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,12 +21,12 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
-from heedful.zoo import gpt
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo import gguf, gpt
+from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, decoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
 from heedful.zoo.model_config import model_config
-from heedful.zoo.names import Names
+from heedful.zoo.names import Name, Names, layer_names
 
 
 @model_config
@@ -90,4 +91,26 @@ HF = HfConfig(
     read=lambda content, keys: {"bias": content.get(NO_BIAS, True)},
     write=lambda config: {} if config.bias else {NO_BIAS: False},
 )
-ARCHITECTURE = Architecture("gpt2", Config, build, SIZES, {"hf": Format(HF, hf_names)})
+
+
+def gguf_names(config: Config) -> Names:
+    """Tensor names of GGUF."""
+    layer = gguf.LAYER | {
+        "self_attention.sublayer.qkv": "attn_qkv",
+        "feedforward.sublayer.up": "ffn_up",
+    }
+    layers = layer_names(gguf.LAYER_PATH, "blk.{i}", layer, zero_bias=True)
+    norm, head = gguf.HEAD
+    positions = Name("embedding.positions", "position_embd")
+    return Names([gguf.EMBEDDING, positions, *layers, replace(norm, zero_bias=True), head])
+
+
+def _to_gguf(config: Config) -> gguf.Metadata:
+    if config.activation != "gelu_tanh":
+        raise gguf.refuse("GPT-2", "the activation", config.activation, "gelu_tanh")
+    return gguf.sizes_to_gguf(config) | {"attention.layer_norm_epsilon": config.norm_eps}
+
+
+GGUF = gguf.GgufConfig("gpt2", _to_gguf)
+FORMATS: Formats = {"hf": Format(HF, hf_names), "gguf": Format(GGUF, gguf_names)}
+ARCHITECTURE = Architecture("gpt2", Config, build, SIZES, FORMATS)

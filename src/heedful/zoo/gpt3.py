@@ -18,7 +18,7 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt, gpt2
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, decoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
 from heedful.zoo.model_config import model_config
@@ -142,4 +142,5 @@ HF = HfConfig(
         "window_size": config.window or 256,
     },
 )
-ARCHITECTURE = Architecture("gpt3", Config, build, SIZES, {"hf": Format(HF, hf_names, export_as)})
+FORMATS: Formats = {"hf": Format(HF, hf_names, export_as), "gguf": Format[Any](export_as=export_as)}
+ARCHITECTURE = Architecture("gpt3", Config, build, SIZES, FORMATS)

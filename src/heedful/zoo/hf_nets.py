@@ -8,7 +8,7 @@ from torch import nn
 from heedful import plugins, zoo
 from heedful.errors import UserError
 from heedful.zoo.architectures import Format
-from heedful.zoo.hf import config_keys_from_hf, config_to_hf
+from heedful.zoo.hf import HfConfig, config_keys_from_hf, config_to_hf
 from heedful.zoo.hf_directory import HfDirectory, json_user_errors
 from heedful.zoo.names import from_hf, to_hf
 from heedful.zoo.saved import make_config, uninitialized_net
@@ -103,6 +103,6 @@ def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], d
     return config_to_hf(format.config, config), to_hf(net, format.names(config))
 
 
-def hf_format(name: str) -> Format:
+def hf_format(name: str) -> Format[HfConfig]:
     """The tables of an architecture for this format; empty if it is not supported."""
     return zoo.architecture(name).formats.get("hf", Format())

@@ -9,7 +9,8 @@ of 3.2 tie their embeddings.
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo import gguf
+from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.model_config import model_config
@@ -17,6 +18,7 @@ from heedful.zoo.rotary_decoder import (
     Base,
     divided_sizes_to_hf,
     hf_names,
+    hidden_width,
     read_rotary,
     rotary_block,
 )
@@ -80,4 +82,11 @@ HF = HfConfig(
     read=read_rotary,
     write=divided_sizes_to_hf,
 )
-ARCHITECTURE = Architecture("llama", Config, build, SIZES, {"hf": Format(HF, hf_names)})
+GGUF = gguf.GgufConfig(
+    "llama",
+    lambda config: gguf.rotary_to_gguf(config, hidden_width(config)),
+    more_tensors=gguf.rope_factors,
+)
+GGUF_FORMAT = Format(GGUF, gguf.rotary_names, gguf.in_layout("llama", "interleaved"))
+FORMATS: Formats = {"hf": Format(HF, hf_names), "gguf": GGUF_FORMAT}
+ARCHITECTURE = Architecture("llama", Config, build, SIZES, FORMATS)

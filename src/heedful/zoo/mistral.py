@@ -15,11 +15,19 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo import gguf
+from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.model_config import model_config
-from heedful.zoo.rotary_decoder import Base, hf_names, read_rotary, rotary_block, sizes_to_hf
+from heedful.zoo.rotary_decoder import (
+    Base,
+    hf_names,
+    hidden_width,
+    read_rotary,
+    rotary_block,
+    sizes_to_hf,
+)
 
 
 @model_config
@@ -59,4 +67,15 @@ HF = HfConfig(
     read=read_rotary,
     write=sizes_to_hf,
 )
-ARCHITECTURE = Architecture("mistral", Config, build, SIZES, {"hf": Format(HF, hf_names)})
+
+
+def to_gguf(config: Config) -> gguf.Metadata:
+    """Metadata of GGUF. llama.cpp has no window here: longer texts would be read otherwise."""
+    length = min(config.max_length, config.window or config.max_length)
+    return gguf.rotary_to_gguf(config, hidden_width(config)) | {"context_length": length}
+
+
+GGUF = gguf.GgufConfig("llama", to_gguf, more_tensors=gguf.rope_factors)
+GGUF_FORMAT = Format(GGUF, gguf.rotary_names, gguf.in_layout("mistral", "interleaved"))
+FORMATS: Formats = {"hf": Format(HF, hf_names), "gguf": GGUF_FORMAT}
+ARCHITECTURE = Architecture("mistral", Config, build, SIZES, FORMATS)

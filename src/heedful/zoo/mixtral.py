@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.zoo import mistral, rotary_decoder
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo import gguf, mistral, rotary_decoder
+from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import ExpertsSpec, StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.model_config import model_config
@@ -90,4 +90,29 @@ HF = HfConfig(
         sizes_to_hf(config) | {"head_dim": config.head_dim, _BALANCE: config.balance_weight or 0.0}
     ),
 )
-ARCHITECTURE = Architecture("mixtral", Config, build, SIZES, {"hf": Format(HF, hf_names)})
+
+
+def gguf_names(config: Config) -> Names:
+    """Tensor names of GGUF; the experts of a layer are joined when they are written."""
+    path = "feedforward.sublayer"
+    layer = {k: v for k, v in gguf.LAYER.items() if not k.startswith(path)}
+    layer |= {f"{path}.router": "ffn_gate_inp"}
+    for number in range(config.num_experts):
+        expert = f"{path}.experts.{number}"
+        layer |= {
+            f"{expert}.up": f"ffn_{{gate,up}}.{number}",
+            f"{expert}.down": f"ffn_down.{number}",
+        }
+    return gguf.rotary_names(config, layer)
+
+
+GGUF = replace(
+    mistral.GGUF,
+    write=lambda config: (
+        mistral.to_gguf(config)
+        | {"expert_count": config.num_experts, "expert_used_count": config.top_k}
+    ),
+)
+GGUF_FORMAT = Format(GGUF, gguf_names, gguf.in_layout("mixtral", "interleaved"))
+FORMATS: Formats = {"hf": Format(HF, hf_names), "gguf": GGUF_FORMAT}
+ARCHITECTURE = Architecture("mixtral", Config, build, SIZES, FORMATS)

@@ -9,11 +9,20 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.zoo.architectures import Architecture, Format
+from heedful.parts.rotary import Llama3Scaling
+from heedful.zoo import gguf
+from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.model_config import model_config
-from heedful.zoo.rotary_decoder import Base, hf_names, read_rotary, rotary_block, sizes_to_hf
+from heedful.zoo.rotary_decoder import (
+    Base,
+    hf_names,
+    hidden_width,
+    read_rotary,
+    rotary_block,
+    sizes_to_hf,
+)
 
 
 @model_config
@@ -73,4 +82,17 @@ HF = HfConfig(
     read=read_rotary,
     write=sizes_to_hf,
 )
-ARCHITECTURE = Architecture("qwen3", Config, build, SIZES, {"hf": Format(HF, hf_names)})
+
+
+def _to_gguf(config: Config) -> gguf.Metadata:
+    if config.attention_bias:
+        raise gguf.refuse("Qwen3", "attention_bias", True, False)
+    if isinstance(config.rope_scaling, Llama3Scaling):
+        raise gguf.refuse("Qwen3", "rope_scaling of type", "llama3", "linear, ntk and yarn")
+    return gguf.rotary_to_gguf(config, hidden_width(config))
+
+
+GGUF = gguf.GgufConfig("qwen3", _to_gguf)
+GGUF_FORMAT = Format(GGUF, gguf.rotary_names, gguf.in_layout("qwen3", "half"))
+FORMATS: Formats = {"hf": Format(HF, hf_names), "gguf": GGUF_FORMAT}
+ARCHITECTURE = Architecture("qwen3", Config, build, SIZES, FORMATS)

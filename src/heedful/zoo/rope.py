@@ -11,7 +11,7 @@ import torch
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.attention import Attention
-from heedful.parts.rotary import NtkScaling, RotaryPositions
+from heedful.parts.rotary import Layout, NtkScaling, RotaryPositions
 
 AnyConfig = TypeVar("AnyConfig")
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # types of layers in `config.json`
@@ -191,16 +191,16 @@ class LocalLayers:
 
 
 @torch.no_grad()
-def to_half_layout(net: DecoderOnly, config: AnyConfig) -> tuple[DecoderOnly, AnyConfig]:
-    """A copy of a net with the rotary layout `half`, and its Config; logits do not change.
+def to_layout(net: DecoderOnly, config: AnyConfig, layout: Layout) -> tuple[DecoderOnly, AnyConfig]:
+    """A copy of a net with another rotary layout, and its Config; logits do not change.
 
-    The query and key rows of each head are permuted: dimensions 2i and 2i + 1, which the
-    interleaved layout pairs, are moved to i and i + E/2. A net with this layout is returned as it
-    is. Works for every net with `rope_layout` in its Config.
+    The query and key rows of each head are permuted: dimensions 2i and 2i + 1, which the layout
+    `interleaved` pairs, are i and i + E/2 in the layout `half`. A net that has the layout is
+    returned as it is. Works for every net with `rope_layout` in its Config.
     """
-    if config.rope_layout == "half":  # type: ignore[attr-defined]
+    if config.rope_layout == layout:  # type: ignore[attr-defined]
         return net, config
-    net, config = copy.deepcopy(net), replace(config, rope_layout="half")  # type: ignore[type-var]
+    net, config = copy.deepcopy(net), replace(config, rope_layout=layout)  # type: ignore[type-var]
     position = rotary_module(config)
     for block in net.decoder.blocks:
         attention = block.self_attention.sublayer  # type: ignore[union-attr]
@@ -209,7 +209,8 @@ def to_half_layout(net: DecoderOnly, config: AnyConfig) -> tuple[DecoderOnly, An
         joint = [p for p in (attention.qkv.weight, attention.qkv.bias) if p is not None]
         parts = [part for p in joint for part in p.split(attention.split_sizes)[:2]]
         norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
+        pairs = (attention.head_dim // 2, 2) if layout == "half" else (2, attention.head_dim // 2)
         for part in [*parts, *(norm.get_parameter("weight") for norm in norms)]:
-            heads = part.unflatten(0, (-1, attention.head_dim // 2, 2))
-            part.copy_(heads.transpose(1, 2).flatten(0, 2))  # the even rows, then the odd ones
+            # To `half`: the even rows of a head, then the odd ones; and back.
+            part.copy_(part.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2))
     return net, config

@@ -70,12 +70,12 @@ def rotary_block(
             bias=attention_bias,
             out_bias=attention_bias,
         ),
-        FeedForwardSpec(_hidden(config), config.activation, bias=mlp_bias),
+        FeedForwardSpec(hidden_width(config), config.activation, bias=mlp_bias),
         dropout=config.dropout,
     )
 
 
-def _hidden(config: Base) -> int:
+def hidden_width(config: Base) -> int:
     """`d_ff`, or its default by the authors' rule."""
     return config.d_ff or -(-(8 * config.d_model // 3) // 256) * 256
 
@@ -93,7 +93,7 @@ def sizes_to_hf(config: Base) -> dict[str, Any]:
     return {
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
         "head_dim": head_width(config),
-        "intermediate_size": _hidden(config),
+        "intermediate_size": hidden_width(config),
         **rope_to_hf(config),
     }
 
@@ -125,7 +125,7 @@ def hf_names(config: Base, layer: dict[str, str] = HF_LAYER) -> Names:
     if config.rope_layout != "half":
         raise UserError(
             f"the Hugging Face format has no rope_layout {config.rope_layout}; convert the net by "
-            "heedful.zoo.rope.to_half_layout(net, config)"
+            "heedful.zoo.rope.to_layout(net, config, 'half')"
         )
     return Names(
         [

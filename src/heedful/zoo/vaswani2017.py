@@ -112,5 +112,5 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-HF = Format(export_as=export_as)
+HF = Format[Any](export_as=export_as)
 ARCHITECTURE = Architecture("vaswani2017", Config, build, SIZES, {"hf": HF})
