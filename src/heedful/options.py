@@ -141,6 +141,14 @@ class Options:
         (),
         CONSTRAINTS,
     )
+    json_schema: str | Mapping[str, Any] | None = _option(
+        "Write JSON of this JSON schema (text, or path of a file; extra `grammar`); runs eager.",
+        None, CONSTRAINTS,
+    )  # fmt: skip
+    regex: str | None = _option(
+        "Write a text that matches this regular expression (extra `grammar`); runs eager.",
+        None, CONSTRAINTS,
+    )  # fmt: skip
     tgt_language: str | None = _option(
         "Language to translate into, such as de, for a model with several.",
         panel=CONSTRAINTS, shown="the model's, if it has one", flag="--tgt-lang",
@@ -194,6 +202,8 @@ class Options:
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"{name} must be a finite number, not {value}")
+        if (self.json_schema is not None) and (self.regex is not None):
+            raise UserError("json_schema and regex exclude each other; give one of them")
         if self.coverage_penalty < 0:
             raise UserError(f"coverage_penalty must be at least 0, not {self.coverage_penalty}")
         if (self.beam_size or 1) > 1:
@@ -324,6 +334,10 @@ _BY_TYPE = {
 _BY_NAME = {
     "seed": _Kind(lambda value: _is_whole(value) or _IDS(value), "a whole number, or one a prompt"),
     "stop": _Kind(_is_list_of(_is_text), "a list of texts"),
+    "json_schema": _Kind(
+        lambda value: _is_text(value) or isinstance(value, Mapping), "a JSON schema, or its path"
+    ),
+    "regex": _Kind(_is_text, "a regular expression"),
     "tgt_language": _Kind(_is_text, "a language code, such as de"),
     "prefixes": _Kind(_is_list_of(_is_text), "a list of texts, one for each prompt"),
     "banned": _Kind(_is_list_of(_is_text, _is_whole, _IDS), "a list of texts, ids or lists of ids"),

@@ -53,6 +53,15 @@ class Pieces:
                 begins = text[-1:].isspace() and text[-1:] != " "
         return starts
 
+    def to_bytes(self, piece: str) -> bytes | None:
+        """The bytes that the piece adds to a text; None if they depend on the pieces beside it."""
+        if self._continues or self._ends:
+            return None
+        if byte := BYTE.fullmatch(piece):
+            return bytes.fromhex(byte[1])
+        text = self._to_bytes(piece)
+        return piece.replace(SPACE, " ").encode() if text is None else text
+
     def _plain(self, piece: str) -> str:
         """The piece as text, with U+FFFD, which is no whitespace, for each byte beyond ASCII."""
         text = self._to_bytes(piece)

@@ -299,6 +299,20 @@ class Tokenizer:
             for i in ids
         ]
 
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token; for special tokens, those of their names.
+
+        Raises UserError if the text of a token depends on its neighbors (WordPiece).
+        """
+        tokens = []
+        for i in range(self.vocab_size):
+            piece = self.piece(i)
+            text = piece.encode() if i in self.special_ids else self._spelling.to_bytes(piece)
+            if text is None:
+                raise UserError(f"the text of a token of this {self.kind} tokenizer is not fixed")
+            tokens.append(text)
+        return tokens
+
     def word_starts(self, ids: Sequence[int]) -> list[bool]:
         """For each token, True if it begins a word (used for whole-word masking).
 

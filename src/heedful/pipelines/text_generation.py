@@ -17,6 +17,7 @@ from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
 from heedful.options import Options
 from heedful.pipelines.base import SavedModel, Texts, by_length, split_among
+from heedful.pipelines.grammar import with_grammar
 from heedful.pipelines.inputs import as_batch
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 from heedful.pipelines.text_pieces import TextPieces
@@ -263,6 +264,8 @@ class Generator(SavedModel):
     def _seeded_options(self, keywords: dict[str, Any]) -> Options:
         """The options of a call, with a random seed for sampling without one."""
         resolved = self.options(**keywords)
+        if resolved.json_schema is not None or resolved.regex is not None:
+            resolved = with_grammar(self, resolved)
         if not resolved.samples or resolved.seed is not None:
             return resolved
         torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
