@@ -18,7 +18,8 @@ SCRIPTS = {
 
 
 def test_every_script_is_run() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(SCRIPTS)
+    by_others = {"onnx_greedy"}  # tests/export/test_onnx.py
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*SCRIPTS, *by_others}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

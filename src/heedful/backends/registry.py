@@ -25,7 +25,7 @@ from heedful.backends.manifest import (
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
 
-Name = Literal["auto", "eager", "compiled", "ctranslate2"]
+Name = Literal["auto", "eager", "compiled", "ctranslate2", "onnxruntime"]
 Precision = Literal["auto", "float32", "bfloat16", "int8"]
 
 
@@ -128,6 +128,10 @@ def open_conversion(
         if backend == CTranslate2.name:
             ctranslate2_facts = CTranslate2Facts(**facts)
             return CTranslate2(path, ctranslate2_facts, precision, settings, device)
+        if backend == "onnxruntime":
+            from heedful.backends.onnxruntime.encoder import OnnxEncoder, OnnxFacts
+
+            return OnnxEncoder(path, OnnxFacts(**facts), precision, settings, device)
         from heedful.backends.aot.compiled_net import CompiledFacts
         from heedful.backends.aot.decoder import Compiled
         from heedful.backends.aot.encoder import CompiledEncoder
@@ -147,8 +151,9 @@ def version_mismatch(backend: str, converted_with: str) -> str | None:
     try:
         installed = version(package)
     except PackageNotFoundError:
-        return f"needs {package}: {extras.install_command('fast')}"
-    parts = 2 if backend == CTranslate2.name else None  # compiled graphs need the exact torch
+        extra = "onnx" if backend == "onnxruntime" else "fast"
+        return f"needs {package}: {extras.install_command(extra)}"
+    parts = None if backend == "compiled" else 2  # compiled graphs need the exact torch
     if installed.split(".")[:parts] != converted_with.split(".")[:parts]:
         return f"was made with {package} {converted_with}, this is {installed}"
     return None

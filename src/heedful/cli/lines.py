@@ -29,8 +29,9 @@ _LONGEST = 1_000_000  # characters of a line for a model
 
 def backend_option(
     default: str,
-    help: str = "eager (the torch module), compiled, ctranslate2, or auto: the fastest that "
-    "`heedful optimize` found, else eager. A request that a backend does not support runs eager.",
+    help: str = "eager (the torch module), compiled, ctranslate2, onnxruntime, or auto: the "
+    "fastest that `heedful optimize` found, else eager. A request that a backend does not support "
+    "runs eager.",
 ) -> Any:
     """The flag `--backend`."""
     return typer.Option(default, metavar="NAME", help=help, rich_help_panel=RUN_TIME)

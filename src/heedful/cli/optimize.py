@@ -26,7 +26,8 @@ class Candidates:
     backend: list[str] | None = typer.Option(
         None,
         metavar="NAME",
-        help="Measure only this backend: eager, ctranslate2 or compiled; repeatable.",
+        help="Measure only this backend: eager, ctranslate2, compiled or, for encoders, "
+        "onnxruntime; repeatable.",
         show_default="all",
         rich_help_panel=RUN_TIME,
     )
@@ -102,7 +103,7 @@ def optimize(
     if ref is not None and src is None:
         raise UserError("--ref goes with --src: give both files")
     from heedful.backends.ctranslate2.conversion import PRECISIONS
-    from heedful.deploy.optimize import BACKENDS, USES, check_names, optimize
+    from heedful.deploy.optimize import USES, check_names, optimize
     from heedful.pipelines.loading import check_own_format
 
     check_names(candidates.backend or (), candidates.precision or (), candidates.threads or ())
@@ -118,7 +119,7 @@ def optimize(
             opened,
             model,
             *held_out,
-            backends=candidates.backend or BACKENDS,
+            backends=candidates.backend or None,
             precisions=candidates.precision or PRECISIONS,
             uses=USES if candidates.use == "both" else (candidates.use,),
             tolerance=candidates.tolerance,

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,15 @@ from heedful.backends.manifest import Manifest, conversion_path
 from heedful.backends.registry import open_conversion, version_mismatch
 from heedful.errors import UserError
 from heedful.files import write_directory
+from heedful.parts.heads import ClassificationHead
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
+
+if TYPE_CHECKING:
+    from heedful.backends.onnxruntime.encoder import OnnxFacts
 
 
 def convert_model(
@@ -38,6 +42,9 @@ def convert_model(
         if backend == CTranslate2.name:
             facts.append(asdict(write_ctranslate2(model, folder, precision)))
             return
+        if backend == "onnxruntime":
+            facts.append(asdict(_write_onnx(model, folder, precision)))
+            return
         from heedful.backends.aot.compile import compile_net
 
         longest = model.config.max_length
@@ -45,6 +52,25 @@ def convert_model(
 
     write_directory(conversion_path(directory, backend, precision), fill)
     return facts[0]
+
+
+def _write_onnx(model: SavedModel, directory: Path, precision: str) -> "OnnxFacts":
+    """Write the ONNX graph of an encoder into an existing directory; returns its facts.
+
+    Raises UserError if a package is not installed, or as of `write_graphs`.
+    """
+    extras.require("onnx", "the backend onnxruntime")
+    from heedful.backends.onnxruntime.encoder import OnnxFacts
+    from heedful.backends.onnxruntime.graphs import write_graphs
+
+    write_graphs(model.net, model.config, directory, precision)
+    types, head = model.net.embedding.types, model.net.head
+    return OnnxFacts(
+        family="encoder_only",
+        num_types=0 if types is None else types.num_embeddings,
+        has_head=head is not None,
+        first_token_only=isinstance(head, ClassificationHead),
+    )
 
 
 def write_ctranslate2(

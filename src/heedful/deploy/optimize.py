@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from heedful import extras
 from heedful.backends.base import Backend, Settings
 from heedful.backends.ctranslate2.conversion import PRECISIONS
 from heedful.backends.ctranslate2.runtime import CTranslate2, write_vocabulary_map
@@ -35,7 +36,7 @@ from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.progress import track
 
-BACKENDS = ("eager", "ctranslate2", "compiled")
+BACKENDS = ("eager", "ctranslate2", "compiled", "onnxruntime")
 _COMPILED_GENERATORS = ("float32", "int8")  # precisions of compiled nets that generate
 USES: tuple[Use, ...] = get_args(Use)
 
@@ -80,7 +81,7 @@ def optimize(
     texts: Sequence[str],
     answers: Sequence[str] | None = None,
     *,
-    backends: Sequence[str] = BACKENDS,
+    backends: Sequence[str] | None = None,
     precisions: Sequence[str] = PRECISIONS,
     uses: Sequence[Use] = USES,
     tolerance: float | None = None,
@@ -93,6 +94,7 @@ def optimize(
         model: opened eager, from `directory`.
         texts, answers: held-out text, as of `Prover`.
         tolerance: allowed loss of conversions that are not float32; None: `prove.TOLERANCES`.
+        backends: to try; None: `backends_for` the model.
         threads: counts to measure, of each worker; empty: one, and all cores.
         pairs: ids of a translator's training pairs, from which a shortlist is made; the shortlist
             is kept where it loses no more than `tolerance`. None: no shortlist.
@@ -101,6 +103,7 @@ def optimize(
         UserError: unknown names; more threads than cores; no held-out text; no backend that runs
             the model, with every reason.
     """
+    backends = backends_for(model) if backends is None else backends
     check_names(backends, precisions, threads)
     check_own_format(directory)
     nonblank = [text for text in texts if text.strip()]
@@ -118,6 +121,8 @@ def optimize(
         model.shortlist = None
         prover = None
         conversions = [(b, p) for b in backends for p in precisions if _has_precision(b, p, model)]
+        if "onnxruntime" in backends and isinstance(model, Generator):
+            findings.refused["onnxruntime"] = "the backend onnxruntime runs encoders only"
         if conversions or pairs is not None:
             prover = Prover(model, texts, answers)
         with track("building and proving", len(conversions)) as advance:
@@ -151,7 +156,16 @@ def _has_precision(backend: str, precision: str, model: SavedModel) -> bool:
     """A backend has conversions in a precision."""
     if backend == "compiled":
         return precision in _COMPILED_GENERATORS or not isinstance(model, Generator)
+    if backend == "onnxruntime":  # for encoders
+        return precision != "bfloat16" and not isinstance(model, Generator)
     return backend == CTranslate2.name
+
+
+def backends_for(model: SavedModel) -> list[str]:
+    """The backends to try where none is named: ONNX Runtime for encoders, if it is installed."""
+    is_encoder = not isinstance(model, Generator)
+    has_onnx = is_encoder and extras.missing_packages("onnx") is None
+    return [name for name in BACKENDS if name != "onnxruntime" or has_onnx]
 
 
 def check_names(backends: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:

@@ -41,7 +41,7 @@ def load(
     Args:
         device: as of `choose_device`.
         backend: auto: the fastest that `heedful optimize` found, if it can be used here, else
-            eager (the net itself); or eager, compiled, ctranslate2.
+            eager (the net itself); or eager, compiled, ctranslate2, onnxruntime.
         precision: float32, bfloat16, or int8 of a converted backend; auto: the fastest, or float32.
         threads: of the backend's workers, or of torch; None: as measured, or by the size of each
             pass.

@@ -83,7 +83,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
     try:
         if not isinstance(net, EncoderOnly):
             private.build_library(SOURCES, directory / KERNEL)
-        with torch.no_grad(), _quiet(), _linked_with(directory):
+        with torch.no_grad(), quiet("torch.export", "torch._inductor"), _linked_with(directory):
             for name in graphs:
                 with track(f"compiling {precision}: {name}", 1) as advance:
                     files[name], constants[name] = _compile(name, *graphs[name])
@@ -126,9 +126,9 @@ def _compile(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress torch's warnings about compilation."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._inductor")]
+def quiet(*names: str) -> Iterator[None]:
+    """Suppress warnings, and those of the loggers with these names."""
+    loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

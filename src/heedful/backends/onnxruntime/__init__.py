@@ -1,0 +1,1 @@
+"""ONNX Runtime: nets written as ONNX graphs, and encoders run as a backend."""

@@ -1,0 +1,152 @@
+"""ONNX directories: graphs equal to the net, run by the example without heedful and torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import heedful
+from architectures import DECODERS, SIZES, config_of, decodes, one_layer
+from heedful.backends.onnxruntime import graphs
+from heedful.backends.onnxruntime.graphs import open_session
+from heedful.data.tokenizer import train_tokenizer
+from heedful.deploy.optimize import optimize
+from heedful.errors import UserError
+from heedful.export.onnx import export_onnx
+from heedful.pipelines.metadata import GenerationIds
+from heedful.zoo import ARCHITECTURES, architecture
+from option_space import randomized
+
+pytest.importorskip("onnx", reason="onnx is not installed")
+ROOT = Path(__file__).parents[2]
+TEXT = "it is a heedful test of words, and of 12 more"
+FEW = ("gpt2",)  # exports are slow: the others run in `make test-benchmarks`
+CASES = [n if n in FEW else pytest.param(n, marks=pytest.mark.benchmarks) for n in ARCHITECTURES]
+
+
+def model_of(name: str, **keys: Any) -> Any:
+    """A model of random weights with a tokenizer."""
+    tokenizer = train_tokenizer([TEXT], kind="byte_bpe", vocab_size=270)
+    sizes = SIZES | dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size"), 270)
+    config = config_of(name, sizes, keys)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        net = randomized(architecture(name).build(config))
+    start = () if name in DECODERS and not hasattr(net, "encode") else (1,)
+    ids = GenerationIds(decoder_start_ids=start, eos_ids=(2,), suppressed_ids=(0, 1, 3))
+    return heedful.from_net(net, config, tokenizer, generation=ids)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_agree_with_the_net(name: str, tmp_path: Path) -> None:
+    model = model_of(name, **(one_layer(name) if name in FEW else {}))
+    notices: list[str] = []
+    export_onnx(model, tmp_path / "out", on_notice=notices.append)
+    assert [notice[:8] for notice in notices] == ["float32:"]
+    if decodes(name):
+        done = subprocess.run(
+            [sys.executable, ROOT / "examples" / "onnx_greedy.py", tmp_path / "out"],
+            input=f"{TEXT}\nwords\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        length = model.config.max_length
+        prompts = [TEXT, "words"]
+        rows = model.prompt_ids(prompts)
+        expected = [
+            model.generate(text, beam_size=1, max_new_tokens=min(64, length - len(row)))
+            for text, row in zip(prompts, rows, strict=True)
+        ]
+        assert done.stdout == "".join(f"{text}\n" for text in expected)
+        assert len({*expected}) == 2
+        return
+    session = open_session(tmp_path / "out" / "encoder.onnx")
+    ids = torch.randint(270, (3, 11))
+    lengths = torch.tensor([11, 2, 7])
+    feed = {"ids": ids.numpy(), "lengths": lengths.numpy()}
+    if any(item.name == "types" for item in session.get_inputs()):
+        feed["types"] = np.zeros_like(ids)
+    logits = session.run(["logits"], feed)[0]
+    with torch.no_grad():
+        expected_logits = model.net(ids, lengths).numpy()
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(logits[row, :length], expected_logits[row, :length], atol=1e-4)
+
+
+@pytest.mark.benchmarks
+def test_int8_is_measured_and_holds_integers(tmp_path: Path) -> None:
+    notices: list[str] = []
+    model = model_of("bert", d_model=32, d_ff=64, num_heads=4, head="none")
+    export_onnx(model, tmp_path / "out", precision="int8", on_notice=notices.append)
+    import onnx
+
+    graph = onnx.load(tmp_path / "out" / "encoder.onnx").graph
+    assert sum(node.op_type == "MatMulInteger" for node in graph.node) >= 8
+    error = float(notices[0].split()[3])
+    assert 1e-4 < error < 0.25
+    facts = json.loads((tmp_path / "out" / "onnx.json").read_text())
+    assert facts["precision"] == "int8"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "encoder.onnx",
+        "onnx.json",
+        "tokenizer.json",
+    }
+
+
+@pytest.mark.benchmarks
+def test_a_graph_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("bert", num_layers=1)
+    write = graphs._write
+
+    def write_other(graph: Any, path: Path, precision: str) -> None:
+        write(graph, path, precision)
+        with torch.no_grad():
+            next(graph.module.parameters()).mul_(1.01)
+
+    monkeypatch.setattr(graphs, "_write", write_other)
+    with pytest.raises(UserError, match="the ONNX graph encoder in float32 differs from the net"):
+        export_onnx(model, tmp_path / "out")
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(UserError, match="precision of ONNX"):
+        export_onnx(model, tmp_path / "out", precision="int4")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("bert", {"head": "classify"}),
+        pytest.param("roberta", {"head": "mlm"}, marks=pytest.mark.benchmarks),
+        pytest.param("modernbert", {"head": "none"}, marks=pytest.mark.benchmarks),
+    ],
+)
+def test_the_backend_computes_the_same(name: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    """Its proof passes, and the model opens with it; what it lacks is not offered."""
+    model = model_of(name, num_layers=1, **keys)
+    texts = [TEXT, "words", "it is 12 of more", "a heedful test"]
+    model.save(tmp_path / "model")
+    findings = optimize(
+        model, tmp_path / "model", texts, backends=["onnxruntime"], precisions=["float32"],
+        uses=["latency"],
+    )  # fmt: skip
+    assert findings.refused == {}
+    assert findings.proofs["onnxruntime float32"].difference < 1e-4
+    opened = heedful.load(tmp_path / "model", backend="onnxruntime")
+    assert opened.backend.name == "onnxruntime"
+    expected, vectors = (each.vectors(texts) for each in (model, opened))
+    np.testing.assert_allclose(vectors, expected, atol=1e-4)
+    if keys["head"] == "classify":
+        logits = opened.class_logits(texts, pairs=texts[::-1])
+        np.testing.assert_allclose(logits, model.class_logits(texts, pairs=texts[::-1]), atol=1e-4)
+
+
+def test_the_backend_is_for_encoders(tmp_path: Path) -> None:
+    model = model_of("gpt2")
+    model.save(tmp_path / "model")
+    with pytest.raises(UserError, match="backend onnxruntime runs encoders only"):
+        optimize(model, tmp_path / "model", [TEXT], backends=["onnxruntime"])
