@@ -25,7 +25,7 @@ MODEL_FILES = frozenset(
         *("tokenizer.source.json", "tokenizer.target.json", "tokenizer_source", "tokenizer_target"),
         *("source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocabulary.json"),
         *("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
-        *("backends", "example.py"),
+        *("backends", "example.py", "modules.json", "sentence_bert_config.json", "1_Pooling"),
     )
 )
 _WEIGHTS = {"model.safetensors", "model.bin"}  # every model has one of them

@@ -68,6 +68,7 @@ def export_hf(
     precision: str = "float32",
     overwrite: bool = False,
     on_notice: OnNotice = lambda line: None,
+    write_more: Callable[[Path], None] = lambda directory: None,
 ) -> None:
     """Write a directory for the Auto classes of `transformers`, which does not need heedful.
 
@@ -78,6 +79,7 @@ def export_hf(
         precision: type of the weights, one of `PRECISIONS`.
         overwrite: replace a model directory at `out`.
         on_notice: called with notices.
+        write_more: called with the directory before it appears, to write further files.
 
     Raises:
         UserError: an architecture or setting that the format does not support; an unknown
@@ -115,6 +117,7 @@ def export_hf(
                 src, tgt = _with_final_eos(src), _with_final_eos(tgt)
             write_tokenizer(src, directory, tgt)
             _complete_tokenizer(directory, model)
+        write_more(directory)
 
     write_hf_directory(out, content, tensors, generation, write_text)
     own = hf_format(metadata.architecture).config
