@@ -24,7 +24,7 @@ LAYERS = [
     {"backends"},
     {"training", "insight", "pipelines"},
     {"bulk", "cost", "tasks", "deploy", "serve"},
-    {"export"},
+    {"export", "harness"},
     {"dry_run", "examples", "plan", "run"},
     {"back_translation"},
     {"cli"},

@@ -1,0 +1,141 @@
+"""lm-evaluation-harness: results equal those of its adapter for transformers."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import heedful
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
+from heedful.pipelines.metadata import GenerationIds
+from heedful.zoo import architecture
+from option_space import randomized
+
+pytest.importorskip("lm_eval", reason="lm_eval is not installed")
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "saw",
+    "12",
+    "dogs",
+    "run",
+    "past",
+    "it.",
+    "who?",
+]
+COMMON = {"dataset_path": "json", "test_split": "test"}
+
+
+def write_tasks(folder: Path) -> list[dict[str, Any]]:
+    """Three tasks: choices, perplexity of whole texts, and generation."""
+    rows = [
+        {
+            "q": " ".join(WORDS[i : i + 3 + i % 5]),
+            "choices": [f"{WORDS[i % 7]} {WORDS[-1 - i % 5]}", WORDS[i % 11], WORDS[-1]],
+            "label": i % 3,
+            # Not periodic: the other adapter takes windows of equal tokens for the same request.
+            "text": " ".join(random.Random(i).choices(WORDS, k=14 * (1 + i % 4))),
+        }
+        for i in range(12)
+    ]
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = COMMON | {"dataset_kwargs": {"data_files": {"test": str(data)}}}
+    return [
+        common
+        | {
+            "task": "choices",
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{q}}",
+            "doc_to_choice": "{{choices}}",
+            "doc_to_target": "{{label}}",
+            "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+        },
+        common
+        | {
+            "task": "perplexity",
+            "output_type": "loglikelihood_rolling",
+            "doc_to_text": "",
+            "doc_to_target": "{{text}}",
+            "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+        },
+        common
+        | {
+            "task": "generation",
+            "output_type": "generate_until",
+            "doc_to_text": "{{text}}",
+            "doc_to_target": "{{q}}",
+            "generation_kwargs": {"until": ["at", "\n"], "max_gen_toks": 6},
+            "metric_list": [{"metric": "exact_match"}],
+        },
+    ]
+
+
+def model_of(template: Any) -> Any:
+    """A tiny GPT-2 of random weights, with fewer positions than some texts have tokens."""
+    text = " ".join(WORDS)
+    tokenizer = train_tokenizer([text], kind="byte_bpe", vocab_size=285, template=template)
+    gpt2 = architecture("gpt2")
+    config = gpt2.config(vocab_size=285, d_model=16, num_heads=2, num_layers=1, max_length=48)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        net = randomized(gpt2.build(config))
+    return heedful.from_net(net, config, tokenizer, generation=GenerationIds(eos_ids=(2,)))
+
+
+@pytest.mark.parametrize("template", ["none", "bos"])
+def test_results_equal_those_of_the_adapter_for_transformers(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from heedful.harness import HeedfulLM
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    model = model_of(template)
+    heedful.export_hf(model, tmp_path / "hf")
+    adapters = [
+        HeedfulLM(model, batch_tokens=200),
+        HFLM(pretrained=str(tmp_path / "hf"), device="cpu", batch_size=4, dtype="float32"),
+    ]
+    manager = TaskManager(include_defaults=False)  # which would read thousands of files
+    results = []
+    for adapter in adapters:
+        done = lm_eval.simple_evaluate(
+            adapter, tasks=write_tasks(tmp_path), bootstrap_iters=0, task_manager=manager
+        )
+        results.append(done)
+    ours, theirs = results
+    for task, samples in ours["samples"].items():
+        for one, other in zip(samples, theirs["samples"][task], strict=True):
+            if task == "generation":
+                assert one["resps"] == other["resps"]
+                continue
+            for [a], [b] in zip(one["resps"], other["resps"], strict=True):
+                log_prob, is_greedy = a if isinstance(a, tuple | list) else (a, None)
+                other_log_prob, other_is_greedy = b if isinstance(b, tuple | list) else (b, None)
+                assert log_prob == pytest.approx(other_log_prob, abs=1e-3)
+                assert is_greedy == other_is_greedy
+        for metric, value in ours["results"][task].items():
+            other_value = theirs["results"][task][metric]
+            close = value if isinstance(value, str) else pytest.approx(value, rel=1e-5, nan_ok=True)
+            assert other_value == close, metric
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    from heedful.harness import HeedfulLM
+
+    with pytest.raises(UserError, match="needs a language model"):
+        HeedfulLM(heedful.from_net(model_of("none").net, model_of("none").config))
