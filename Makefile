@@ -136,6 +136,7 @@ experiments: $(STAMP)
 pages: $(STAMP)
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/python docs/make_recipe.py
+	$(BIN)/python docs/make_formats.py
 	$(BIN)/python docs/make_backends.py
 	$(BIN)/python docs/make_readme_table.py
 

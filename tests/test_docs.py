@@ -23,6 +23,11 @@ def test_cli_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == page, "run `make pages`"
 
 
+def test_formats_page_is_up_to_date() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_formats.py"))["render"]()
+    assert (ROOT / "docs" / "formats.md").read_text(encoding="utf-8") == page, "run `make docs`"
+
+
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "SECURITY.md"])
 def test_links_between_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

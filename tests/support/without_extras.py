@@ -3,6 +3,7 @@
 As a program: runs commands in turn, each an argument, until one fails, and exits with its code.
 """
 
+import importlib.util
 import shlex
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,10 @@ def hide(packages: Sequence[str]) -> None:
     """Let a process import none of some packages, also where it has imported them."""
     finder = _Hidden([MODULES.get(name, name) for name in packages])
     sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    find_spec = importlib.util.find_spec  # returns None for a package that is not installed
+    importlib.util.find_spec = lambda name, package=None: (
+        None if finder.hides(name) else find_spec(name, package)
+    )
     for name in [name for name in sys.modules if finder.hides(name)]:
         del sys.modules[name]
     report = sys.modules.get("heedful.training.report")

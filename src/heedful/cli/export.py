@@ -3,7 +3,7 @@
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import ModelFolder, NewFolder, Overwrite
+from heedful.cli.flags import ModelFolder, NewFile, NewFolder, Overwrite
 from heedful.cli.help import new_group
 from heedful.cli.preflight import add_command
 from heedful.cli.shared import note
@@ -60,6 +60,94 @@ def ctranslate2(
     typer.echo(f"{out}: a {opened.kind} for CTranslate2; see {out / 'example.py'}")
 
 
+def gguf(
+    model: ModelFolder,
+    out: NewFile,
+    dtype: str = typer.Option(
+        "f32", metavar="NAME", help="Precision of the matrices: f32, bf16 or q8_0 (8 bits)."
+    ),
+    tokenizer: bool = typer.Option(
+        True,
+        "--tokenizer/--no-tokenizer",
+        help="Write the tokenizer too, or the net alone, which reads ids.",
+    ),
+    overwrite: Overwrite = False,
+) -> None:
+    """Export a decoder-only model as a GGUF file for llama.cpp (heedful's extra `gguf`).
+
+    Supported: GPT-2, GPT-3 without a window, LLaMA, Mistral, Mixtral, Qwen3 and Gemma 3, with a
+    byte-level or SentencePiece tokenizer. What llama.cpp would compute otherwise is refused.
+
+    Example: heedful export gguf runs/novel novel.gguf --dtype q8_0
+    """
+    from heedful.export import gguf
+
+    gguf.check_precision(dtype)
+    gguf.check_file(out, overwrite=overwrite)
+    opened = pipelines.load(model, device="cpu", backend="eager")
+    gguf.export_gguf(
+        opened, out, precision=dtype, tokenizer=tokenizer, overwrite=overwrite, on_notice=note
+    )
+    typer.echo(f"{out}: a {opened.kind} for llama.cpp")
+
+
+def sentence_transformers(
+    model: ModelFolder,
+    out: NewFolder,
+    pooling: str = typer.Option(
+        "mean", metavar="mean|first|last", help="State of a text: of all its tokens, or of one."
+    ),
+    precision: str = typer.Option(
+        "float32", metavar="NAME", help="Precision of the weights: float32, bfloat16 or float16."
+    ),
+    overwrite: Overwrite = False,
+) -> None:
+    """Export an encoder for sentence-transformers, with the pooling of its vectors.
+
+    The directory opens with SentenceTransformer(OUT), and also as the Hugging Face format.
+
+    Example: heedful export sentence-transformers runs/encoder for-st
+    """
+    from heedful.export import hf
+    from heedful.export import sentence_transformers as st
+    from heedful.files import MODEL_FILES, check_new
+
+    check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
+    hf.check_precision(precision)
+    st.check_pooling(pooling)
+    opened = pipelines.load(model, device="cpu", backend="eager")
+    st.export_sentence_transformers(
+        opened, out, pooling=pooling, precision=precision, overwrite=overwrite, on_notice=note
+    )
+    typer.echo(f"{out}: a {opened.kind} for sentence-transformers")
+
+
+def onnx(
+    model: ModelFolder,
+    out: NewFolder,
+    dtype: str = typer.Option(
+        "float32", metavar="NAME", help="Precision of the matrices: float32 or int8."
+    ),
+    overwrite: Overwrite = False,
+) -> None:
+    """Export a model as ONNX graphs (heedful's extra `onnx`), with its tokenizers.
+
+    Encoders are one graph, language models one step with its cache, and encoder-decoders both.
+    ONNX Runtime checks each graph against the net, for batches of several sizes, before it is
+    written; examples/onnx_greedy.py runs them without heedful.
+
+    Example: heedful export onnx runs/translation translation-onnx --dtype int8
+    """
+    from heedful.export import onnx
+    from heedful.files import check_new
+
+    check_new(out, overwrite=overwrite, owns=onnx.ONNX_FILES, source=model)
+    onnx.check_precision(dtype)
+    opened = pipelines.load(model, device="cpu", backend="eager")
+    onnx.export_onnx(opened, out, precision=dtype, overwrite=overwrite, on_notice=note)
+    typer.echo(f"{out}: a {opened.kind} for ONNX Runtime")
+
+
 def peft(model: ModelFolder, out: NewFolder, overwrite: Overwrite = False) -> None:
     """Export the adapter (LoRA) of a model for peft, without its base model.
 
@@ -76,3 +164,6 @@ def peft(model: ModelFolder, out: NewFolder, overwrite: Overwrite = False) -> No
 add_command(app, "hf", hf)
 add_command(app, "peft", peft)
 add_command(app, "ctranslate2", ctranslate2)
+add_command(app, "sentence-transformers", sentence_transformers)
+add_command(app, "gguf", gguf)
+add_command(app, "onnx", onnx)

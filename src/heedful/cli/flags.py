@@ -35,6 +35,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="New model directory.")]
+NewFile = Annotated[Path, typer.Argument(metavar="OUT", help="New file.")]
 RecipeName = Annotated[
     str,
     typer.Argument(
