@@ -157,5 +157,28 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
     assert problems == []
 
 
+def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-of-a-user\n")
+    models = {"sentiment": tiny_models()["sentiment"]}
+    with running(models, keys) as server:
+        tab = browser.new_context(locale="zh-CN", color_scheme="dark").new_page()
+        tab.goto(server.url)
+        tab.wait_for_selector("#key-form:not([hidden])")
+        assert not tab.is_visible("#status"), "nobody has given a wrong key so far"
+        tab.fill("#key", "another-key")
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("#status.bad")
+        assert tab.inner_text("#status") == "服务器拒绝了此密钥。"
+        tab.fill("#key", "a-key-of-a-user")
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("[role=tab]")
+        assert tab.locator("[role=tab]").all_inner_texts() == ["分类"]
+        assert not tab.is_visible("#key-form")
+        assert not tab.is_visible("#status")
+        assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        tab.close()
+
+
 def elsewhere(url: str, server: str) -> list[str]:
     return [] if url.startswith(f"{server}/") else [url]
