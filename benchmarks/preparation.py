@@ -1,16 +1,21 @@
 """Preparation of large data: speed and memory by workers, equality, and resumption after a kill.
 
-    python benchmarks/preparation.py                     # 20 million pairs, 5 million texts
-    python benchmarks/preparation.py --pairs 200000
+    python benchmarks/preparation.py                     # 20 million pairs, 10 GB of text
+    python benchmarks/preparation.py --pairs 200000 --text-bytes 100000000 --work /tmp
 
-Made pairs of sentences, and texts for a language model, are prepared with 1 and with 2 workers,
-each on one core. The memory is that of all processes of a preparation together: the sum of their
-proportional set sizes (PSS), sampled. Then a preparation is killed (SIGKILL) when half of its rows
-are tokenized, and started again.
+Made pairs of sentences, and texts for a language model, are prepared with 1 worker on one core and
+with 2 workers on two cores. The main process, which reads and writes, and the training of the
+tokenizer use the same cores; "tokenizer given" leaves that training out. Processor seconds and
+memory are those of all processes of a preparation together; memory is the sum of their proportional
+set sizes (PSS), sampled. Then a run of one step is started on the data (translation: the default
+model; texts: a small one). At last a preparation is killed (SIGKILL) when half of its rows are
+tokenized, and started again.
 """
 
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +34,17 @@ from heedful.data.column_writer import PROGRESS
 from heedful.data.prepared import MANIFEST, UNFINISHED
 
 PAIRS, QUICK_PAIRS = 20_000_000, 1_000
-TEXTS_SHARE = 4  # pairs for each text of the language model
+TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000_000, 100_000
+MADE_ROWS = 500_000  # of a file: more rows are copies of them, each with another word in front
+SENTENCES = 10  # of a text
 WORKERS = (1, 2)
 MEBIBYTE = 1 << 20
-TRAINING = {"max_steps": 1, "schedule": {"name": "constant", "learning_rate": 0.001}}
+TRAINING = {
+    "max_steps": 1,
+    "batch_tokens": 1_024,
+    "schedule": {"name": "constant", "learning_rate": 0.001},
+}
+DECODER = {"architecture": "gpt2", "d_model": 64, "num_heads": 2, "num_layers": 2}
 _SYLLABLES = (
     "ka",
     "lo",
@@ -57,11 +69,14 @@ def main() -> None:
     """Make data, prepare them, and write the page."""
     parser = argument_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=PAIRS, help="number of sentence pairs")
+    parser.add_argument("--text-bytes", type=int, default=TEXT_BYTES, help="size of the texts")
     parser.add_argument("--work", type=Path, help="folder for data and caches; default: temporary")
     arguments = parser.parse_args()
-    num_pairs = QUICK_PAIRS if arguments.quick else arguments.pairs
+    sizes = arguments.pairs, arguments.text_bytes
     with tempfile.TemporaryDirectory(dir=arguments.work) as folder:
-        data = measure(Path(folder), num_pairs, max(1, num_pairs // TEXTS_SHARE))
+        data = measure(
+            Path(folder), *((QUICK_PAIRS, QUICK_TEXT_BYTES) if arguments.quick else sizes)
+        )
     write_results(
         "preparation",
         "Preparation of large data",
@@ -73,80 +88,116 @@ def main() -> None:
     )
 
 
-def measure(folder: Path, num_pairs: int, num_texts: int) -> dict[str, Any]:
+def measure(folder: Path, num_pairs: int, text_bytes: int) -> dict[str, Any]:
     """The results of all preparations, as JSON."""
     pairs = [folder / "pairs.src", folder / "pairs.tgt"]
     write_pairs(pairs, num_pairs)
-    texts = folder / "texts.txt"
-    write_texts(texts, num_texts)
     translation = {
         "task": "translation",
         "data": {"train": {"src": str(pairs[0]), "tgt": str(pairs[1])}},
         "training": TRAINING,
     }
+    results: dict[str, Any] = {"pairs": compare(folder, "pairs", translation, num_pairs)}
+    tokenizer = folder / "tokenizer.json"
+    given = {**translation, "tokenizer": {"path": str(tokenizer)}}
+    results["pairs, tokenizer given"] = compare(folder, "given", given, num_pairs)
+    expected = results["pairs"].pop("files")
+    del results["pairs, tokenizer given"]["files"]
+    results["killed"] = kill_and_resume(folder / "killed", translation, expected)
+    for path in pairs:
+        path.unlink()
+    texts = folder / "texts.txt"
     language_model = {
         "task": "language_modeling",
-        "data": {"train": {"text": str(texts)}, "valid_size": 0.01},
+        "data": {"train": {"text": str(texts)}, "valid_size": 50},
+        "model": DECODER,
         "training": TRAINING,
     }
-    cases = {"pairs": (translation, num_pairs), "texts": (language_model, num_texts)}
-    results: dict[str, Any] = {}
-    for name, (recipe, num_rows) in cases.items():
-        runs = {
-            workers: prepare(folder / f"{name}-{workers}", recipe, workers) for workers in WORKERS
-        }
-        digests = [run.files for run in runs.values()]
-        results[name] = {
-            "rows": num_rows,
-            "workers": {str(workers): run.to_json(num_rows) for workers, run in runs.items()},
-            "speedup": runs[WORKERS[0]].seconds / runs[WORKERS[-1]].seconds,
-            "equal": all(files == digests[0] for files in digests),
-        }
-        print(json.dumps({name: results[name]}, indent=2))
-    results["killed"] = kill_and_resume(folder / "killed", translation, digests_of(folder, "pairs"))
-    print(json.dumps({"killed": results["killed"]}, indent=2))
+    num_texts = write_texts(texts, text_bytes)
+    results["texts"] = compare(folder, "texts", language_model, num_texts)
+    del results["texts"]["files"]
     return results
+
+
+def compare(folder: Path, name: str, recipe: dict[str, Any], num_rows: int) -> dict[str, Any]:
+    """Prepare data with each number of workers, and start a run on them."""
+    runs = {}
+    for workers in WORKERS:
+        cache = folder / f"{name}-{workers}"
+        runs[workers] = prepare(cache, recipe, workers)
+        if workers == WORKERS[-1]:
+            training = execute(cache, ["train", "--out", str(cache / "run")], recipe, workers)
+            source = cache / "data" / runs[workers].files["folder"] / "src.json"
+            shutil.copy(source, folder / "tokenizer.json")
+        shutil.rmtree(cache)
+    files = runs[WORKERS[0]].files
+    result = {
+        "rows": num_rows,
+        "workers": {str(workers): run.to_json(num_rows) for workers, run in runs.items()},
+        "speedup": runs[WORKERS[0]].seconds / runs[WORKERS[-1]].seconds,
+        "equal": all(run.files == files for run in runs.values()),
+        "training peak MiB": round(training.peak / MEBIBYTE, 1),
+    }
+    print(json.dumps({name: result}, indent=2))
+    return {**result, "files": files}
 
 
 @dataclass
 class Run:
-    """A finished preparation: its seconds, its peak memory in bytes, digests of its files."""
+    """A finished command: its seconds, those of processors, its peak memory in bytes, digests."""
 
     seconds: float
+    processor_seconds: float
     peak: int
     files: dict[str, str]
 
     def to_json(self, num_rows: int) -> dict[str, float]:
         return {
             "seconds": round(self.seconds, 2),
+            "processor seconds": round(self.processor_seconds, 2),
             "rows/s": round(num_rows / self.seconds, 1),
             "peak MiB": round(self.peak / MEBIBYTE, 1),
         }
 
 
-def start(cache: Path, recipe: dict[str, Any], workers: int) -> "subprocess.Popen[bytes]":
-    """Start `heedful prepare` with a separate cache."""
+def start(
+    cache: Path, words: Sequence[str], recipe: dict[str, Any], workers: int
+) -> "subprocess.Popen[bytes]":
+    """Start a command of heedful with a separate cache, on as many cores as workers."""
     cache.mkdir(exist_ok=True)
     path = cache / "recipe.json"
     path.write_text(json.dumps(recipe))
-    command = [sys.executable, "-m", "heedful", "prepare", str(path), "--quiet"]
+    command = [sys.executable, "-m", "heedful", words[0], str(path), *words[1:], "--quiet"]
     environment = {
         **os.environ,
         "HEEDFUL_CACHE": str(cache),
         "PYTHONPATH": str(ROOT / "src"),
-        # One core for each worker, and one for the training of the tokenizer.
-        "RAYON_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.Popen(
-        [*command, "--set", f"data.workers={workers}"], env=environment, stderr=subprocess.PIPE
-    )
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:workers])  # which the new process inherits
+    try:
+        return subprocess.Popen(
+            [*command, "--set", f"data.workers={workers}"],
+            env=environment,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def prepare(cache: Path, recipe: dict[str, Any], workers: int) -> Run:
     """Prepare data and measure; `cache` may hold an unfinished preparation."""
-    began = time.perf_counter()
-    process = start(cache, recipe, workers)
+    run = execute(cache, ["prepare"], recipe, workers)
+    [manifest] = (cache / "data").glob(f"*/{MANIFEST}")
+    digests = json.loads(manifest.read_text())["files"]
+    return replace(run, files={"folder": manifest.parent.name, **digests})
+
+
+def execute(cache: Path, words: Sequence[str], recipe: dict[str, Any], workers: int) -> Run:
+    """Run a command and measure it."""
+    began, used = time.perf_counter(), processor_seconds()
+    process = start(cache, words, recipe, workers)
     peak = [0]
     watcher = threading.Thread(target=watch_memory, args=(process, peak))
     watcher.start()
@@ -154,42 +205,42 @@ def prepare(cache: Path, recipe: dict[str, Any], workers: int) -> Run:
     seconds = time.perf_counter() - began
     watcher.join()
     if process.returncode:
-        raise SystemExit(f"heedful prepare failed: {errors.decode()}")
-    return Run(seconds, peak[0], digests_of(cache.parent, cache.name))
+        raise SystemExit(f"heedful {words[0]} failed: {errors.decode()}")
+    return Run(seconds, processor_seconds() - used, peak[0], {})
 
 
-def digests_of(folder: Path, name: str) -> dict[str, str]:
-    """The digests of the prepared files, of which the manifest has a list."""
-    caches = [folder / name, *(folder / f"{name}-{workers}" for workers in WORKERS)]
-    cache = next(path for path in caches if path.is_dir())
-    [manifest] = (cache / "data").glob(f"*/{MANIFEST}")
-    content = json.loads(manifest.read_text())
-    return {"folder": manifest.parent.name, **content["files"]}
+def processor_seconds() -> float:
+    """The processor time of all child processes that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def kill_and_resume(
     cache: Path, recipe: dict[str, Any], expected: dict[str, str]
 ) -> dict[str, Any]:
     """Kill a preparation by two workers when half is done, and start it again."""
-    whole = (expected["folder"], json.dumps(expected, sort_keys=True))
+    name = expected["folder"]
     began = time.perf_counter()
-    process = start(cache, recipe, WORKERS[-1])
-    half = progress_at_half(cache, whole[0])
-    while process.poll() is None and position(cache, whole[0]) < half():
+    process = start(cache, ["prepare"], recipe, WORKERS[-1])
+    half = progress_at_half(cache, name)
+    while process.poll() is None and position(cache, name) < half():
         time.sleep(0.02)
     was_running = process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.communicate()
     killed_after = time.perf_counter() - began
-    at = position(cache, whole[0])
+    at = position(cache, name)
     resumed = prepare(cache, recipe, WORKERS[-1])
-    return {
+    shutil.rmtree(cache)
+    result = {
         "was running": was_running,
         "chunks done": at,
         "seconds before": round(killed_after, 2),
         "seconds after": round(resumed.seconds, 2),
-        "equal": json.dumps(resumed.files, sort_keys=True) == whole[1],
+        "equal": resumed.files == expected,
     }
+    print(json.dumps({"killed": result}, indent=2))
+    return result
 
 
 def position(cache: Path, name: str) -> int:
@@ -244,18 +295,34 @@ def proportional_set_size(pid: int) -> int:
 def write_pairs(paths: Sequence[Path], count: int) -> None:
     """Write seeded pairs: words by Zipf's law, of which the targets are others in other order."""
     sides = (made_words(1), made_words(2))
-    with paths[0].open("w") as src, paths[1].open("w") as tgt:
-        for indices in sentences(count, seed=0):
-            src.write(" ".join([sides[0][i] for i in indices]) + "\n")
-            tgt.write(" ".join([sides[1][i] for i in reversed(indices)]) + "\n")
+    made = [*sentences(min(count, MADE_ROWS), seed=0)]
+    lines = ([" ".join([sides[0][i] for i in indices]) for indices in made],)
+    lines += ([" ".join([sides[1][i] for i in reversed(indices)]) for indices in made],)
+    for path, side in zip(paths, lines, strict=True):
+        with path.open("w") as file:
+            for number, part in copies(side, count):
+                file.writelines(f"w{number} {line}\n" for line in part)
 
 
-def write_texts(path: Path, count: int) -> None:
-    """Write seeded texts, one a line."""
-    words = made_words(3)
+def write_texts(path: Path, size: int) -> int:
+    """Write seeded texts of several sentences, one a line, up to a size; returns their number."""
+    words, count = made_words(3), 0
+    made = sentences(min(MADE_ROWS, size // 50), seed=1)
+    lines = [" ".join([words[i] for i in indices]) for indices in made]
+    texts = [". ".join(lines[i : i + SENTENCES]) for i in range(0, len(lines), SENTENCES)]
     with path.open("w") as file:
-        for indices in sentences(count, seed=1):
-            file.write(" ".join([words[i] for i in indices]) + "\n")
+        for number, part in copies(texts, size):
+            file.writelines(f"w{number} {text}\n" for text in part)
+            count += len(part)
+            if file.tell() >= size:
+                break
+    return count
+
+
+def copies(lines: list[str], count: int) -> Iterator[tuple[int, list[str]]]:
+    """The lines again and again, `count` in all, with the number of the copy."""
+    for number, done in enumerate(range(0, count, len(lines))):
+        yield number, lines[: count - done]
 
 
 def made_words(seed: int) -> list[str]:
@@ -279,27 +346,27 @@ def sentences(count: int, *, seed: int) -> Iterator[list[int]]:
 
 def page(data: dict[str, Any]) -> list[str]:
     """The sections of the page."""
+    killed = data["killed"]
+    cases = {name: case for name, case in data.items() if name != "killed"}
     rows = [
         [f"{case['rows']:,} {name}", workers, *run.values()]
-        for name, case in data.items()
-        if name != "killed"
+        for name, case in cases.items()
         for workers, run in case["workers"].items()
     ]
-    header = ["data", "workers", "seconds", "rows/s", "peak MiB, all processes"]
+    header = ["data", "workers", "seconds", "processor seconds", "rows/s"]
     lines = [
         f"* {name}: {case['speedup']:.2f} times as fast with {WORKERS[-1]} workers as with one;"
-        f" the prepared data are {'equal, byte for byte' if case['equal'] else 'NOT EQUAL'}."
-        for name, case in data.items()
-        if name != "killed"
+        f" the prepared data are {'equal, byte for byte' if case['equal'] else 'NOT EQUAL'}. A run"
+        f" on them takes {case['training peak MiB']:,} MiB at its start."
+        for name, case in cases.items()
     ]
-    killed = data["killed"]
     lines.append(
         f"* Killed after {killed['seconds before']} s and started again: {killed['seconds after']}"
         f" s to the end; the result is {'equal' if killed['equal'] else 'NOT EQUAL'}."
     )
     return [
         str(__doc__).partition("\n\n")[2].rpartition("\n\n")[2],
-        table(header, rows),
+        table([*header, "peak MiB, all processes"], rows),
         "\n".join(lines),
     ]
 

@@ -202,10 +202,11 @@ def test_settings_are_chosen_by_warm_rounds(bench: Bench, monkeypatch: pytest.Mo
 
 def test_preparation(bench: Bench) -> None:
     page, data = bench("preparation")
-    assert data["pairs"]["equal"]
-    assert data["texts"]["equal"]
+    for name in ("pairs", "pairs, tokenizer given", "texts"):
+        assert data[name]["equal"]
+        assert data[name]["workers"]["2"]["peak MiB"] > 100
+        assert data[name]["training peak MiB"] > 100
     assert data["killed"]["equal"]
-    assert data["pairs"]["workers"]["2"]["peak MiB"] > 100
     assert "equal, byte for byte" in page
 
 
