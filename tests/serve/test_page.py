@@ -119,13 +119,20 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         assert tab.locator("#chat-model option").all_inner_texts() == ["chat"]
         tab.fill("#chat-tokens", "4")
         tab.fill("#chat-temperature", "0")
-        tab.fill("#chat-text", models["chat"].tokenizer.decode([7, 8]))
+        asked, expected = chat_with_answer(models["chat"])
+        tab.fill("#chat-text", asked)
         tab.keyboard.press("Enter")
         tab.wait_for_selector("#panel-chat .primary:not(:disabled)")
         question, answer = tab.locator(".message").all_inner_texts()
-        messages = [{"role": "user", "content": question}]
-        expected = models["chat"].chat(messages, temperature=0.0, max_new_tokens=4)
-        assert answer.split() == expected.split()
+        assert (question.split(), answer.split()) == (asked.split(), expected.split())
+        assert tab.is_hidden("#status")
+        tab.fill("#chat-text", "more")
+        with tab.expect_request("**/v1/chat/completions") as second:
+            tab.keyboard.press("Enter")
+        sent = second.value.post_data_json["messages"]
+        assert [each["role"] for each in sent] == ["user", "assistant", "user"]
+        assert (sent[0]["content"], sent[2]["content"]) == (asked, "more")
+        tab.wait_for_selector("#panel-chat .primary:not(:disabled)")
 
         tab.focus("#tab-chat")
         tab.keyboard.press("ArrowRight")
@@ -178,6 +185,17 @@ def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
         assert not tab.is_visible("#status")
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
         tab.close()
+
+
+def chat_with_answer(model: Any) -> tuple[str, str]:
+    """A question and an answer of some letters, at most 4 tokens long."""
+    for token in range(7, model.tokenizer.vocab_size):
+        asked = model.tokenizer.decode([token, token])
+        messages = [{"role": "user", "content": asked}]
+        answer = model.chat(messages, temperature=0.0, max_new_tokens=4)
+        if asked.strip() == asked != "" and answer.strip():
+            return asked, answer
+    raise AssertionError("the model answers nothing")
 
 
 def elsewhere(url: str, server: str) -> list[str]:

@@ -286,14 +286,17 @@ async function chat(signal) {
     temperature: number("chat-temperature"),
   };
   if (number("chat-tokens") !== null) body.max_tokens = number("chat-tokens");
+  let reply = "";
   try {
     for await (const event of stream("v1/chat/completions", body, signal)) {
       const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
-      answer.append(event.choices[0].delta.content ?? "");
+      reply += event.choices[0].delta.content ?? "";
+      answer.textContent = reply;
       if (isAtEnd) list.scrollTop = list.scrollHeight;
     }
+    if (!reply) answer.append(make("em", "", text("noAnswer"))); // not a turn of the conversation
   } catch (error) {
-    if (!answer.textContent) {
+    if (!reply) {
       asked.remove();
       answer.remove();
       get("chat-text").value = content;
@@ -301,9 +304,7 @@ async function chat(signal) {
     throw error;
   } finally {
     answer.classList.remove("busy");
-    if (answer.textContent) {
-      state.messages = [...messages, { role: "assistant", content: answer.textContent }];
-    }
+    if (reply) state.messages = [...messages, { role: "assistant", content: reply }];
   }
 }
 
