@@ -12,6 +12,7 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "grammar": ("llguidance",),
     "harness": ("lm_eval",),
     "import": ("sentencepiece", "protobuf"),
+    "inspect": ("scikit-learn",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "parquet": ("pyarrow",),
     "ray": ("ray", "pyarrow"),
@@ -22,6 +23,7 @@ EXTRAS = {  # their packages, as in pyproject.toml
 _MODULES = {
     "protobuf": "google.protobuf.message",
     "prometheus-client": "prometheus_client",
+    "scikit-learn": "sklearn",
 }  # of packages with another name
 
 

@@ -136,7 +136,7 @@ def assert_same(model: Any, folder: Path) -> None:
 def assert_fills(hf_tokenizer: Any, theirs: Any, model: Any) -> None:
     """Masks in a padded batch are filled by the same tokens with equal probabilities."""
     for text in (*TEXTS, *MASKED):
-        assert_same_ids(hf_tokenizer, model.tokenizer, text, model._masked_ids(text))
+        assert_same_ids(hf_tokenizer, model.tokenizer, text, model.ids_with_masks(text))
     batch = hf_tokenizer(MASKED, return_tensors="pt", padding=True)
     logits = theirs(**batch).logits
     logits[..., sorted(model.tokenizer.special_ids)] = -torch.inf
@@ -194,4 +194,4 @@ def test_a_mask_that_includes_the_space_before_it_does_so_here(tmp_path: Path) -
     model: Any = import_hf(tmp_path / "hf", tmp_path / "back")
     hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     for text in MASKED:
-        assert model._masked_ids(text) == hf_tokenizer(text)["input_ids"]
+        assert model.ids_with_masks(text) == hf_tokenizer(text)["input_ids"]

@@ -15,7 +15,7 @@ from checked_shapes import check_shapes
 from flawed_nets import HEADS, VOCAB, WIDTH, OneStack, TwoStacks, net_of
 from heedful.errors import UserError
 from heedful.insight import Report, learning_checks, verify
-from heedful.insight.verify import CHECKS, checks_of
+from heedful.insight.verification import CHECKS, checks_of
 from single_stacks import Single, decoder
 
 UNASKED = {"one batch overfits"}

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from heedful.cli.app import make_app
 from heedful.errors import UserError
 from heedful.insight import verify
-from heedful.insight.verify import checks_of
+from heedful.insight.verification import checks_of
 from heedful.parts.cache import Cache
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens

@@ -8,7 +8,7 @@ batch some at a time.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,6 +24,8 @@ from heedful.generation.topk import top_k
 Stop = Literal["optimal", "beam_full", "heuristic"]
 Penalties = Callable[[], Float[Tensor, "N"]]
 """For each row of the last step, a number of at most 0 added to the scores of its endings."""
+Observer = Callable[["Beams", Float[Tensor, "N V"], "Choice", "Beams"], None]
+"""Called after each step: beams before it, log-probabilities, choice, beams after it."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class BeamSearch(Search):
     capacity: int
     penalties: Penalties | None = None
     num_groups: int = 1  # beams of each sentence
+    observe: Observer | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,6 +175,8 @@ class BeamSearch(Search):
             self.step.check_rankable(first, second, after.length)
             if not tied:
                 break
+        if self.observe is not None:
+            self.observe(beams, log_probs, choice, after)
         return after, choice, [flag > 0 for flag in flags]
 
     def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:

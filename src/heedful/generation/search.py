@@ -6,7 +6,7 @@ from typing import Any, get_args
 import torch
 
 from heedful.errors import UserError
-from heedful.generation.beam import BeamSearch, Penalties, Stop
+from heedful.generation.beam import BeamSearch, Observer, Penalties, Stop
 from heedful.generation.diverse import DiverseBeamSearch
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
 from heedful.generation.request import SearchRequest, Starts
@@ -28,6 +28,7 @@ def beam_search(
     diversity_penalty: float = 0.5,
     penalties: Penalties | None = None,
     state: State | None = None,
+    observe: Observer | None = None,
     **options: Any,
 ) -> list[list[Hypothesis]]:
     """For each start up to `num_return` hypotheses, best first, and at least one.
@@ -75,6 +76,7 @@ def beam_search(
         penalties: called after each step; added to the scores of hypotheses that end in it, but not
             to those of prefixes. None: no penalties.
         state: passed to `next_log_probs`, and reordered and selected between two calls.
+        observe: called after each step (`heedful.generation.beam.Observer`); None: nothing is.
 
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
@@ -104,6 +106,7 @@ def beam_search(
         if num_groups == 1
         else DiverseBeamSearch(*arguments, num_groups, diversity_penalty)
     )
+    search.observe = observe
     with torch.no_grad():
         return [hypotheses[:num_return] for hypotheses in search.run()]
 

@@ -117,7 +117,7 @@ class MaskedLanguageModel(Encoder):
 
     def masked_ids(self, text: str, too_long: TooLong = "error") -> list[int]:
         """Ids of a text with at least one mask; empty if it was left out. Errors as of `fill`."""
-        ids = self._masked_ids(text)
+        ids = self.ids_with_masks(text)
         self.check_lengths([ids], "text", too_long)
         if ids and self._mask_id() not in ids:
             raise UserError(f"the text has no {self.mask_token}: write it for the word to predict")
@@ -150,7 +150,7 @@ class MaskedLanguageModel(Encoder):
             fillings.append(candidates)
         return fillings
 
-    def _masked_ids(self, text: str) -> list[int]:
+    def ids_with_masks(self, text: str) -> list[int]:
         """Ids of a text with masks.
 
         The pieces between masks are encoded one by one, unless the tokenizer recognizes special

@@ -68,7 +68,7 @@ class Searcher:
                 yield tokens, speculation.ended
             return
         with torch.inference_mode():
-            start, state = self._open([row], request, 1)
+            start, state = self.open([row], request, 1)
             steps = sample_steps(
                 state.next_log_probs,
                 start,
@@ -95,7 +95,7 @@ class Searcher:
         options, size = request.options, request.options.rows
         if options.coverage_penalty and not self.net.is_encoder_decoder:
             raise UserError("coverage_penalty needs a source, and this model is decoder-only")
-        start, state = self._open(rows, request, size)
+        start, state = self.open(rows, request, size)
         arguments = self.arguments(rows, request)
         banned_ids = self._banned_ids(request, state, arguments["rules"])
         if banned_ids is not None:
@@ -139,9 +139,10 @@ class Searcher:
         )
         return [samples[first : first + size] for first in range(0, len(samples), size)]
 
-    def _open(
+    def open(
         self, rows: list[list[int]], request: GenerationRequest, beams: int
     ) -> tuple[Tensor, Any]:
+        """The first ids of a search, and the state of the net that has read the rows."""
         return self.net.open(
             rows,
             request.decoder_start_ids,

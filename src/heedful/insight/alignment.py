@@ -1,0 +1,233 @@
+"""Word alignments of translations from cross-attention, and their error rate."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.backends.torch.cached_net import checked_start_ids, right_padded
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError
+from heedful.insight.plots import heat_map, new_figure
+from heedful.insight.reading import Text, check_index, evaluating, pieces, read
+from heedful.insight.watching import Watch
+from heedful.parts.tokens import Tokens
+from heedful.pipelines.base import SavedModel
+from heedful.pipelines.translation import Translator
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Unit = Literal["words", "tokens"]
+Links = frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The alignment of a source and a target.
+
+    Attributes:
+        weights: (T, S), cross-attention, averaged over layers and heads: for each target unit its
+            weight on each source unit. Special tokens are left out, so that rows may sum to less
+            than 1.
+        source, target: the units (words or tokens), in order.
+    """
+
+    weights: Float[np.ndarray, "T S"]
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+
+    @property
+    def links(self) -> Links:
+        """(source index, target index) of each target unit: the source unit of largest weight."""
+        if not self.source:
+            return frozenset()
+        best = self.weights.argmax(1)
+        return frozenset((int(source), target) for target, source in enumerate(best))
+
+    def pharaoh(self) -> str:
+        """The links as `0-0 1-2 …`: indices of source and target from 0, in the target's order."""
+        ordered = sorted(self.links, key=lambda link: (link[1], link[0]))
+        return " ".join(f"{source}-{target}" for source, target in ordered)
+
+    def plot(self) -> "Figure":
+        """A heat map, target by source."""
+        figure, axes = new_figure(len(self.source), len(self.target))
+        heat_map(axes, self.weights, self.target, self.source, "alignment", low=0, high=1)
+        return figure
+
+
+def alignments(
+    model: SavedModel,
+    text: Text,
+    target: Text | None = None,
+    *,
+    unit: Unit = "words",
+    layers: Sequence[int] | None = None,
+    **options: Any,
+) -> Alignment:
+    """The alignment of a text and a translation by the cross-attention of a model.
+
+    The weights of a target token are those of the decoder's position that reads it, not of the one
+    that predicts it (Chen et al. 2020, "Accurate Word Alignment Induction from Neural Machine
+    Translation").
+
+    Args:
+        target: the translation; None: the model's own.
+        unit: `words` are separated by spaces; of languages without spaces take `tokens`.
+        layers: of the decoder, from 0 or from -1 downwards; None: all.
+        options: as of `attention`.
+
+    Raises:
+        UserError: a model without cross-attention; an unknown unit or layer; as of `attention`.
+    """
+    translator = expect_translator(model)
+    reading = read(model, text, target, **options)
+    outputs = [token for token in reading.outputs if token is not None]
+    [alignment] = align(translator, [reading.ids["source"]], [outputs], unit=unit, layers=layers)
+    return alignment
+
+
+def align(
+    model: Translator,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    unit: Unit = "words",
+    layers: Sequence[int] | None = None,
+) -> list[Alignment]:
+    """The alignment of each source and target, given as ids: one forward pass of a padded batch.
+
+    Args:
+        sources, targets: as the net reads and writes them: with tags, without start ids.
+        unit, layers: as of `alignments`.
+    """
+    if unit not in get_args(Unit):
+        raise UserError(f"unit must be {' or '.join(get_args(Unit))}, not {unit!r}")
+    count = len(model.net.decoder.blocks)
+    chosen = range(count) if layers is None else layers
+    indices = [check_index("layer", layer, count) for layer in chosen]
+    start = checked_start_ids(model.ids.decoder_start_ids)
+    rows = [index for index, pair in enumerate(zip(sources, targets, strict=True)) if all(pair)]
+    tables: dict[int, np.ndarray] = {}
+    if rows:
+        # The last token of a target is read too, unless the net has no position for it.
+        longest = model.config.max_length
+        read_ids = [[*start, *targets[index]][:longest] for index in rows]
+        weights = _cross_attention(model, [sources[index] for index in rows], read_ids, indices)
+        tables = dict(zip(rows, weights.cpu().numpy(), strict=True))
+    alignments = []
+    for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        table = tables.get(index)
+        if table is None:
+            table = np.zeros((len(start) + len(target), len(source)), np.float32)
+        own = table[len(start) : len(start) + len(target), : len(source)]
+        alignments.append(_by_unit(model, own, source, target[: len(own)], unit))
+    return alignments
+
+
+def expect_translator(model: SavedModel) -> Translator:
+    """The model; raises UserError for one without cross-attention."""
+    if not isinstance(model, Translator) or not model.has_net:
+        raise UserError(
+            f"alignments need a translator, an encoder-decoder; this model is a {model.kind}"
+        )
+    return model
+
+
+def _cross_attention(
+    model: Translator,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    layers: Sequence[int],
+) -> Float[Tensor, "B T S"]:
+    """Weights averaged over layers and heads."""
+    device = model.device
+    src, tgt = (
+        Tokens.from_ids(*right_padded([list(row) for row in rows], device))
+        for rows in (sources, targets)
+    )
+    names = [f"decoder.{layer}.cross_attention.pattern" for layer in layers]
+    with evaluating(model.net), Watch(model.net, names) as watched:
+        model.net.states(src, tgt)
+        return torch.stack([watched[name].float().mean(1) for name in names]).mean(0)
+
+
+def _by_unit(
+    model: Translator,
+    weights: Float[np.ndarray, "T S"],
+    source: Sequence[int],
+    target: Sequence[int],
+    unit: Unit,
+) -> Alignment:
+    """The alignment of tokens or of words: sums over source tokens, means over target tokens."""
+    if unit == "tokens" or not model.has_tokenizer:
+        sides = []
+        for tokenizer, ids in _sides(model, source, target):
+            special = frozenset[int]() if tokenizer is None else tokenizer.special_ids
+            kept = [index for index, token in enumerate(ids) if token not in special]
+            sides.append((kept, pieces(tokenizer, [ids[index] for index in kept])))
+        (columns, names), (rows, target_names) = sides
+        return Alignment(weights[np.ix_(rows, columns)], names, target_names)
+    (words, of_source), (target_words, of_target) = (
+        words_of(tokenizer, ids) for tokenizer, ids in _sides(model, source, target) if tokenizer
+    )
+    table = np.zeros((len(target_words), len(words)), np.float32)
+    for row, word in enumerate(of_target):
+        for column, source_word in enumerate(of_source):
+            if word is not None and source_word is not None:
+                table[word, source_word] += weights[row, column]
+    counts = np.bincount([word for word in of_target if word is not None], minlength=len(table))
+    return Alignment(table / np.maximum(counts, 1)[:, None], words, target_words)
+
+
+def _sides(
+    model: Translator, source: Sequence[int], target: Sequence[int]
+) -> list[tuple[Tokenizer | None, Sequence[int]]]:
+    tokenizers = (model.src_tokenizer, model.tgt_tokenizer) if model.has_tokenizer else (None, None)
+    return [*zip(tokenizers, (source, target), strict=True)]
+
+
+def words_of(
+    tokenizer: Tokenizer, ids: Sequence[int]
+) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    """The words of ids, separated by spaces, and for each id the index of its word.
+
+    Special tokens and spaces of their own belong to no word.
+    """
+    kept = [index for index, token in enumerate(ids) if token not in tokenizer.special_ids]
+    prefixes = tokenizer.decode_batch(
+        [[ids[index] for index in kept[: size + 1]] for size in range(len(kept))]
+    )
+    words = tuple(prefixes[-1].split()) if prefixes else ()
+    of_ids: list[int | None] = [None] * len(ids)
+    before = ""
+    for index, prefix in zip(kept, prefixes, strict=True):
+        count = len(prefix.split())
+        # A prefix that ends in half a character is decoded with U+FFFD, which is part of a word.
+        if prefix != before and prefix[-1:].strip() and count:
+            of_ids[index] = min(count, len(words)) - 1
+        before = prefix
+    return words, tuple(of_ids)
+
+
+def alignment_error_rate(
+    actual: Iterable[Links], sure: Iterable[Links], possible: Iterable[Links] | None = None
+) -> float:
+    """1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|), over all sentences (Och and Ney 2003, section 4.1).
+
+    Args:
+        actual: links A of each sentence.
+        sure: links S that must be found.
+        possible: links P that may be found, sure ones included; None: S.
+    """
+    sure = [*sure]
+    found = total = 0
+    for links, must, may in zip(actual, sure, sure if possible is None else possible, strict=True):
+        found += len(links & must) + len(links & (may | must))
+        total += len(links) + len(must)
+    return 1 - found / total if total else 0.0
