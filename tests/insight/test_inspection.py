@@ -449,11 +449,12 @@ def test_alignments_do_not_depend_on_the_padding_of_a_batch(models: dict[str, An
     ids = {"source": sources[0], "target": [tokenizer.bos_id, *targets[0]]}
     own = own_forward("vaswani2017", model, ids)
     cross = [weights for name, weights in own.patterns.items() if "cross" in name]
-    mean = torch.stack(cross).mean((0, 1))[1:-1, :-1]  # without BOS and EOS
-    [tokens] = align(model, sources[:1], targets[:1], unit="tokens")
-    np.testing.assert_allclose(tokens.weights, mean, **CLOSE)
+    mean = torch.stack(cross).mean((0, 1))[:, :-1]  # without EOS, which the source ends with
+    for at, rows in (("output", mean[:-2]), ("input", mean[1:-1])):
+        [tokens] = align(model, sources[:1], targets[:1], unit="tokens", at=at)  # type: ignore[arg-type]
+        np.testing.assert_allclose(tokens.weights, rows, **CLOSE)
     last = insight.alignments(model, TEXT, TARGET, unit="tokens", layers=[-1])
-    np.testing.assert_allclose(last.weights, cross[-1].mean(0)[1:-1, :-1], **CLOSE)
+    np.testing.assert_allclose(last.weights, cross[-1].mean(0)[:-2, :-1], **CLOSE)
 
 
 def test_words_group_the_tokens_between_spaces(models: dict[str, Any]) -> None:
@@ -496,6 +497,7 @@ def test_bad_input_is_refused_in_one_line(models: dict[str, Any]) -> None:
         (lambda: insight.logit_lens(gpt, TEXT, top_k=0), "top_k must be at least 1"),
         (lambda: insight.alignments(gpt, TEXT), "alignments need a translator"),
         (lambda: insight.alignments(translator, TEXT, unit="lines"), "unit must be"),
+        (lambda: insight.alignments(translator, TEXT, at="end"), "at must be"),
         (lambda: insight.alignments(translator, TEXT, layers=[4]), "there are layers 0 to 1"),
         (lambda: insight.search_tree(models["bert-mlm"], TEXT), "has no search"),
         (lambda: insight.search_tree(gpt, TEXT, temperature=1.0), "a sample is no beam search"),

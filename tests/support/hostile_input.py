@@ -52,6 +52,7 @@ OF_KIND = {  # a placeholder of the lines below, and its values
 LINES = [  # commands that work; {w} is the folder of models and files
     "translate {tr} -i {w}/lines -o out",
     "translate {tr}",
+    "translate {tr} -i {w}/lines -o out --alignments out.align",
     "translate {w}/fast --backend ctranslate2 --precision int8 --threads 1",
     "translate {w}/own --ensemble {w}/own -i {w}/lines -o out --weight 1 --weight 0.5",
     "generate {lm} hello",
@@ -77,6 +78,8 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "average {run} out",
     "merge {any} out",
     "verify {any} --no-overfit",
+    "inspect {any} --text hello --out out --max-new-tokens 4",
+    "inspect {run} --out out",
     "info {any}",
     "export hf {any} out",
     "export ctranslate2 {any} out",

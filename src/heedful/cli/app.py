@@ -31,12 +31,12 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "bulk",
         "serve",
     ),
-    "Evaluate": ("evaluate", "score", "verify", "report", "compare"),
+    "Evaluate": ("evaluate", "score", "verify", "inspect", "report", "compare"),
     "Convert and speed up": ("optimize", "merge", "import", "export"),
     "List": ("list", "info", "recipes", "cache"),
 }
 COMMANDS = {name: title for title, names in GROUPS.items() for name in names}
-_MODULES = {"import": "import_", "list": "list_"}  # names that Python reserves
+_MODULES = {"import": "import_", "inspect": "inspect_", "list": "list_"}  # names of Python
 
 
 def make_app(names: Sequence[str] = ()) -> typer.Typer:

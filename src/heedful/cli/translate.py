@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from heedful import pipelines
+from heedful.cli.alignments import alignment_writer
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
@@ -33,6 +34,21 @@ def translate(
         rich_help_panel=IN_OUT,
     ),
     json: JsonLines = False,
+    alignments: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Write word alignments to this file: for each output a line of pairs such as 0-0 1-2, "
+        "source index and target index, from cross-attention.",
+        show_default="none",
+        rich_help_panel=IN_OUT,
+    ),
+    alignment_unit: str | None = typer.Option(
+        None,
+        metavar="words|tokens",
+        help="Align words between spaces, or the tokens of the model.",
+        show_default="words",
+        rich_help_panel=IN_OUT,
+    ),
     options: dict[str, Any],
     ensemble: list[Path] | None = typer.Option(
         None,
@@ -60,19 +76,33 @@ def translate(
     Example: heedful translate runs/translation 'Hello.'
 
     Example: heedful translate runs/translation -i test.en --beam-size 4
+
+    Example: heedful translate runs/translation -i test.en -o out --alignments out.align
     """
     if weight and not ensemble:
         raise UserError("--weight is the weight of a model of an --ensemble; give both, or neither")
+    if alignment_unit and alignments is None:
+        raise UserError("--alignment-unit is the unit of --alignments; give both, or neither")
+    if alignments is not None and alignments == in_out.output:
+        raise UserError("--alignments and --output are the same file; give two")
     chunks = in_out.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
     options |= {"too_long": in_out.too_long, **run_time.batching}
-    note_unused(options, translator.options(**options))
+    settled = translator.options(**options)
+    note_unused(options, settled)
     num_return = options.get("num_return", 1)
     cut = 0
-    with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
+    with (
+        alignment_writer(translator, alignments, alignment_unit or "words", settled) as aligner,
+        line_writer(in_out.output) as write,
+        in_out.progress("translating") as progress,
+    ):
+        chunks = chunks if aligner is None else aligner.remember(chunks)
         options |= {"scores": scores or json, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             cut += not outputs[0].finished
+            if aligner is not None:
+                aligner.add(outputs, num_return)
             if json:
                 write(json_line(outputs=[asdict(output) for output in outputs]))
                 continue

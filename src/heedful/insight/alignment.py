@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Unit = Literal["words", "tokens"]
+Position = Literal["output", "input"]
 Links = frozenset[tuple[int, int]]
 
 
@@ -68,27 +69,31 @@ def alignments(
     *,
     unit: Unit = "words",
     layers: Sequence[int] | None = None,
+    at: Position = "output",
     **options: Any,
 ) -> Alignment:
     """The alignment of a text and a translation by the cross-attention of a model.
-
-    The weights of a target token are those of the decoder's position that reads it, not of the one
-    that predicts it (Chen et al. 2020, "Accurate Word Alignment Induction from Neural Machine
-    Translation").
 
     Args:
         target: the translation; None: the model's own.
         unit: `words` are separated by spaces; of languages without spaces take `tokens`.
         layers: of the decoder, from 0 or from -1 downwards; None: all.
+        at: the weights of a target token are those of the decoder's position that predicts it
+            (`output`), or of the one that reads it (`input`; Chen et al. 2020, "Accurate Word
+            Alignment Induction from Neural Machine Translation"). The better one depends on the
+            model: see `benchmarks/alignment.py`.
         options: as of `attention`.
 
     Raises:
-        UserError: a model without cross-attention; an unknown unit or layer; as of `attention`.
+        UserError: a model without cross-attention; an unknown unit, layer or `at`; as of
+            `attention`.
     """
     translator = expect_translator(model)
     reading = read(model, text, target, **options)
     outputs = [token for token in reading.outputs if token is not None]
-    [alignment] = align(translator, [reading.ids["source"]], [outputs], unit=unit, layers=layers)
+    [alignment] = align(
+        translator, [reading.ids["source"]], [outputs], unit=unit, layers=layers, at=at
+    )
     return alignment
 
 
@@ -99,13 +104,16 @@ def align(
     *,
     unit: Unit = "words",
     layers: Sequence[int] | None = None,
+    at: Position = "output",
 ) -> list[Alignment]:
     """The alignment of each source and target, given as ids: one forward pass of a padded batch.
 
     Args:
         sources, targets: as the net reads and writes them: with tags, without start ids.
-        unit, layers: as of `alignments`.
+        unit, layers, at: as of `alignments`.
     """
+    if at not in get_args(Position):
+        raise UserError(f"at must be {' or '.join(get_args(Position))}, not {at!r}")
     if unit not in get_args(Unit):
         raise UserError(f"unit must be {' or '.join(get_args(Unit))}, not {unit!r}")
     count = len(model.net.decoder.blocks)
@@ -125,7 +133,8 @@ def align(
         table = tables.get(index)
         if table is None:
             table = np.zeros((len(start) + len(target), len(source)), np.float32)
-        own = table[len(start) : len(start) + len(target), : len(source)]
+        first = len(start) - (at == "output")
+        own = table[first : first + len(target), : len(source)]
         alignments.append(_by_unit(model, own, source, target[: len(own)], unit))
     return alignments
 

@@ -232,7 +232,8 @@ def _read_pair(
         side: pieces(tokenizer, row)
         for (side, row), tokenizer in zip(sides.items(), tokenizers, strict=True)
     }
-    outputs: tuple[int | None, ...] = (*(None for _ in start[1:]), *(tgt or [None]))
+    unknown: list[int | None] = [None] * (len(start) - 1)
+    outputs = (*unknown, *tgt) if tgt else (*unknown, None)
     return Reading(model, sides, tokens, outputs)  # type: ignore[arg-type]
 
 

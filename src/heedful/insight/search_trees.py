@@ -52,6 +52,36 @@ class Node:
     fate: Fate
 
 
+_REASONS = {
+    "eos": "an end token was chosen",
+    "stop": "a stop text was reached",
+    "length": "the length limit was reached: {0:.0f} tokens",
+    "dead_end": "no token is allowed next",
+    "beam_full": "beam_full: {0:.0f} hypotheses have ended",
+    "heuristic": "heuristic: the best open hypothesis has a score of {0:.3f}, the worst result "
+    "kept has {1:.3f}",
+    "optimal": "optimal: an open hypothesis can reach a score of {0:.3f}, the worst result kept "
+    "has {1:.3f}",
+}
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a search ended; as a string in words.
+
+    Attributes:
+        kind: `eos`, `stop`, `length`, `dead_end`, or the stop rule that held.
+        numbers: the limit; the hypotheses that ended; or the score that an open hypothesis can
+            reach (`optimal`) or has (`heuristic`), and the score of the worst result kept.
+    """
+
+    kind: str
+    numbers: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return _REASONS[self.kind].format(*self.numbers)
+
+
 @dataclass(frozen=True)
 class SearchTree:
     """A beam search.
@@ -61,14 +91,14 @@ class SearchTree:
             many as the beam holds in each step.
         best: indices of the nodes of the best output, from its first token.
         text: that output.
-        stop: why the search ended, in words.
+        stop: why the search ended.
         beam_size, stop_rule: of the search.
     """
 
     nodes: tuple[Node, ...]
     best: tuple[int, ...]
     text: str
-    stop: str
+    stop: Stop
     beam_size: int
     stop_rule: str
 
@@ -97,7 +127,7 @@ class SearchTree:
                 ha="center", va="center", bbox={"color": "white", "pad": 0.5},
             )  # fmt: skip
         axes.set_axis_off()
-        axes.set_title(plain(self.stop))
+        axes.set_title(plain(str(self.stop)))
         return figure
 
 
@@ -141,22 +171,14 @@ class Sampling:
     Attributes:
         steps: one for each new token.
         text: the output.
-        stop: why it ended, in words.
+        stop: why it ended.
         seed: of the sample; None: greedy decoding.
     """
 
     steps: tuple[TokenChoice, ...]
     text: str
-    stop: str
+    stop: Stop
     seed: int | None
-
-
-_ENDS = {
-    "eos": "an end token",
-    "stop": "a stop text",
-    "length": "the length limit",
-    "dead_end": "no token is allowed",
-}
 
 
 def search_tree(model: SavedModel, text: Text, **options: Any) -> SearchTree:
@@ -250,7 +272,8 @@ def sampling_steps(
         )
     output = request.decode(chosen) if generator.has_tokenizer else ""
     seed = None if request.seeds is None else request.seeds[0]
-    return Sampling(tuple(choices), output, f"the output ended by {_ENDS[reason]}", seed)
+    limit = (float(request.max_new_tokens[0]),) if reason == "length" else ()
+    return Sampling(tuple(choices), output, Stop(reason, limit), seed)
 
 
 def _prepare(
@@ -294,7 +317,7 @@ class _Recorder:
 
     def __init__(self, model: Generator, request: GenerationRequest) -> None:
         self.nodes: list[Node] = []
-        self.stop = ""
+        self.stop = Stop("length")
         self._tokenizer = model.tgt_tokenizer if model.has_tokenizer else None
         self._request = request
         self._forces_eos = _forces_eos(request)
@@ -374,25 +397,22 @@ class _Recorder:
             value = float(rows[parent, token])
             self._add(parents[parent], beams.length + 1, token, value, total, "pruned")
 
-    def _stop(self, after: Beams, *, is_last: bool) -> str:
+    def _stop(self, after: Beams, *, is_last: bool) -> Stop:
         """Why the search ended after its last step."""
         options, score = self._request.options, self._request.score
         limit = self._request.max_new_tokens[0]
         if is_last:
-            return f"the length limit of {limit} tokens was reached"
+            return Stop("length", (limit,))
         best_open = float(after.log_prob[0].max())
         if best_open == -math.inf:
-            return "no hypothesis can continue"
+            return Stop("dead_end")
         rule, worst = options.stop_rule or "optimal", float(after.finished.score[0, -1])
         if rule == "beam_full":
-            return f"beam_full: {options.beam_size} hypotheses have ended"
+            return Stop(rule, (options.beam_size or 1,))
         if rule == "heuristic":
-            bound, what = float(score(best_open, after.length)), "the best open hypothesis has"
-        else:
-            lengths = (max(options.min_new_tokens, after.length + 1), limit)
-            bound = max(float(score(best_open, length)) for length in lengths)
-            what = "an open hypothesis can reach"
-        return f"{rule}: {what} a score of {bound:.3f}, the worst result kept has {worst:.3f}"
+            return Stop(rule, (float(score(best_open, after.length)), worst))
+        lengths = (max(options.min_new_tokens, after.length + 1), limit)
+        return Stop(rule, (max(float(score(best_open, length)) for length in lengths), worst))
 
 
 def _first_rule(steps: dict[int, list[tuple[str, Tensor]]]) -> Rule:

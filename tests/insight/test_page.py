@@ -1,0 +1,266 @@
+"""The inspection page: its content, its safety, its command, and its use in a browser."""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend_models import model_of
+from heedful import insight
+from heedful.cli.inspect_ import inspect_
+from heedful.errors import UserError
+from heedful.insight.page import write_page
+from heedful.insight.run_views import weight_scales
+
+CHROMIUM = Path("/usr/bin/chromium")
+HOSTILE = "</script><script>document.title='run'</script> &amp; \u202eabc \u0000 😀 <b>x</b> \u2028"
+KINDS: dict[str, dict[str, Any]] = {
+    "vaswani2017": {},
+    "gpt2": {},
+    "bert-mlm": {"head": "mlm"},
+    "bert-classify": {"head": "classify"},
+}
+TEXTS = json.loads((Path(insight.__file__).parent / "page_texts.json").read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for name, keys in KINDS.items():
+        made[name] = tmp_path_factory.mktemp("models") / name
+        model_of(name.split("-")[0], **keys).save(made[name])
+    return made
+
+
+def data_of(page: Path) -> Any:
+    [content] = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S
+    )
+    return json.loads(content)
+
+
+def run(folder: Path, out: Path, **options: Any) -> Any:
+    defaults = {"text": "the cat sat", "target": None, "overwrite": False, "layers": None,
+                "heads": None, "tokens": None, "sentences": None, "projection": "pca",
+                "options": {"max_new_tokens": 4}, "device": "cpu"}  # fmt: skip
+    inspect_.__wrapped__(model=folder, out=out, **{**defaults, **options})  # type: ignore[attr-defined]
+    return data_of(out)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_page_has_the_values_of_the_library(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    views = run(folders[name], tmp_path / "page.html")["views"]
+    expected = {"tokens", "attention", "lens", "attributions", "embeddings"}
+    expected |= {"search"} if name in ("vaswani2017", "gpt2") else set()
+    expected |= {"alignment"} if name == "vaswani2017" else set()
+    assert set(views) == expected
+    import heedful
+
+    model = heedful.load(folders[name])
+    options = {"max_new_tokens": 4} if "search" in views else {}
+    maps = insight.attention(model, "the cat sat", **options).maps
+    assert [part["part"] for part in views["attention"]] == [*maps]
+    for part in views["attention"]:
+        weights = np.frombuffer(base64.b64decode(part["weights"]), np.uint8)
+        exact = maps[part["part"]].weights
+        np.testing.assert_allclose(weights.reshape(exact.shape) / 255, exact, atol=0.5 / 255 + 1e-6)
+    for entry in views["attributions"]:
+        total = sum(sum(side["gradients"]) for side in entry["sides"])
+        assert abs(total - (entry["value"] - entry["baseline"])) < entry["error"] + 5e-3
+
+
+def test_parts_are_chosen_and_left_out_with_a_note(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    content = run(folders["gpt2"], tmp_path / "page.html", layers="-1", heads="1", tokens="1:3")
+    [part] = content["views"]["attention"]
+    assert (part["layers"], part["heads"]) == ([1], [1])
+    assert part["queries"] == part["keys"]
+    assert len(part["queries"]) == 2
+    assert any("tokens 1 to 2 of 3 are shown" in note for note in content["notes"])
+    lines = tmp_path / "lines"
+    lines.write_text("good\tthe cat\nbad\ta dog\ngood\tcats ran\n")
+    content = run(folders["gpt2"], tmp_path / "other.html", sentences=lines)
+    [*_, sentences] = content["views"]["embeddings"]
+    assert (sentences["kind"], sentences["labels"]) == ("sentences", ["good", "bad", "good"])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "problem"),
+    [
+        ({"layers": "7"}, "there are layers 0 to 1, not 7"),
+        ({"heads": "2"}, "there are heads 0 to 1, not 2"),
+        ({"layers": "a"}, "--layers must be numbers"),
+        ({"tokens": "5"}, "--tokens must be a range"),
+        ({"tokens": "9:20"}, "are not in the text"),
+        ({"target": "a dog"}, "a target is for encoder-decoders"),
+        ({"text": "cat " * 60}, "the model allows 48"),
+        ({"text": ""}, None),
+        ({"text": "\ud800"}, "lone surrogate"),
+        ({"text": None, "options": {}}, "is not the folder of a run"),
+        ({"text": None, "target": "a"}, "--target is for a text"),
+        ({"projection": "map"}, "projection must be"),
+    ],
+)
+def test_bad_input_leaves_no_page(
+    folders: dict[str, Path], tmp_path: Path, keywords: dict[str, Any], problem: str | None
+) -> None:
+    out = tmp_path / "page.html"
+    if problem is None:  # an empty prompt begins with the end token
+        run(folders["gpt2"], out, **keywords)
+        return
+    with pytest.raises(UserError, match=problem) as raised:
+        run(folders["gpt2"], out, **keywords)
+    assert "\n" not in str(raised.value)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_existing_page_is_kept(folders: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    out.write_text("mine")
+    with pytest.raises(UserError, match="exists; give another --out"):
+        run(folders["gpt2"], out)
+    assert out.read_text() == "mine"
+    run(folders["gpt2"], out, overwrite=True)
+
+
+def test_hostile_texts_are_data(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    pieces = [{"token": HOSTILE, "id": 1, "bytes": "", "special": False, "unknown": True}]
+    tokens = [{"side": "text", "text": HOSTILE, "normalized": HOSTILE, "pieces": pieces}]
+    write_page(out, title=HOSTILE, facts={"name": HOSTILE}, views={"tokens": tokens})
+    page = out.read_text("utf-8")
+    assert page.count("<script") == page.count("</script>") == 2
+    assert data_of(out)["views"]["tokens"][0]["text"] == HOSTILE
+    assert "<b>x" not in page
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    for element in ("script", "style"):
+        [content] = re.findall(rf"<{element}>(.*?)</{element}>", page, re.S)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{element}-src &#39;sha256-{digest}&#39;" in policy[1].replace("&#43;", "+")
+    assert "unsafe" not in policy[1]
+    assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?https?:", page)
+
+
+def test_both_languages_have_every_text() -> None:
+    assert TEXTS["en"].keys() == TEXTS["zh"].keys()
+    for key, text in TEXTS["en"].items():
+        slots = re.findall(r"\{\d\}", text)
+        assert sorted(re.findall(r"\{\d\}", TEXTS["zh"][key])) == sorted(slots), key
+    script = (Path(insight.__file__).parent / "page.js").read_text("utf-8")
+    used = set(re.findall(r'\bt\("(\w+)"', script)) | set(re.findall(r'intro\("(\w+)"', script))
+    assert used - {"stop_"} <= TEXTS["en"].keys()
+
+
+def test_scales_of_weights_by_layer() -> None:
+    import torch
+
+    tensors = {
+        "encoder.blocks.0.a.weight": torch.full((2, 2), 3.0),
+        "encoder.blocks.0.b.weight": torch.full((2, 4), 1.0),
+        "embedding.weight": torch.ones(2, 2),
+        "encoder.blocks.0.a.bias": torch.ones(9),
+    }
+    actual = weight_scales(tensors)
+    assert actual == {"embedding": 1.0, "encoder 0": pytest.approx(((4 * 9 + 8) / 12) ** 0.5)}
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no Chromium")
+@pytest.mark.parametrize("case", ["1280-light-en", "390-dark-zh"])
+def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: str) -> None:
+    """No request, no error; every view by keyboard; both languages; hostile texts stay text."""
+    pytest.importorskip("playwright.sync_api", reason="there is no Chromium")
+    from playwright.sync_api import sync_playwright
+
+    out, (width, theme, language) = tmp_path / "page.html", case.split("-")
+    run(folders["vaswani2017"], out, text="the cat sat " + HOSTILE.replace("\0", ""),
+        options={"max_new_tokens": 4, "beam_size": 2})  # fmt: skip
+    problems: list[str] = []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = browser.new_context(
+            viewport={"width": int(width), "height": 900}, offline=True,
+            color_scheme="dark" if theme == "dark" else "light",
+            locale="zh-CN" if language == "zh" else "en-US",
+        )  # fmt: skip
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: problems.append(request.url)
+                if request.url != out.as_uri() else None)  # fmt: skip
+        page.goto(out.as_uri())
+        assert "document.title='run'" in page.title()  # shown, not run
+        tabs = page.locator("[role=tab]")
+        names = tabs.all_inner_texts()
+        assert names[0] == TEXTS[language]["tokens"]
+        tabs.first.focus()
+        for name in names:
+            assert page.evaluate("document.activeElement.innerText") == name
+            panel = page.locator("section:not([hidden])")
+            assert panel.count() == 1
+            assert "[object" not in panel.inner_text()
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.keyboard.press("ArrowRight")
+        page.locator("#tab-attention").click()
+        page.locator("#head-1-0").focus()
+        page.keyboard.press("Enter")
+        assert page.locator("#head-1-0").get_attribute("aria-pressed") == "true"
+        page.locator("canvas[role=img]").focus()
+        page.keyboard.press("ArrowDown")
+        assert page.locator("[role=status]").first.inner_text() != TEXTS[language]["hover"]
+        page.locator("details summary").first.click()
+        assert page.locator("details table").first.is_visible()
+        page.locator("#tab-lens").click()
+        page.locator("#lens-0-0").focus()
+        page.keyboard.press("ArrowUp")
+        assert page.evaluate("document.activeElement.id") == "lens-1-0"
+        page.locator("#language").click()
+        other = "en" if language == "zh" else "zh"
+        assert tabs.all_inner_texts()[0] == TEXTS[other]["tokens"]
+        page.locator("#theme").click()
+        assert page.evaluate("document.documentElement.classList.contains('dark')") == (
+            theme != "dark"
+        )
+        browser.close()
+    assert problems == []
+
+
+def test_translate_writes_alignments(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for each output, blank for a blank one, equal to those of the library."""
+    import heedful
+    from heedful.cli.app import make_app
+
+    (tmp_path / "lines").write_text("the cat sat\n\na dog ran\n")
+    arguments = ["translate", str(folders["vaswani2017"]), "-i", str(tmp_path / "lines")]
+    out, pairs = tmp_path / "out", tmp_path / "pairs"
+    flags = ["-o", str(out), "--num-return", "2", "--beam-size", "2", "--device", "cpu"]
+    more = ["--alignments", str(pairs), "--alignment-unit", "tokens"]
+    make_app(["translate", "verify"])([*arguments, *flags, *more], standalone_mode=False)
+    model = heedful.load_translator(folders["vaswani2017"])
+    expected = []
+    for text in ("the cat sat", "", "a dog ran"):
+        outputs = model.generate(text, beam_size=2, num_return=2, return_details=True)
+        expected += [
+            insight.alignments(model, text, output.ids, unit="tokens").pharaoh() if text else ""
+            for output in outputs
+        ] + [""] * (2 - len(outputs))
+    assert pairs.read_text().splitlines() == expected
+    assert len(out.read_text().splitlines()) == len(expected) == 6
+    for wrong, problem in [
+        (["--alignment-unit", "words"], "give both"),
+        (["--alignments", str(out), "-o", str(out)], "the same file"),
+        (["--alignments", str(tmp_path / "no"), "--alignment-unit", "lines"], "unit must be"),
+    ]:
+        with pytest.raises(UserError, match=problem):
+            make_app(["translate", "verify"])([*arguments, *wrong], standalone_mode=False)
+    assert not (tmp_path / "no").exists()
