@@ -78,7 +78,7 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "average {run} out",
     "merge {any} out",
     "verify {any} --no-overfit",
-    "inspect {any} --text hello --out out --max-new-tokens 4",
+    "inspect {any} --text hello --out out",
     "inspect {run} --out out",
     "info {any}",
     "export hf {any} out",

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import line_writer
+from heedful.errors import UserError
 from heedful.options import Options
 
 if TYPE_CHECKING:
@@ -62,22 +66,46 @@ class AlignmentWriter:
             self._pairs.clear()
 
 
-@contextmanager
-def alignment_writer(
-    model: "Translator", path: Path | None, unit: str, options: Options
-) -> Iterator[AlignmentWriter | None]:
-    """A writer for the file `path`; None: alignments are not wanted.
+@dataclass(frozen=True)
+class AlignmentFlags:
+    """Flags of a command that writes alignments."""
 
-    Raises:
-        UserError: a model without cross-attention; an unknown unit; an unwritable file.
-    """
-    if path is None:
-        yield None
-        return
-    from heedful.insight.alignment import align, expect_translator
+    alignments: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Write word alignments to this file: for each output a line of pairs such as 0-0 1-2, "
+        "source index and target index, from cross-attention.",
+        show_default="none",
+        rich_help_panel=IN_OUT,
+    )
+    alignment_unit: str | None = typer.Option(
+        None,
+        metavar="words|tokens",
+        help="Align words between spaces, or the tokens of the model.",
+        show_default="words",
+        rich_help_panel=IN_OUT,
+    )
 
-    align(expect_translator(model), [], [], unit=unit)  # type: ignore[arg-type]
-    with line_writer(path) as write:
-        writer = AlignmentWriter(model, unit, options, write)
-        yield writer
-        writer.flush()
+    def check(self) -> None:
+        """Raises UserError for a unit without a file."""
+        if self.alignment_unit and self.alignments is None:
+            raise UserError("--alignment-unit is the unit of --alignments; give both, or neither")
+
+    @contextmanager
+    def writer(self, model: "Translator", options: Options) -> Iterator[AlignmentWriter | None]:
+        """A writer of the file; None: alignments are not wanted.
+
+        Raises:
+            UserError: a model without cross-attention; an unknown unit; an unwritable file.
+        """
+        if self.alignments is None:
+            yield None
+            return
+        from heedful.insight.alignment import align, expect_translator
+
+        unit: Any = self.alignment_unit or "words"
+        align(expect_translator(model), [], [], unit=unit)
+        with line_writer(self.alignments) as write:
+            writer = AlignmentWriter(model, unit, options, write)
+            yield writer
+            writer.flush()

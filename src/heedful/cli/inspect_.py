@@ -1,7 +1,8 @@
 """`heedful inspect`: one offline HTML page that shows what a model does with a text."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -10,13 +11,79 @@ from heedful.cli.help import IN_OUT
 from heedful.cli.shared import note
 from heedful.errors import UserError
 
+if TYPE_CHECKING:
+    from heedful.insight.page_data import PageOptions
+
 PAGE = "The page"
+WITHOUT = ("draft", "num_draft_tokens", "require", "coverage_penalty", "num_groups")
 
 
-@spread(
-    "draft", "num_draft_tokens", "require", "coverage_penalty", "num_groups", "diversity_penalty",
-    "num_return", "shortlist",
-)  # fmt: skip
+@dataclass(frozen=True)
+class PageFlags:
+    """Flags that choose what a page shows; each is for a text."""
+
+    target: str | None = typer.Option(
+        None,
+        metavar="TEXT",
+        help="Target of an encoder-decoder.",
+        show_default="the model's own output",
+    )
+    layers: str | None = typer.Option(
+        None,
+        metavar="LIST",
+        help="Layers whose attention is shown, such as 0,3 or 0,-1.",
+        show_default="all",
+        rich_help_panel=PAGE,
+    )
+    heads: str | None = typer.Option(
+        None,
+        metavar="LIST",
+        help="Heads whose attention is shown, such as 0,1.",
+        show_default="all",
+        rich_help_panel=PAGE,
+    )
+    tokens: str | None = typer.Option(
+        None,
+        metavar="FIRST:LAST",
+        help="Tokens of each side that are shown, the last one excluded; the model reads all.",
+        show_default="the first 96",
+        rich_help_panel=PAGE,
+    )
+    sentences: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Texts of a map of sentences: one on each line, or a label, a tab and a text.",
+        show_default="no map",
+        rich_help_panel=PAGE,
+    )
+    projection: str | None = typer.Option(
+        None,
+        metavar="pca|tsne",
+        help="Projection of embeddings; t-SNE takes the --seed.",
+        show_default="pca",
+        rich_help_panel=PAGE,
+    )
+
+    def page_options(self, options: dict[str, Any]) -> "PageOptions":
+        """The choices of a page, with the options of the output."""
+        from heedful.insight.page_data import PageOptions
+
+        first, last = _range(self.tokens)
+        texts, labels = _labeled(self.sentences)
+        return PageOptions(
+            layers=_indices("--layers", self.layers),
+            heads=_indices("--heads", self.heads),
+            first=first,
+            last=last,
+            sentences=texts,
+            labels=labels,
+            projection=self.projection or "pca",  # type: ignore[arg-type]
+            seed=options.get("seed", 0),
+            generation=options,
+        )
+
+
+@spread(*WITHOUT, "diversity_penalty", "num_return", "shortlist")
 def inspect_(
     *,
     model: Path = typer.Argument(metavar="MODEL", help="Model directory, or folder of a run."),
@@ -26,12 +93,7 @@ def inspect_(
         help="Source, prompt or text; without it the training of a run is shown.",
         show_default="none",
     ),
-    target: str | None = typer.Option(
-        None,
-        metavar="TEXT",
-        help="Target of an encoder-decoder.",
-        show_default="the model's own output",
-    ),
+    page: PageFlags,
     out: Path = typer.Option(
         Path("inspect.html"),
         "--out",
@@ -42,37 +104,6 @@ def inspect_(
     ),
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace an existing file.", rich_help_panel=IN_OUT
-    ),
-    layers: str | None = typer.Option(
-        None,
-        metavar="LIST",
-        help="Layers whose attention is shown, such as 0,3 or 0,-1.",
-        show_default="all",
-        rich_help_panel=PAGE,
-    ),
-    heads: str | None = typer.Option(
-        None,
-        metavar="LIST",
-        help="Heads whose attention is shown, such as 0,1.",
-        show_default="all",
-        rich_help_panel=PAGE,
-    ),
-    tokens: str | None = typer.Option(
-        None,
-        metavar="FIRST:LAST",
-        help="Tokens of each side that are shown, the last one excluded; the model reads all.",
-        show_default="the first 96",
-        rich_help_panel=PAGE,
-    ),
-    sentences: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Texts of a map of sentences: one on each line, or a label, a tab and a text.",
-        show_default="no map",
-        rich_help_panel=PAGE,
-    ),
-    projection: str = typer.Option(
-        "pca", metavar="pca|tsne", help="Projection of embeddings.", rich_help_panel=PAGE
     ),
     options: dict[str, Any],
     device: Device = "auto",
@@ -87,60 +118,66 @@ def inspect_(
 
     Example: heedful inspect runs/dates --out training.html
     """
-    from heedful import pipelines
-    from heedful.cli.lines import bars_on_stderr
-    from heedful.insight.page import write_page
-    from heedful.insight.page_data import PageOptions, views_of_text
-    from heedful.insight.run_views import views_of_run
-    from heedful.training.folder import is_run
-
-    _check_out(out, overwrite=overwrite)
-    if text is None:
-        _check_unused(target=target, layers=layers, heads=heads, tokens=tokens, sentences=sentences)
-        if options:
-            raise UserError(f"{next(iter(options))} is for a text; give --text")
-        if not is_run(model):
-            raise UserError(f"{model} is not the folder of a run; give a text to inspect (--text)")
-        views, notes = views_of_run(model)
-        write_page(out, title=f"{model.resolve().name}", facts={}, views=views, notes=notes)
-        typer.echo(out)
-        return
-    first, last = _range(tokens)
-    texts, labels = _labeled(sentences)
-    opened = pipelines.load(model, device=device, backend="eager")
-    chosen = PageOptions(
-        _indices("--layers", layers), _indices("--heads", heads), first, last, texts, labels,
-        projection, options.get("seed", 0), options,  # type: ignore[arg-type]
-    )  # fmt: skip
-    with bars_on_stderr():
-        views, notes = views_of_text(opened, text, target, chosen)
-        if is_run(model) and (model / "log.jsonl").is_file():
-            training, more = views_of_run(model)
-            views, notes = views | training, [*notes, *more]
-    facts = {
-        "architecture": opened.metadata.architecture,
-        "task": opened.metadata.task,
-        "parameters": f"{sum(p.numel() for p in opened.net.parameters()):,}",
-    }
-    shown = text if len(text) <= 80 else f"{text[:79]}…"
-    write_page(out, title=f"{model.resolve().name}: {shown}", facts=facts, views=views, notes=notes)
-    for line in notes:
-        note(line)
-    typer.echo(out)
-
-
-def _check_out(out: Path, *, overwrite: bool) -> None:
     from heedful.files import check_writable
 
     if out.is_file() and not overwrite:
         raise UserError(f"{out} exists; give another --out, or --overwrite to replace it")
     check_writable(out)
+    if text is None:
+        for name in (*vars(page), *options):
+            if vars(page).get(name) is not None or name in options:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} is for a text; give --text too, or leave it out")
+        _write_run(model, out)
+    else:
+        _write_text(model, text, page, options, out, device)
+    typer.echo(out)
 
 
-def _check_unused(**values: Any) -> None:
-    for name, value in values.items():
-        if value is not None:
-            raise UserError(f"--{name} is for a text; give --text too, or leave it out")
+def _write_run(folder: Path, out: Path) -> None:
+    """Write the page of a run's training."""
+    from heedful.insight.page import write_page
+    from heedful.insight.run_views import views_of_run
+    from heedful.training.folder import is_run
+
+    if not is_run(folder):
+        raise UserError(f"{folder} is not the folder of a run; give a text to inspect (--text)")
+    views, notes = views_of_run(folder)
+    write_page(out, title=folder.resolve().name, facts={}, views=views, notes=notes)
+
+
+def _write_text(
+    folder: Path, text: str, page: PageFlags, options: dict[str, Any], out: Path, device: str
+) -> None:
+    """Write the page of a text, with the training of a run."""
+    from heedful import pipelines
+    from heedful.cli.lines import bars_on_stderr
+    from heedful.insight.page import write_page
+    from heedful.insight.page_data import views_of_text
+    from heedful.insight.run_views import views_of_run
+    from heedful.pipelines.inputs import LengthError
+    from heedful.training.folder import is_run
+
+    chosen = page.page_options(options)
+    model = pipelines.load(folder, device=device, backend="eager")
+    with bars_on_stderr():
+        try:
+            views, notes = views_of_text(model, text, page.target, chosen)
+        except LengthError as error:
+            raise UserError(f"{error.problem}; give a shorter text or target") from None
+        if is_run(folder) and (folder / "log.jsonl").is_file():
+            training, more = views_of_run(folder)
+            views, notes = views | training, [*notes, *more]
+    facts = {
+        "architecture": model.metadata.architecture,
+        "task": model.metadata.task,
+        "parameters": f"{sum(parameter.numel() for parameter in model.net.parameters()):,}",
+    }
+    shown = text if len(text) <= 80 else f"{text[:79]}…"
+    title = f"{folder.resolve().name}: {shown}"
+    write_page(out, title=title, facts=facts, views=views, notes=notes)
+    for line in notes:
+        note(line)
 
 
 def _indices(flag: str, text: str | None) -> list[int] | None:

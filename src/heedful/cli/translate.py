@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.alignments import alignment_writer
+from heedful.cli.alignments import AlignmentFlags
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
@@ -34,21 +34,7 @@ def translate(
         rich_help_panel=IN_OUT,
     ),
     json: JsonLines = False,
-    alignments: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Write word alignments to this file: for each output a line of pairs such as 0-0 1-2, "
-        "source index and target index, from cross-attention.",
-        show_default="none",
-        rich_help_panel=IN_OUT,
-    ),
-    alignment_unit: str | None = typer.Option(
-        None,
-        metavar="words|tokens",
-        help="Align words between spaces, or the tokens of the model.",
-        show_default="words",
-        rich_help_panel=IN_OUT,
-    ),
+    aligned: AlignmentFlags,
     options: dict[str, Any],
     ensemble: list[Path] | None = typer.Option(
         None,
@@ -81,10 +67,7 @@ def translate(
     """
     if weight and not ensemble:
         raise UserError("--weight is the weight of a model of an --ensemble; give both, or neither")
-    if alignment_unit and alignments is None:
-        raise UserError("--alignment-unit is the unit of --alignments; give both, or neither")
-    if alignments is not None and alignments == in_out.output:
-        raise UserError("--alignments and --output are the same file; give two")
+    aligned.check()
     chunks = in_out.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
     options |= {"too_long": in_out.too_long, **run_time.batching}
@@ -93,7 +76,7 @@ def translate(
     num_return = options.get("num_return", 1)
     cut = 0
     with (
-        alignment_writer(translator, alignments, alignment_unit or "words", settled) as aligner,
+        aligned.writer(translator, settled) as aligner,
         line_writer(in_out.output) as write,
         in_out.progress("translating") as progress,
     ):

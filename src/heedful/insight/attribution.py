@@ -23,7 +23,6 @@ Method = Literal["integrated_gradients", "occlusion"]
 Baseline = Literal["zero", "mean"]
 Vectors = Mapping[Side, Float[Tensor, "T D"]]
 _NODES = 8  # of the Gauss-Legendre rule of one interval
-_MAX_INTERVALS = 64
 _ROWS = 64  # of a batch of occluded texts
 
 
@@ -134,15 +133,16 @@ def explain(
     method: Method,
     baseline: Baseline = "mean",
     tolerance: float = 1e-3,
+    max_intervals: int = 64,
 ) -> Attributions:
-    """`attributions` of a text that is encoded already."""
+    """`attributions` of a text that is encoded already, by at most `max_intervals`."""
     with evaluating(reading.net):
         chosen = choose_output(reading, position, output)
         path = _Path(reading, chosen, baseline)
         if method == "occlusion":
             scores, error = _occlude(path), None
         else:
-            scores, error = _integrate(path, tolerance)
+            scores, error = _integrate(path, tolerance, max_intervals)
         value, baseline_value = path.value(1.0), path.value(0.0)
     return Attributions(
         method,
@@ -245,7 +245,9 @@ def _mean_vector(reading: Reading, side: Side) -> Float[Tensor, "D"]:
     return total / len(ids)
 
 
-def _integrate(path: _Path, tolerance: float) -> tuple[dict[Side, Float[Tensor, "T"]], float]:
+def _integrate(
+    path: _Path, tolerance: float, max_intervals: int
+) -> tuple[dict[Side, Float[Tensor, "T"]], float]:
     """Integrated gradients, and their convergence error.
 
     The gradients of an interval sum to the change of the logit over it, if they are integrated
@@ -255,7 +257,7 @@ def _integrate(path: _Path, tolerance: float) -> tuple[dict[Side, Float[Tensor, 
     # An error of rounding, which no more intervals reduce.
     least = 1e-6 * max(1.0, abs(path.value(1.0)), abs(path.value(0.0)))
     intervals = [_Interval.integrate(path, 0.0, 1.0)]
-    while len(intervals) < _MAX_INTERVALS:
+    while len(intervals) < max_intervals:
         if sum(part.error for part in intervals) <= max(tolerance * abs(difference), least):
             break
         worst = max(intervals, key=lambda part: part.error)

@@ -25,7 +25,8 @@ from heedful.progress import track
 
 MAX_TOKENS = 96  # of a side that is shown
 MAX_WEIGHTS = 4_000_000  # attention weights of a page, a byte each before base64
-MAX_OUTPUTS = 12  # that are explained
+MAX_OUTPUTS = 8  # that are explained
+MAX_INTERVALS = 6  # of an integral; its error is on the page
 MAX_STEPS = 24  # of a search that is shown
 MAX_POINTS = 600  # of a map of embeddings
 Views = dict[str, Any]
@@ -225,7 +226,14 @@ def _attributions(reading: Reading, window: range, notes: list[str]) -> list[dic
         chosen = [(position, None) for position in positions[:MAX_OUTPUTS]]
     entries = []
     for position, output in chosen:
-        exact = explain(reading, position, output, "integrated_gradients", tolerance=0.02)
+        exact = explain(
+            reading,
+            position,
+            output,
+            "integrated_gradients",
+            tolerance=0.01,
+            max_intervals=MAX_INTERVALS,
+        )
         occluded = explain(reading, position, output, "occlusion")
         entries.append(_attribution_entry(exact, occluded, window))
     return entries
@@ -293,8 +301,8 @@ def _embeddings(model: SavedModel, options: PageOptions, notes: list[str]) -> li
     for kind in ("tokens", "positions"):
         try:
             maps.append(embedding_map(model, kind, limit=MAX_POINTS, **settings))
-        except UserError:  # without a table of positions, or too small
-            if options.projection == "tsne" and kind == "tokens":
+        except UserError:  # without a table of positions
+            if kind == "tokens":
                 raise
     if options.sentences:
         settings |= {"texts": options.sentences, "labels": options.labels}
