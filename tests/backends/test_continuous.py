@@ -54,7 +54,7 @@ def prompts(model: Any) -> st.SearchStrategy[list[int]]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("prefix_tokens", [0, 200])
 @given(data=st.data())
-@settings(max_examples=7, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_an_output_equals_the_one_alone_under_random_arrival(
     name: str, prefix_tokens: int, data: st.DataObject
 ) -> None:
@@ -137,6 +137,7 @@ def test_a_shared_beginning_is_read_once() -> None:
         batch.add([first])
         other = [*row[:18], 30, 31, 32]
         assert batch.shared_length(other, [other]) > batch.shared_length(other, [row]) == 0
+        assert batch.shared_length(row, [row]) == 0  # all but its last token is known
         run(batch, batch.add([begin(batch, model, other, max_new_tokens=2)]))
         assert sizes[:2] == [20, 3]
         sizes.clear()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 schemathesis = pytest.importorskip("schemathesis", reason="the extra serve is not installed")
 
-CASES = int(os.environ.get("HEEDFUL_FUZZ", "5"))
+CASES = int(os.environ.get("HEEDFUL_FUZZ", "2"))
 
 
 def test_no_request_is_a_500(served: Any) -> None:

@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib import error, request
 
@@ -63,7 +65,7 @@ def ask(port: int) -> str:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    for _ in range(400):
+    for _ in range(1_000):
         try:
             with request.urlopen(sent, timeout=20) as answer:
                 return str(json.loads(answer.read())["choices"][0]["text"])
@@ -74,27 +76,59 @@ def ask(port: int) -> str:
     raise AssertionError("no answer")
 
 
-def test_a_killed_server_is_started_again_and_ends_when_told(model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    first = start(model, port)
+def test_a_server_is_reloaded_and_ends_when_told(model: Path) -> None:
+    port = free_port()
+    process = start(model, port)
     text = ask(port)
-    first.kill()
-    first.communicate()
-    second = start(model, port)
-    assert ask(port) == text == model_of("gpt2").generate("the cat", max_new_tokens=5)
-    second.send_signal(signal.SIGHUP)
-    assert second.stderr is not None
+    assert text == model_of("gpt2").generate("the cat", max_new_tokens=5)
+    process.send_signal(signal.SIGHUP)
+    assert process.stderr is not None
     lines = []
-    for line in second.stderr:
+    for line in process.stderr:
         lines.append(line)
         if "opened again: gpt" in line:
             break
     assert ask(port) == text
-    second.send_signal(signal.SIGTERM)
-    _, err = second.communicate(timeout=20)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
     lines += err.splitlines()
-    assert second.returncode == 0
+    assert process.returncode == 0
     assert "Traceback" not in "".join(lines)
     assert any("POST /v1/completions 200 model=gpt prompt=2 new=5" in line for line in lines)
     assert "the cat" not in "".join(lines)
+
+
+@pytest.mark.benchmarks
+def test_clients_that_try_again_lose_nothing_when_a_server_is_killed(model: Path) -> None:
+    port, stop = free_port(), threading.Event()
+    expected = model_of("gpt2").generate("the cat", max_new_tokens=5)
+    process, count = start(model, port), 0
+    ask(port)
+
+    def client() -> list[str]:
+        texts = []
+        while not stop.is_set():
+            texts.append(ask(port))
+        return texts
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(client) for _ in range(4)]
+        for _ in range(3):
+            time.sleep(1)
+            process.kill()
+            process.communicate()
+            process = start(model, port)
+            ask(port)
+        stop.set()
+        texts = [text for answers in clients for text in answers.result()]
+        count = len(texts)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert count > 20
+    assert {*texts} == {expected}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port

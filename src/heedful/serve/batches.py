@@ -86,19 +86,15 @@ class BatchEngine:
         first = last = alike.index(oldest)
         budget = max(1, self.batch_tokens // oldest.job.rows_each)
         while True:  # widen by the neighbor of the nearer length
-            below = alike[first - 1] if first else None
-            above = alike[last + 1] if last + 1 < len(alike) else None
-            if below is not None and (
-                above is None or oldest.size - below.size <= above.size - oldest.size
-            ):
-                first -= 1
-            elif above is not None:
-                last += 1
-            else:
+            wider = []
+            if first:
+                wider.append((oldest.size - alike[first - 1].size, first - 1, last))
+            if last + 1 < len(alike):
+                wider.append((alike[last + 1].size - oldest.size, first, last + 1))
+            _, low, high = min(wider, default=(0, 0, -1))
+            if not wider or (high - low + 1) * max(1, alike[high].size) > budget:
                 return alike[first : last + 1]
-            if (last - first + 1) * max(1, alike[last].size) > budget:
-                fits_below = below is not None and first < len(alike) and alike[first] is below
-                return alike[first + 1 : last + 1] if fits_below else alike[first:last]
+            first, last = low, high
 
     def _results(self, batch: list[_Row]) -> list[Any]:
         """The result of each row, or its error: a batch that fails is run again row by row."""

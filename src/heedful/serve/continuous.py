@@ -41,7 +41,8 @@ class ContinuousEngine:
         self.deliver = deliver
         self.observe = observe
         self._waiting: deque[tuple[Output, GenerationJob, int]] = deque()
-        self._jobs: dict[Output, tuple[GenerationJob, int]] = {}  # of outputs in progress
+        # Of outputs in progress: the job, the index in it, and tokens that are not delivered yet.
+        self._jobs: dict[Output, tuple[GenerationJob, int, list[NewToken]]] = {}
 
     def add(self, job: GenerationJob) -> None:
         """Queue all outputs of a job; one that cannot begin is given up with its error."""
@@ -63,7 +64,7 @@ class ContinuousEngine:
         if not admitted and not self.batch.outputs:
             return False
         for output, job, index in admitted:
-            self._jobs[output] = job, index
+            self._jobs[output] = job, index, []
         running = bool(self.batch.outputs)
         if admitted:
             self._emit(self._begin([output for output, _, _ in admitted]))
@@ -73,7 +74,7 @@ class ContinuousEngine:
 
     def fail(self, error: Exception) -> None:
         """See `Engine.fail`."""
-        jobs = [job for _, job, _ in self._waiting] + [job for job, _ in self._jobs.values()]
+        jobs = [job for _, job, _ in self._waiting] + [entry[0] for entry in self._jobs.values()]
         self.batch.clear()
         self._waiting.clear()
         self._jobs.clear()
@@ -137,28 +138,37 @@ class ContinuousEngine:
         return tokens
 
     def _emit(self, tokens: list[NewToken]) -> None:
-        """Deliver new tokens, and take the outputs that have ended out of the batch."""
+        """Deliver new tokens, and take the outputs that have ended out of the batch.
+
+        The tokens of an output that is not streamed are delivered at its end.
+        """
         deliveries: Deliveries = []
-        ended = [new.output for new in tokens if new.output.reason is not None]
         for new in tokens:
-            job, index = self._jobs[new.output]
-            has_token = new.token is not None
-            piece = Piece(
-                index,
-                [new.token] if new.token is not None else [],
-                [new.log_prob] if has_token else [],
-                [new.top] if has_token else [],
-                new.output.reason,
-                new.output.error,
-            )
-            deliveries.append(partial(job.pieces.put_nowait, piece))
+            job, index, held = self._jobs[new.output]
+            held.append(new)
+            if job.streams or new.output.reason is not None:
+                deliveries.append(partial(job.pieces.put_nowait, _piece(index, held)))
+                held.clear()
         self.deliver(deliveries)
-        self._leave(ended)
+        self._leave([new.output for new in tokens if new.output.reason is not None])
 
     def _leave(self, outputs: list[Output]) -> None:
         self.batch.remove([output for output in outputs if output in self.batch.outputs])
         for output in outputs:
             del self._jobs[output]
+
+
+def _piece(index: int, tokens: list[NewToken]) -> Piece:
+    """Tokens of one output, the last of which may end it."""
+    output, chosen = tokens[-1].output, [new for new in tokens if new.token is not None]
+    return Piece(
+        index,
+        [new.token for new in chosen if new.token is not None],
+        [new.log_prob for new in chosen],
+        [new.top for new in chosen],
+        output.reason,
+        output.error,
+    )
 
 
 def _log(error: Exception) -> None:

@@ -47,7 +47,8 @@ class ServedModel:
         self.batch_tokens = settings.batch_tokens or measured or DEFAULTS["batch_tokens"]
         deliver = in_loop(asyncio.get_running_loop())
         observe = metrics.batch_observer(name)
-        self.engine = BatchEngine(self.batch_tokens, deliver, observe)
+        workers = backend.settings.workers if backend else 1  # which share a batch
+        self.engine = BatchEngine(self.batch_tokens * workers, deliver, observe)
         engines: list[Engine] = [self.engine]
         self.generator: Any = None
         self.is_continuous = isinstance(model, LanguageModel) and backend is None

@@ -146,6 +146,7 @@ class ContinuousBatch:
         if not self.shares_prefixes or not self.prefixes.max_tokens:
             return 0
         most = max((common_length(tokens, other) for other in others), default=0)
+        most = min(most, len(tokens) - 1)
         return most if most > self._find_prefix(tokens)[0] else 0
 
     def add(self, outputs: list[Output]) -> list[NewToken]:
@@ -181,6 +182,8 @@ class ContinuousBatch:
 
     def remove(self, outputs: Sequence[Output]) -> None:
         """Take outputs out of the batch, those that have ended or others."""
+        if not outputs:
+            return
         with torch.inference_mode():
             for output in outputs:
                 self._remove(self.outputs.index(output))
