@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -63,6 +64,14 @@ def running(models: Mapping[str, Any], keys: Path | None = None, **settings: Any
         yield server
     finally:
         server.stop()
+
+
+def wait_for_free_slots(server: RunningServer) -> None:
+    """Until no request holds a slot: it is freed just after its answer."""
+    end = time.monotonic() + 10
+    while any(model.num_texts for model in server.server.registry.models.values()):
+        assert time.monotonic() < end, "a slot was not freed"
+        time.sleep(0.002)
 
 
 def tiny_models() -> dict[str, Any]:
