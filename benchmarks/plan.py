@@ -2,7 +2,7 @@
 
 Three recipes are planned (`heedful plan`) and run for a few steps (`heedful train --dry-run`), in
 turn, and the medians compared. Parameters, FLOPs and bytes are exact; the time of a step on a CPU
-is the sum of its operations, measured one by one. GPUs are planned by their data sheets.
+is measured with random weights. GPUs are planned by their data sheets.
 """
 
 import statistics

@@ -2,10 +2,8 @@
 
 import resource
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -13,6 +11,7 @@ from torch import Tensor
 from heedful.config import Recipe, Training
 from heedful.cost.flops import step_flops
 from heedful.cost.parameters import parameters_by_part
+from heedful.cost.timing import StepTimer, is_enough, without_first
 from heedful.data.collate import Batch
 from heedful.data.file_names import store_stdin
 from heedful.data.filters import FilterReport
@@ -25,13 +24,10 @@ from heedful.tasks.passes import count_rows
 from heedful.tasks.run_data import RunData
 from heedful.tasks.start import RunParts, checked_task, make_loss, new_parts, prepare_data
 from heedful.tasks.task import Task
-from heedful.training.optimizer import make_optimizer
-from heedful.training.precision import AUTOCAST, resolve_precision
+from heedful.training.precision import resolve_precision
 from heedful.training.schedules import total_steps
 from heedful.training.step import TrainStep
 
-MEASURED_STEPS = 5  # after one that is not measured
-MAX_MEASURED_SECONDS = 20.0  # then no further step is measured
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of a unit of ru_maxrss
 
 
@@ -163,34 +159,22 @@ def _measure(
         net,
         make_loss(task, parts, device),
         activation_checkpointing=settings.activation_checkpointing,
-    ).train()
-    optimizer = make_optimizer(net, settings.optimizer, layer_decay=settings.layer_lr_decay)
+    )
+    timer = StepTimer(step, settings, precision, device)
     seconds: list[float] = []
     tokens: list[int] = []
     flops: list[int] = []
     state_bytes = 0
-    for batches in islice(steps, MEASURED_STEPS + 1):
-        began = time.perf_counter()
-        for batch in batches:
-            with torch.autocast(device.type, AUTOCAST[precision], enabled=precision != "fp32"):
-                sums = step(batch)
-            (sums.loss / max(1, batch.num_targets)).backward()
-        optimizer.step()
-        state_bytes = _state_bytes(net, optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
+    for batches in steps:
+        seconds.append(timer.take(batches))
+        state_bytes = _state_bytes(net, timer.optimizer)
+        timer.clear()
         tokens.append(sum(batch.num_tokens for batch in batches))
         flops.append(_flops(net, batches, settings, device))
-        if sum(seconds) > MAX_MEASURED_SECONDS:
+        if is_enough(seconds):
             break
-    measured = slice(1, None) if len(seconds) > 1 else slice(None)
-    times, counts = seconds[measured], tokens[measured]
-    products = flops[measured]
-    seconds_per_step, mean_tokens, mean_flops = (
-        sum(values) / len(values) for values in (times, counts, products)
-    )
+    counted = [without_first(values) for values in (seconds, tokens, flops)]
+    seconds_per_step, mean_tokens, mean_flops = (sum(v) / len(v) for v in counted)
     return _StepCost(seconds_per_step, mean_tokens, mean_flops, state_bytes)
 
 

@@ -70,6 +70,9 @@ def test_a_plan_with_data_has_their_lengths(tmp_path: Path) -> None:
     assert content["seconds_per_step"] > 0
     assert content["ranks"]["max_ratio"] >= 1
     assert 0 <= content["ranks"]["idle_share"] < 1
+    too_small = planned(recipe, "--memory", "0.0001")  # its operations are measured one by one
+    assert not too_small["fits"]
+    assert too_small["seconds_per_step"] > 0
 
 
 def test_what_does_not_fit_is_said_with_changes_that_do(gpt: Path) -> None:

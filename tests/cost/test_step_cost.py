@@ -13,7 +13,14 @@ from heedful.config import Training
 from heedful.cost.batches import first_rows, full_batch, padded_tokens
 from heedful.cost.flops import step_flops
 from heedful.cost.parameters import active_parameters, parameters_by_part
-from heedful.cost.trace import StepMemory, StorageCounter, count_step, trace_step
+from heedful.cost.timing import StepTimer
+from heedful.cost.trace import (
+    StepMemory,
+    StorageCounter,
+    count_step,
+    trace_step,
+    with_random_weights,
+)
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.models.adapters import LoRA, add_lora, freeze
@@ -214,3 +221,18 @@ def test_the_optimizers_state_is_counted() -> None:
     assert memory["adam"].optimizer_state == 8 * count + steps
     assert memory["muon"].optimizer_state < memory["adam"].optimizer_state
     assert isinstance(memory["adam"], StepMemory)
+
+
+@pytest.mark.parametrize("name", ["vaswani2017", "gemma3"])
+def test_a_net_with_random_weights_takes_the_steps_of_the_planned_one(name: str) -> None:
+    planned = meta_net(name, config_of(name, SIZES, {}), "model")
+    net = with_random_weights(planned)
+    shared = [len({id(p) for p in n.parameters()}) for n in (planned, net)]
+    assert shared[0] == shared[1]  # tied embeddings stay tied
+    timer = StepTimer(TrainStep(net, LOSS), training(), "fp32", torch.device("cpu"))
+    before = {key: value.clone() for key, value in net.named_parameters()}
+    assert timer.take([batch_of(net)]) > 0
+    changed = [not torch.equal(p, before[key]) for key, p in net.named_parameters()]
+    assert sum(changed) > 0.8 * len(changed)  # a bias of keys has no gradient
+    timer.clear()
+    assert all(p.grad is None for p in net.parameters())

@@ -1,4 +1,4 @@
-"""The time of a step on this machine, from the operations of its trace measured one by one.
+"""The time of the operations of a step on this machine, measured one by one.
 
 Each distinct operation (operator, shapes, types) is run on random data and its time multiplied by
 its number of calls. A step of a model that does not fit in memory can so be timed: no more than the

@@ -6,7 +6,8 @@ shapes and storages but no values. All storages are counted while they live.
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -148,7 +149,7 @@ def trace_step(
         records: count the operations.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    _replace_tensors(step, mode)
+    replace_tensors(step, lambda tensor: FakeTensor(mode, tensor.detach().to("meta"), _CPU))
     if on_accelerator:
         _leave_out_attention_dropout(step.net)
     with mode, planned_for("cuda" if on_accelerator else "cpu"):
@@ -220,17 +221,30 @@ def fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:
     return result
 
 
-def _replace_tensors(module: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace the tensors of a module by fake ones of the CPU; shared ones stay shared."""
-    fakes: dict[int, Tensor] = {}
+def with_random_weights(net: nn.Module) -> nn.Module:
+    """A copy, on the CPU, of a net on the meta device, with random weights and tables."""
 
-    def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in fakes:
-            copy: Tensor = FakeTensor(mode, tensor.detach().to("meta"), _CPU)
+    def filled(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype).normal_(std=0.02)
+
+    copy = deepcopy(net)
+    replace_tensors(copy, filled)
+    return copy
+
+
+def replace_tensors(module: nn.Module, replacement: Callable[[Tensor], Tensor]) -> None:
+    """Replace the parameters, buffers and tables of a module; shared ones stay shared."""
+    copies: dict[int, Tensor] = {}
+
+    def copy_of(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            copy = replacement(tensor)
             if isinstance(tensor, nn.Parameter):
                 copy = nn.Parameter(copy, tensor.requires_grad)
-            fakes[id(tensor)] = copy
-        return fakes[id(tensor)]
+            copies[id(tensor)] = copy
+        return copies[id(tensor)]
 
     originals = []  # kept until the end, so that no id is used again
     for part in module.modules():
@@ -239,7 +253,7 @@ def _replace_tensors(module: nn.Module, mode: FakeTensorMode) -> None:
             for name, value in [*table.items()]:
                 if isinstance(value, Tensor):
                     originals.append(value)
-                    table[name] = fake(value)
+                    table[name] = copy_of(value)
 
 
 def _leave_out_attention_dropout(net: nn.Module) -> None:

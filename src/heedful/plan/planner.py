@@ -4,6 +4,8 @@ No weights are allocated. Lengths are those of the recipe's data if its files ar
 data every input has the maximum length.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,15 +21,16 @@ from heedful.cost.devices import CPU, find_accelerator
 from heedful.cost.evenness import Evenness, evenness
 from heedful.cost.flops import Flops, step_flops
 from heedful.cost.parameters import active_parameters, parameters_by_part
-from heedful.cost.replay import replay
+from heedful.cost.replay import product_flops, replay
 from heedful.cost.sharing import Parallel, RankMemory, bytes_sent, rank_memory
-from heedful.cost.trace import StepTrace, trace_step
+from heedful.cost.timing import MEASURED_STEPS, StepTimer, is_enough, without_first
+from heedful.cost.trace import StepTrace, trace_step, with_random_weights
 from heedful.data.collate import Batch
 from heedful.data.file_names import store_stdin
 from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.plan.work import Work
-from heedful.progress import PrintLine
+from heedful.progress import PrintLine, track
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.rdrop import RDropLoss
 from heedful.training.precision import resolve_precision
@@ -36,6 +39,7 @@ from heedful.training.step import LossFunction, TrainStep
 from heedful.zoo.sizes import host_memory
 
 GPUS_PER_MACHINE = 8
+_USED_MEMORY = 0.8  # share of the memory for steps that are taken to measure their time
 NETWORK = 50e9  # bytes/s of a GPU to other machines: 400 Gb/s each (NVIDIA DGX H100 data sheet)
 
 
@@ -100,7 +104,7 @@ class Plan:
         memory_available: bytes of a device.
         remedies: if it does not fit, changes of settings with the peak that each leads to.
         bytes_sent: by each process in a step.
-        seconds_per_step: at the stated utilization, or as measured on this CPU.
+        seconds_per_step: at the stated utilization, or as measured on this CPU, uncompiled.
         product_rate: FLOP/s of products: of the data sheet, or measured on this CPU.
         product_share: share of that rate that a step reaches.
         total_steps, total_tokens, seconds: of the run; None if it has no end.
@@ -315,16 +319,50 @@ class _Planner:
         )
 
     def measured(self) -> tuple[float, float]:
-        """Seconds of a step on this CPU, and its rate of products."""
+        """Seconds of a step on this CPU, and its rate of products.
+
+        Steps are taken with random weights if the memory is large enough for them; otherwise their
+        operations are measured one by one, without the time between them.
+        """
         batches = sorted(self.work.batches, key=padded_tokens)
-        batch = batches[len(batches) // 2]
-        rows = -(-batch.tokens.ids.size(0) // self.parts)
+        mean = sum(map(padded_tokens, batches)) / len(batches)
+        middle = self.part_of(batches[len(batches) // 2])
         checkpointed = self.training.activation_checkpointing
-        trace = self.trace(first_rows(batch, rows), checkpointed=checkpointed, records=True)
-        step = replay(trace.operations)
+        operations = self.trace(middle, checkpointed=checkpointed, records=True).operations
+        peak = self.memory(checkpointed, "none").peak
+        if peak <= _USED_MEMORY * min(self.available(), host_memory()):
+            products = Counter({o: n for o, n in operations.items() if product_flops(o) > 0})
+            return self.taken_steps(batches) * mean, replay(products).product_rate
+        step = replay(operations)
         repeats = self.per_rank / min(2, self.per_rank)
-        mean = sum(map(padded_tokens, batches)) / len(batches) / padded_tokens(batch)
-        return step.seconds * repeats * mean, step.product_rate
+        return step.seconds * repeats * mean / padded_tokens(middle), step.product_rate
+
+    def part_of(self, batch: Batch) -> Batch:
+        """The part of a batch that a process computes at once."""
+        return first_rows(batch, -(-batch.tokens.ids.size(0) // self.parts))
+
+    def taken_steps(self, batches: Sequence[Batch]) -> float:
+        """Seconds for each token of a batch, padding included, by steps that are really taken.
+
+        Args:
+            batches: in order of their sizes.
+        """
+        net = with_random_weights(self.work.net)
+        checkpointed = self.training.activation_checkpointing
+        step = TrainStep(net, self.loss(), activation_checkpointing=checkpointed)
+        timer = StepTimer(step, self.training, self.precision, torch.device("cpu"))
+        seconds: list[float] = []
+        tokens: list[float] = []
+        with track("measure steps", MEASURED_STEPS + 1) as advance:
+            while not is_enough(seconds):
+                # One from the middle of each of as many equal parts as there are steps.
+                share = (max(0, len(seconds) - 1) + 0.5) / MEASURED_STEPS
+                batch = batches[int(share * len(batches))]
+                seconds.append(timer.take([self.part_of(batch)] * self.per_rank))
+                timer.clear()
+                tokens.append(padded_tokens(batch))
+                advance(1)
+        return sum(without_first(seconds)) / sum(without_first(tokens))
 
     def totals(self, tokens_per_step: float) -> tuple[int | None, float | None]:
         """Optimizer steps and tokens of the run."""

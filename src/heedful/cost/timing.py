@@ -1,0 +1,67 @@
+"""Times of training steps that are really taken."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from heedful.config import Training
+from heedful.data.collate import Batch
+from heedful.training.optimizer import make_optimizer
+from heedful.training.precision import AUTOCAST
+from heedful.training.step import TrainStep
+from heedful.zoo.names import trainable
+
+MEASURED_STEPS = 5  # after one that is not measured
+MAX_MEASURED_SECONDS = 20.0  # then no further step is measured
+
+
+class StepTimer:
+    """Takes optimizer steps of a run, uncompiled, and times them.
+
+    Args:
+        step: with its net on the device.
+        precision: fp32, bf16 or fp16.
+    """
+
+    def __init__(
+        self, step: TrainStep, settings: Training, precision: str, device: torch.device
+    ) -> None:
+        self.step, self.settings, self.device = step.train(), settings, device
+        self.optimizer = make_optimizer(
+            step.net, settings.optimizer, layer_decay=settings.layer_lr_decay
+        )
+        self._parameters = [*trainable(step.net).values()]
+        self._is_mixed = precision != "fp32"
+        self._dtype = AUTOCAST[precision]
+
+    def take(self, batches: Sequence[Batch]) -> float:
+        """Seconds of a step over some batches; the gradients are left to `clear`."""
+        began = time.perf_counter()
+        num_targets = max(1, sum(batch.num_targets for batch in batches))
+        for batch in batches:
+            with torch.autocast(self.device.type, self._dtype, enabled=self._is_mixed):
+                sums = self.step(batch)
+            (sums.loss / num_targets).backward()
+        used = [p for p in self._parameters if p.grad is not None]
+        if self.settings.clip_norm is not None and used:
+            nn.utils.clip_grad_norm_(used, self.settings.clip_norm)
+        self.optimizer.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - began
+
+    def clear(self) -> None:
+        """Free the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def is_enough(seconds: Sequence[float]) -> bool:
+    """True if no further step need be measured; the first of them is not counted."""
+    return len(seconds) > MEASURED_STEPS or sum(seconds) > MAX_MEASURED_SECONDS
+
+
+def without_first(values: Sequence[float]) -> Sequence[float]:
+    """The values of the counted steps: all but the first, unless it is the only one."""
+    return values[1:] if len(values) > 1 else values
