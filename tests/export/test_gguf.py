@@ -256,6 +256,19 @@ def test_llama_cpp_encodes_texts_to_the_same_ids(case: str, tmp_path: Path) -> N
         assert other.encode(text) == tokenizer.encode(text), repr(text)
 
 
+@needs_llama_cpp
+def test_texts_in_nfc_are_encoded_as_by_a_tokenizer_that_normalizes(tmp_path: Path) -> None:
+    """As those of the recipe `language-model`, and of Qwen."""
+    tokenizer = train_tokenizer([TEXT], kind="byte_bpe", vocab_size=310, normalization="nfc")
+    notices: list[str] = []
+    model = model_of("llama", {"vocab_size": 310}, tokenizer)
+    export_gguf(model, tmp_path / "a.gguf", on_notice=notices.append)
+    assert "to NFC" in notices[0]
+    other = GgufModel(tmp_path / "a.gguf")
+    for text in [*HOSTILE, *random_texts(100)]:
+        assert other.encode(tokenizer.normalize(text)) == tokenizer.encode(text), repr(text)
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Tokenizer], str]] = {
     kind: (
         lambda folder, kind=kind: train_tokenizer([TEXT], kind=kind, vocab_size=90, or_fewer=True),
@@ -270,7 +283,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Tokenizer], str]] = {
 } | {
     "template": (
         lambda folder: train_tokenizer(
-            [TEXT], kind="byte_bpe", vocab_size=300, normalization="nfc"
+            [TEXT], kind="byte_bpe", vocab_size=300, normalization="nfkc"
         ),
         "normalizes texts",
     ),

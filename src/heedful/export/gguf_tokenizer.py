@@ -70,7 +70,12 @@ _CHAT_TEMPLATE = "tokenizer.chat_template"
 
 def tokenizer_notice(tokenizer: Tokenizer) -> str | None:
     """The known difference between llama.cpp's encoding of a supported tokenizer and its own."""
-    splits = _steps(tokenizer.content()["tokenizer"], "pre_tokenizer")
+    content = tokenizer.content()["tokenizer"]
+    if any(step["type"] == "NFC" for step in _steps(content, "normalizer")):
+        return (
+            "llama.cpp does not normalize texts to NFC as the tokenizer does: give it texts in NFC"
+        )
+    splits = _steps(content, "pre_tokenizer")
     if any(step["type"] == "Metaspace" and step["prepend_scheme"] != "never" for step in splits):
         return "llama.cpp adds a space before a text that begins with one; heedful does not"
     return None
@@ -151,8 +156,9 @@ def _steps(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 def _byte_level(content: Mapping[str, Any]) -> _Model:
     """Byte-level BPE (GPT-2, LLaMA 3, Qwen3)."""
     model = content["model"]
-    if normalizers := _steps(content, "normalizer"):
-        raise _unsupported(f"it normalizes texts ({normalizers[0]['type']}) before byte-level BPE")
+    for step in _steps(content, "normalizer"):
+        if step["type"] != "NFC":  # see `tokenizer_notice`
+            raise _unsupported(f"it normalizes texts ({step['type']}) before byte-level BPE")
     *splits, last = _steps(content, "pre_tokenizer")
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:
         raise _unsupported("it adds a space before a text")
