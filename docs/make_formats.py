@@ -24,8 +24,8 @@ settings that it refuses. Settings that a format lacks are refused when a model 
 GGUF holds the tokenizer if llama.cpp has one like it: byte-level BPE with the words of GPT-2,
 LLaMA 3 or Qwen (`tokenizer.kind: byte_bpe` and `byte`; give it texts in NFC), and SentencePiece
 models (BPE with bytes, unigram) with the rule `identity`. Others are refused with the reason, and
-`--no-tokenizer` writes the net alone. [examples/onnx_greedy.py](../examples/onnx_greedy.py) decodes with
-the ONNX files without heedful and torch.
+`--no-tokenizer` writes the net alone. [examples/onnx_greedy.py](../examples/onnx_greedy.py)
+decodes with the ONNX files without heedful and torch.
 
 ## Tasks of lm-evaluation-harness
 
