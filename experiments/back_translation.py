@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
-from heedful.back_translation import PAIRS, BackTranslation, back_translate
+from heedful.back_translation import BACKWARD, PAIRS, BackTranslation, back_translate
 from heedful.config import Recipe
 from heedful.evaluation.metrics import corpus_scores
 from heedful.pipelines import load_translator
@@ -25,23 +25,24 @@ from runs import QUICK, RUNS, finished_run
 SETTINGS = [
     "model.size=tiny",
     "model.norm_placement=pre",
+    "model.positions=rotary",
     "model.dropout=0.3",
     "tokenizer.vocab_size=6000",
-    "training.max_steps=4000",
+    "training.max_steps=1500",
     "training.max_epochs=null",
     "training.max_minutes=null",
     "training.patience=null",
     "training.batch_tokens=3072",
-    "training.schedule.learning_rate=0.002",
-    "training.schedule.warmup_steps=300",
-    "training.evaluate_every=400",
+    "training.schedule.learning_rate=0.008",
+    "training.schedule.warmup_steps=200",
+    "training.evaluate_every=250",
     "training.average_checkpoints=3",
     "evaluation.metric=bleu",
     "evaluation.decode_sentences=300",
 ]
 DECODING: dict[str, dict[str, Any]] = {
-    "beam": {"beam_size": 4},
     "sampling": {"temperature": 1.0},
+    "beam": {"beam_size": 4},
 }
 
 
@@ -60,18 +61,20 @@ def main() -> None:
     half = settings + sides({side: str(path) for side, path in parallel.items()})
     whole = settings + sides({side: str(data / f"train.{side}.gz") for side in ("en", "de")})
     models = {"half of the pairs": finished_run("translation", folder / "half", half).directory}
-    counts = {}
+    counts: dict[str, int] = {}
+    backward: Path | None = None  # one model translates back for all decodings
     # A net that has hardly learned ends samples alone.
     decodings = {"sampling": DECODING["sampling"]} if arguments.quick else DECODING
     for name, decoding in decodings.items():
         out = folder / f"back-{name}"
         if not (out / "forward" / "scores.json").is_file():
-            settings_of = BackTranslation([mono], decoding=decoding)
+            settings_of = BackTranslation([mono], decoding=decoding, backward_model=backward)
             result = back_translate(
                 load_recipe("translation", half), settings_of, out, stage, print
             )
             if result.reason == "interrupted":
                 raise SystemExit("stopped and saved; run the same command again to continue")
+        backward = backward or out / BACKWARD
         models[f"and the other half, back-translated ({name})"] = out / "forward"
         counts[name] = sum(1 for _ in (out / PAIRS).open(encoding="utf-8"))
     run = finished_run("translation", folder / "whole", whole)
