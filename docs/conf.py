@@ -60,7 +60,7 @@ napoleon_numpy_docstring = False
 nitpick_ignore_regex = [
     ("py:exc", "UserError|ValueError|TypeError|RuntimeError"),
     ("py:class", r"(torch|nn|numpy|matplotlib|jaxtyping|collections|pathlib|heedful)\..*"),
-    ("py:class", r"'.*'|.*\bTensor\b.*"),
+    ("py:class", r"'.*'|.*\bTensor\b.*|ndarray|.* .*"),
 ]
 suppress_warnings = ["mystnb.unknown_mime_type", "myst-nb.lexer", "toc.not_included"]
 

@@ -12,14 +12,17 @@ _CODE = re.compile(r"`+([^`]+)`+")
 
 
 def _convert(line: str) -> str:
-    """A line of a docstring outside of examples."""
+    """A line of a docstring outside of examples; a bullet stays one."""
+    found = re.match(r"\s*\* ", line)
+    bullet = found.group() if found else ""
+    line = line.removeprefix(bullet)
     parts = _CODE.split(line)
     for index, part in enumerate(parts):
         if index % 2:
             parts[index] = f"``{part}``"
         else:
             parts[index] = re.sub(r"([|*\\])|_(?=\W|$)", lambda m: "\\" + m.group(), part)
-    return "".join(parts)
+    return bullet + "".join(parts)
 
 
 def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
