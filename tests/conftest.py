@@ -6,7 +6,9 @@ Skips that are not listed fail (support/listed_skips.py).
 import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -78,3 +80,12 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory):
     return Commands(tmp_path_factory.mktemp("commands"))
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Any]:
+    """One server for all tests of the routes."""
+    from running_server import running, tiny_models
+
+    with running(tiny_models(), max_queue=64) as server:
+        yield server

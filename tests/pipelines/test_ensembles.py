@@ -166,8 +166,8 @@ def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
 
 
 COMBINED = {  # what an ensemble does with all of its models
-    "request", "chat", "generate", "generations", "iterate_generations", "score", "stream",
-    "stream_chat", "teacher_forced", "translate", "window_sums",
+    "request", "backend_for_row", "chat", "generate", "generations", "iterate_generations", "score",
+    "stream", "stream_chat", "teacher_forced", "translate", "window_sums",
 }  # fmt: skip
 SHARED = {  # equal in all models of an ensemble, or taken from the first
     "batches", "chat_encoder", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer",

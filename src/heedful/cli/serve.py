@@ -22,12 +22,18 @@ def serve(
     ),
     host: str = typer.Option(
         "127.0.0.1",
+        metavar="ADDRESS",
         help="Address to listen to; the default is for clients on this machine alone. 0.0.0.0: "
         "every address, which needs --keys, or a proxy that checks who calls.",
         rich_help_panel=_ACCESS,
     ),
     port: int = typer.Option(
-        8000, help="Port; 0: any free one.", min=0, max=65_535, rich_help_panel=_ACCESS
+        8000,
+        metavar="PORT",
+        help="Port; 0: any free one.",
+        min=0,
+        max=65_535,
+        rich_help_panel=_ACCESS,
     ),
     check: bool = typer.Option(
         False,

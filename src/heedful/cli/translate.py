@@ -63,7 +63,7 @@ def translate(
 
     Example: heedful translate runs/translation -i test.en --beam-size 4
 
-    Example: heedful translate runs/translation -i test.en -o out --alignments out.align
+    Example: heedful translate runs/en-de -i test.en --alignments test.align
     """
     if weight and not ensemble:
         raise UserError("--weight is the weight of a model of an --ensemble; give both, or neither")

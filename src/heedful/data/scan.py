@@ -298,7 +298,10 @@ class _ScannedPart:
         num_filtered = self.read.num_kept - len(chosen)
         report = replace(self.report, num_kept=len(chosen), num_filtered=num_filtered)
         indices, sizes = self.indices[chosen], self.sizes[chosen]
-        return replace(self, sampled=sampled, report=report, indices=indices, sizes=sizes)
+        hashes = tuple(values[chosen] for values in self.hashes)
+        return replace(
+            self, sampled=sampled, report=report, indices=indices, sizes=sizes, hashes=hashes
+        )
 
 
 @dataclass(frozen=True)

@@ -44,37 +44,60 @@ class Settings:
             _LIMITS,
             "Texts of a model that wait or run; further requests are answered 429.",
             min=1,
+            metavar="N",
         ),
     ] = 256
-    max_body: Annotated[int, _flag(_LIMITS, "Bytes of a request's body.", min=1)] = 1_048_576
+    max_body: Annotated[
+        int, _flag(_LIMITS, "Bytes of a request's body.", min=1, metavar="BYTES")
+    ] = 1_048_576
     max_new_tokens: Annotated[
         int | None,
         _flag(
             _LIMITS,
             "Largest max_tokens of a request.",
             min=1,
+            metavar="N",
             show_default="the model's context",
         ),
     ] = None
     max_outputs: Annotated[
-        int, _flag(_LIMITS, "Largest n, and outputs of a translation (1 + alternatives).", min=1)
+        int,
+        _flag(
+            _LIMITS,
+            "Largest n, and outputs of a translation (1 + alternatives).",
+            min=1,
+            metavar="N",
+        ),
     ] = 8
-    max_stop: Annotated[int, _flag(_LIMITS, "Most stop texts of a request.", min=0)] = 4
+    max_stop: Annotated[
+        int, _flag(_LIMITS, "Most stop texts of a request.", min=0, metavar="N")
+    ] = 4
     request_timeout: Annotated[
         float,
         _flag(
             _LIMITS,
             "Seconds for a request, its wait in the queue included; then 504.",
             min=0.001,
+            metavar="SECONDS",
         ),
     ] = 120.0
     read_timeout: Annotated[
         float,
-        _flag(_LIMITS, "Seconds for a request's headers, and again for its body.", min=0.001),
+        _flag(
+            _LIMITS,
+            "Seconds for a request's headers, and again for its body.",
+            min=0.001,
+            metavar="SECONDS",
+        ),
     ] = 20.0
     drain_timeout: Annotated[
         float,
-        _flag(_LIMITS, "Seconds that requests in progress have after SIGTERM.", min=1.0),
+        _flag(
+            _LIMITS,
+            "Seconds that requests in progress have after SIGTERM.",
+            min=1.0,
+            metavar="SECONDS",
+        ),
     ] = 30.0
     batch_tokens: Annotated[
         int | None,
@@ -83,6 +106,7 @@ class Settings:
             "Padded tokens times beams of a batch; for a language model, of all outputs in "
             "progress.",
             min=1,
+            metavar="N",
             show_default="as measured by heedful optimize, or 8192",
         ),
     ] = None
@@ -93,6 +117,7 @@ class Settings:
             "Tokens of ended outputs whose keys and values a language model keeps, so that a "
             "prompt which begins like one of them is read from there on; 0: none.",
             min=0,
+            metavar="N",
         ),
     ] = 8_192
     backend: Annotated[
@@ -110,7 +135,13 @@ class Settings:
     ] = "auto"
     threads: Annotated[
         int | None,
-        _flag(_RUN_TIME, "Threads of each model.", min=1, show_default="as measured, or by size"),
+        _flag(
+            _RUN_TIME,
+            "Threads of each model.",
+            min=1,
+            metavar="N",
+            show_default="as measured, or by size",
+        ),
     ] = None
     device: Annotated[
         str, _flag(_RUN_TIME, "auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE")
