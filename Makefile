@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 # Workers of pytest, and the threads of each: more of both than there are cores is slower.
 JOBS ?= 2
 DATA ?=
@@ -31,7 +32,7 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
 .PHONY: help setup demo quick test test-benchmarks test-lowest fuzz bench bench-decoding experiments \
-	pages docs translations clean
+	pages site docs docs-setup translations clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (two minutes)"
@@ -73,7 +74,7 @@ test: $(STAMP)
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m 'not benchmarks' --durations=10
 
-# For a change of benchmarks/ or of what they call; .ci/run decides by the files that a change touches.
+# For a change of benchmarks/ or of what they call, and tests that take minutes; not in .ci/run.
 test-benchmarks: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m benchmarks --durations=10
 
@@ -141,12 +142,18 @@ pages: $(STAMP)
 	$(BIN)/python docs/make_readme_table.py
 
 # The site: docs/_build/en and docs/_build/zh.
-docs: pages
-	$(INSTALL) --group docs
+docs: pages site
+
+site: $(DOCS_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_site.py
 
-translations: $(STAMP)
+docs-setup: $(DOCS_STAMP)
+
+$(DOCS_STAMP): $(STAMP)
 	$(INSTALL) --group docs
+	@touch $@
+
+translations: $(DOCS_STAMP)
 	$(BIN)/python docs/make_translations.py
 
 clean:
