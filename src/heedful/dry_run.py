@@ -4,6 +4,7 @@ import resource
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     plan = epochs.plan_epoch(0)
     size = recipe.training.gradient_accumulation
     steps = [plan[start : start + size] for start in range(0, len(plan), size)]
-    batches = ([epochs.load_batch(item).to(device) for item in items] for items in steps)
+    batches = ([epochs.load_batch(item).to(device) for item in items] for items in cycle(steps))
     cost = _measure(task, parts, batches, device, precision)
     total = total_steps(recipe.training, epochs.mean_size(len(plan)))
     ends = [] if total is None else [total * cost.seconds]

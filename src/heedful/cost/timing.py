@@ -13,7 +13,8 @@ from heedful.training.precision import AUTOCAST
 from heedful.training.step import TrainStep
 from heedful.zoo.names import trainable
 
-MEASURED_STEPS = 5  # after one that is not measured
+MEASURED_STEPS = 5  # at least, after one that is not counted
+MEASURED_SECONDS = 0.3  # at least
 MAX_MEASURED_SECONDS = 20.0  # then no further step is measured
 
 
@@ -59,7 +60,9 @@ class StepTimer:
 
 def is_enough(seconds: Sequence[float]) -> bool:
     """True if no further step need be measured; the first of them is not counted."""
-    return len(seconds) > MEASURED_STEPS or sum(seconds) > MAX_MEASURED_SECONDS
+    total = sum(seconds)
+    is_measured = len(seconds) > MEASURED_STEPS and total - seconds[0] >= MEASURED_SECONDS
+    return is_measured or total > MAX_MEASURED_SECONDS
 
 
 def without_first(values: Sequence[float]) -> Sequence[float]:

@@ -356,12 +356,13 @@ class _Planner:
         with track("measure steps", MEASURED_STEPS + 1) as advance:
             while not is_enough(seconds):
                 # One from the middle of each of as many equal parts as there are steps.
-                share = (max(0, len(seconds) - 1) + 0.5) / MEASURED_STEPS
+                share = (len(seconds) % MEASURED_STEPS + 0.5) / MEASURED_STEPS
                 batch = batches[int(share * len(batches))]
                 seconds.append(timer.take([self.part_of(batch)] * self.per_rank))
                 timer.clear()
                 tokens.append(padded_tokens(batch))
-                advance(1)
+                if len(seconds) <= MEASURED_STEPS + 1:
+                    advance(1)
         return sum(without_first(seconds)) / sum(without_first(tokens))
 
     def totals(self, tokens_per_step: float) -> tuple[int | None, float | None]:
