@@ -92,7 +92,7 @@ class Case:
         return "/v1/completions", json.dumps(body | more).encode()
 
     def options(self) -> dict[str, Any]:
-        """Of `generate`, for the same answers."""
+        """Options of `generate` for the same answers."""
         return {"max_new_tokens": NEW_TOKENS} if self.name == "gpt2" else {}
 
 

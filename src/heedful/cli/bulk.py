@@ -74,7 +74,7 @@ class BulkInput:
 
 @dataclass(frozen=True)
 class Workers:
-    """Where the workers run, and how many."""
+    """The number of workers and the place that they run at."""
 
     runner: str = _flag(
         "local",
@@ -133,7 +133,7 @@ class TaskFlags:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that are on the command line."""
+        """The options that are on the command line."""
         return {name: value for name, value in vars(self).items() if value not in (None, False)}
 
 

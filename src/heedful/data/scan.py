@@ -281,7 +281,7 @@ class _ScannedPart:
 
     @property
     def bits(self) -> bytes | None:
-        """As `ScannedChunk.kept`."""
+        """One bit for each row read, see `ScannedChunk.kept`."""
         if len(self.indices) == self.read.num_kept:
             return None
         chosen = np.zeros(self.read.num_kept, bool)

@@ -220,7 +220,7 @@ def _cuts(pieces: set[str], vocab: Mapping[str, int]) -> Iterator[tuple[str, str
 
 
 def _adds_space(content: Mapping[str, Any]) -> bool:
-    """Whether a space is added before a text; raises UserError for other normalization.
+    """True if a space is added before a text; raises UserError for other normalization.
 
     Two spellings: a normalizer that replaces spaces by U+2581, and a pre-tokenizer that does.
     """
@@ -238,7 +238,7 @@ def _adds_space(content: Mapping[str, Any]) -> bool:
 
 
 def _metaspace(content: Mapping[str, Any], step: Mapping[str, Any]) -> bool:
-    """Whether this pre-tokenizer adds a space; raises UserError if it splits pieces."""
+    """True if this pre-tokenizer adds a space; raises UserError if it splits pieces."""
     if step["split"] and any(SPACE in piece[1:] for piece in _pieces(content).values()):
         raise _unsupported("it splits texts at spaces, but has pieces with a space inside")
     return bool(step["prepend_scheme"] != "never")

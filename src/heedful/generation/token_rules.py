@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError, describe
-from heedful.generation.context import Context
+from heedful.generation.context import Context, Rule
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,20 @@ class BannedTokens:
 
     def _sequences(self) -> list[tuple[int, ...]]:
         return [(ids,) if isinstance(ids, int) else tuple(ids) for ids in self.tokens]
+
+
+def single_bans(rules: Sequence[Rule]) -> list[int] | None:
+    """The ids that rules forbid at every position; None: they do something else."""
+    banned: list[int] = []
+    for rule in rules:
+        if not isinstance(rule, BannedTokens):
+            return None
+        for token in rule.tokens:
+            ids = [token] if isinstance(token, int) else token
+            if len(ids) != 1:
+                return None
+            banned.append(ids[0])
+    return banned
 
 
 @dataclass(frozen=True)

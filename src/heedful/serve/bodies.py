@@ -15,7 +15,7 @@ Off = Literal[False] | None
 
 
 class Body(BaseModel):
-    """Of a JSON request."""
+    """Base of the bodies of JSON requests."""
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
@@ -35,12 +35,14 @@ class Sampling(Body):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1)] | None = Field(None, description="Not of OpenAI's API.")
+    top_k: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="An extension of OpenAI's API."
+    )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="Not of OpenAI's API."
+        None, description="An extension of OpenAI's API."
     )
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        None, description="Not of OpenAI's API."
+        None, description="An extension of OpenAI's API."
     )
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -53,7 +55,7 @@ class Sampling(Body):
 
 
 class CompletionBody(Sampling):
-    """Of `/v1/completions`."""
+    """The body of a request to `/v1/completions`."""
 
     prompt: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -90,7 +92,7 @@ class TextFormat(Body):
 
 
 class ChatBody(Sampling):
-    """Of `/v1/chat/completions`."""
+    """The body of a request to `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -100,7 +102,7 @@ class ChatBody(Sampling):
 
 
 class EmbeddingBody(Body):
-    """Of `/v1/embeddings`."""
+    """The body of a request to `/v1/embeddings`."""
 
     model: ModelName
     input: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1)]
@@ -112,7 +114,7 @@ class EmbeddingBody(Body):
 
 
 class TranslateBody(Body):
-    """Of `/translate`."""
+    """The body of a request to `/translate`."""
 
     q: Text | Texts
     source: Annotated[str, Field(max_length=35)] = "auto"
@@ -123,14 +125,14 @@ class TranslateBody(Body):
 
 
 class DetectBody(Body):
-    """Of `/detect`."""
+    """The body of a request to `/detect`."""
 
     q: Text
     api_key: ShortText | None = None
 
 
 class ClassifyBody(Body):
-    """Of `/classify`."""
+    """The body of a request to `/classify`."""
 
     model: ModelName | None = None
     texts: Text | Texts
@@ -140,7 +142,7 @@ class ClassifyBody(Body):
 
 
 class FillBody(Body):
-    """Of `/fill`."""
+    """The body of a request to `/fill`."""
 
     model: ModelName | None = None
     texts: Text | Texts
@@ -148,6 +150,6 @@ class FillBody(Body):
 
 
 class ReloadBody(Body):
-    """Of `/admin/reload`."""
+    """The body of a request to `/admin/reload`."""
 
     model: ModelName | None = Field(None, description="Default: all models.")

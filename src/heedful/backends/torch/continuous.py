@@ -24,7 +24,7 @@ from heedful.generation.decoding import DecodingStep
 from heedful.generation.request import EndReason, SearchRequest, StopFunction
 from heedful.generation.rules import MinP, Temperature, TopK, TopP, Typical
 from heedful.generation.sampling import generators_of, inverse_cdf
-from heedful.generation.token_rules import BannedTokens
+from heedful.generation.token_rules import single_bans
 from heedful.generation.topk import first_largest
 from heedful.parts.cache import Cache, capacity_for
 from heedful.parts.tokens import Tokens, padding_mask
@@ -65,7 +65,7 @@ class Output:
         self.step = DecodingStep(self.request, "the model", can_overwrite=True)
         rules = self.request.rules
         self.reshaping = tuple(rule for rule in rules if isinstance(rule, _RESHAPING))
-        self.banned_ids = _single_bans([rule for rule in rules if rule not in self.reshaping])
+        self.banned_ids = single_bans([rule for rule in rules if rule not in self.reshaping])
 
     @property
     def tokens(self) -> list[int]:
@@ -370,20 +370,6 @@ def _under_rules(outputs: list[Output], log_probs: Float[Tensor, "N V"]) -> Floa
 def _under_shared_rules(output: Output, log_probs: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
     new = torch.empty(len(log_probs), 0, dtype=torch.long, device=log_probs.device)
     return output.step(log_probs, new, [0])
-
-
-def _single_bans(rules: Sequence[Rule]) -> list[int] | None:
-    """The ids that rules forbid at every position; None: they do something else."""
-    banned = []
-    for rule in rules:
-        if not isinstance(rule, BannedTokens):
-            return None
-        for token in rule.tokens:
-            ids = [token] if isinstance(token, int) else token
-            if len(ids) != 1:
-                return None
-            banned.append(ids[0])
-    return banned
 
 
 def _top_tokens(

@@ -24,7 +24,7 @@ from heedful.generation.sampling import sample, sample_steps
 from heedful.generation.search import beam_search
 from heedful.generation.speculative import CachedScorer, Draft, PromptLookup, Speculation
 from heedful.generation.stopping import StopStrings
-from heedful.generation.token_rules import BannedTokens, ForcedTokens, NoRepeatNgram
+from heedful.generation.token_rules import ForcedTokens, NoRepeatNgram, single_bans
 
 Step = TypeVar("Step")
 
@@ -211,16 +211,7 @@ class Searcher:
         )
         if not is_plain:
             return None
-        banned_ids = []
-        for rule in rules:
-            if not isinstance(rule, BannedTokens):
-                return None
-            for token in rule.tokens:
-                ids = [token] if isinstance(token, int) else token
-                if len(ids) != 1:
-                    return None
-                banned_ids.append(ids[0])
-        return banned_ids
+        return single_bans(rules)
 
     def _speculation(self, row: list[int], request: GenerationRequest) -> Speculation:
         if request.options.num_return > 1:
