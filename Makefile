@@ -31,13 +31,14 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 	parts/test_masks.py models/test_properties.py models/test_packed.py generation/test_search.py \
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
-.PHONY: help setup demo quick test test-benchmarks test-lowest fuzz bench bench-decoding experiments \
+.PHONY: help setup demo quick test test-slow test-benchmarks test-lowest fuzz bench bench-decoding experiments \
 	pages site docs docs-setup translations clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (two minutes)"
 	@echo "make quick   lint, and properties of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
+	@echo "make test-slow  tests that take most of a minute each: real compilers, many processes"
 	@echo "make test-benchmarks  run the benchmarks on toy sizes: for a change of benchmarks/ (minutes)"
 	@echo "make test-lowest  pytest with the lowest versions that pyproject.toml allows, in $(LOWEST)"
 	@echo "make fuzz    600 cases of each kind of hostile input (half an hour)"
@@ -68,11 +69,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/heedful demo --out runs/demo
 
+# mypy has one process: it runs beside the tests, and its answer comes last.
 test: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m 'not benchmarks' --durations=10
+	@types=$$(mktemp); $(BIN)/mypy >"$$types" 2>&1 & mypy=$$!; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m 'not slow and not benchmarks' --durations=10; \
+	tests=$$?; wait $$mypy; mypy=$$?; cat "$$types"; rm -f "$$types"; exit $$((tests || mypy))
+
+# What takes most of a minute each; in .ci/run, not in `make test`.
+test-slow: $(STAMP)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m slow --durations=10
 
 # For a change of benchmarks/ or of what they call, and tests that take minutes; not in .ci/run.
 test-benchmarks: $(STAMP)
@@ -81,7 +88,7 @@ test-benchmarks: $(STAMP)
 # Needs Python 3.11: some of the lowest versions have no wheels for later ones.
 test-lowest: $(LOWEST_STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest -n $(JOBS) --dist worksteal \
-		-m 'not benchmarks'
+		-m 'not slow and not benchmarks'
 
 $(LOWEST_STAMP): pyproject.toml tests/support/lowest_versions.py
 	$(check_python)

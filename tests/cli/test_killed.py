@@ -49,6 +49,7 @@ def workdir(commands, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_killed_at_random_moments_of_every_command(
     commands, workdir, tmp_path, command: str

@@ -43,6 +43,7 @@ def writer(made: Path) -> Path:
     return made / "writer"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_another_process_compiles_nothing_and_has_the_outputs_of_the_nets(made: Path) -> None:
     """Texts of any length, batch and number of beams; there is no compiler for it to call."""
@@ -52,6 +53,7 @@ def test_another_process_compiles_nothing_and_has_the_outputs_of_the_nets(made: 
     assert used.returncode == 0, used.stderr[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_encoder_graphs_have_the_outputs_of_the_net_for_any_length(
     compiler: None, commands: Commands
@@ -59,6 +61,7 @@ def test_encoder_graphs_have_the_outputs_of_the_net_for_any_length(
     commands.call(compiled_encoders.graphs)
 
 
+@pytest.mark.slow
 def test_a_mismatched_compilation_is_reported(
     writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +83,7 @@ def test_a_mismatched_compilation_is_reported(
         heedful.load(place, backend="compiled", device="cuda")
 
 
+@pytest.mark.slow
 def test_unsupported_requests_are_reported(writer: Path) -> None:
     model, rows = heedful.load(writer, backend="compiled"), [[5, 6, 7], [8]]
     asked = model.request(rows, draft="lookup", beam_size=1, max_new_tokens=4)

@@ -101,6 +101,7 @@ def test_two_processes_take_the_steps_of_one(
         assert_equal_steps(case.out, whole(name))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_four_goes_on_at_two_one_and_three(
     commands: Commands, whole: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -79,15 +79,20 @@ def assert_whole_log(out, reference):
     assert isinstance(events[-1], RunFinished)
 
 
+MORE_RUNS: list[tuple[int, dict[str, object]]] = [
+    (2, {"training__gradient_accumulation": 2}),
+    (3, {"model__norm_placement": "post", "training__optimizer": {"name": "adamw"}}),
+    (4, {"training__label_smoothing": 0.0, "training__max_epochs": 1}),
+    (6, {"training__optimizer": {"name": "muon"}, "training__average_of": "best"}),
+]
+
+
 @pytest.mark.parametrize(
     ("seed", "changes"),
     [
         (1, {"training__checkpoint_every": 2}),
-        (2, {"training__gradient_accumulation": 2}),
-        (3, {"model__norm_placement": "post", "training__optimizer": {"name": "adamw"}}),
-        (4, {"training__label_smoothing": 0.0, "training__max_epochs": 1}),
-        (6, {"training__optimizer": {"name": "muon"}, "training__average_of": "best"}),
         (5, {"model__dropout": 0.3, "training__patience": 3, "training__ema_decay": 0.7}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_RUNS),
     ],
 )
 def test_killed_at_random_moments(commands, whole, tmp_path, seed, changes):
