@@ -25,7 +25,7 @@ LAYERS = [
     {"training", "pipelines"},
     {"bulk", "cost", "tasks", "deploy", "insight", "serve"},
     {"export", "harness"},
-    {"dry_run", "examples", "plan", "run"},
+    {"dry_run", "examples", "plan", "run", "run_scales"},
     {"back_translation"},
     {"cli"},
 ]

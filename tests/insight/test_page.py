@@ -14,10 +14,10 @@ from backend_models import model_of
 from heedful import insight
 from heedful.cli.inspect_ import PageFlags, inspect_
 from heedful.errors import UserError
+from heedful.insight.notes import Note, page_texts
 from heedful.insight.page import write_page
-from heedful.insight.run_views import weight_scales
 
-PAGE = ("target", "layers", "heads", "tokens", "sentences", "projection")
+PAGE = ("target", "patch_from", "layers", "heads", "tokens", "sentences", "projection")
 CHROMIUM = Path("/usr/bin/chromium")
 HOSTILE = "</script><script>document.title='run'</script> &amp; \u202eabc \u0000 😀 <b>x</b> \u2028"
 KINDS: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bert-mlm": {"head": "mlm"},
     "bert-classify": {"head": "classify"},
 }
-TEXTS = json.loads((Path(insight.__file__).parent / "page_texts.json").read_text("utf-8"))
+TEXTS = page_texts()
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,10 @@ def run(folder: Path, out: Path, **options: Any) -> Any:
 def test_a_page_has_the_values_of_the_library(
     folders: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
-    views = run(folders[name], tmp_path / "page.html")["views"]
-    expected = {"tokens", "attention", "lens", "attributions", "embeddings"}
+    content = run(folders[name], tmp_path / "page.html", patch_from="the dog ran")
+    views = content["views"]
+    assert content["facts"].keys() <= TEXTS["zh"].keys()
+    expected = {"tokens", "attention", "lens", "attributions", "patching", "embeddings"}
     expected |= {"search"} if name in ("vaswani2017", "gpt2") else set()
     expected |= {"alignment"} if name == "vaswani2017" else set()
     assert set(views) == expected
@@ -75,6 +77,16 @@ def test_a_page_has_the_values_of_the_library(
         weights = np.frombuffer(base64.b64decode(part["weights"]), np.uint8)
         exact = maps[part["part"]].weights
         np.testing.assert_allclose(weights.reshape(exact.shape) / 255, exact, atol=0.5 / 255 + 1e-6)
+    stacks = [entry["stack"] for entry in views["patching"]]
+    assert set(stacks) == {*insight.watching.stacks_of(model.net)}
+    for entry in views["patching"]:
+        [output] = {"bert-classify": [entry["output"]]}.get(name, [None])
+        exact = insight.patching(
+            model, "the cat sat", "the dog ran", stack=entry["stack"], output=output,
+            position=entry["position"], **options,
+        )  # fmt: skip
+        assert (entry["output"], entry["value"]) == (exact.output.name, exact.value)
+        np.testing.assert_allclose(entry["effects"], exact.effects, atol=5e-5 + 1e-6)
     for entry in views["attributions"]:
         total = sum(sum(side["gradients"]) for side in entry["sides"])
         assert abs(total - (entry["value"] - entry["baseline"])) < entry["error"] + 5e-3
@@ -88,7 +100,8 @@ def test_parts_are_chosen_and_left_out_with_a_note(
     assert (part["layers"], part["heads"]) == ([1], [1])
     assert part["queries"] == part["keys"]
     assert len(part["queries"]) == 2
-    assert any("tokens 1 to 2 of 3 are shown" in note for note in content["notes"])
+    assert content["notes"] == [["note_tokens", 1, 2, 3]]
+    assert str(Note("note_tokens", (1, 2, 3))).startswith("tokens 1 to 2 of 3 are shown")
     lines = tmp_path / "lines"
     lines.write_text("good\tthe cat\nbad\ta dog\ngood\tcats ran\n")
     content = run(folders["gpt2"], tmp_path / "other.html", sentences=lines)
@@ -111,6 +124,9 @@ def test_parts_are_chosen_and_left_out_with_a_note(
         ({"text": None}, "is not the folder of a run"),
         ({"text": None, "target": "a"}, "--target is for a text"),
         ({"projection": "map"}, "projection must be"),
+        ({"patch_from": "the cat"}, "texts have 3 and 2 tokens"),
+        ({"patch_from": "the cat sat"}, "have the same tokens"),
+        ({"text": None, "patch_from": "a"}, "--patch-from is for a text"),
     ],
 )
 def test_bad_input_leaves_no_page(
@@ -159,22 +175,12 @@ def test_both_languages_have_every_text() -> None:
     for key, text in TEXTS["en"].items():
         slots = re.findall(r"\{\d\}", text)
         assert sorted(re.findall(r"\{\d\}", TEXTS["zh"][key])) == sorted(slots), key
-    script = (Path(insight.__file__).parent / "page.js").read_text("utf-8")
+    folder = Path(insight.__file__).parent
+    script = (folder / "page.js").read_text("utf-8")
+    sources = "".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    assert {*re.findall(r'Note\("(\w+)"', sources)} == {k for k in TEXTS["en"] if "note_" in k}
     used = set(re.findall(r'\bt\("(\w+)"', script)) | set(re.findall(r'intro\("(\w+)"', script))
     assert used - {"stop_"} <= TEXTS["en"].keys()
-
-
-def test_scales_of_weights_by_layer() -> None:
-    import torch
-
-    tensors = {
-        "encoder.blocks.0.a.weight": torch.full((2, 2), 3.0),
-        "encoder.blocks.0.b.weight": torch.full((2, 4), 1.0),
-        "embedding.weight": torch.ones(2, 2),
-        "encoder.blocks.0.a.bias": torch.ones(9),
-    }
-    actual = weight_scales(tensors)
-    assert actual == {"embedding": 1.0, "encoder 0": pytest.approx(((4 * 9 + 8) / 12) ** 0.5)}
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no Chromium")
@@ -185,7 +191,8 @@ def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: s
     from playwright.sync_api import sync_playwright
 
     out, (width, theme, language) = tmp_path / "page.html", case.split("-")
-    run(folders["vaswani2017"], out, text="the </script><b>\u202e",
+    hostile = "the </script><b>\u202e"
+    run(folders["vaswani2017"], out, text=hostile, patch_from=f"a{hostile[3:]}", tokens="0:8",
         options={"max_new_tokens": 4, "beam_size": 2})  # fmt: skip
     problems: list[str] = []
     with sync_playwright() as play:
@@ -205,6 +212,12 @@ def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: s
         assert page.locator("main b", has_text="x").count() == 0
         tabs = page.locator("[role=tab]")
         names = tabs.all_inner_texts()
+        assert page.locator(".note").all_inner_texts() == [  # notes and facts in both languages
+            TEXTS[language]["notes"] + ": " + TEXTS[language]["note_tokens"].format(0, 7, 16)
+            + TEXTS[language]["sentence_end"].strip()
+        ]  # fmt: skip
+        facts = page.locator(".facts").inner_text()
+        assert all(TEXTS[language][key] in facts for key in ("architecture", "task", "parameters"))
         assert names[0] == TEXTS[language]["tokens"]
         tabs.first.focus()
         for name in names:
@@ -225,11 +238,17 @@ def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: s
             != TEXTS[language]["hover"]
         )
         page.locator("#view-attention details summary").first.click()
-        assert page.locator("#view-attention details table").first.is_visible()
+        page.locator("#view-attention details table").first.wait_for(timeout=5000)
         page.locator("#tab-lens").click()
         page.locator("#lens-0-0").focus()
         page.keyboard.press("ArrowUp")
         assert page.evaluate("document.activeElement.id") == "lens-1-0"
+        page.locator("#tab-patching").click()
+        page.locator("#patch-0-0").focus()
+        page.keyboard.press("ArrowUp")
+        assert page.evaluate("document.activeElement.id") == "patch-1-0"
+        page.locator("#stack-decoder").click()
+        assert page.locator("#stack-decoder").get_attribute("aria-pressed") == "true"
         page.locator("#language").click()
         other = "en" if language == "zh" else "zh"
         assert tabs.all_inner_texts()[0] == TEXTS[other]["tokens"]

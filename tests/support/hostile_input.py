@@ -79,6 +79,7 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "merge {any} out",
     "verify {any} --no-overfit",
     "inspect {any} --text hello --out out",
+    "inspect {any} --text hello --patch-from there --out out",
     "inspect {run} --out out",
     "info {any}",
     "export hf {any} out",

@@ -28,6 +28,13 @@ class PageFlags:
         help="Target of an encoder-decoder.",
         show_default="the model's own output",
     )
+    patch_from: str | None = typer.Option(
+        None,
+        metavar="TEXT",
+        help="Another text of as many tokens: show the effect of each of its states on the output.",
+        show_default="no such view",
+        rich_help_panel=PAGE,
+    )
     layers: str | None = typer.Option(
         None,
         metavar="LIST",
@@ -71,6 +78,7 @@ class PageFlags:
         first, last = _range(self.tokens)
         texts, labels = _labeled(self.sentences)
         return PageOptions(
+            patch_from=self.patch_from,
             layers=_indices("--layers", self.layers),
             heads=_indices("--heads", self.heads),
             first=first,
@@ -110,11 +118,13 @@ def inspect_(
 ) -> None:
     """Write one HTML page that shows what a model does with a text.
 
-    Tokens, attention, alignment, logit lens, attributions, search and embeddings, of every kind of
-    model, trained or imported. For the folder of a run also its training. The page needs no
-    network. The same is available as functions: heedful.insight.attention(model, text) and others.
+    Tokens, attention, alignment, logit lens, attributions, patching, search and embeddings, of
+    every kind of model, trained or imported. For the folder of a run also the curves of its
+    training; without a text, gradients, weights and states by layer at its checkpoints too. The
+    page needs no network. The same is available as functions:
+    heedful.insight.attention(model, text) and others.
 
-    Example: heedful inspect runs/dates --text '14 March 2007'
+    Example: heedful inspect runs/dates --text '14 March 2007' --patch-from '15 March 2007'
 
     Example: heedful inspect runs/dates --out training.html
     """
@@ -128,22 +138,28 @@ def inspect_(
             if vars(page).get(name) is not None or name in options:
                 flag = name.replace("_", "-")
                 raise UserError(f"--{flag} is for a text; give --text too, or leave it out")
-        _write_run(model, out)
+        _write_run(model, out, device)
     else:
         _write_text(model, text, page, options, out, device)
     typer.echo(out)
 
 
-def _write_run(folder: Path, out: Path) -> None:
+def _write_run(folder: Path, out: Path, device: str) -> None:
     """Write the page of a run's training."""
+    from heedful.cli.lines import bars_on_stderr
     from heedful.insight.page import write_page
     from heedful.insight.run_views import views_of_run
+    from heedful.run_scales import scales_of_run
     from heedful.training.folder import is_run
 
     if not is_run(folder):
         raise UserError(f"{folder} is not the folder of a run; give a text to inspect (--text)")
-    views, notes = views_of_run(folder)
+    with bars_on_stderr():
+        scales = scales_of_run(folder, device)
+    views, notes = views_of_run(folder, scales)
     write_page(out, title=folder.resolve().name, facts={}, views=views, notes=notes)
+    for line in notes:
+        note(str(line))
 
 
 def _write_text(
@@ -177,7 +193,7 @@ def _write_text(
     title = f"{folder.resolve().name}: {shown}"
     write_page(out, title=title, facts=facts, views=views, notes=notes)
     for line in notes:
-        note(line)
+        note(str(line))
 
 
 def _indices(flag: str, text: str | None) -> list[int] | None:

@@ -4,6 +4,7 @@
 `watch`: attention patterns, head outputs and residual states of a net, read and changed.
 `attention`, `alignments`, `logit_lens`, `attributions`, `patching`, `search_tree`,
 `sampling_steps`, `embedding_map`: what a model does with a text, as arrays and plots.
+`layer_scales`: states and gradients by layer; `heedful.run_scales.scales_of_run`: over a training.
 `heedful.insight.manual_gradients`: forward and backward passes of the parts, in NumPy.
 """
 
@@ -15,6 +16,7 @@ from heedful.insight.embeddings import EmbeddingMap, embedding_map
 from heedful.insight.logit_lenses import LogitLens, logit_lens
 from heedful.insight.patches import Patching, patching
 from heedful.insight.report import CheckResult, Report
+from heedful.insight.scales import LayerScales, RunScales, layer_scales
 from heedful.insight.search_trees import Sampling, SearchTree, sampling_steps, search_tree
 from heedful.insight.verification import CHECKS, checks_of, verify
 from heedful.insight.watching import Watch, watch
@@ -28,9 +30,11 @@ __all__ = [
     "Check",
     "CheckResult",
     "EmbeddingMap",
+    "LayerScales",
     "LogitLens",
     "Patching",
     "Report",
+    "RunScales",
     "Sampling",
     "SearchTree",
     "Watch",
@@ -40,6 +44,7 @@ __all__ = [
     "attributions",
     "checks_of",
     "embedding_map",
+    "layer_scales",
     "logit_lens",
     "patching",
     "sampling_steps",

@@ -219,9 +219,9 @@ class _Path:
     def logits(self, vectors: Mapping[Side, Float[Tensor, "N T D"]]) -> Float[Tensor, "N"]:
         """The logit of the output for token embeddings of N texts."""
         embedded = {side: self.reading.embed(side, rows) for side, rows in vectors.items()}
-        logits = self.reading.logits(embedded)
+        logits = self.reading.logits(embedded, self.output.position)
         self.num_passes += len(logits)
-        return logits[:, self.output.position, self.output.id]
+        return logits[:, 0, self.output.id]
 
     def points(self, shares: Float[Tensor, "N"]) -> dict[Side, Float[Tensor, "N T D"]]:
         """Token embeddings at these shares of the line."""

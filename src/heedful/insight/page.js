@@ -6,7 +6,7 @@
   const state = {
     language: (navigator.language || "").startsWith("zh") ? "zh" : "en",
     view: Object.keys(views)[0], part: 0, layer: 0, head: 0, query: 0, sort: null,
-    color: "lens_probability", output: null, method: "gradients", step: 0, map: 0, found: null,
+    color: "lens_probability", output: null, stack: null, method: "gradients", step: 0, map: 0, found: null,
   };
   root.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
 
@@ -22,6 +22,10 @@
     value === null || value === undefined ? "–" : Math.abs(value) < 1e-12 ? (0).toFixed(digits)
       : Math.abs(value) >= 1e4 || (value && Math.abs(value) < 10 ** -digits)
         ? value.toExponential(2) : value.toFixed(digits);
+
+  /** Three significant digits, for an axis. */
+  const tick = (value) => (value && (Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3)
+    ? value.toExponential(1) : String(Number(value.toPrecision(3))));
 
   function el(name, attributes = {}, ...children) {
     const element = document.createElement(name);
@@ -73,6 +77,12 @@
     renderView(state.view);
     if (focus) document.getElementById(focus)?.focus();
   }
+  /** Arrow keys in a grid whose rows count upwards: a cell's id is PREFIX-ROW-COLUMN. */
+  const arrows = (prefix, row, column) => (event) => {
+    const step = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const next = step && document.getElementById(`${prefix}-${row + step[0]}-${column + step[1]}`);
+    if (next) { event.preventDefault(); next.focus(); }
+  };
   const said = () => el("p", { class: "said", role: "status", "aria-live": "polite" });
 
   // --- colors ---------------------------------------------------------------------------------
@@ -298,9 +308,11 @@
 
   // --- logit lens -----------------------------------------------------------------------------
 
+  /** A layer such as "layer 0", "decoder 1", "encoder final_norm", "embedding" or "head". */
+  const layerName = (name) => (name === "head" ? t("output_head") : name.split(" ").map((word) => t(word)).join(" "));
+
   function lensView() {
     const lens = views.lens;
-    const layerName = (name) => (name === "embedding" ? t("embedding") : name.replace("layer", t("layer")));
     const largest = Math.max(2, ...lens.ranks.flat());
     const share = (row, column) => (state.color === "rank"
       ? 1 - Math.log(lens.ranks[row][column]) / Math.log(largest) : lens.probabilities[row][column][0]);
@@ -315,11 +327,7 @@
         lens.positions.map((_, column) => el("button", {
           class: "cell named", id: `lens-${row}-${column}`, onfocus: () => show(row, column), onmouseenter: () => show(row, column),
           onclick: () => show(row, column),
-          onkeydown: (event) => {
-            const step = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-            const next = step && document.getElementById(`lens-${row + step[0]}-${column + step[1]}`);
-            if (next) { event.preventDefault(); next.focus(); }
-          },
+          onkeydown: arrows("lens", row, column),
           style: { background: shade(share(row, column)), color: ink(share(row, column)) },
         }, token(lens.names[row][column][0])))]),
       el("span"), lens.positions.map((name) => el("span", { class: "named" }, token(name))));
@@ -361,6 +369,47 @@
         }))]),
       behind(() => table([t("side"), t("token"), t("gradients"), t("occlusion")], entry.sides.flatMap((side) =>
         side.tokens.map((name, i) => [t(side.side), token(name), side.gradients[i], side.occlusion[i]])))))];
+  }
+
+  // --- patching -------------------------------------------------------------------------------
+
+  function patchingView() {
+    const entries = views.patching;
+    if (!entries.length) return [];
+    const stacks = [...new Set(entries.map((entry) => entry.stack))];
+    const stack = stacks.includes(state.stack) ? state.stack : stacks[0];
+    const own = entries.filter((entry) => entry.stack === stack);
+    const index = Math.min(state.output ?? own.length - 1, own.length - 1);
+    const { layers, tokens, others, effects, output, value, other } = own[index];
+    const peak = Math.max(1e-9, ...effects.flat().map(Math.abs));
+    const status = said();
+    status.textContent = t("hover");
+    const pair = (column) => (tokens[column] === others[column] ? [token(tokens[column])]
+      : [token(tokens[column]), " / ", token(others[column])]);
+    const show = (row, column) => status.replaceChildren(`${layerName(layers[row])}, ${t("position")} ${column} `,
+      ...pair(column), `: ${t("effect")} ${number(effects[row][column])}`);
+    const order = layers.map((_, row) => row).reverse();
+    const grid = el("div", { class: "grid", style: { gridTemplateColumns: `auto repeat(${tokens.length}, auto)` } },
+      order.map((row) => [el("span", { class: "side" }, layerName(layers[row])),
+        tokens.map((_, column) => {
+          const effect = effects[row][column], share = Math.abs(effect) / peak;
+          return el("button", { class: "cell named", id: `patch-${row}-${column}`,
+            onfocus: () => show(row, column), onmouseenter: () => show(row, column), onclick: () => show(row, column),
+            onkeydown: arrows("patch", row, column),
+            style: { background: shade(share, effect < 0 ? "--warm" : "--accent"), color: ink(share) } }, (Math.abs(effect) < 0.005 ? 0 : effect).toFixed(2));
+        })]),
+      el("span"), tokens.map((_, column) => el("span", { class: "named" }, ...pair(column))));
+    return [intro("about_patching"),
+      el("div", { class: "controls" },
+        choice("output", own.map((e, i) => [i, `${visible(e.output)} (${e.position})`]), index, (i) => set({ output: Number(i) })),
+        stacks.length > 1 ? stacks.map((name) => el("button", { id: `stack-${name}`, "aria-pressed": String(name === stack),
+          onclick: () => set({ stack: name }, `stack-${name}`) }, t(name))) : null,
+        ramp(number(-peak, 2), number(peak, 2), true)),
+      card(el("p", {}, t("patch_line", visible(output), number(value), number(other))),
+        el("div", { class: "scroll" }, grid), status,
+        behind(() => table([t("layer"), t("position"), t("token"), t("other_text"), t("effect")],
+          layers.flatMap((name, row) => tokens.map((_, column) =>
+            [layerName(name), column, token(tokens[column]), token(others[column]), effects[row][column]])))))];
   }
 
   // --- search ---------------------------------------------------------------------------------
@@ -411,7 +460,7 @@
           id: `step-${i}`, "aria-pressed": String(i === state.step), onclick: () => set({ step: i }, `step-${i}`) }, token(entry.token))))),
       step ? card(el("h2", {}, `${t("step")} ${state.step + 1}: `, token(step.token), ` (${number(step.probability)})`),
         el("div", { class: "charts" }, step.distributions.map((entry) => el("div", {},
-          el("b", {}, entry.rule), el("span", { class: "soft" }, ` · ${entry.num_allowed.toLocaleString()} ${t("allowed")} · ${t("entropy")} ${number(entry.entropy, 2)}`),
+          el("b", {}, t(entry.rule)), el("span", { class: "soft" }, ` · ${entry.num_allowed.toLocaleString()} ${t("allowed")} · ${t("entropy")} ${number(entry.entropy, 2)}`),
           table([t("token"), t("probability"), ""], entry.ids.map((id, i) => [token(entry.tokens[i]), entry.probabilities[i],
             el("div", { style: { width: `${Math.round(140 * entry.probabilities[i])}px`, height: "10px", marginTop: "6px", borderRadius: "3px",
               background: id === step.id ? "var(--accent)" : "var(--faint)" } })])))))) : null];
@@ -481,46 +530,60 @@
 
   // --- training -------------------------------------------------------------------------------
 
+  /** A chart over steps, or over the layers of `entry.layers` with a series for each checkpoint. */
   function chart(entry) {
-    const [W, H, left, right, top, bottom] = [520, 260, 62, 12, 12, 30];
+    const layers = entry.layers?.map(layerName);
+    const [W, H, left, right, top, bottom] = [520, layers ? 300 : 260, layers ? 92 : 62, 12, 12, layers ? 78 : 30];
     const all = entry.series.flatMap((series) => series.points);
     const steps = all.map((point) => point[0]), values = all.map((point) => point[1]);
-    const [x0, x1] = [Math.min(...steps), Math.max(...steps)], [y0, y1] = [Math.min(...values), Math.max(...values)];
+    const isLog = Boolean(layers) && Math.min(...values) > 0 && Math.max(...values) > 30 * Math.min(...values);
+    const scaled = (value) => (isLog ? Math.log10(value) : value);
+    const [x0, x1] = [Math.min(...steps), Math.max(...steps)];
+    const [y0, y1] = [layers && !isLog ? 0 : scaled(Math.min(...values)), scaled(Math.max(...values))];
     const x = (step) => left + (W - left - right) * (step - x0) / (x1 - x0 || 1);
-    const y = (value) => H - bottom - (H - top - bottom) * (value - y0) / (y1 - y0 || 1);
-    const color = (i) => (i === 0 ? "var(--accent)" : i === 1 ? "var(--warm)" : `hsl(${(i * 67) % 360} 55% 50%)`);
+    const y = (value) => H - bottom - (H - top - bottom) * (scaled(value) - y0) / (y1 - y0 || 1);
+    const color = (i) => (layers ? shade(0.25 + 0.75 * (i + 1) / entry.series.length)
+      : i === 0 ? "var(--accent)" : i === 1 ? "var(--warm)" : `hsl(${(i * 67) % 360} 55% 50%)`);
+    const seriesName = (series) => (layers ? `${t("step")} ${series.name.toLocaleString()}` : t(series.name));
     const picture = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": t(entry.name) });
     for (let k = 0; k <= 4; k += 1) {
-      const value = y0 + (y1 - y0) * k / 4, step = Math.round(x0 + (x1 - x0) * k / 4);
-      picture.append(svg("line", { class: "axis", x1: left, x2: W - right, y1: y(value), y2: y(value) }),
-        svg("text", { class: "soft", x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)),
-        svg("text", { class: "soft", x: x(step), y: H - 8, "text-anchor": "middle" }, step.toLocaleString()));
+      const height = H - bottom - (H - top - bottom) * k / 4, exact = y0 + (y1 - y0) * k / 4;
+      picture.append(svg("line", { class: "axis", x1: left, x2: W - right, y1: height, y2: height }),
+        svg("text", { class: "soft", x: left - 6, y: height + 4, "text-anchor": "end" }, tick(isLog ? 10 ** exact : exact)));
+      if (!layers) {
+        const step = Math.round(x0 + (x1 - x0) * k / 4);
+        picture.append(svg("text", { class: "soft", x: x(step), y: H - 8, "text-anchor": k === 4 ? "end" : "middle" }, step.toLocaleString()));
+      }
     }
+    const stride = layers ? Math.ceil(layers.length / 24) : 1;
+    layers?.forEach((name, i) => i % stride || picture.append(svg("text", { class: "soft", "text-anchor": "end",
+      transform: `translate(${x(i) + 4} ${H - bottom + 12}) rotate(-40)` }, name.length > 18 ? name.slice(0, 17) + "…" : name)));
     const status = said();
     entry.series.forEach((series, i) => {
       picture.append(svg("path", { d: "M" + series.points.map(([s, v]) => `${x(s).toFixed(1)} ${y(v).toFixed(1)}`).join("L"),
         fill: "none", stroke: color(i), "stroke-width": 1.8 }));
       if (series.points.length < 40) series.points.forEach(([s, v]) => picture.append(svg("circle", { cx: x(s), cy: y(v), r: 2.6, fill: color(i) })));
     });
+    const at = (place) => (layers ? layers[place] : `${t("step")} ${place.toLocaleString()}`);
     picture.addEventListener("mousemove", (event) => {
       const box = picture.getBoundingClientRect();
-      const step = x0 + ((event.clientX - box.left) / box.width * W - left) / (W - left - right) * (x1 - x0);
+      const place = x0 + ((event.clientX - box.left) / box.width * W - left) / (W - left - right) * (x1 - x0);
       status.textContent = entry.series.map((series) => {
-        const point = series.points.reduce((a, b) => (Math.abs(b[0] - step) < Math.abs(a[0] - step) ? b : a));
-        return `${t(series.name)} ${number(point[1], 4)} (${t("step")} ${point[0].toLocaleString()})`;
+        const point = series.points.reduce((a, b) => (Math.abs(b[0] - place) < Math.abs(a[0] - place) ? b : a));
+        return `${seriesName(series)} ${number(point[1], 4)} (${at(point[0])})`;
       }).join(" · ");
     });
-    return el("figure", { class: "card" }, el("figcaption", {}, el("b", {}, t(entry.name)), " ",
-      entry.series.length > 1 ? entry.series.map((series, i) => el("span", { style: { color: color(i), marginLeft: "10px", whiteSpace: "nowrap" } }, "— " + t(series.name))) : null),
-    picture, status, behind(() => table([t("steps"), t("kind"), t("value")],
-      entry.series.flatMap((series) => series.points.map(([step, value]) => [step, t(series.name), value])))));
+    return el("figure", { class: "card" }, el("figcaption", {}, el("b", {}, t(entry.name)), isLog ? ` (${t("logarithmic")})` : "", " ",
+      layers || entry.series.length > 1 ? entry.series.map((series, i) => el("span", { style: { color: color(i), marginLeft: "10px", whiteSpace: "nowrap" } }, "— " + seriesName(series))) : null),
+    picture, status, behind(() => table([t(layers ? "layer" : "steps"), t("kind"), t("value")],
+      entry.series.flatMap((series) => series.points.map(([place, value]) => [layers ? layers[place] : place, seriesName(series), value])))));
   }
   const trainingView = () => [intro("about_training"), el("div", { class: "charts" }, views.training.map(chart))];
 
   // --- the page -------------------------------------------------------------------------------
 
   const makers = { tokens: tokensView, attention: attentionView, alignment: alignmentView, lens: lensView,
-    attributions: attributionsView, embeddings: embeddingsView, training: trainingView,
+    attributions: attributionsView, patching: patchingView, embeddings: embeddingsView, training: trainingView,
     search: () => (views.search.kind === "tree" ? treeView() : stepsView()) };
   const names = Object.keys(views).filter((name) => makers[name]);
   function renderView(name) {
@@ -548,8 +611,8 @@
         el("div", { class: "controls", style: { margin: "0" } },
           el("button", { id: "language", onclick: () => { state.language = state.language === "en" ? "zh" : "en"; render("language"); } }, t("language")),
           el("button", { id: "theme", onclick: () => { root.classList.toggle("dark"); render("theme"); } }, t("theme")))),
-      el("div", { class: "facts" }, Object.entries(data.facts).map(([key, value]) => el("span", {}, `${key} `, el("b", {}, visible(value))))),
-      data.notes.length ? el("p", { class: "soft" }, `${t("notes")}: ${data.notes.map(visible).join("; ")}.`) : null),
+      el("div", { class: "facts" }, Object.entries(data.facts).map(([key, value]) => el("span", {}, `${t(key)} `, el("b", {}, visible(value))))),
+      data.notes.map(([key, ...values]) => el("p", { class: "soft note" }, `${t("notes")}: ${t(key, ...values)}${t("sentence_end").trim()}`))),
       el("div", { role: "tablist", "aria-label": t("views"), onkeydown: (event) => {
         const step = { ArrowLeft: -1, ArrowRight: 1, Home: -names.indexOf(state.view), End: names.length - 1 - names.indexOf(state.view) }[event.key];
         if (step === undefined) return;

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import heedful
 from heedful.files import write_text
+from heedful.insight.notes import Note, page_texts
 
 _FOLDER = Path(str(files("heedful.insight")))
 
@@ -23,12 +24,12 @@ def write_page(
     title: str,
     facts: Mapping[str, str],
     views: Mapping[str, Any],
-    notes: Sequence[str] = (),
+    notes: Sequence[Note] = (),
 ) -> None:
     """Write an inspection page, atomically.
 
     Args:
-        facts: lines below the title by name.
+        facts: lines below the title by a key of the page's texts.
         views: the content by view (`page_data`, `run_views`), as JSON.
         notes: what is left out.
 
@@ -39,9 +40,9 @@ def write_page(
     data = {
         "title": title,
         "facts": dict(facts),
-        "notes": list(notes),
+        "notes": [[note.key, *note.values] for note in notes],
         "views": views,
-        "texts": json.loads(_asset("page_texts.json")),
+        "texts": page_texts(),
         "version": heedful.__version__,
     }
     policy = (

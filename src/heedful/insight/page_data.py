@@ -14,8 +14,11 @@ from heedful.insight.attention_maps import AttentionMap, attention
 from heedful.insight.attribution import Attributions, explain
 from heedful.insight.embeddings import EmbeddingMap, Projection, embedding_map
 from heedful.insight.logit_lenses import logit_lens
+from heedful.insight.notes import Note
+from heedful.insight.patches import Patching, patch_outputs, read_other
 from heedful.insight.reading import Reading, check_index, read
 from heedful.insight.search_trees import sampling_steps, search_tree
+from heedful.insight.watching import stacks_of
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
@@ -39,6 +42,7 @@ class PageOptions:
     Attributes:
         layers, heads: of the attention that is shown; None: all.
         first, last: the range of tokens of each side that is shown; `last` None: as many as fit.
+        patch_from: a text of as many tokens, whose states are put into the pass of the text.
         sentences, labels: texts of the map of sentences.
         projection: of the maps of embeddings.
         seed: of t-SNE.
@@ -49,6 +53,7 @@ class PageOptions:
     heads: Sequence[int] | None = None
     first: int = 0
     last: int | None = None
+    patch_from: str | None = None
     sentences: Sequence[str] = ()
     labels: Sequence[str] = ()
     projection: Projection = "pca"
@@ -58,7 +63,7 @@ class PageOptions:
 
 def views_of_text(
     model: SavedModel, text: str, target: str | None, options: PageOptions
-) -> tuple[Views, list[str]]:
+) -> tuple[Views, list[Note]]:
     """Every view that a model has of a text, and notes on what is left out.
 
     Raises:
@@ -71,21 +76,24 @@ def views_of_text(
     given = {"target": outputs} if isinstance(model, Translator) else {}
     inputs: Any = {"text": list(ids), **given}
     views: Views = {"tokens": _tokens(reading, text, target)}
-    notes: list[str] = []
+    notes: list[Note] = []
+    others = None
+    if options.patch_from is not None:
+        others = read_other(reading, options.patch_from, **options.generation)
     longest = max(map(len, reading.ids.values()))
     if window.stop - window.start < longest:
-        notes.append(
-            f"tokens {window.start} to {window.stop - 1} of {longest} are shown; choose others "
-            "with --tokens FIRST:LAST"
-        )
+        notes.append(Note("note_tokens", (window.start, window.stop - 1, longest)))
     steps: list[tuple[str, Callable[[], Any]]] = [
         ("attention", lambda: _attention(model, inputs, window, options, notes)),
     ]
     if isinstance(model, Translator) and outputs:
         steps.append(("alignment", lambda: _alignment(model, ids, outputs, window)))
     if model.net.head is not None:
+        explained = _chosen_outputs(reading, window, notes)
         steps.append(("lens", lambda: _lens(model, inputs, window)))
-        steps.append(("attributions", lambda: _attributions(reading, window, notes)))
+        steps.append(("attributions", lambda: _attributions(reading, explained, window)))
+        if others is not None:
+            steps.append(("patching", lambda: _patching(reading, others, explained, window)))
     if isinstance(model, Generator):
         steps.append(("search", lambda: _search(model, list(ids), options.generation, notes)))
     steps.append(("embeddings", lambda: _embeddings(model, options, notes)))
@@ -138,7 +146,11 @@ def _tokens(reading: Reading, text: str, target: str | None) -> list[dict[str, A
 
 
 def _attention(
-    model: SavedModel, inputs: dict[str, Any], window: range, options: PageOptions, notes: list[str]
+    model: SavedModel,
+    inputs: dict[str, Any],
+    window: range,
+    options: PageOptions,
+    notes: list[Note],
 ) -> list[dict[str, Any]]:
     maps = [*attention(model, **inputs).maps.values()]
     total = len(maps) and sum(
@@ -147,10 +159,7 @@ def _attention(
     stride = 1
     if options.layers is None and total > MAX_WEIGHTS:
         stride = -(-total // MAX_WEIGHTS)
-        notes.append(
-            f"attention of every {stride}th layer is shown, so that the page stays small; choose "
-            "others with --layers"
-        )
+        notes.append(Note("note_layers", (stride,)))
     return [_attention_part(m, window, options, stride) for m in maps]
 
 
@@ -210,20 +219,27 @@ def _lens(model: SavedModel, inputs: dict[str, Any], window: range) -> dict[str,
     }
 
 
-def _attributions(reading: Reading, window: range, notes: list[str]) -> list[dict[str, Any]]:
-    """Both methods for the outputs that are shown."""
+def _chosen_outputs(
+    reading: Reading, window: range, notes: list[Note]
+) -> list[tuple[int, str | int | None]]:
+    """Position and name of the outputs that are explained; None: the output that the text has."""
     if isinstance(reading.model, Classifier):
-        chosen: list[tuple[int, Any]] = [(0, label) for label in reading.model.labels[:MAX_OUTPUTS]]
-    else:
-        positions = [index for index in range(len(reading.outputs)) if index in window]
-        if isinstance(reading.model, LanguageModel):
-            positions = positions[-MAX_OUTPUTS:]
-        masks = [index for index in positions if reading.outputs[index] is None]
-        if not isinstance(reading.model, Generator) and masks:
-            positions = masks
-        if len(positions) > MAX_OUTPUTS:
-            notes.append(f"attributions are of the first {MAX_OUTPUTS} outputs")
-        chosen = [(position, None) for position in positions[:MAX_OUTPUTS]]
+        return [(0, label) for label in reading.model.labels[:MAX_OUTPUTS]]
+    positions = [index for index in range(len(reading.outputs)) if index in window]
+    if isinstance(reading.model, LanguageModel):
+        positions = positions[-MAX_OUTPUTS:]
+    masks = [index for index in positions if reading.outputs[index] is None]
+    if not isinstance(reading.model, Generator) and masks:
+        positions = masks
+    if len(positions) > MAX_OUTPUTS:
+        notes.append(Note("note_outputs", (MAX_OUTPUTS,)))
+    return [(position, None) for position in positions[:MAX_OUTPUTS]]
+
+
+def _attributions(
+    reading: Reading, chosen: list[tuple[int, str | int | None]], window: range
+) -> list[dict[str, Any]]:
+    """Both methods for the outputs that are explained."""
     entries = []
     for position, output in chosen:
         exact = explain(
@@ -261,15 +277,44 @@ def _attribution_entry(
     }
 
 
+def _patching(
+    reading: Reading,
+    others: Reading,
+    chosen: list[tuple[int, str | int | None]],
+    window: range,
+) -> list[dict[str, Any]]:
+    """The effects of each state of the other text on each output, for each stack."""
+    return [
+        _patching_entry(patched, window)
+        for stack in stacks_of(reading.net)
+        for patched in patch_outputs(reading, others, stack, chosen)
+    ]
+
+
+def _patching_entry(patched: Patching, window: range) -> dict[str, Any]:
+    shown = slice(window.start, window.stop)
+    return {
+        "output": patched.output.name,
+        "position": patched.output.position,
+        "stack": patched.stack,
+        "layers": patched.layers,
+        "tokens": patched.tokens[shown],
+        "others": patched.other_tokens[shown],
+        "effects": _rounded(patched.effects[:, shown]),
+        "value": patched.value,
+        "other": patched.other_value,
+    }
+
+
 def _search(
-    model: Generator, row: list[int], generation: dict[str, Any], notes: list[str]
+    model: Generator, row: list[int], generation: dict[str, Any], notes: list[Note]
 ) -> dict[str, Any]:
     options = {name: value for name, value in generation.items() if name != "tgt_language"}
     settled = model.options(**options)
     if (settled.beam_size or 1) > 1:
         tree = search_tree(model, row, **options)
         if max(node.step for node in tree.nodes) > MAX_STEPS:
-            notes.append(f"the first {MAX_STEPS} steps of the search are shown")
+            notes.append(Note("note_steps", (MAX_STEPS,)))
         nodes = [node for node in tree.nodes if node.step <= MAX_STEPS]
         return {
             "kind": "tree",
@@ -295,7 +340,7 @@ def _search(
     }
 
 
-def _embeddings(model: SavedModel, options: PageOptions, notes: list[str]) -> list[dict[str, Any]]:
+def _embeddings(model: SavedModel, options: PageOptions, notes: list[Note]) -> list[dict[str, Any]]:
     settings: dict[str, Any] = {"projection": options.projection, "seed": options.seed}
     maps = []
     for kind in ("tokens", "positions"):

@@ -1,11 +1,13 @@
 """Activation patching: the effect of states from one text on the output of another."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.insight.attribution import Output, choose_output
@@ -16,6 +18,8 @@ from heedful.pipelines.base import SavedModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_ROWS = 64  # of a batch of patched texts
 
 
 @dataclass(frozen=True)
@@ -80,51 +84,115 @@ def patching(
         text, options: as of `attention`.
 
     Raises:
-        UserError: texts of different lengths; no such stack; as of `attributions`.
+        UserError: texts of different lengths, or the same text; no such stack; as of
+            `attributions`.
     """
     reading = read(model, text, target, **options)
-    if "target" in reading.ids and target is None:
-        target = [token for token in reading.outputs if token is not None]
-    others = read(model, other, target, **options)
     stacks = stacks_of(reading.net)
     stack = next(iter(stacks)) if stack is None else stack
     if stack not in stacks:
         raise UserError(f"the model has the stack {' and '.join(stacks)}, not {stack}")
-    side = reading.stack_side(stack)
-    tokens, other_tokens = reading.tokens[side], others.tokens[side]
-    if len(tokens) != len(other_tokens):
+    others = read_other(reading, other, **options)
+    [patched] = patch_outputs(reading, others, stack, [(position, output)])
+    return patched
+
+
+def read_other(reading: Reading, other: Text, **options: Any) -> Reading:
+    """The other text of a patching, with the target of the first one.
+
+    Raises:
+        UserError: a text of another length, or the same text; as of `read`.
+    """
+    target = None
+    if "target" in reading.ids:
+        target = [token for token in reading.outputs if token is not None]
+    others = read(reading.model, other, target, **options)
+    side = next(iter(reading.ids))
+    counts = [len(row.ids[side]) for row in (reading, others)]
+    if counts[0] != counts[1]:
         raise UserError(
-            f"the texts have {len(tokens)} and {len(other_tokens)} tokens; patching needs texts of "
-            "as many tokens, such as one with another name or number"
+            f"the texts have {counts[0]} and {counts[1]} tokens; patching needs texts of as many "
+            "tokens, such as one with another name or number"
         )
+    if reading.ids == others.ids:
+        raise UserError("the texts have the same tokens; to patch, give one with other tokens")
+    return others
+
+
+def patch_outputs(
+    reading: Reading,
+    others: Reading,
+    stack: str,
+    chosen: Sequence[tuple[int | None, str | int | None]],
+) -> list[Patching]:
+    """The patching of several outputs, each a position and an output as of `attributions`.
+
+    A pass with a replaced state gives the log-probabilities of all outputs.
+
+    Raises:
+        UserError: as of `attributions`.
+    """
+    side, blocks = reading.stack_side(stack), len(stacks_of(reading.net)[stack].blocks)
     names = [
         f"{stack}.embedding.state",
-        *(f"{stack}.{layer}.feedforward.state" for layer in range(len(stacks[stack].blocks))),
+        *(f"{stack}.{layer}.feedforward.state" for layer in range(blocks)),
     ]
     with evaluating(reading.net):
-        chosen = choose_output(reading, position, output)
-        [value] = _log_probs(reading, chosen, 1)
-        with Watch(reading.net, names) as watched:
-            [other_value] = _log_probs(others, chosen, 1)
-        rows = [_patched(reading, chosen, name, watched[name], len(tokens)) for name in names]
-    layers = ("embedding", *(f"layer {layer}" for layer in range(len(names) - 1)))
-    return Patching(chosen, stack, layers, tokens, other_tokens, np.stack(rows), value, other_value)
+        outputs = [choose_output(reading, *choice) for choice in chosen]
+        own, values = _watched(reading, outputs, names)
+        other, other_values = _watched(others, outputs, names)
+        tables = []
+        for name in names:
+            # A state that equals the other text's has no effect.
+            changed = (own[name] != other[name]).any(-1).nonzero()[:, 0]
+            table = np.tile(values[:, None], len(own[name]))
+            for columns in changed.split(_ROWS):
+                table[:, columns.cpu().numpy()] = _patched(
+                    reading, outputs, name, other[name], columns
+                )
+            tables.append(table)
+    layers = ("embedding", *(f"layer {layer}" for layer in range(blocks)))
+    log_probs = np.stack(tables, axis=1)
+    return [
+        Patching(
+            output, stack, layers, reading.tokens[side], others.tokens[side],
+            log_probs[index], float(values[index]), float(other_values[index]),
+        )
+        for index, output in enumerate(outputs)
+    ]  # fmt: skip
+
+
+def _watched(
+    reading: Reading, outputs: Sequence[Output], names: Sequence[str]
+) -> tuple[dict[str, Float[Tensor, "T D"]], Float[np.ndarray, "O"]]:
+    """States of a text by name, and the log-probability of each output."""
+    with Watch(reading.net, names) as watched:
+        values = _log_probs(reading, outputs, 1)[:, 0]
+    return {name: watched[name][0] for name in names}, values
 
 
 def _patched(
-    reading: Reading, output: Output, name: str, states: torch.Tensor, length: int
-) -> np.ndarray:
-    """Log-probabilities (T) where row t of a batch has the other text's state at position t."""
-    is_patched = torch.eye(length, dtype=torch.bool, device=states.device)[:, :, None]
+    reading: Reading,
+    outputs: Sequence[Output],
+    name: str,
+    states: Float[Tensor, "T D"],
+    columns: Int[Tensor, "N"],
+) -> Float[np.ndarray, "O N"]:
+    """Log-probabilities where row n of a batch has the other state at position `columns[n]`."""
+    positions = torch.arange(len(states), device=states.device)
+    is_patched = (columns[:, None] == positions)[:, :, None]
     # No name is recorded: the hooks only replace.
     with Watch(reading.net, ()) as watch:
-        watch.change(name, lambda own: torch.where(is_patched, states, own.expand(length, -1, -1)))
-        return np.array(_log_probs(reading, output, length))
+        watch.change(name, lambda own: torch.where(is_patched, states, own))
+        return _log_probs(reading, outputs, len(columns))
 
 
-def _log_probs(reading: Reading, output: Output, rows: int) -> list[float]:
-    """The log-probability of the output in each of `rows` equal texts."""
+def _log_probs(reading: Reading, outputs: Sequence[Output], rows: int) -> Float[np.ndarray, "O N"]:
+    """The log-probability of each output in each of `rows` equal texts."""
     embedded = {side: reading.embed(side).expand(rows, -1, -1) for side in reading.ids}
-    logits = reading.logits(embedded)[:, output.position].double()
-    values: list[float] = logits.log_softmax(-1)[:, output.id].tolist()
-    return values
+    states = reading.states(embedded)
+    values = []
+    for output in outputs:
+        logits = reading.head_logits(states[:, output.position : output.position + 1])[:, 0]
+        values.append(logits.double().log_softmax(-1)[:, output.id].cpu().numpy())
+    return np.stack(values)

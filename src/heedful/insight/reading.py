@@ -110,12 +110,15 @@ class Reading:
             handle.remove()
 
     def logits(
-        self, embedded: Mapping[Side, Float[Tensor, "N T D"]] | None = None
+        self,
+        embedded: Mapping[Side, Float[Tensor, "N T D"]] | None = None,
+        position: int | None = None,
     ) -> Float[Tensor, "N P V"]:
         """Logits at each position; of a classifier (N, 1, C).
 
         Args:
             embedded: the input of each stack by side (`embed`); None: that of the text.
+            position: compute the logits of this position only; P is 1.
 
         Raises:
             UserError: a model without an output head.
@@ -125,7 +128,8 @@ class Reading:
                 "this model has no output head, only states: its attention and embeddings can be "
                 "inspected, but no predictions"
             )
-        return self.head_logits(self.states(embedded))
+        states = self.states(embedded)
+        return self.head_logits(states if position is None else states[:, position : position + 1])
 
     def states(
         self, embedded: Mapping[Side, Float[Tensor, "N T D"]] | None = None

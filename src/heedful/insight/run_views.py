@@ -1,22 +1,24 @@
-"""The training of a run over its steps: curves of its log, and the scale of weights by layer."""
+"""The training of a run over its steps: curves of its log, and scales by layer at checkpoints."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from heedful.training.checkpoint import Checkpoints
+from heedful.insight.notes import Note
+from heedful.insight.scales import RunScales
 from heedful.training.events import Evaluated, StepDone
 from heedful.training.run_report import RecordedRun
-from heedful.zoo.saved import WEIGHTS, load_tensors
 
 _MAX_POINTS = 400
-_BLOCK = re.compile(r"^(.*?)\.?blocks\.(\d+)\.")
 
 
-def views_of_run(path: Path) -> tuple[dict[str, Any], list[str]]:
+def views_of_run(path: Path, scales: RunScales | None = None) -> tuple[dict[str, Any], list[Note]]:
     """The view of a run's training, and notes.
+
+    Args:
+        scales: of its checkpoints; None: only the curves of its log are shown.
 
     Raises:
         UserError: not the folder of a run, one without steps, or a damaged one.
@@ -30,36 +32,19 @@ def views_of_run(path: Path) -> tuple[dict[str, Any], list[str]]:
         _chart("rate", rate=[(e.step, e.learning_rate) for e in steps]),
         _chart("gradient", gradient=[(e.step, e.grad_norm) for e in steps]),
     ]  # fmt: skip
-    scales: dict[str, list[tuple[int, float]]] = {}
-    notes = ["gradient norms are of all parameters together: a run does not log them by layer"]
-    folders = Checkpoints(path / "checkpoints", keep=1).regular()
-    for folder in folders:
-        step = int(folder.name.rpartition("-")[2])
-        for layer, scale in weight_scales(load_tensors(folder / WEIGHTS)).items():
-            scales.setdefault(layer, []).append((step, scale))
-    if scales:
-        charts.append(_chart("weights", **scales))
-    if len(folders) < 2:
-        notes.append(
-            f"weights by layer are of {len(folders)} checkpoints; keep more with "
-            "training.average_checkpoints"
-        )
+    notes = []
+    if scales is not None:
+        tables = {"gradients": scales.gradients, "weights": scales.weights, "states": scales.states}
+        charts += [
+            _layer_chart(f"scale_{name}", scales, table)
+            for name, table in tables.items()
+            if table is not None
+        ]
+        if scales.states is None:
+            notes.append(Note("note_no_data"))
+        if len(scales.steps) < 3:
+            notes.append(Note("note_checkpoints", (len(scales.steps),)))
     return {"training": [chart for chart in charts if chart["series"]]}, notes
-
-
-def weight_scales(tensors: Any) -> dict[str, float]:
-    """The root mean square of the matrices of each block, and of those outside of blocks."""
-    sums: dict[str, list[float]] = {}
-    for name, tensor in sorted(tensors.items()):
-        if tensor.ndim < 2:
-            continue
-        block = _BLOCK.match(name)
-        layer = f"{block[1]} {int(block[2])}" if block else name.split(".")[0]
-        values = np.asarray(tensor.double().numpy())
-        total = sums.setdefault(layer, [0.0, 0.0])
-        total[0] += float((values**2).sum())
-        total[1] += values.size
-    return {layer: (square / count) ** 0.5 for layer, (square, count) in sums.items()}
 
 
 def _chart(name: str, **series: list[tuple[int, float]]) -> dict[str, Any]:
@@ -70,5 +55,23 @@ def _chart(name: str, **series: list[tuple[int, float]]) -> dict[str, Any]:
         stride = -(-len(finite) // _MAX_POINTS) or 1
         if finite:
             kept = finite[::stride] + ([finite[-1]] if (len(finite) - 1) % stride else [])
-            shown.append({"name": label, "points": [[s, float(f"{v:.6g}")] for s, v in kept]})
+            shown.append({"name": label, "points": [[s, _short(v)] for s, v in kept]})
     return {"name": name, "series": shown}
+
+
+def _layer_chart(name: str, scales: RunScales, table: Float[np.ndarray, "C L"]) -> dict[str, Any]:
+    """A chart over the layers that have values, with a series for each checkpoint."""
+    columns = np.flatnonzero(np.isfinite(table).any(0))
+    series = [
+        {
+            "name": step,
+            "points": [[x, _short(v)] for x, v in enumerate(row[columns]) if np.isfinite(v)],
+        }
+        for step, row in zip(scales.steps, table, strict=True)
+    ]
+    layers = [scales.layers[column] for column in columns]
+    return {"name": name, "layers": layers, "series": series}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -141,7 +141,7 @@ def new_parts(
 
 def resume_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
     """Data and model of a run with a checkpoint; missing prepared data are prepared again."""
-    return _open_prepared(task, out, device) or _prepare_again(task, out, device, print_line)
+    return open_prepared(task, out, device) or _prepare_again(task, out, device, print_line)
 
 
 def follow_parts(task: Task, out: Path, device: torch.device) -> RunParts:
@@ -150,7 +150,7 @@ def follow_parts(task: Task, out: Path, device: torch.device) -> RunParts:
     Raises:
         UserError: this process does not find the folders of the other.
     """
-    parts = _open_prepared(task, out, device, is_checked=True)
+    parts = open_prepared(task, out, device, is_checked=True)
     if parts is None:
         raise UserError(
             f"the data that the main process prepared are not in {cache_folder()}; let "
@@ -159,13 +159,19 @@ def follow_parts(task: Task, out: Path, device: torch.device) -> RunParts:
     return parts
 
 
-def _open_prepared(
-    task: Task, out: Path, device: torch.device, *, is_checked: bool = False
+def open_prepared(
+    task: Task,
+    out: Path,
+    device: torch.device,
+    *,
+    is_checked: bool = False,
+    needs_teacher: bool = True,
 ) -> RunParts | None:
     """Data and model of a run from its folder and prepared data; None if these are missing.
 
     Args:
         is_checked: another process compares the data with their digests.
+        needs_teacher: open the teacher of word-level distillation too.
     """
     recipe = task.recipe
     facts = facts_of_run(out)
@@ -182,7 +188,7 @@ def _open_prepared(
     if recipe.training.freeze:
         freeze(model.net, recipe.training.freeze, "training.freeze")
     teacher = None
-    if recipe.distillation.level == "word":
+    if needs_teacher and recipe.distillation.level == "word":
         teacher = _open_model(recipe.distillation.teacher, str(device))
     if teacher is not None:
         prepare_teacher(teacher, model, task, data)

@@ -1,0 +1,103 @@
+"""The scales of a run's net by layer, at its checkpoints: weights, states and gradients.
+
+They are measured afterwards, on the same training batches at each checkpoint, so that checkpoints
+compare, and training takes no time for them.
+"""
+
+from functools import partial
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from heedful.data.collate import Batch
+from heedful.errors import UserError
+from heedful.files import as_path
+from heedful.insight.scales import LayerScales, RunScales, layer_scales, weight_scales
+from heedful.pipelines import choose_device
+from heedful.progress import track
+from heedful.tasks.start import RunParts, checked_task, open_prepared
+from heedful.tasks.task import Task
+from heedful.training.best import BestModel
+from heedful.training.checkpoint import Checkpoints
+from heedful.training.run_report import RecordedRun
+from heedful.training.step import TrainStep
+from heedful.zoo.names import set_weights, trainable, weights_of
+from heedful.zoo.saved import WEIGHTS, load_tensors, read_step
+
+MAX_CHECKPOINTS = 8
+_NUM_BATCHES, _NUM_TOKENS = 2, 1024  # tokens of each batch
+
+
+def scales_of_run(path: str | PathLike[str], device: str = "auto") -> RunScales:
+    """The scales of a run's net by layer, at up to `MAX_CHECKPOINTS` checkpoints.
+
+    The checkpoints are those that the run keeps (`training.average_checkpoints`) and the best
+    model. States and gradients are those of the first training batches, without dropout and
+    distillation; they are None if the prepared data of the run are no longer in the cache.
+
+    Args:
+        path: the folder of a run.
+
+    Raises:
+        UserError: another folder; a run without checkpoints; damaged files.
+
+    Example: `scales_of_run("runs/dates").gradients`, an array of checkpoints by layers.
+    """
+    folder = as_path(path, "path")
+    run = RecordedRun.read(folder)
+    files = _checkpoint_files(folder)
+    if not files:
+        raise UserError(f"{folder} has no checkpoint yet; train further")
+    task = checked_task(run.recipe)
+    chosen = choose_device(device)
+    parts = open_prepared(task, folder, chosen, needs_teacher=False)
+    batches = [] if parts is None else _batches(task, parts, chosen)
+    weights, measured = [], []
+    with track("measuring checkpoints", len(files)) as advance:
+        for file in files.values():
+            tensors = load_tensors(file)
+            weights.append(weight_scales(tensors))
+            if parts is not None:
+                net = parts.model.net
+                stored = weights_of(net) if parts.model.adapter is None else trainable(net)
+                set_weights(net, tensors, file, only=stored)
+                measured.append(_measure(task, parts, batches))
+            advance(1)
+    return RunScales.create([*files], weights, measured)
+
+
+def _checkpoint_files(folder: Path) -> dict[int, Path]:
+    """Weight files by step: regular checkpoints and the best model, at most `MAX_CHECKPOINTS`."""
+    kept = Checkpoints(folder / "checkpoints", keep=1).regular()
+    files = {int(path.name.rpartition("-")[2]): path / WEIGHTS for path in kept}
+    best = BestModel(folder).path
+    step = read_step(best) if best.is_file() else None
+    if step is not None:
+        files.setdefault(step, best)
+    steps = sorted(files)
+    if len(steps) > MAX_CHECKPOINTS:
+        last, count = len(steps) - 1, MAX_CHECKPOINTS - 1
+        steps = [steps[round(index * last / count)] for index in range(MAX_CHECKPOINTS)]
+    return {step: files[step] for step in steps}
+
+
+def _batches(task: Task, parts: RunParts, device: torch.device) -> list[Batch]:
+    """The first rows of the first batches of a training epoch."""
+    plan = task.plan_epoch(parts.data, 0)
+    batches = [
+        task.collate(parts.data, plan[index]) for index in range(min(_NUM_BATCHES, len(plan)))
+    ]
+    counts = [max(1, -(-batch.num_tokens // _NUM_TOKENS)) for batch in batches]
+    some = [
+        next(part for index in range(count) if (part := batch.part(index, count)) is not None)
+        for batch, count in zip(batches, counts, strict=True)
+    ]
+    return [batch.to(device) for batch in some]
+
+
+def _measure(task: Task, parts: RunParts, batches: list[Batch]) -> LayerScales:
+    """The scales of the net with its present weights, by the task's loss."""
+    smoothing = task.recipe.training.label_smoothing
+    step = TrainStep(parts.model.net, partial(task.loss, label_smoothing=smoothing))
+    return layer_scales(parts.model.net, batches, lambda net, batch: step(batch))
