@@ -18,7 +18,7 @@ from heedful.backends.torch.threads import run_with
 from heedful.deploy.convert import convert_model
 from heedful.export.hf import export_hf
 from heedful.files import read_json
-from heedful.pipelines.base import by_length
+from heedful.pipelines.batching import by_length
 
 BUDGETS = (512, 1024)  # tokens of a batch, padding included
 Rows = list[list[int]]

@@ -15,7 +15,7 @@ from heedful import extras
 from heedful.backends.torch.cached_net import right_padded
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel, load
-from heedful.pipelines.base import by_length
+from heedful.pipelines.batching import by_length
 from heedful.progress import track
 
 extras.require("harness", "heedful.harness")

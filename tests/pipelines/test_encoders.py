@@ -51,9 +51,27 @@ def test_an_empty_text_is_refused_by_its_number(classifier: Any) -> None:
         classifier.classify([[5, 6], []], too_long="leave_out")
 
 
-def test_a_text_that_is_left_out_has_no_masks() -> None:
+def test_masks_of_a_list_are_those_of_each_text_and_a_left_out_text_has_none() -> None:
     random_model = model_of("bert", head="mlm")
     tokenizer = train_tokenizer(TEXTS, vocab_size=VOCAB, extra_specials=["<mask>"])
     model: Any = open_net(random_model.net, random_model.config, random_model.metadata, tokenizer)
     assert model.fill(f"{LONG} [MASK]", too_long="leave_out") == []
     assert model.num_left_out == 1
+    texts = [f"{TEXTS[0]} [MASK]", f"{LONG} [MASK]", "[MASK] <mask>", f"{TEXTS[1]} [MASK]"]
+    counts: list[int] = []
+    filled = model.fill(
+        texts, top_k=2, too_long="leave_out", batch_tokens=12, progress=counts.append
+    )
+    assert len(counts) > 1
+    assert sum(counts) == 3, "of the texts that are not left out"
+    for masks, text in zip(filled, texts, strict=True):
+        alone = model.fill(text, top_k=2, too_long="leave_out")
+        assert [[(f.id, f.text) for f in mask] for mask in masks] == [
+            [(f.id, f.text) for f in mask] for mask in alone
+        ]
+        for mask, expected in zip(masks, alone, strict=True):
+            assert [f.probability for f in mask] == pytest.approx(
+                [f.probability for f in expected], rel=1e-4
+            )
+    with pytest.raises(UserError, match="text 2 has no <mask>"):
+        model.fill([texts[0], "a"])

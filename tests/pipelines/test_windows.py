@@ -14,7 +14,7 @@ from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.generation import Hypothesis
 from heedful.pipelines import Limits, ModelMetadata, Translator
-from heedful.pipelines.base import by_length, split_among
+from heedful.pipelines.batching import by_length, split_among
 
 WORDS = [f"w{number}" for number in range(40)]
 TOKENIZER = train_tokenizer([" ".join(WORDS)], kind="word")

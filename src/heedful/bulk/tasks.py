@@ -275,27 +275,40 @@ class Fill(BulkTask["pipelines.MaskedLanguageModel"]):
     """The most probable tokens for each mask of a text."""
 
     kind = "MaskedLanguageModel"
-    option_names = ("candidates", "truncate")
+    option_names = ("candidates", "truncate", "batch_tokens")
 
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
     ) -> list[Result]:
-        results: list[Result] = []
-        for text, *_ in rows:
-            try:
-                masks = self._fill(text)
-                results.append({"masks": [[asdict(filling) for filling in mask] for mask in masks]})
-            except UserError as error:
-                results.append({"error": str(error)})
-            progress(1)
-        return results
+        texts = [text for text, *_ in rows]
+        filled = self.model.fill(
+            texts,
+            **self._candidates,
+            too_long=self._too_long,
+            batch_tokens=self.options.get("batch_tokens"),
+            progress=progress,
+        )
+        return [
+            {"masks": [[asdict(filling) for filling in mask] for mask in masks]}
+            if all(math.isfinite(filling.probability) for mask in masks for filling in mask)
+            else {"error": _NOT_FINITE}
+            for masks in filled
+        ]
 
-    def _fill(self, text: str) -> Any:
-        too_long: Any = "truncate" if self.options.get("truncate") else "error"
-        return self.model.fill(text, top_k=self.options.get("candidates", 5), too_long=too_long)
+    @property
+    def _too_long(self) -> Any:
+        return "truncate" if self.options.get("truncate") else "error"
+
+    @property
+    def _candidates(self) -> dict[str, Any]:
+        return {"top_k": self.options.get("candidates", 5)}
+
+    def check(self, texts: Sequence[str], line: int) -> None:
+        self.model.masked_rows(texts[0], self._too_long)
 
     def check_options(self) -> None:
-        self._fill(self.model.mask_token)
+        """Raise UserError for a model without a mask, or for candidates below 1."""
+        self.model.fill(self.model.mask_token, **self._candidates)
 
     def arrow_types(self) -> dict[str, Any]:
         import pyarrow as pa

@@ -11,7 +11,8 @@ from heedful import extras
 from heedful.backends.base import Backend
 from heedful.errors import UserError
 from heedful.evaluation.metrics import corpus_scores
-from heedful.pipelines.base import SavedModel, by_length
+from heedful.pipelines.base import SavedModel
+from heedful.pipelines.batching import by_length
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.text_generation import Generator

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -17,8 +17,9 @@ from heedful.backends.shortlist import Shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import as_path, in_hf_format, read_object, write_directory, write_json
-from heedful.options import DEFAULTS, TooLong
-from heedful.pipelines.inputs import LengthError, as_batch, check_batch_tokens, check_list, row_ids
+from heedful.options import TooLong
+from heedful.pipelines.batching import in_batches
+from heedful.pipelines.inputs import LengthError, as_batch, check_list, row_ids
 from heedful.pipelines.metadata import ModelMetadata
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class SavedModel:
                 continue
             problem = f"{noun} {number} has {len(ids)} tokens, but the model allows {longest}"
             if too_long == "error":
-                raise LengthError(problem)
+                raise LengthError(problem, len(ids), longest)
             if too_long == "leave_out":
                 self.leave_out(problem)
                 ids.clear()
@@ -389,57 +390,3 @@ def save_description(model: SavedModel, directory: Path, base: "Base | None" = N
         if entry is not None:
             content[name] = asdict(entry)
     write_json(directory / CONFIG, content)
-
-
-def by_length(rows: Sequence[Sequence[int]], budget: int, workers: int = 1) -> Iterator[list[int]]:
-    """Batches of the indices of rows of similar length, the longest first; without empty rows.
-
-    The first batch needs the most memory. Each worker gets a part of every batch (`split_among`),
-    of at most `budget` padded tokens or a single row.
-    """
-    lengths = [len(ids) for ids in rows]
-    nonempty = filter(lengths.__getitem__, range(len(rows)))
-    order = sorted(nonempty, key=lengths.__getitem__, reverse=True)
-    while order:
-        count = workers * max(1, budget // lengths[order[0]])
-        yield order[:count]
-        order = order[count:]
-
-
-def split_among(workers: int, batches: Iterable[list[int]]) -> list[list[int]]:
-    """Each batch divided among workers: worker k gets rows k, k + workers and so on.
-
-    Rows of `by_length` are sorted, so that the parts have similar lengths and take equal time.
-    """
-    return [batch[k::workers] for batch in batches for k in range(min(workers, len(batch)))]
-
-
-def in_batches(
-    backend: Backend,
-    rows: list[list[int]],
-    width: int,
-    run: Callable[[list[int]], list[np.ndarray]],
-    batch_tokens: int | None,
-    progress: Callable[[int], None] | None = None,
-) -> NDArray[np.float32]:
-    """Results (N, D) of `run(indices of a batch)`, in threads for the backend's workers.
-
-    Rows without result have zeros.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    check_batch_tokens(batch_tokens)
-    results = np.zeros((len(rows), width), np.float32)
-    workers = backend.settings.workers
-    budget = batch_tokens or backend.settings.batch_tokens or DEFAULTS["batch_tokens"]
-    batches = split_among(workers, by_length(rows, budget, workers))
-    pool = ThreadPoolExecutor(workers)
-    try:
-        map_batches = pool.map if workers > 1 else map
-        for indices, values in zip(batches, map_batches(run, batches), strict=True):
-            results[indices] = values
-            if progress is not None:
-                progress(len(indices))
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return results

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.data.chats import ChatEncoder, check_messages, is_empty
 from heedful.errors import UserError
+from heedful.pipelines.inputs import EmptyTextError, LengthError
 
 if TYPE_CHECKING:
     from heedful.pipelines.language_model import LanguageModel
@@ -29,7 +30,9 @@ def as_chats(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
         check_messages(chat, where)
         empty = next((i for i, message in enumerate(chat, 1) if is_empty(message)), None)
         if empty is not None:
-            raise UserError(f"{where}, message {empty}: it is empty; write a text, or leave it out")
+            raise EmptyTextError(
+                f"{where}, message {empty}: it is empty; write a text, or leave it out"
+            )
     return [[dict(message) for message in chat] for chat in chats], is_single
 
 
@@ -55,10 +58,11 @@ def chat_rows(model: "LanguageModel", chats: Sequence[Any], options: dict[str, A
     size, context = len(rows[longest]), model.config.max_length
     if size >= context:
         noun = "the chat" if len(rows) == 1 else f"chat {longest + 1}"
-        raise UserError(
+        problem = (
             f"{noun} has {size} tokens, but the model's context is {context}; leave out its first "
             "messages, or shorten them"
         )
+        raise LengthError(problem, size, context, hint="")
     options["stop_ids"] = [*options.get("stop_ids", ()), encoder.end_id]
     if encoder.end_id not in model.tokenizer.special_ids:  # then its name would be in the text
         options["stop"] = [*options.get("stop", ()), model.tokenizer.piece(encoder.end_id)]

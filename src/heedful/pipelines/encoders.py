@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from heedful.data.encoding import truncate_pair
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError, describe
+from heedful.errors import UserError
 from heedful.options import TooLong
-from heedful.pipelines.base import SavedModel, Texts, in_batches
-from heedful.pipelines.inputs import as_batch, check_strings
+from heedful.pipelines.base import SavedModel, Texts
+from heedful.pipelines.batching import in_batches, map_batches
+from heedful.pipelines.inputs import EmptyTextError, NoMaskError, as_batch, check_strings
 
 MASK_NAMES = ("<mask>", "[MASK]")
+_MOST_LOGITS = 2**26  # of a batch of `fill`: they are of all positions
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Encoder(SavedModel):
         rows, types = self._encode_pairs(texts, others, too_long)
         for number, row in enumerate(rows, 1):
             if not row:
-                raise UserError(f"text {number} is empty")
+                raise EmptyTextError(f"text {number} is empty")
         self.check_lengths(rows, "text" if others is None else "pair", too_long)
         return rows, types
 
@@ -97,31 +99,65 @@ class MaskedLanguageModel(Encoder):
         """The mask in a text."""
         return self.tokenizer.tokens([self._mask_id()])[0]
 
+    @overload
+    def fill(self, texts: str, **options: Any) -> list[list[Filling]]: ...
+
+    @overload
+    def fill(self, texts: Sequence[str], **options: Any) -> list[list[list[Filling]]]: ...
+
     def fill(
-        self, text: str, *, top_k: int = 5, too_long: TooLong = "error"
-    ) -> list[list[Filling]]:
-        """The `top_k` likeliest tokens for each mask, in the text's order.
+        self,
+        texts: str | Sequence[str],
+        *,
+        top_k: int = 5,
+        too_long: TooLong = "error",
+        batch_tokens: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Any:
+        """The `top_k` likeliest tokens for each mask of a text, or of each text of a list.
 
         Masks are written `<mask>` or `[MASK]`. Each is filled while the others stay masked. The
         result is empty for a text that was left out.
 
+        Args:
+            batch_tokens: padded tokens of a batch; fewer where the logits would take more than
+                256 MiB.
+            progress: called with the number of texts of each batch.
+
         Raises:
-            UserError: no mask in the text; a text that is longer than the net allows.
+            UserError: no mask in a text; a text that is longer than the net allows.
         """
-        if not isinstance(text, str):
-            raise UserError(f"fill takes one text, not {describe(text)}")
         if not isinstance(top_k, int) or top_k < 1:
             raise UserError(f"top_k must be at least 1, not {top_k!r}")
-        ids = self.masked_ids(text, too_long)
-        return self.fill_rows([ids], top_k)[0] if ids else []
+        rows = self.masked_rows(texts, too_long)
+        results: list[list[list[Filling]]] = [[] for _ in rows]
+        batches = map_batches(
+            self.backend_with("logits"),
+            rows,
+            lambda indices: self.fill_rows([rows[index] for index in indices], top_k),
+            batch_tokens,
+            max(1, _MOST_LOGITS // self.tokenizer.vocab_size),
+        )
+        for indices, fillings in batches:
+            for index, own in zip(indices, fillings, strict=True):
+                results[index] = own
+            if progress is not None:
+                progress(len(indices))
+        return results[0] if isinstance(texts, str) else results
 
-    def masked_ids(self, text: str, too_long: TooLong = "error") -> list[int]:
-        """Ids of a text with at least one mask; empty if it was left out. Errors as of `fill`."""
-        ids = self.ids_with_masks(text)
-        self.check_lengths([ids], "text", too_long)
-        if ids and self._mask_id() not in ids:
-            raise UserError(f"the text has no {self.mask_token}: write it for the word to predict")
-        return ids
+    def masked_rows(
+        self, texts: str | Sequence[str], too_long: TooLong = "error"
+    ) -> list[list[int]]:
+        """Ids of texts with at least one mask; empty if left out. Errors as of `fill`."""
+        is_single = isinstance(texts, str)
+        batch = [texts] if isinstance(texts, str) else texts
+        check_strings(batch, "texts")
+        rows = [self.ids_with_masks(text) for text in batch]
+        self.check_lengths(rows, "text", too_long)
+        for number, ids in enumerate(rows, 1):
+            if ids and self._mask_id() not in ids:
+                raise NoMaskError("the text" if is_single else f"text {number}", self.mask_token)
+        return rows
 
     def fill_rows(self, rows: list[list[int]], top_k: int) -> list[list[list[Filling]]]:
         """`fill` for the ids of several texts, in one batch."""

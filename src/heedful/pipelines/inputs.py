@@ -7,18 +7,39 @@ from typing import Any
 
 from heedful.errors import UserError, describe
 
+_CUT = 'split it, or let it be cut (--truncate, or too_long="truncate")'
+
 
 class LengthError(UserError):
     """A text that is too long for the net.
 
     Attributes:
         problem: with both lengths, without the remedies of the command line and of Python.
+        num_tokens: of the text.
+        longest: most tokens that the net allows.
     """
 
-    def __init__(self, problem: str) -> None:
-        hint = 'split it, or let it be cut (--truncate, or too_long="truncate")'
-        super().__init__(f"{problem}; {hint}")
+    def __init__(self, problem: str, num_tokens: int, longest: int, hint: str = _CUT) -> None:
+        super().__init__(f"{problem}; {hint}" if hint else problem)
         self.problem = problem
+        self.num_tokens = num_tokens
+        self.longest = longest
+
+
+class EmptyTextError(UserError):
+    """A text without a token, where one is needed."""
+
+
+class NoMaskError(UserError):
+    """A text without a mask to fill.
+
+    Attributes:
+        mask: as it is written in a text.
+    """
+
+    def __init__(self, text: str, mask: str) -> None:
+        super().__init__(f"{text} has no {mask}: write it for the word to predict")
+        self.mask = mask
 
 
 def as_batch(texts: Any) -> tuple[Any, bool]:

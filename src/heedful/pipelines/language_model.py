@@ -9,6 +9,7 @@ from heedful.data.chat_template import Messages
 from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
+from heedful.pipelines.inputs import EmptyTextError
 from heedful.pipelines.text_generation import Generation, Generator, TextScore
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class LanguageModel(Generator):
             prompts, lambda tokenizer, ids: [*tokenizer.prefix_ids, *ids] or [self.end_ids()[0]]
         )
         if [] in rows:
-            raise UserError(f"prompt {rows.index([]) + 1} is empty: give it at least one token")
+            number = rows.index([]) + 1
+            raise EmptyTextError(f"prompt {number} is empty: give it at least one token")
         return rows
 
     def length_limit(self, row: list[int], options: Options) -> int:

@@ -16,7 +16,8 @@ from heedful.errors import UserError, describe
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
 from heedful.options import Options
-from heedful.pipelines.base import SavedModel, Texts, by_length, split_among
+from heedful.pipelines.base import SavedModel, Texts
+from heedful.pipelines.batching import by_length, split_among
 from heedful.pipelines.grammar import with_grammar
 from heedful.pipelines.inputs import as_batch
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata

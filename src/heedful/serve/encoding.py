@@ -62,7 +62,7 @@ async def fill(body: FillBody, request: Request) -> Response:
     texts = [body.texts] if isinstance(body.texts, str) else body.texts
     reserve(request, served, len(texts))
     model: MaskedLanguageModel = served.model
-    rows = await encoded(served, lambda: [model.masked_ids(text) for text in texts])
+    rows = await encoded(served, lambda: model.masked_rows(body.texts))
     sizes = list(map(len, rows))
     top_k = body.top_k
     job = Job(("fill", top_k), rows, sizes, lambda rows: model.fill_rows(rows, top_k))
