@@ -125,7 +125,6 @@ def test_paths_lead_to_no_file(served: Any, path: str) -> None:
 def test_unknown_routes_and_methods(client: httpx.Client) -> None:
     assert client.get("/nothing").json()["error"]["message"].startswith("no such route")
     assert client.get("/v1/completions").status_code == 405
-    assert client.get("/docs").status_code == 200
     assert client.get("/openapi.json").json()["paths"]["/translate"]
 
 
@@ -208,7 +207,7 @@ def test_a_request_has_a_time_limit() -> None:
         answer = httpx.post(f"{served.url}/v1/completions", json={**long, "stream": True})
         assert answer.status_code == 200
         *_, last, end = answer.text.strip().split("\n\n")
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == 504
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
         assert end == "data: [DONE]"
 
 
@@ -261,7 +260,7 @@ def test_keys_cover_every_route_but_health(tmp_path: Path, served: Any) -> None:
                 for method in methods:
                     answer = client.request(method, path.replace("{name}", "gpt"))
                     assert answer.status_code == 401, path
-        for path in ("/docs", "/openapi.json", "/nothing"):
+        for path in ("/openapi.json", "/nothing"):
             assert client.get(path).status_code == 401
         for header in (("Authorization", "Bearer user-key-1"), ("X-API-Key", "boss-key-1")):
             assert client.get("/v1/models", headers=[header]).status_code == 200

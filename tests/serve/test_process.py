@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from urllib import error, request
 
@@ -69,7 +70,7 @@ def ask(port: int) -> str:
         try:
             with request.urlopen(sent, timeout=20) as answer:
                 return str(json.loads(answer.read())["choices"][0]["text"])
-        except OSError as refused:  # no connection, or an answer that is none
+        except (OSError, HTTPException) as refused:  # no connection, or a part of an answer
             if isinstance(refused, error.HTTPError) and refused.code != 503:
                 raise
         time.sleep(0.05)

@@ -65,6 +65,37 @@ def test_alternatives_are_the_next_hypotheses(served: Any) -> None:
     assert call(served, "/translate", form, form=True) == (200, answer)
 
 
+def test_scores_and_alignments_are_those_of_the_library(served: Any) -> None:
+    """Of every hypothesis, in one batch with texts of other lengths and a blank one."""
+    from heedful.insight import alignments
+
+    model, texts = served.models["de-en"], ["a dog", "", "the cat sat on the mat"]
+    body = {"q": texts, "source": "de", "target": "en", "alternatives": 2, "scores": True}
+    for unit in ("words", "tokens"):
+        status, answer = call(served, "/translate", {**body, "alignments": unit})
+        assert status == 200
+        outputs = model.generate(texts, return_details=True, num_return=3, beam_size=5)
+        for entries, scores, hypotheses, text in zip(
+            answer["alignments"], answer["scores"], outputs, texts, strict=True
+        ):
+            assert scores == pytest.approx([output.score for output in hypotheses])
+            for entry, output in zip(entries, hypotheses, strict=True):
+                if not text:
+                    assert entry == {"source": [], "target": [], "links": []}
+                    continue
+                expected = alignments(model, text, output.ids, unit=unit)
+                assert (entry["source"], entry["target"]) == (
+                    [*expected.source],
+                    [*expected.target],
+                )
+                assert {tuple(link) for link in entry["links"]} == expected.links
+    assert answer["alignments"][2][0]["links"]
+    form = {"q": "a dog", "source": "de", "target": "en", "scores": "true", "alignments": "tokens"}
+    _, single = call(served, "/translate", form, form=True)
+    assert single["alignments"] == answer["alignments"][0][:1]
+    assert single["scores"] == pytest.approx(answer["scores"][0][:1])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "reason"),
     [

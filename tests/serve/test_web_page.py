@@ -1,8 +1,9 @@
 """The web page: its files and their texts, and every use of it by keyboard in Chromium."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -10,7 +11,9 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 import httpx
 
+from heedful.insight import alignments
 from heedful.serve import page
+from heedful.serve.errors import Code
 from running_server import running, tiny_models
 
 FOLDER = Path(page.__file__).parent
@@ -26,22 +29,26 @@ def test_every_file_is_served_to_anyone_and_loads_nothing_from_elsewhere(tmp_pat
     keys.write_text("a-key-of-a-user\n")
     names = {path.name for path in FOLDER.iterdir() if path.is_file()} - {"__init__.py"}
     assert set(page.FILES.values()) == names
-    with running({}, keys) as server:
+    with running({}, keys) as server, httpx.Client(base_url=server.url) as client:
         for path, name in page.FILES.items():
-            answer = httpx.get(server.url + path)
+            answer = client.get(path)
             assert (answer.status_code, answer.content) == (200, (FOLDER / name).read_bytes())
             assert "default-src 'none'" in answer.headers["content-security-policy"]
             assert "unsafe" not in answer.headers["content-security-policy"]
         for path in ("/page/", "/page/__init__.py", "/page/../page.py", "/page/%2e%2e/app.py"):
-            assert httpx.get(server.url + path).status_code in (401, 404)
-    html = contents("*.html")["index.html"]
-    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html)
-    addresses = re.findall(r"https?://[^\s\"'`]+", "".join(contents("*.[hcj]*").values()))
-    assert addresses == []
+            assert client.get(path).status_code in (401, 404)
+        client.headers["X-API-Key"] = "a-key-of-a-user"
+        described = client.get("/openapi.json").json()["paths"]
+        routes = [path for path, methods in described.items() if "get" in methods]
+        for path in (*routes, *page.FILES, "/openapi.json", "/redoc", "/docs/oauth2-redirect"):
+            addresses = set(re.findall(r"https?://[^\s\"'`]+", client.get(path).text))
+            assert addresses <= {"http://www.w3.org/2000/svg"}, path  # a name, which is not loaded
+    for html in contents("*.html").values():
+        assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html)
 
 
 def test_both_languages_have_every_text_that_is_shown() -> None:
-    scripts, html = contents("*.js"), contents("*.html")["index.html"]
+    scripts, html = contents("*.js"), "".join(contents("*.html").values())
     english, chinese = (
         re.findall(r"^    (\w+): ", part, re.MULTILINE)
         for part in scripts["texts.js"].split("let current")[0].split("  zh: {")
@@ -50,10 +57,13 @@ def test_both_languages_have_every_text_that_is_shown() -> None:
     shown = re.findall(r'data-(?:text|hint|empty|label|title)="(\w+)"', html)
     for name, script in scripts.items():
         shown += re.findall(r'\btext\("(\w+)"', script) if name != "texts.js" else []
+    shown += re.findall(r'"(docs\w+)"', scripts["docs.js"])
     assert set(shown) <= set(english)
-    indirect = {"themeAuto", "themeLight", "themeDark", "switchLanguage", "title"}
+    indirect = {"themeAuto", "themeLight", "themeDark", "switchLanguage", "title", "failed"}
     indirect |= {name for name in english if name.startswith("tab")}
-    assert set(english) - indirect <= set(shown), "a text that is never shown"
+    codes = {f"error_{code}" for code in get_args(Code)}
+    assert {name for name in english if name.startswith("error_")} == codes
+    assert set(english) - indirect - codes <= set(shown), "a text that is never shown"
     uses = re.findall(r"^  (\w+): \(\{ kind", scripts["app.js"], re.MULTILINE)
     assert len(uses) == 5
     assert {f"tab{use.capitalize()}" for use in uses} <= set(english)
@@ -74,6 +84,8 @@ def browser() -> Any:
 
 def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
     models = tiny_models()
+    translator = models["de-en"]
+    translator.metadata = replace(translator.metadata, tgt_language="zh")  # it writes no spaces
     problems: list[str] = []
     with running(models) as server:
         tab = browser.new_context(viewport={"width": 390, "height": 844}, locale="en-US").new_page()
@@ -93,6 +105,7 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         [best, *others] = models["de-en"].generate(source, return_details=True, num_return=3)
         assert tab.inner_text("#translation").split() == best.text.split()
         assert tab.locator("#other-list li").count() == len(others)
+        check_alignment(tab, models["de-en"], source, best)
 
         tab.focus("[role=tab][aria-selected=true]")
         tab.keyboard.press("ArrowRight")
@@ -151,8 +164,13 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         tab.wait_for_selector("#masks .best")
         assert tab.locator("#masks .name").count() == 5
 
+        tab.fill("#fill-text", "a b")
+        tab.keyboard.press("Control+Enter")
+        tab.wait_for_selector("#status:not([hidden])")
+        assert "has no mask: write <mask>" in tab.inner_text("#status")
         tab.focus("#language")
         tab.keyboard.press("Enter")
+        assert tab.inner_text("#status") == "文本中没有掩码：请在要预测的词处写 <mask>。"
         assert " ".join(tab.locator("[role=tab]").all_inner_texts()) == "翻译 续写 对话 分类 填词"
         assert tab.evaluate("document.documentElement.lang") == "zh-Hans"
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
@@ -160,8 +178,11 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         tab.keyboard.press("Enter")
         tab.keyboard.press("Enter")
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        use_docs(tab, server, models)
         tab.close()
-    assert problems == []
+    # Chromium reports the answer that the page shows as an error.
+    assert [each for each in problems if "status of 400" not in each] == []
+    assert len(problems) == 1
 
 
 def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
@@ -185,6 +206,55 @@ def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
         assert not tab.is_visible("#status")
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
         tab.close()
+
+
+def check_alignment(tab: Any, model: Any, source: str, best: Any) -> None:
+    """Each token of the translation shows the token of the source that it is aligned with."""
+    expected = alignments(model, source, best.ids, unit="tokens")
+    links = [
+        (expected.source[own].strip("▁"), expected.target[index].strip("▁"))
+        for own, index in sorted(expected.links, key=lambda link: link[1])
+    ]
+    assert len({own for own, _ in links}) > 1
+    tab.focus("#translation .word")
+    for own, name in links:
+        assert tab.evaluate("document.activeElement.textContent") == name
+        assert tab.locator("[role=tooltip] mark").all_inner_texts() == [own]
+        tab.keyboard.press("ArrowRight")
+    assert tab.is_visible("#word-help")
+    tab.keyboard.press("Home")
+    assert tab.locator("[role=tooltip] mark").all_inner_texts() == [links[0][0]]
+    assert f"score {best.score:.3f}" in tab.inner_text("#translate-facts")
+    tab.keyboard.press("Tab")
+    assert tab.locator("[role=tooltip]").count() == 0
+
+
+def use_docs(tab: Any, server: Any, models: Any) -> None:
+    """The page of routes: every field and example, and a request that is sent by keyboard."""
+    tab.focus("footer a")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(".route")
+    description = httpx.get(f"{server.url}/openapi.json").json()
+    operations = [entry for path in description["paths"].values() for entry in path.values()]
+    assert tab.locator(".route").count() == len(operations)
+    for route in tab.locator(".route > summary").all():
+        route.focus()
+        tab.keyboard.press("Enter")
+    names = {*tab.locator("td:first-child code").all_inner_texts()}
+    bodies = [s for s in description["components"]["schemas"].values() if "properties" in s]
+    assert names == {name for schema in bodies for name in schema["properties"]}
+    assert "undefined" not in tab.inner_text("main")
+    curl = tab.locator("pre").all_inner_texts()
+    assert any(f"{server.url}/v1/completions" in line and '"model": "gpt"' in line for line in curl)
+    tab.focus("[id='body-/translate']")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("pre:not([hidden]):has-text('translatedText')")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    tab.fill("[id='body-/translate']", "{")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("pre:has-text('请求不是有效的 JSON')")
 
 
 def chat_with_answer(model: Any) -> tuple[str, str]:

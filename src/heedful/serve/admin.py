@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from heedful.errors import UserError
 from heedful.pipelines import SavedModel
 from heedful.serve.bodies import ReloadBody
-from heedful.serve.errors import HttpError
+from heedful.serve.errors import HttpError, shutting_down
 from heedful.serve.guard import info_of
 from heedful.serve.openai import registry_of
 
@@ -27,7 +27,7 @@ async def ready(request: Request) -> Response:
     server shuts down."""
     registry = registry_of(request)
     if request.app.state.guard.is_draining:
-        raise HttpError(503, "the server is shutting down", retry_after=5)
+        raise shutting_down()
     registry.check_loaded()
     for served in list(registry.models.values()):
         await served.probe()

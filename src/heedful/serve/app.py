@@ -19,6 +19,7 @@ _DESCRIPTION = (
     "Models of heedful over HTTP, for clients of OpenAI's and LibreTranslate's APIs. Parameters "
     "that are unknown or not supported are refused with 400; none is ignored."
 )
+_REFUSED = "`error` has one line for people, and a `code` and its `values` for programs."
 
 
 def create_app(registry: Registry, keys: Keys) -> Any:
@@ -26,7 +27,14 @@ def create_app(registry: Registry, keys: Keys) -> Any:
 
     `app.state.guard` of the FastAPI application inside has the switch of draining.
     """
-    routes = FastAPI(title="heedful", version=__version__, description=_DESCRIPTION)
+    routes = FastAPI(
+        title="heedful",
+        version=__version__,
+        description=_DESCRIPTION,
+        docs_url=None,  # FastAPI's own pages load scripts from another host
+        redoc_url=None,
+        responses={"4XX": {"description": _REFUSED}},
+    )
     for module in (openai, translating, encoding, admin, page):
         routes.include_router(module.router)
     routes.add_exception_handler(HttpError, _answer_http_error)
@@ -65,7 +73,14 @@ async def _answer_invalid(request: Request, error: Any) -> Response:
             message = f"{name[:100]}: {message}"
         else:
             message = f"the body: {message}; send JSON, as application/json"
-    answer = HttpError(400, message, parameter=name and name[:100])
+    parameter = name and name[:100]
+    answer = HttpError(
+        400,
+        message,
+        code="invalid_parameter" if parameter else None,
+        values={"name": parameter} if parameter else None,
+        parameter=parameter,
+    )
     return JSONResponse(answer.body(request.url.path), 400)
 
 

@@ -11,7 +11,16 @@ Texts = Annotated[list[Text], Field(min_length=1)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 ShortText = Annotated[str, Field(max_length=1_000)]  # without lone surrogates, as all with a limit
 ModelName = Annotated[str, Field(max_length=200, description="Name of a model of this server.")]
+Language = Annotated[str, Field(max_length=35)]
 Off = Literal[False] | None
+_OPENAI = "An extension of OpenAI's API."
+_API_KEY = "A key of the server, in place of a header."
+_ONLY_MODEL = "Name of a model; default: the only one for this route."
+
+
+def _example(**body: Any) -> ConfigDict:
+    """The configuration of a body with an example; MODEL stands for the name of a model."""
+    return ConfigDict(json_schema_extra={"examples": [body]})
 
 
 class Body(BaseModel):
@@ -25,43 +34,71 @@ class Body(BaseModel):
 class StreamOptions(Body):
     """Options of a stream."""
 
-    include_usage: bool = False
+    include_usage: bool = Field(
+        False, description="Add an event with the numbers of tokens at the end."
+    )
 
 
 class Sampling(Body):
     """Parameters that completions and chat completions share."""
 
     model: ModelName
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most new tokens of an output."
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None,
+        description="Divides the logits before sampling; 0: greedy; default: the model's, or 1.",
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Sample from the most probable tokens with this total probability."
+    )
     top_k: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="An extension of OpenAI's API."
+        None, description="Sample from so many most probable tokens. " + _OPENAI
     )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="An extension of OpenAI's API."
+        None,
+        description="Sample from tokens with at least this share of the largest probability. "
+        + _OPENAI,
     )
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        None, description="An extension of OpenAI's API."
+        None, description="Above 1, tokens of the text so far are less probable. " + _OPENAI
     )
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    stop: ShortText | list[ShortText] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Subtracted from the logits of tokens that the output has."
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Subtracted from the logit of a token once for each time it was output."
+    )
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Outputs of each prompt.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
+        None, description="With a seed, samples can be repeated."
+    )
+    stop: ShortText | list[ShortText] | None = Field(
+        None, description="Texts that end an output, in which they are not contained."
+    )
+    stream: bool | None = Field(None, description="Answer in server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Options of a stream.")
     user: ShortText | None = Field(None, description="Has no effect.")
 
 
 class CompletionBody(Sampling):
     """The body of a request to `/v1/completions`."""
 
-    prompt: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1)]
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    echo: Off = None
-    best_of: Literal[1] | None = None
-    suffix: None = None
+    model_config = _example(
+        model="MODEL", prompt="Once upon a time", max_tokens=32, temperature=0.8
+    )
+
+    prompt: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1)] = Field(
+        description="A text or its token ids, or a list of them."
+    )
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
+        None,
+        description="Add the log-probability of each token, and so many of the most probable ones.",
+    )
+    echo: Off = Field(None, description="Not supported.")
+    best_of: Literal[1] | None = Field(None, description="Not supported.")
+    suffix: None = Field(None, description="Not supported.")
 
 
 class ContentPart(Body):
@@ -94,19 +131,37 @@ class TextFormat(Body):
 class ChatBody(Sampling):
     """The body of a request to `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: TextFormat | None = None
+    model_config = _example(
+        model="MODEL",
+        messages=[{"role": "user", "content": "Name three rivers."}],
+        max_completion_tokens=64,
+    )
+
+    messages: Annotated[list[Message], Field(min_length=1)] = Field(
+        description="The conversation; its last message is answered."
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most new tokens; default: 512, or what the context leaves."
+    )
+    logprobs: bool | None = Field(None, description="Add the log-probability of each token.")
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Add so many of the most probable tokens; needs logprobs."
+    )
+    response_format: TextFormat | None = Field(None, description="Text is the only format.")
 
 
 class EmbeddingBody(Body):
     """The body of a request to `/v1/embeddings`."""
 
+    model_config = _example(model="MODEL", input=["a red bicycle", "a blue car"])
+
     model: ModelName
-    input: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1)]
-    encoding_format: Literal["float", "base64"] | None = None
+    input: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1)] = Field(
+        description="A text or its token ids, or a list of them."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Lists of numbers (default), or little-endian 32-bit floats in base64."
+    )
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="The model's own number alone."
     )
@@ -116,26 +171,46 @@ class EmbeddingBody(Body):
 class TranslateBody(Body):
     """The body of a request to `/translate`."""
 
-    q: Text | Texts
-    source: Annotated[str, Field(max_length=35)] = "auto"
-    target: Annotated[str, Field(max_length=35)]
-    format: Literal["text"] = "text"
-    alternatives: Annotated[int, Field(ge=0)] = 0
-    api_key: ShortText | None = None
+    model_config = _example(q="Guten Morgen", source="de", target="en")
+
+    q: Text | Texts = Field(description="A text, or a list of texts, which are one batch.")
+    source: Language = Field("auto", description="Language of the texts; auto: it is detected.")
+    target: Language = Field(description="Language of the translations.")
+    format: Literal["text"] = Field("text", description="HTML is not supported.")
+    alternatives: Annotated[int, Field(ge=0)] = Field(
+        0, description="Further hypotheses of each text, by beam search."
+    )
+    scores: bool = Field(
+        False,
+        description="Add the scores by which the search ranks a translation and its alternatives: "
+        "log-probabilities, normalized for the length. An extension of LibreTranslate's API.",
+    )
+    alignments: Literal["words", "tokens"] | None = Field(
+        None,
+        description="Add for a translation and its alternatives the words (between spaces) or "
+        "tokens of both sides, and `links`, pairs of indices from 0: for each word of the "
+        "translation the word of the text on which its cross-attention is largest. "
+        "An extension of LibreTranslate's API.",
+    )
+    api_key: ShortText | None = Field(None, description=_API_KEY)
 
 
 class DetectBody(Body):
     """The body of a request to `/detect`."""
 
-    q: Text
-    api_key: ShortText | None = None
+    model_config = _example(q="Guten Morgen, wie geht es Ihnen?")
+
+    q: Text = Field(description="A text.")
+    api_key: ShortText | None = Field(None, description=_API_KEY)
 
 
 class ClassifyBody(Body):
     """The body of a request to `/classify`."""
 
-    model: ModelName | None = None
-    texts: Text | Texts
+    model_config = _example(model="MODEL", texts=["a warm and funny film", "a dull story"])
+
+    model: ModelName | None = Field(None, description=_ONLY_MODEL)
+    texts: Text | Texts = Field(description="A text, or a list of texts.")
     pairs: Text | Texts | None = Field(
         None, description="The second text of each pair, for models of pairs."
     )
@@ -144,12 +219,18 @@ class ClassifyBody(Body):
 class FillBody(Body):
     """The body of a request to `/fill`."""
 
-    model: ModelName | None = None
-    texts: Text | Texts
-    top_k: Annotated[int, Field(ge=1, le=100)] = 5
+    model_config = _example(model="MODEL", texts="A <mask> barks.", top_k=3)
+
+    model: ModelName | None = Field(None, description=_ONLY_MODEL)
+    texts: Text | Texts = Field(description="A text with masks, or a list of texts.")
+    top_k: Annotated[int, Field(ge=1, le=100)] = Field(
+        5, description="The most probable tokens for each mask."
+    )
 
 
 class ReloadBody(Body):
     """The body of a request to `/admin/reload`."""
 
-    model: ModelName | None = Field(None, description="Default: all models.")
+    model_config = _example(model="MODEL")
+
+    model: ModelName | None = Field(None, description="Name of a model; default: all models.")

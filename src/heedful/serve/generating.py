@@ -10,10 +10,9 @@ from heedful.backends.base import GenerationRequest
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel
 from heedful.pipelines.chat import as_chats, chat_rows
-from heedful.pipelines.inputs import LengthError
 from heedful.pipelines.text_pieces import TextPieces
 from heedful.serve.bodies import ChatBody, CompletionBody, Sampling
-from heedful.serve.errors import HttpError
+from heedful.serve.errors import HttpError, as_http_error, over_limit
 from heedful.serve.jobs import GenerationJob, Job, Piece, Reason
 from heedful.serve.models import ServedModel
 
@@ -165,7 +164,8 @@ def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dic
     _check_most("max_tokens", max_tokens, settings.max_new_tokens)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > settings.max_stop:
-        raise HttpError(400, f"stop may have {settings.max_stop} texts, not {len(stop)}")
+        message = f"stop may have {settings.max_stop} texts, not {len(stop)}"
+        raise over_limit(message, "stop", len(stop), settings.max_stop)
     if "" in stop:
         raise HttpError(400, "a stop text is empty: every output contains it", parameter="stop")
     if body.stream_options is not None and not body.stream:
@@ -181,7 +181,8 @@ def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dic
 
 def _check_most(name: str, value: int | None, most: int | None) -> None:
     if value is not None and most is not None and value > most:
-        raise HttpError(400, f"{name} may be at most {most} here, not {value}", parameter=name)
+        message = f"{name} may be at most {most} here, not {value}"
+        raise over_limit(message, name, value, most)
 
 
 async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | None) -> Task:
@@ -206,6 +207,8 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
                     400,
                     f"{where} has {len(row)} tokens, and {limit} new ones were asked for, but the "
                     f"model's context is {longest}: shorten it, or ask for fewer",
+                    code="max_tokens_too_large",
+                    values={"tokens": len(row), "new": limit, "limit": longest},
                     parameter="max_tokens",
                 )
         _check_most("max_tokens", limit, served.settings.max_new_tokens)
@@ -215,7 +218,5 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
 
     try:
         return await served.encode(prepare)
-    except LengthError as error:
-        raise HttpError(400, error.problem) from None
     except UserError as error:
-        raise HttpError(400, str(error)) from None
+        raise as_http_error(error) from None

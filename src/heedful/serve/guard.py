@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from heedful.serve.errors import LIBRETRANSLATE, HttpError
+from heedful.serve.errors import LIBRETRANSLATE, HttpError, shutting_down, timed_out
 from heedful.serve.keys import Keys
 from heedful.serve.metrics import Metrics
 from heedful.serve.page import FILES
@@ -108,7 +108,7 @@ class Guard:
         path = scope["path"]
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if self.is_draining and path not in PUBLIC:
-            raise HttpError(503, "the server is shutting down", retry_after=5)
+            raise shutting_down()
         self._check_origin(headers)
         key = _key_of(headers)
         if self.keys and path not in PUBLIC and key is None and path not in LIBRETRANSLATE:
@@ -155,7 +155,7 @@ class Guard:
                 info.status = info.status or 499
             else:
                 limit = self.settings.request_timeout
-                raise HttpError(504, f"no answer within {limit:g} seconds", retry_after=5)
+                raise timed_out(f"no answer within {limit:g} seconds", limit)
         finally:
             for task in (app, gone):
                 task.cancel()
@@ -164,7 +164,9 @@ class Guard:
     async def _read_body(self, headers: dict[bytes, str], receive: Receive) -> bytes:
         """The whole body, within the limits of its size and time."""
         most, seconds = self.settings.max_body, self.settings.read_timeout
-        too_large = HttpError(413, f"the body may have {most:,} bytes")
+        too_large = HttpError(
+            413, f"the body may have {most:,} bytes", code="body_too_large", values={"limit": most}
+        )
         length = headers.get(b"content-length", "0")
         if length.isdecimal() and int(length[:20]) > most:
             raise too_large
@@ -281,6 +283,8 @@ def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], bo
     for name, value in pairs:
         if name == "alternatives" and value.isdecimal() and len(value) < 9:
             fields[name] = int(value)
+        elif name == "scores" and value in ("true", "false"):
+            fields[name] = value == "true"
         elif name in fields:
             known = fields[name]
             fields[name] = [*(known if isinstance(known, list) else [known]), value]

@@ -80,12 +80,15 @@ class ServedModel:
         """
         most = self.settings.max_queue
         if count > most:
-            raise HttpError(400, f"a request may have {most} texts (or outputs), not {count}")
+            message = f"a request may have {most} texts (or outputs), not {count}"
+            values = {"name": "texts", "value": count, "limit": most}
+            raise HttpError(400, message, code="limit_exceeded", values=values)
         if self._num_texts + count > most:
             self._metrics.refused(self.name)
             raise HttpError(
                 429,
                 f"{self._num_texts} texts wait for {self.name}, which takes {most}: try again",
+                code="rate_limit_exceeded",
                 retry_after=1,
             )
         self._num_texts += count
@@ -143,9 +146,14 @@ class ServedModel:
         try:
             error = await asyncio.wait_for(answer, timeout)
         except TimeoutError:
-            raise HttpError(503, f"{self.name} does not answer", retry_after=5) from None
+            raise self._failed("does not answer") from None
         if error is not None:
-            raise HttpError(503, f"{self.name} fails: {error}", retry_after=5)
+            raise self._failed(f"fails: {error}")
+
+    def _failed(self, problem: str) -> HttpError:
+        values = {"name": self.name}
+        message = f"{self.name} {problem}"
+        return HttpError(503, message, code="model_failed", values=values, retry_after=5)
 
     def retire(self) -> None:
         """End the worker after the requests in progress."""
@@ -234,7 +242,11 @@ class Registry:
             served = self.models[name]
             if not isinstance(served.model, tuple(kinds)):
                 raise HttpError(
-                    404, f"{use}, but {name} is a {served.model.kind}", parameter="model"
+                    404,
+                    f"{use}, but {name} is a {served.model.kind}",
+                    code="model_not_found",
+                    values={"name": name},
+                    parameter="model",
                 )
             return served
         self.check_loaded()
@@ -245,12 +257,19 @@ class Registry:
         if name is None and fitting:
             raise HttpError(400, f"give a model: {known}", parameter="model")
         problem = f"no model {name!r} here" if name is not None else use
-        raise HttpError(404, f"{problem}; models for this route: {known}", parameter="model")
+        raise HttpError(
+            404,
+            f"{problem}; models for this route: {known}",
+            code="model_not_found",
+            values={"name": name or ""},
+            parameter="model",
+        )
 
     def check_loaded(self) -> None:
         """Raises HttpError 503 while models are opened."""
         if not self.is_loaded:
-            raise HttpError(503, "the server is loading its models: try again", retry_after=2)
+            message = "the server is loading its models: try again"
+            raise HttpError(503, message, code="loading", retry_after=2)
 
     def close(self) -> None:
         """End all workers after their present turn."""

@@ -14,9 +14,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel, SavedModel
-from heedful.pipelines.inputs import LengthError
 from heedful.serve.bodies import ChatBody, CompletionBody, EmbeddingBody
-from heedful.serve.errors import HttpError, as_http_error
+from heedful.serve.errors import HttpError, as_http_error, timed_out
 from heedful.serve.generating import Choice, Task, chat_task, completion_task
 from heedful.serve.guard import RequestInfo, info_of
 from heedful.serve.jobs import Job
@@ -96,7 +95,8 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
     rows = await encoded(served, lambda: served.model.encode(texts))
     for number, row in enumerate(rows, 1):
         if not row:
-            raise HttpError(400, f"text {number} is empty", parameter="input")
+            message = f"text {number} is empty"
+            raise HttpError(400, message, code="empty_text", parameter="input")
     run = served.model.vectors
     job = Job("embed", rows, list(map(len, rows)), lambda rows: list(run(rows)))
     vectors = await served.run(job)
@@ -126,10 +126,8 @@ async def encoded(served: ServedModel, function: Any) -> Any:
     """The result of a function on the tokenizer's thread; bad input is 400."""
     try:
         return await served.encode(function)
-    except LengthError as error:
-        raise HttpError(400, error.problem) from None
     except UserError as error:
-        raise HttpError(400, str(error)) from None
+        raise as_http_error(error) from None
 
 
 def _base64(vector: np.ndarray) -> str:
@@ -192,7 +190,7 @@ class _Answer:
                     yield event
         except TimeoutError:
             limit = self.served.settings.request_timeout
-            error = HttpError(504, f"no more within {limit:g} seconds")
+            error = timed_out(f"no more within {limit:g} seconds", limit)
             yield _event(error.body(""))
         except Exception as error:
             yield _event(as_http_error(error).body(""))

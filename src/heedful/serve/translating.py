@@ -1,6 +1,8 @@
 """LibreTranslate's routes: translation, its languages, and the detection of a text's language."""
 
 import asyncio
+import itertools
+import math
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -8,8 +10,9 @@ from fastapi.responses import JSONResponse, Response
 
 from heedful.options import Options
 from heedful.pipelines import Translator
+from heedful.pipelines.text_generation import Generation
 from heedful.serve.bodies import DetectBody, TranslateBody
-from heedful.serve.errors import HttpError
+from heedful.serve.errors import HttpError, over_limit
 from heedful.serve.guard import info_of
 from heedful.serve.jobs import Job
 from heedful.serve.languages import detect, name_of, targets_of
@@ -17,19 +20,22 @@ from heedful.serve.models import Registry, ServedModel
 from heedful.serve.openai import encoded, registry_of, reserve
 
 router = APIRouter(tags=["LibreTranslate"])
+_ALIGNED = 32  # outputs that are aligned in one pass, whose attention weights are in memory
 
 
 @router.post("/translate")
 async def translate(body: TranslateBody, request: Request) -> Response:
     """Translate a text, or a list of texts as one batch; JSON or a form.
 
-    `alternatives`: further hypotheses of each text, by beam search. `source` auto: the language of
-    each text is detected.
+    `alternatives` are further hypotheses of a beam search. With `source` auto the language is
+    detected, for all texts of a list together. Alignments are computed by the net itself,
+    whichever backend translates.
     """
     settings = registry_of(request).settings
     if 1 + body.alternatives > settings.max_outputs:
         most = settings.max_outputs - 1
-        raise HttpError(400, f"alternatives may be at most {most} here, not {body.alternatives}")
+        message = f"alternatives may be at most {most} here, not {body.alternatives}"
+        raise over_limit(message, "alternatives", body.alternatives, most)
     texts = [body.q] if isinstance(body.q, str) else body.q
     source, detected = body.source, None
     registry = registry_of(request)
@@ -44,19 +50,11 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         served = _translator(registry, source, body.target)
         reserve(request, served, len(texts))
     job, num_tokens = await _job(served, texts, body)
-    outputs = await served.run(job)
+    results = await served.run(job)
     info = info_of(request.scope)
     info.num_prompt = num_tokens
-    info.num_new = sum(len(output.ids) for hypotheses in outputs for output in hypotheses)
-    best = [hypotheses[0].text for hypotheses in outputs]
-    others = [[output.text for output in hypotheses[1:]] for hypotheses in outputs]
-    is_single = isinstance(body.q, str)
-    content: dict[str, Any] = {"translatedText": best[0] if is_single else best}
-    if body.alternatives:
-        content["alternatives"] = others[0] if is_single else others
-    if detected is not None:
-        content["detectedLanguage"] = detected if is_single else [detected] * len(texts)
-    return JSONResponse(content)
+    info.num_new = sum(len(output.ids) for outputs, _ in results for output in outputs)
+    return JSONResponse(_content(body, results, detected))
 
 
 @router.api_route("/languages", methods=["GET"])
@@ -128,18 +126,36 @@ def _translator(registry: Registry, source: str | None, target: str) -> ServedMo
         for each in translators
     ]
     wanted = f"into {target}" if source is None else f"from {source} into {target}"
-    raise HttpError(400, f"no translator {wanted}; this server has {'; '.join(pairs)}")
+    listed = "; ".join(pairs)
+    message = f"no translator {wanted}; this server has {listed}"
+    raise HttpError(400, message, code="no_translator", values={"pairs": listed})
+
+
+def _content(body: TranslateBody, results: list[Any], detected: Any) -> dict[str, Any]:
+    """The answer: of a list of texts each value is a list."""
+    columns: dict[str, list[Any]] = {
+        "translatedText": [outputs[0].text for outputs, _ in results],
+    }
+    if body.alternatives:
+        columns["alternatives"] = [[each.text for each in outputs[1:]] for outputs, _ in results]
+    if body.scores:
+        columns["scores"] = [[_finite(each.score) for each in outputs] for outputs, _ in results]
+    if body.alignments is not None:
+        columns["alignments"] = [aligned for _, aligned in results]
+    if detected is not None:
+        columns["detectedLanguage"] = [detected] * len(results)
+    is_single = isinstance(body.q, str)
+    return {name: values[0] if is_single else values for name, values in columns.items()}
 
 
 async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tuple[Job, int]:
     """The work of a request, and the number of its source tokens."""
     model: Translator = served.model
-    tags = model.metadata.language_tags
-    options: dict[str, Any] = {"scores": False}
+    tags, unit = model.metadata.language_tags, body.alignments
+    options: dict[str, Any] = {"scores": body.scores, "num_return": 1 + body.alternatives}
     if body.alternatives:
         default = model.metadata.options.get("beam_size", model.default_options["beam_size"])
-        size = max(default, 1 + body.alternatives)
-        options |= {"num_return": 1 + body.alternatives, "beam_size": size}
+        options["beam_size"] = max(default, 1 + body.alternatives)
 
     def encode() -> list[list[int]]:
         language = {"tgt_language": body.target} if tags else {}
@@ -148,9 +164,37 @@ async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tu
     rows = await encoded(served, encode)
     resolved = model.options(**options)
 
-    def run(rows: list[list[int]]) -> list[Any]:
-        return list(model.iterate_generations([rows], **options))
+    def run(rows: list[list[int]]) -> list[tuple[list[Generation], list[Any]]]:
+        outputs = list(model.iterate_generations([rows], **options))
+        aligned = [[] for _ in rows] if unit is None else _alignments(model, rows, outputs, unit)
+        return list(zip(outputs, aligned, strict=True))
 
     sizes = list(map(len, rows))
-    key = ("translate", tuple(sorted(options.items())))
+    key = ("translate", unit, tuple(sorted(options.items())))
     return Job(key, rows, sizes, run, rows_each=resolved.rows), sum(sizes)
+
+
+def _alignments(
+    model: Translator, rows: list[list[int]], outputs: list[list[Generation]], unit: Any
+) -> list[list[dict[str, Any]]]:
+    """The alignment of each output of each row, by the net itself, whatever backend made it."""
+    from heedful.insight.alignment import align
+
+    pairs = [(row, output.ids) for row, each in zip(rows, outputs, strict=True) for output in each]
+    entries: list[dict[str, Any]] = []
+    for first in range(0, len(pairs), _ALIGNED):
+        sources, targets = zip(*pairs[first : first + _ALIGNED], strict=True)
+        entries += [
+            {
+                "source": alignment.source,
+                "target": alignment.target,
+                "links": sorted(alignment.links, key=lambda link: (link[1], link[0])),
+            }
+            for alignment in align(model, sources, targets, unit=unit)
+        ]
+    remaining = iter(entries)
+    return [list(itertools.islice(remaining, len(each))) for each in outputs]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,4 +1,5 @@
-"""The web page at `/`: translation, generation, chat, classes and masks, by the server's models.
+"""The web page at `/`: translation, generation, chat, classes and masks, by the server's models;
+and the page at `/docs`: its routes, with their fields and examples.
 
 A browser loads nothing for it but the files of this folder (Content-Security-Policy).
 """
@@ -13,10 +14,15 @@ router = APIRouter(include_in_schema=False)
 
 _TYPES = {
     "index.html": "text/html",
+    "docs.html": "text/html",
     "page.css": "text/css",
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(
-        ("app.js", "api.js", "elements.js", "texts.js", "tokens.js"), "text/javascript"
+        (
+            *("app.js", "api.js", "docs.js", "elements.js", "switches.js", "texts.js", "tips.js"),
+            *("tokens.js", "words.js"),
+        ),
+        "text/javascript",
     ),
 }
 _HEADERS = {
@@ -29,7 +35,8 @@ _HEADERS = {
 }
 FILES: Mapping[str, str] = {  # the path of each file on the server, and its name
     "/": "index.html",
-    **{f"/page/{name}": name for name in _TYPES if name != "index.html"},
+    "/docs": "docs.html",
+    **{f"/page/{name}": name for name in _TYPES if not name.endswith(".html")},
 }
 
 
@@ -38,6 +45,7 @@ def _add_route(path: str, name: str) -> None:
 
     @router.get(path)
     async def file() -> Response:
+        """The content of the file."""
         return Response(content, media_type=_TYPES[name], headers=_HEADERS)
 
 

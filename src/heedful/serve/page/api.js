@@ -4,10 +4,12 @@ const KEY = "heedful-key";
 
 /** An answer of the server that is an error, with its status; 0: there was no answer. */
 export class ServerError extends Error {
-  constructor(message, status, parameter = null) {
+  constructor(message, status, { param = null, code = "", values = {} } = {}) {
     super(message);
     this.status = status;
-    this.parameter = parameter;
+    this.parameter = param;
+    this.code = code;
+    this.values = values;
   }
 }
 
@@ -46,7 +48,8 @@ export async function* stream(route, body, signal) {
   }
 }
 
-async function send(route, body, signal) {
+/** The answer of a route; raises a ServerError unless its status is 200. */
+export async function send(route, body, signal = undefined) {
   const headers = {};
   if (body !== null) headers["Content-Type"] = "application/json";
   if (hasKey()) headers.Authorization = `Bearer ${sessionStorage.getItem(KEY)}`;
@@ -66,6 +69,6 @@ async function send(route, body, signal) {
 
 function errorOf(content, status) {
   const error = content.error ?? "";
-  if (typeof error === "string") return new ServerError(error, status);
-  return new ServerError(error.message ?? "", status, error.param ?? null);
+  if (typeof error === "string") return new ServerError(error, status, content);
+  return new ServerError(error.message ?? "", status, error);
 }

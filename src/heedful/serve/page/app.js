@@ -2,8 +2,11 @@
 
 import { hasKey, request, ServerError, setKey, stream } from "./api.js";
 import { bars, make, visible } from "./elements.js";
-import { languageName, showTexts, switchLanguage, text } from "./texts.js";
-import { hideTip, TokenView } from "./tokens.js";
+import { startPage } from "./switches.js";
+import { errorText, hasSpaces, languageName, text } from "./texts.js";
+import { hideTip } from "./tips.js";
+import { TokenView } from "./tokens.js";
+import { showAligned } from "./words.js";
 
 const USES = { // what a model can be used for
   translate: ({ kind }) => kind === "translator",
@@ -12,31 +15,15 @@ const USES = { // what a model can be used for
   classify: ({ kind }) => kind === "classifier",
   fill: ({ kind }) => kind === "masked language model",
 };
-const THEMES = ["auto", "light", "dark"];
 const TOP = 5; // alternatives of a token
 const WAIT = 1000; // milliseconds until the server is asked again while it loads
 
 const get = (id) => document.getElementById(id);
 const state = { models: [], languages: [], messages: [], running: null, problem: null };
 
-// --- Language, theme, tabs -------------------------------------------------------------------
+// --- Tabs -------------------------------------------------------------------------------------
 
-function showTheme() {
-  const chosen = localStorage.getItem("theme") ?? "auto";
-  const isDark = chosen === "dark" || (chosen === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
-  document.documentElement.dataset.theme = isDark ? "dark" : "light";
-  get("theme").textContent = text({ auto: "themeAuto", light: "themeLight", dark: "themeDark" }[chosen]);
-}
-
-function nextTheme() {
-  const chosen = localStorage.getItem("theme") ?? "auto";
-  localStorage.setItem("theme", THEMES[(THEMES.indexOf(chosen) + 1) % THEMES.length]);
-  showTheme();
-}
-
-function showAll() {
-  showTexts();
-  showTheme();
+function show() {
   showTabs();
   showLanguages();
   showModels();
@@ -104,7 +91,7 @@ async function open() {
     if (error.status === 503) state.problem = () => text("loading");
     if (error.status === 503 || error.status === 0) setTimeout(open, WAIT);
   }
-  showAll();
+  show();
 }
 
 function showModels() {
@@ -150,8 +137,7 @@ function swapLanguages() {
   get("target").value = source;
   const translation = get("translation").textContent;
   if (translation) get("translate-text").value = translation;
-  clear("translation");
-  get("others").hidden = true;
+  clearTranslation();
 }
 
 // --- Errors and running requests ------------------------------------------------------------------
@@ -160,7 +146,7 @@ function messageOf(error) {
   if (!(error instanceof ServerError)) return String(error);
   if (error.status === 0) return text("unreachable");
   if (error.status === 401) return text("wrongKey");
-  return error.message || text("failed", { status: error.status });
+  return errorText(error);
 }
 
 function showProblem() {
@@ -211,22 +197,43 @@ function showTime(id, began) {
 
 // --- The uses of models ---------------------------------------------------------------------------
 
+function clearTranslation() {
+  clear("translation");
+  get("translate-facts").textContent = "";
+  get("others").hidden = get("word-help").hidden = true;
+}
+
 async function translate(signal) {
   const q = get("translate-text").value;
   if (!q.trim()) return get("translate-text").focus();
   const began = performance.now();
   const alternatives = Number(get("alternatives").value);
-  const body = { q, source: get("source").value, target: get("target").value, alternatives };
+  const [source, target] = [get("source").value, get("target").value];
+  const unit = hasSpaces(source) && hasSpaces(target) ? "words" : "tokens";
+  const body = { q, source, target, alternatives, scores: true, alignments: unit };
+  clearTranslation();
   const answer = await request("translate", body, signal);
-  get("translation").textContent = answer.translatedText;
+  showAligned(get("translation"), answer.translatedText, answer.alignments[0], unit);
+  get("word-help").hidden = !answer.alignments[0].links.length;
   showTime("translate-facts", began);
   if (answer.detectedLanguage) {
     const name = languageName(answer.detectedLanguage.language);
     get("translate-facts").textContent += ` · ${text("detected", { language: name })}`;
   }
+  if (answer.scores[0] !== null) {
+    get("translate-facts").textContent += ` · ${text("score", { value: answer.scores[0].toFixed(3) })}`;
+  }
   const others = answer.alternatives ?? [];
   get("others").hidden = !others.length;
-  get("other-list").replaceChildren(...others.map((other) => make("li", "", other)));
+  get("other-list").replaceChildren(
+    ...others.map((other, index) => {
+      const item = make("li");
+      showAligned(item.appendChild(make("span")), other, answer.alignments[index + 1], unit);
+      const score = answer.scores[index + 1];
+      if (score !== null) item.append(" ", make("span", "facts", text("score", { value: score.toFixed(3) })));
+      return item;
+    }),
+  );
 }
 
 /** The number of a field, null where it is empty. */
@@ -376,11 +383,6 @@ get("source").addEventListener("change", showTargets);
 get("swap").addEventListener("click", swapLanguages);
 get("chat-clear").addEventListener("click", clearChat);
 get("insert-mask").addEventListener("click", insertMask);
-get("theme").addEventListener("click", nextTheme);
-get("language").addEventListener("click", () => {
-  switchLanguage();
-  showAll();
-});
 get("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   setKey(get("key").value.trim());
@@ -391,6 +393,5 @@ addEventListener("keydown", (event) => {
   hideTip();
   stopRunning();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
-showAll();
+startPage(show);
 open();

@@ -29,6 +29,9 @@ const TEXTS = {
     translate: "Translate",
     emptyTranslation: "The translation appears here.",
     otherTranslations: "Other translations",
+    wordHelp: "Point at a word, or move to it with Tab and the arrow keys, for the words of the text that it is aligned with.",
+    alignedWith: "Aligned with",
+    score: "score {value}",
     model: "Model",
     maxTokens: "New tokens",
     temperature: "Temperature",
@@ -72,12 +75,45 @@ const TEXTS = {
     milliseconds: "{count} ms",
     tokens: "{count} tokens · {rate}/s",
     docs: "Routes of this server",
+    docsTitle: "Routes of this server",
+    docsKey: "This server needs an API key: give it on the page of the models.",
+    docsRequest: "Request",
+    docsExample: "Example",
+    docsTry: "Send",
+    docsField: "Field",
+    docsType: "Type",
+    docsMeaning: "Meaning",
+    docsRequired: "required",
+    docsDefault: "default {value}",
+    docsPath: "Path",
+    docsNotJson: "The request is not JSON: {reason}",
+    docsBack: "Page of the models",
     models: "Models: {names} ·",
     noModels: "This server has no model for this page.",
     loading: "The server is loading its models. Waiting…",
     unreachable: "The server does not answer. Is it still running?",
     wrongKey: "The server refused this key.",
     failed: "The server answered {status}.",
+    error_invalid_request: "{message}",
+    error_invalid_parameter: "{message}",
+    error_limit_exceeded: "At most {limit} {name} are allowed here, not {value}.",
+    error_context_length_exceeded: "The text has {tokens} tokens, but the model allows {limit}.",
+    error_max_tokens_too_large: "The prompt has {tokens} tokens and {new} new ones were asked for, but the model's context is {limit}.",
+    error_empty_text: "The text is empty.",
+    error_no_mask: "The text has no mask: write {mask} for the word to predict.",
+    error_no_translator: "No model translates between these languages. This server has: {pairs}.",
+    error_invalid_api_key: "The server refused this key.",
+    error_not_allowed: "{message}",
+    error_not_found: "The server has no such route.",
+    error_model_not_found: "The server no longer has the model {name}, or it is of another kind. Load this page again.",
+    error_body_too_slow: "The request took too long to arrive.",
+    error_body_too_large: "The text is too large: a request may have {limit} bytes.",
+    error_rate_limit_exceeded: "The server is busy. Try again in a moment.",
+    error_loading: "The server is loading its models. Try again in a moment.",
+    error_draining: "The server is shutting down.",
+    error_model_failed: "The model {name} does not work at present.",
+    error_timeout: "No answer within {seconds} seconds.",
+    error_server_error: "The server failed. Its log has the reason.",
   },
   zh: {
     title: "heedful",
@@ -107,6 +143,9 @@ const TEXTS = {
     translate: "翻译",
     emptyTranslation: "译文显示在这里。",
     otherTranslations: "其他译文",
+    wordHelp: "将鼠标指向译文中的词，或用 Tab 键和方向键移到词上，可查看与其对齐的原文词。",
+    alignedWith: "对齐的原文",
+    score: "得分 {value}",
     model: "模型",
     maxTokens: "新词元数",
     temperature: "温度",
@@ -150,12 +189,45 @@ const TEXTS = {
     milliseconds: "{count} 毫秒",
     tokens: "{count} 词元 · {rate}/秒",
     docs: "此服务器的接口",
+    docsTitle: "此服务器的接口",
+    docsKey: "此服务器需要 API 密钥：请在模型页面中输入。",
+    docsRequest: "请求",
+    docsExample: "示例",
+    docsTry: "发送",
+    docsField: "字段",
+    docsType: "类型",
+    docsMeaning: "含义",
+    docsRequired: "必填",
+    docsDefault: "默认 {value}",
+    docsPath: "路径",
+    docsNotJson: "请求不是有效的 JSON：{reason}",
+    docsBack: "模型页面",
     models: "模型：{names} ·",
     noModels: "此服务器没有适用于本页的模型。",
     loading: "服务器正在加载模型，请稍候……",
     unreachable: "服务器没有响应。它还在运行吗？",
     wrongKey: "服务器拒绝了此密钥。",
     failed: "服务器返回 {status}。",
+    error_invalid_request: "请求无效：{message}",
+    error_invalid_parameter: "参数 {name} 无效：{message}",
+    error_limit_exceeded: "{name} 在此服务器上最多为 {limit}，而不能是 {value}。",
+    error_context_length_exceeded: "文本有 {tokens} 个词元，但模型最多允许 {limit} 个。",
+    error_max_tokens_too_large: "提示有 {tokens} 个词元，并要求生成 {new} 个新词元，但模型的上下文只有 {limit} 个词元。",
+    error_empty_text: "文本为空。",
+    error_no_mask: "文本中没有掩码：请在要预测的词处写 {mask}。",
+    error_no_translator: "没有模型可在这两种语言之间翻译。此服务器有：{pairs}。",
+    error_invalid_api_key: "服务器拒绝了此密钥。",
+    error_not_allowed: "不允许此请求：{message}",
+    error_not_found: "服务器没有此接口。",
+    error_model_not_found: "服务器已没有模型 {name}，或其类型不同。请重新加载本页。",
+    error_body_too_slow: "请求传输时间过长。",
+    error_body_too_large: "文本过大：一个请求最多 {limit} 字节。",
+    error_rate_limit_exceeded: "服务器繁忙，请稍后再试。",
+    error_loading: "服务器正在加载模型，请稍后再试。",
+    error_draining: "服务器正在关闭。",
+    error_model_failed: "模型 {name} 目前无法工作。",
+    error_timeout: "{seconds} 秒内没有响应。",
+    error_server_error: "服务器出错，原因见其日志。",
   },
 };
 
@@ -172,6 +244,18 @@ export function language() {
 /** A text of the page, with `{name}` replaced by values. */
 export function text(name, values = {}) {
   return TEXTS[current][name].replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
+}
+
+/** An error of the server in the language of the page, by its code. */
+export function errorText({ code, message, status, values }) {
+  const name = `error_${code}`;
+  if (name in TEXTS[current]) return text(name, { ...values, message });
+  return message || text("failed", { status });
+}
+
+/** True if the words of a language are separated by spaces. */
+export function hasSpaces(language) {
+  return !["zh", "ja", "th", "lo", "km", "my", "bo"].includes(language.split("-")[0]);
 }
 
 /** The name of a language in the language of the page. */

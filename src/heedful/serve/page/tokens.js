@@ -2,8 +2,7 @@
 
 import { bars, make, percent, visible } from "./elements.js";
 import { text } from "./texts.js";
-
-let tip = null;
+import { addTip } from "./tips.js";
 
 /** The pieces of an output. A character of several tokens is shown when its last one is there. */
 export class TokenView {
@@ -22,16 +21,9 @@ export class TokenView {
     span.tabIndex = 0;
     const least = Math.min(1, ...tokens.map(({ probability }) => probability));
     span.style.setProperty("--share", (0.45 * (1 - least)).toFixed(3));
-    for (const event of ["mouseenter", "focus"]) span.addEventListener(event, () => showTip(span, tokens));
-    for (const event of ["mouseleave", "blur"]) span.addEventListener(event, hideTip);
+    addTip(span, (tip) => fillTip(tip, tokens));
     this.output.append(span);
   }
-}
-
-/** Hide the alternatives. */
-export function hideTip() {
-  tip?.remove();
-  tip = null;
 }
 
 function tokensOf({ tokens, token_logprobs: values, top_logprobs: tops }) {
@@ -44,18 +36,10 @@ function tokensOf({ tokens, token_logprobs: values, top_logprobs: tops }) {
   }));
 }
 
-function showTip(span, tokens) {
-  hideTip();
-  tip = make("div", "card-tip");
-  tip.setAttribute("role", "tooltip");
+function fillTip(tip, tokens) {
   for (const { token, probability, top } of tokens) {
     const line = tip.appendChild(make("div", "", `${text("probability")}: `));
     line.append(make("strong", "", percent(probability)));
     if (top.length) tip.append(make("h2", "", text("mostProbable")), bars(top, visible(token)));
   }
-  document.body.append(tip);
-  const place = span.getBoundingClientRect();
-  const most = document.documentElement.clientWidth - tip.offsetWidth - 8;
-  tip.style.left = `${Math.max(8, Math.min(place.left, most)) + scrollX}px`;
-  tip.style.top = `${place.bottom + 6 + scrollY}px`;
 }
