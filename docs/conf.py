@@ -1,7 +1,7 @@
 """Sphinx configuration of the site: MyST pages with executed cells, in English and Chinese.
 
 `make docs` builds both languages. Pages in `ENGLISH_ONLY`, most of them written by programs from
-the code or from measurements, are in English in both.
+the code or from measurements, are in English in both. Every other page needs its catalogue.
 """
 
 import os
@@ -27,11 +27,10 @@ extensions = [
     "plain_docstrings",
 ]
 exclude_patterns = ["_build", "log.md", "formulas.txt"]
-CATALOGUES = HERE / "locale" / "zh_CN" / "LC_MESSAGES"
 ENGLISH_ONLY = (
-    # Pages beside this file without a catalogue, such as those written by programs.
-    *(page.stem for page in HERE.glob("*.md") if not (CATALOGUES / f"{page.stem}.po").exists()),
-    *("reference/api", "reference/architectures", "reference/registries", "results/*"),
+    "architecture",  # for contributors
+    *("cli", "recipe", "formats", "results/*"),  # written by programs
+    *("reference/api", "reference/architectures", "reference/registries"),
     "handbook/formulas",  # in both languages
 )
 

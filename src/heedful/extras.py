@@ -19,11 +19,13 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "report": ("matplotlib", "pygments"),
     "serve": ("fastapi", "uvicorn", "prometheus-client", "py3langid"),
     "tensorboard": ("tensorboard",),
+    "umap": ("umap-learn",),
 }
 _MODULES = {
     "protobuf": "google.protobuf.message",
     "prometheus-client": "prometheus_client",
     "scikit-learn": "sklearn",
+    "umap-learn": "umap",
 }  # of packages with another name
 
 

@@ -106,3 +106,19 @@ def test_embedding_maps(model: Any) -> None:
     assert (few.names, few.num_left_out) == (("0", "1", "2", "3", "4"), 43)
     assert all(figure.axes for figure in (actual.plot(), sentences.plot()))
     assert insight.search_tree(model, PROMPT, beam_size=2, max_new_tokens=3).plot().axes
+
+
+@pytest.mark.slow  # numba compiles for half a minute
+def test_umap_is_reproducible_and_separates_groups() -> None:
+    pytest.importorskip("umap", reason="umap is not installed")
+    from heedful.insight.embeddings import project
+
+    vectors = np.random.default_rng(0).normal(size=(60, 16))
+    vectors[:30] += 6
+    points, variance, settings = project(vectors, "umap", 4)
+    assert (points.shape, variance, settings["seed"]) == ((60, 2), (), 4)
+    np.testing.assert_array_equal(project(vectors, "umap", 4)[0], points)
+    centers = points[:30].mean(0), points[30:].mean(0)
+    nearest = [np.linalg.norm(points - center, axis=1) for center in centers]
+    assert ((nearest[0] < nearest[1]) == (np.arange(60) < 30)).all()
+    assert np.isfinite(project(vectors[:3], "umap", 0)[0]).all()

@@ -18,7 +18,10 @@ LISTED = (
     "the extra serve is not installed",
     "there is no Chromium here",
     "llama-cpp-python is not installed",  # it is built from source
-    *(f"{name} is not installed" for name in ("gguf", "onnx", "llguidance", "lm_eval")),
+    *(
+        f"{name} is not installed"
+        for name in ("gguf", "onnx", "llguidance", "lm_eval", "umap", "captum")
+    ),
     "sentence_transformers is not installed",
 )
 

@@ -65,8 +65,8 @@ class PageFlags:
     )
     projection: str | None = typer.Option(
         None,
-        metavar="pca|tsne",
-        help="Projection of embeddings; t-SNE takes the --seed.",
+        metavar="pca|tsne|umap",
+        help="Projection of embeddings; t-SNE and UMAP take the --seed.",
         show_default="pca",
         rich_help_panel=PAGE,
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal["tokens", "positions", "sentences"]
-Projection = Literal["pca", "tsne"]
+Projection = Literal["pca", "tsne", "umap"]
 _NEIGHBORS = 8
 
 
@@ -31,9 +31,9 @@ class EmbeddingMap:
         names: of the vectors: pieces, numbers of positions, or texts.
         ids: of the vectors: token ids, positions, or indices of the texts.
         points: (N, 2).
-        projection: `pca` or `tsne`.
-        variance: of PCA, the share of the variance that each of the two axes has; empty for t-SNE,
-            whose axes have no meaning.
+        projection: `pca`, `tsne` or `umap`.
+        variance: of PCA, the share of the variance that each of the two axes has; empty for the
+            others, whose axes have no meaning.
         settings: of the projection, its seed included.
         neighbors: (N, k), indices of the k nearest vectors by cosine, in the space of the model.
         similarities: (N, k), their cosines.
@@ -99,14 +99,15 @@ def embedding_map(
         texts: for `sentences`, whose vectors are `model.vectors(texts)`.
         labels: one for each text.
         side: of an encoder-decoder, whose embedding is meant.
-        projection: `pca`, or `tsne` (van der Maaten and Hinton 2008), by scikit-learn.
-        seed: of t-SNE.
+        projection: `pca`; `tsne` (van der Maaten and Hinton 2008), by scikit-learn; or `umap`
+            (McInnes et al. 2018), by umap-learn, whose first use compiles for half a minute.
+        seed: of t-SNE and UMAP.
         limit: vectors at most; of a vocabulary the lowest ids, which are the most frequent tokens
             of most tokenizers.
 
     Raises:
         UserError: an unknown kind; no texts, or another number of labels; a model without a table
-            of positions; fewer than 3 vectors; scikit-learn is not installed.
+            of positions; fewer than 3 vectors; the package of a projection is not installed.
     """
     for name, value, choices in (
         ("kind", kind, Kind), ("projection", projection, Projection),
@@ -150,13 +151,22 @@ def project(
         total = float((values**2).sum())
         shares = tuple(float(value**2) / total if total else 0.0 for value in values[:2])
         return points, shares, {"algorithm": "singular value decomposition"}
-    extras.require("inspect", "the projection tsne")
-    from sklearn.manifold import TSNE
+    if projection == "tsne":
+        extras.require("inspect", "the projection tsne")
+        from sklearn.manifold import TSNE
 
-    perplexity = float(min(30, max(1, (len(vectors) - 1) // 3)))
-    settings = {"perplexity": perplexity, "init": "pca", "learning_rate": "auto"}
-    tsne = TSNE(2, random_state=seed, **settings)
-    return np.asarray(tsne.fit_transform(centered), np.float64), (), {**settings, "seed": seed}
+        perplexity = float(min(30, max(1, (len(vectors) - 1) // 3)))
+        settings = {"perplexity": perplexity, "init": "pca", "learning_rate": "auto"}
+        points = TSNE(2, random_state=seed, **settings).fit_transform(centered)
+    else:
+        extras.require("umap", "the projection umap")
+        from umap import UMAP
+
+        neighbors = min(15, len(vectors) - 1)
+        settings = {"n_neighbors": neighbors, "min_dist": 0.1, "metric": "euclidean", "init": "pca"}
+        umap = UMAP(n_components=2, random_state=seed, n_jobs=1, **settings)
+        points = umap.fit_transform(centered)
+    return np.asarray(points, np.float64), (), {**settings, "seed": seed}
 
 
 def nearest(

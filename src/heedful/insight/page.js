@@ -519,7 +519,7 @@
     return [intro("about_embeddings"),
       el("div", { class: "controls" }, maps.map((map, index) => el("button", { id: `map-${index}`, "aria-pressed": String(map === entry),
         onclick: () => set({ map: index }, `map-${index}`) }, t(map.kind))), el("label", {}, t("find"), input)),
-      card(el("p", { class: "soft" }, `${entry.projection === "pca" ? "PCA" : "t-SNE"}: ` + (entry.variance.length
+      card(el("p", { class: "soft" }, `${{ pca: "PCA", tsne: "t-SNE", umap: "UMAP" }[entry.projection]}: ` + (entry.variance.length
         ? t("variance", ...entry.variance.map(percent)) : t("settings", settings)),
       entry.left_out ? ` · ${t("left_out", entry.left_out.toLocaleString())}` : ""),
       labels.length ? el("p", {}, labels.map((label, i) => el("span", { style: { color: `hsl(${(i * 137) % 360} 60% 50%)`, marginRight: "12px" } }, "● ", token(label)))) : null,

@@ -45,7 +45,7 @@ class PageOptions:
         patch_from: a text of as many tokens, whose states are put into the pass of the text.
         sentences, labels: texts of the map of sentences.
         projection: of the maps of embeddings.
-        seed: of t-SNE.
+        seed: of t-SNE and UMAP.
         generation: options of the output (`heedful.options.Options`).
     """
 
