@@ -1,5 +1,7 @@
 """Hostile requests, limits, and clients that go: the answer is one line, and nobody else waits."""
 
+import asyncio
+import errno
 import json
 import socket
 import threading
@@ -12,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from running_server import model_of, running, wait_for_free_slots
+from heedful.serve.connections import report_loop_errors
+from running_server import Keys, Server, Settings, model_of, running, wait_for_free_slots
 
 COMPLETION = {"model": "gpt", "prompt": "the cat", "max_tokens": 4, "temperature": 0}
 
@@ -55,11 +58,12 @@ def post(body: bytes, *headers: str, path: str = "/v1/completions") -> bytes:
         (b'{"a":' * 50_000, ""),
         (b'{"model": "gpt", "prompt": "a", "temperature": NaN}', "temperature"),
         (b'{"model": "gpt", "prompt": "a", "temperature": 1e999}', "temperature"),
-        (b'{"model": "gpt", "prompt": "a", "max_tokens": 1%s}' % (b"0" * 5_000), ""),
+        (b'{"model": "gpt", "prompt": "a", "max_tokens": 1%s}' % (b"0" * 5_000), "not JSON"),
         (b'{"model": "gpt", "prompt": "\\ud800"}', "prompt"),
         (b'{"model": "\\udfff", "prompt": "a"}', "model"),
         (b'{"model": "gpt", "prompt": "a", "stop": ["\\ud800"]}', "stop"),
-        (b'{"model": "gpt", "prompt": ["a", 1]}', "prompt"),
+        (b'{"model": "gpt", "prompt": ["a", 1]}', "prompt[1]: "),
+        (b'{"model": "gpt", "prompt": []}', "at least 1 item"),
         (b'{"model": "gpt", "prompt": [-1]}', "prompt"),
         (b'{"model": "gpt", "prompt": [true]}', "prompt"),
         (b'{"model": "../gpt", "prompt": "a"}', "no model"),
@@ -105,9 +109,16 @@ def test_slow_clients_are_left(served: Any) -> None:
 
 def test_large_and_bad_headers_are_refused(served: Any) -> None:
     flood = [f"X-{n}: {'a' * 100}" for n in range(2_000)]
-    assert raw(served, post(b"{}", *flood)).split()[1:2] in ([b"400"], [])
+    assert raw(served, post(b"{}", *flood)).split()[1:2] in ([b"431"], [])
+    for request in (post(b"{}", f"X: {'a' * 20_000}"), b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"):
+        answer = raw(served, request.replace(b"%b", b"a" * 20_000))
+        assert b" 431 " in answer.splitlines()[0]
+        assert b"headers may have" in answer
+    assert b" 415 " in raw(served, post(b"\x1f\x8b", "Content-Encoding: gzip")).splitlines()[0]
     assert b" 400 " in raw(served, b"GET / HTTP/1.1\r\nHost: a\r\nX: \0\r\n\r\n").splitlines()[0]
-    assert b" 400 " in raw(served, b"\x16\x03\x01\x02\0\1\0").splitlines()[0]  # TLS
+    tls, *_, content = raw(served, b"\x16\x03\x01\x02\0\1\0").splitlines()
+    assert b" 400 " in tls
+    assert "not HTTP/1.1: " in json.loads(content)["error"]["message"]
     answer = raw(served, post(b"{}", "Content-Length: 2", "X-Request-ID: a b\tc"))
     assert b"x-request-id: a b" not in answer.lower()
 
@@ -332,6 +343,40 @@ def test_a_model_is_replaced_while_it_is_used(tmp_path: Path) -> None:
         assert refused.status_code == 409
         assert "stays as it was" in refused.json()["error"]["message"]
         assert client.post("/v1/completions", json=COMPLETION).status_code == 200
+
+
+def test_a_reload_during_a_reload_is_not_lost() -> None:
+    """The files may have changed since the first one read them."""
+    begun: list[asyncio.Event] = []
+
+    async def slow(again: bool) -> None:
+        begun.append(asyncio.Event())
+        await begun[-1].wait()
+
+    async def reload() -> None:
+        server = Server({}, Settings(), Keys(None))
+        server.registry.open_all = slow  # type: ignore[method-assign,assignment]
+        for _ in range(3):
+            server.reload()
+            await asyncio.sleep(0)
+        while server._reloading and not server._reloading.done():
+            for event in begun:
+                event.set()
+            await asyncio.sleep(0)
+
+    asyncio.run(reload())
+    assert len(begun) == 2
+
+
+def test_a_lack_of_open_files_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio reports it for each connection that waits."""
+    loop = asyncio.new_event_loop()
+    report = report_loop_errors()
+    for _ in range(100):
+        report(loop, {"exception": OSError(errno.EMFILE, "Too many open files")})
+    loop.close()
+    [record] = caplog.records
+    assert "Too many open files; raise the limit" in record.getMessage()
 
 
 def test_a_draining_server_answers_what_it_has_begun() -> None:

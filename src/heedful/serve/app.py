@@ -31,6 +31,7 @@ def create_app(registry: Registry, keys: Keys) -> Any:
         title="heedful",
         version=__version__,
         description=_DESCRIPTION,
+        redirect_slashes=False,
         docs_url=None,  # FastAPI's own pages load scripts from another host
         redoc_url=None,
         responses={"4XX": {"description": _REFUSED}},
@@ -60,7 +61,7 @@ async def _answer_http_error(request: Request, error: Any) -> Response:
 
 async def _answer_invalid(request: Request, error: Any) -> Response:
     """One line for a body that has not the declared form."""
-    first = error.errors()[0]
+    first = _most_telling(error.errors())
     where = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         message, name = f"the body is not JSON: {first['ctx']['error']}", None
@@ -70,7 +71,9 @@ async def _answer_invalid(request: Request, error: Any) -> Response:
         if first["type"] == "extra_forbidden":
             message = f"{where[-1][:100]!r} is unknown, or not supported"
         elif name:
-            message = f"{name[:100]}: {message}"
+            numbers = [part for part in first["loc"] if isinstance(part, int)]
+            item = "".join(f"[{number}]" for number in numbers)
+            message = f"{name[:100]}{item}: {message}"
         else:
             message = f"the body: {message}; send JSON, as application/json"
     parameter = name and name[:100]
@@ -84,9 +87,20 @@ async def _answer_invalid(request: Request, error: Any) -> Response:
     return JSONResponse(answer.body(request.url.path), 400)
 
 
+def _most_telling(errors: Any) -> Any:
+    """One of the errors of a body's first bad field, of which each type that it may have has one.
+
+    It is the one that lies deepest in the field, and is not about the field's type if it can be.
+    """
+    own = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    types = ("string_type", "list_type", "int_type")
+    return max(own, key=lambda error: (len(error["loc"]), error["type"] not in types))
+
+
 async def _answer_unknown(request: Request, error: Any) -> Response:
     """Unknown routes and methods."""
     message = {
+        400: "the body is not JSON in UTF-8",  # or has numbers of thousands of digits
         404: "no such route; /docs lists them",
         405: f"this route has no method {request.method}; /docs lists them",
     }.get(error.status_code, str(error.detail))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
+from heedful.serve.connections import MAX_HEADERS, too_many_headers
 from heedful.serve.errors import LIBRETRANSLATE, HttpError, shutting_down, timed_out
 from heedful.serve.keys import Keys
 from heedful.serve.metrics import Metrics
@@ -106,6 +107,7 @@ class Guard:
         self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response"
     ) -> None:
         path = scope["path"]
+        _check_headers(scope)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if self.is_draining and path not in PUBLIC:
             raise shutting_down()
@@ -163,6 +165,8 @@ class Guard:
 
     async def _read_body(self, headers: dict[bytes, str], receive: Receive) -> bytes:
         """The whole body, within the limits of its size and time."""
+        if headers.get(b"content-encoding", "identity").lower() != "identity":
+            raise HttpError(415, "compressed bodies are not read; send the body as it is")
         most, seconds = self.settings.max_body, self.settings.read_timeout
         too_large = HttpError(
             413, f"the body may have {most:,} bytes", code="body_too_large", values={"limit": most}
@@ -240,6 +244,14 @@ class _Response:
         start = {"type": "http.response.start", "status": error.status, "headers": encoded}
         await self(start)
         await self({"type": "http.response.body", "body": body})
+
+
+def _check_headers(scope: MutableMapping[str, Any]) -> None:
+    """Refuse long addresses and headers, which h11 limits only while they are incomplete."""
+    parts = [scope["raw_path"], scope["query_string"]]
+    parts += [part for header in scope["headers"] for part in header]
+    if sum(map(len, parts)) > MAX_HEADERS:
+        raise too_many_headers()
 
 
 def _request_id(scope: MutableMapping[str, Any]) -> str:

@@ -8,20 +8,18 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heedful.errors import UserError
 from heedful.serve.app import create_app
+from heedful.serve.connections import MAX_HEADERS, report_loop_errors, timed_protocol
 from heedful.serve.guard import Guard
 from heedful.serve.keys import Keys
 from heedful.serve.metrics import Metrics
 from heedful.serve.models import Registry
 from heedful.serve.settings import Settings
 
-MAX_HEADERS = 16_384  # bytes
 MAX_CONNECTIONS = 1_024
 _log = logging.getLogger("heedful.serve")
 
@@ -95,7 +93,7 @@ class Server:
         self.guard: Guard = app if isinstance(app, Guard) else app.app
         config = uvicorn.Config(
             app,
-            http=_protocol(settings.read_timeout),
+            http=timed_protocol(settings.read_timeout),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -108,6 +106,7 @@ class Server:
         )
         self.server = _Server(config)
         self._reloading: asyncio.Task[None] | None = None
+        self._reload_waits = False
 
     async def run(
         self, listener: socket.socket, on_ready: Callable[[], None] = lambda: None
@@ -119,8 +118,9 @@ class Server:
         Args:
             on_ready: called when all models are open.
         """
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(report_loop_errors())
         if threading.current_thread() is threading.main_thread():
-            loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.stop)
             loop.add_signal_handler(signal.SIGHUP, self.reload)
@@ -146,9 +146,15 @@ class Server:
         self.guard.is_draining = self.server.should_exit = True
 
     def reload(self) -> None:
-        """Open all models and the keys again, in the background."""
+        """Open all models and the keys again, in the background; after that in progress, if any."""
+        self._reload_waits = True
         if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.ensure_future(self._open_again())
+            self._reloading = asyncio.ensure_future(self._reload())
+
+    async def _reload(self) -> None:
+        while self._reload_waits:
+            self._reload_waits = False
+            await self._open_again()
 
     async def _open_again(self) -> None:
         try:
@@ -164,41 +170,5 @@ class Server:
 
 class _Server(uvicorn.Server):
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """No handlers of uvicorn's in place of ours."""
+        """No signal handlers of uvicorn in place of the server's own."""
         return nullcontext()
-
-
-def _protocol(read_timeout: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, with a time limit for the headers of a request.
-
-    (uvicorn's own limit, `timeout_keep_alive`, ends with the first byte.)
-    """
-
-    class TimedProtocol(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._start_timer()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            waits = self.cycle is None or self.cycle.response_complete
-            if not waits:
-                self._stop_timer()
-            elif self._timer is None:
-                self._start_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _start_timer(self) -> None:
-            self._timer = self.loop.call_later(read_timeout, self.transport.close)
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return TimedProtocol
