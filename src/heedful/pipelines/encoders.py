@@ -100,10 +100,26 @@ class MaskedLanguageModel(Encoder):
         return self.tokenizer.tokens([self._mask_id()])[0]
 
     @overload
-    def fill(self, texts: str, **options: Any) -> list[list[Filling]]: ...
+    def fill(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+        self,
+        texts: str,
+        *,
+        top_k: int = ...,
+        too_long: TooLong = ...,
+        batch_tokens: int | None = ...,
+        progress: Callable[[int], None] | None = ...,
+    ) -> list[list[Filling]]: ...
 
     @overload
-    def fill(self, texts: Sequence[str], **options: Any) -> list[list[list[Filling]]]: ...
+    def fill(
+        self,
+        texts: Sequence[str],
+        *,
+        top_k: int = ...,
+        too_long: TooLong = ...,
+        batch_tokens: int | None = ...,
+        progress: Callable[[int], None] | None = ...,
+    ) -> list[list[list[Filling]]]: ...
 
     def fill(
         self,

@@ -51,25 +51,7 @@ def timed_protocol(read_timeout: float) -> type[asyncio.Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             """Answer what is not HTTP as other errors; called while h11's error is handled."""
-            cause = sys.exc_info()[1]
-            status = getattr(cause, "error_status_hint", 400)
-            problem = str(cause).partition(": bytearray")[0]
-            answer = HttpError(400, f"the request is not HTTP/1.1: {problem}")
-            if status == 431:
-                answer = too_many_headers()
-            body = json.dumps(answer.body("")).encode()
-            headers = {"content-type": "application/json", "connection": "close"}
-            headers["content-length"] = str(len(body))
-            encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-            for event in (
-                h11.Response(
-                    status_code=answer.status,
-                    headers=encoded,
-                    reason=HTTPStatus(answer.status).phrase.encode(),
-                ),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
+            for event in _answer_to(sys.exc_info()[1]):
                 self.transport.write(self.conn.send(event))
             self.transport.close()
 
@@ -85,6 +67,23 @@ def timed_protocol(read_timeout: float) -> type[asyncio.Protocol]:
                 self._timer = None
 
     return TimedProtocol
+
+
+def _answer_to(cause: BaseException | None) -> list[Any]:
+    """The events of an answer to what h11 cannot read."""
+    answer = too_many_headers()
+    if getattr(cause, "error_status_hint", 400) != answer.status:
+        problem = str(cause).partition(": bytearray")[0]
+        answer = HttpError(400, f"the request is not HTTP/1.1: {problem}")
+    body = json.dumps(answer.body("")).encode()
+    headers = {"content-type": "application/json", "connection": "close"}
+    headers["content-length"] = str(len(body))
+    response = h11.Response(
+        status_code=answer.status,
+        headers=[(name.encode(), value.encode()) for name, value in headers.items()],
+        reason=HTTPStatus(answer.status).phrase.encode(),
+    )
+    return [response, h11.Data(data=body), h11.EndOfMessage()]
 
 
 def too_many_headers() -> HttpError:
