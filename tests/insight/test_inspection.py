@@ -126,18 +126,23 @@ def own_head(net: Any, x: Tensor) -> Tensor:
 
 
 def own_forward(name: str, model: Any, ids: dict[str, list[int]]) -> Own:
-    own, net = Own({}, {}, torch.empty(0)), model.net
     with torch.no_grad():
-        if name == "vaswani2017":
-            x = own_embedding(net.src_embedding, ids["source"])
-            memory = own_stack(own, "encoder", net.encoder, x, False)
-            x = own_embedding(net.tgt_embedding, ids["target"])
-            x = own_stack(own, "decoder", net.decoder, x, True, memory)
-        else:
-            stack = "decoder" if name == "gpt2" else "encoder"
-            x = own_embedding(net.embedding, ids["text"])
-            x = own_stack(own, stack, getattr(net, stack), x, stack == "decoder")
-        own.logits = own_head(net, x)
+        return own_pass(name, model, ids)
+
+
+def own_pass(name: str, model: Any, ids: dict[str, list[int]]) -> Own:
+    """`own_forward`, differentiable."""
+    own, net = Own({}, {}, torch.empty(0)), model.net
+    if name == "vaswani2017":
+        x = own_embedding(net.src_embedding, ids["source"])
+        memory = own_stack(own, "encoder", net.encoder, x, False)
+        x = own_embedding(net.tgt_embedding, ids["target"])
+        x = own_stack(own, "decoder", net.decoder, x, True, memory)
+    else:
+        stack = "decoder" if name == "gpt2" else "encoder"
+        x = own_embedding(net.embedding, ids["text"])
+        x = own_stack(own, stack, getattr(net, stack), x, stack == "decoder")
+    own.logits = own_head(net, x)
     return own
 
 
@@ -199,6 +204,12 @@ def test_the_logit_lens_equals_an_einsum_forward(models: dict[str, Any], name: s
 
 def own_logit(model: Any, name: str, vectors: dict[str, Tensor], output: Any) -> float:
     """The logit of an output for token embeddings that are given."""
+    with torch.no_grad():
+        return float(own_value(model, name, vectors, output))
+
+
+def own_value(model: Any, name: str, vectors: dict[str, Tensor], output: Any) -> Tensor:
+    """`own_logit`, differentiable."""
     embeddings = {"source": "src_embedding", "target": "tgt_embedding", "text": "embedding"}
     net, ids = model.net, own_ids(name, model)
 
@@ -223,7 +234,7 @@ def own_logit(model: Any, name: str, vectors: dict[str, Tensor], output: Any) ->
         net = Net
 
     rows = {side: [*range(len(row))] for side, row in ids.items()}
-    return float(own_forward(name, Holder, rows).logits[output.position, output.id])
+    return own_pass(name, Holder, rows).logits[output.position, output.id]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-mlm", "bert-classify", "vaswani2017"])
@@ -264,6 +275,31 @@ def test_integrated_gradients_equal_finite_differences(models: dict[str, Any], n
             )
             expected[token] += factor / 2 * (high - low) / (2 * step)
     np.testing.assert_allclose(actual.scores[side], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_integrated_gradients_equal_those_of_captum(models: dict[str, Any], name: str) -> None:
+    """By token embeddings, of the forward pass by einsum, at the nodes of one interval."""
+    captum = pytest.importorskip("captum.attr", reason="captum is not installed")
+    from heedful.insight.attribution import explain
+    from heedful.insight.reading import read
+
+    model, sides = models[name], [*own_ids(name, models[name])]
+    reading = read(model, TEXT, **inputs_of(name))
+    actual = explain(reading, None, None, "integrated_gradients", max_intervals=1)
+    ends = tuple(reading.vectors(side).detach()[None] for side in sides)
+    means = [reading.embedding(side).tokens.weight.detach().mean(0) for side in sides]
+    starts = tuple(mean.expand_as(end) for mean, end in zip(means, ends, strict=True))
+
+    def logit(*rows: Tensor) -> Tensor:
+        vectors = [dict(zip(sides, row, strict=True)) for row in zip(*rows, strict=True)]
+        return torch.stack([own_value(model, name, row, actual.output) for row in vectors])
+
+    expected = captum.IntegratedGradients(logit).attribute(
+        ends, starts, n_steps=8, method="gausslegendre"
+    )
+    for side, scores in zip(sides, expected, strict=True):
+        np.testing.assert_allclose(actual.scores[side], scores.sum(-1)[0].detach(), **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-classify", "vaswani2017"])
