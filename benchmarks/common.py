@@ -76,6 +76,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
+def folded(summary: str, content: str) -> str:
+    """Markdown that is shown once a reader opens it."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
 def facts(content: dict[str, object]) -> str:
     """A Markdown list of names and values."""
     return "\n".join(f"* {name}: {value}" for name, value in content.items())

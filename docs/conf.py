@@ -34,7 +34,7 @@ ENGLISH_ONLY = (
     "handbook/formulas",  # in both languages
 )
 
-# Translations: one catalogue for each page.
+# Translations: one catalogue for each page, and sphinx.po for the words of the theme.
 locale_dirs = ["locale"]
 gettext_compact = False
 gettext_location = False
@@ -49,6 +49,7 @@ nb_execution_timeout = 60
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_number_source_lines = False
+nb_merge_streams = True  # a command's lines arrive in pieces
 nb_ipywidgets_js = {}
 
 autodoc_typehints = "none"
@@ -62,6 +63,8 @@ nitpick_ignore_regex = [
     ("py:class", r"'.*'|.*\bTensor\b.*|ndarray|.* .*"),
 ]
 suppress_warnings = ["mystnb.unknown_mime_type", "myst-nb.lexer", "toc.not_included"]
+
+highlight_language = "none"  # of blocks that name no language
 
 html_theme = "furo"
 html_title = "heedful"
