@@ -18,14 +18,16 @@
   const visible = (text) =>
     text.replace(HIDDEN, (c) => "⟨" + c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0") + "⟩");
   const named = (text) => (text.trim() ? visible(text) : visible(text).replaceAll(" ", "␣") || "∅");
+  // With a minus sign, at which no line is broken.
+  const exponential = (value, digits) => value.toExponential(digits).replace("e-", "e−").replace("e+", "e");
   const number = (value, digits = 3) =>
     value === null || value === undefined ? "–" : Math.abs(value) < 1e-12 ? (0).toFixed(digits)
       : Math.abs(value) >= 1e4 || (value && Math.abs(value) < 10 ** -digits)
-        ? value.toExponential(2) : value.toFixed(digits);
+        ? exponential(value, 2) : value.toFixed(digits);
 
   /** Three significant digits, for an axis. */
   const tick = (value) => (value && (Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3)
-    ? value.toExponential(1) : String(Number(value.toPrecision(3))));
+    ? exponential(value, 1) : String(Number(value.toPrecision(3))));
 
   function el(name, attributes = {}, ...children) {
     const element = document.createElement(name);
@@ -395,8 +397,8 @@
           const effect = effects[row][column], share = Math.abs(effect) / peak;
           return el("button", { class: "cell named", id: `patch-${row}-${column}`,
             onfocus: () => show(row, column), onmouseenter: () => show(row, column), onclick: () => show(row, column),
-            onkeydown: arrows("patch", row, column),
-            style: { background: shade(share, effect < 0 ? "--warm" : "--accent"), color: ink(share) } }, (Math.abs(effect) < 0.005 ? 0 : effect).toFixed(2));
+            onkeydown: arrows("patch", row, column), "aria-label": number(effect),
+            style: { background: shade(share, effect < 0 ? "--warm" : "--accent"), color: ink(share) } }, effect ? (Math.abs(effect) < 0.005 ? 0 : effect).toFixed(2) : "");
         })]),
       el("span"), tokens.map((_, column) => el("span", { class: "named" }, ...pair(column))));
     return [intro("about_patching"),
