@@ -1,12 +1,18 @@
 """OpenAI's routes, by OpenAI's own client; answers are those of the model alone."""
 
+import asyncio
 import base64
 import random
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from running_server import model_of, running, wait_for_free_slots
 
 openai = pytest.importorskip("openai", reason="the extra serve is not installed")
 
@@ -262,3 +268,75 @@ def test_chats_that_cannot_be_answered_are_refused(client: Any) -> None:
         with pytest.raises(openai.BadRequestError) as error:
             ask(**arguments)
         assert reason in error.value.body["message"]
+
+
+def test_errors_are_the_exceptions_of_the_client(tmp_path: Path) -> None:
+    """With its status, code and header; an error within a stream is an exception too."""
+    keys, model = tmp_path / "keys", model_of("gpt2")
+    keys.write_text("a-key-of-a-user\n")
+    decode = model.net.decode
+
+    def slow(tokens: Any, cache: Any) -> Any:
+        time.sleep(0.03)
+        return decode(tokens, cache)
+
+    model.net.decode = slow
+    arguments: dict[str, Any] = {"model": "gpt", "prompt": "the cat", "temperature": 0}
+    with running({"gpt": model}, keys, max_queue=2, request_timeout=0.6) as server:
+        served = server.server.registry.models["gpt"]
+
+        def client(**options: Any) -> Any:
+            settings = {"api_key": "a-key-of-a-user", "max_retries": 0, **options}
+            return openai.OpenAI(base_url=f"{server.url}/v1", **settings)
+
+        def refused(kind: Any, code: str, opened: Any, **more: Any) -> Any:
+            with pytest.raises(kind) as error:
+                [*opened.completions.create(**{**arguments, **more})]
+            assert error.value.body["code"] == error.value.code == code
+            assert error.value.body["message"] in str(error.value)
+            return error.value
+
+        opened = client()
+        refused(openai.AuthenticationError, "invalid_api_key", client(api_key="another-key"))
+        origin = {"Origin": "https://example.org"}
+        refused(openai.PermissionDeniedError, "not_allowed", client(default_headers=origin))
+        refused(openai.NotFoundError, "model_not_found", opened, model="x")
+        error = refused(openai.BadRequestError, "invalid_parameter", opened, top_p=2)
+        assert error.param == "top_p"
+        long = refused(openai.BadRequestError, "max_tokens_too_large", opened, max_tokens=999)
+        assert long.body["values"] == {"tokens": 2, "new": 999, "limit": 48}
+        late = {"max_tokens": 40}
+        error = refused(openai.InternalServerError, "timeout", opened, **late)
+        assert error.status_code == 504
+        refused(openai.APIError, "timeout", opened, stream=True, **late)
+        with pytest.raises(openai.APITimeoutError):
+            client(timeout=0.05).completions.create(**arguments, **late)
+        wait_for_free_slots(server)
+        with served.slots(2):
+            error = refused(openai.RateLimitError, "rate_limit_exceeded", opened)
+            assert error.response.headers["retry-after"] == "1"
+            threading.Timer(0.1, lambda: setattr(served, "_num_texts", 0)).start()
+            answer = client(max_retries=1).completions.create(**arguments, max_tokens=2)
+            served._num_texts = 2
+        assert answer.choices[0].finish_reason == "length"
+        server.server.guard.is_draining = True
+        error = refused(openai.InternalServerError, "draining", opened)
+        assert error.status_code == 503
+        server.server.guard.is_draining = False
+
+
+def test_the_asynchronous_client(served: Any) -> None:
+    async def ask() -> tuple[list[str], str]:
+        arguments: dict[str, Any] = {"model": "gpt", **GREEDY}
+        url = f"{served.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+            answers = await asyncio.gather(
+                *(client.completions.create(prompt=prompt, **arguments) for prompt in PROMPTS)
+            )
+            stream = await client.completions.create(prompt="the", stream=True, **arguments)
+            streamed = "".join([chunk.choices[0].text async for chunk in stream])
+        return [answer.choices[0].text for answer in answers], streamed
+
+    texts, streamed = asyncio.run(ask())
+    assert texts == [alone(served, prompt, max_new_tokens=8) for prompt in PROMPTS]
+    assert streamed == alone(served, "the", max_new_tokens=8)

@@ -1,6 +1,7 @@
 """LibreTranslate's routes, by the calls of libretranslatepy and as JSON; classes and masks."""
 
 import json
+from pathlib import Path
 from typing import Any
 from urllib import error, parse, request
 
@@ -38,6 +39,29 @@ def test_the_calls_of_libretranslatepy(served: Any) -> None:
     assert found[0]["confidence"] > 50
     status, found = call(served, "/detect", {"q": "This is an English sentence"}, form=True)
     assert found[0]["confidence"] < 50
+
+
+def test_the_client_libretranslatepy(served: Any, tmp_path: Path) -> None:
+    """Its whole interface, with a key of the server in the bodies."""
+    client = pytest.importorskip(
+        "libretranslatepy", reason="libretranslatepy is not installed"
+    ).LibreTranslateAPI
+    from running_server import running
+
+    keys, model = tmp_path / "keys", served.models["de-en"]
+    keys.write_text("a-key-of-a-user\n")
+    with running({"de-en": model}, keys) as server:
+        opened = client(server.url, api_key="a-key-of-a-user")
+        for text in ("the cat sat", "", "a dog ran home\nthe cat", "ein Hund & eine Katze = 2%"):
+            assert opened.translate(text, "de", "en") == model.translate(text)
+        assert opened.translate("a dog", "auto", "en") == model.translate("a dog")
+        assert opened.detect("Das ist ein langer deutscher Satz")[0]["language"] == "de"
+        # Its request for the languages is a GET with a body, which has the key.
+        assert [entry["code"] for entry in opened.languages()] == ["de"]
+        for refused, status in ((opened, 400), (client(server.url, api_key="x"), 401)):
+            with pytest.raises(error.HTTPError) as raised:
+                refused.translate("a", "fr", "en")
+            assert raised.value.code == status
 
 
 def test_a_list_is_one_batch(served: Any) -> None:

@@ -23,6 +23,7 @@ LISTED = (
         for name in ("gguf", "onnx", "llguidance", "lm_eval", "umap", "captum")
     ),
     "sentence_transformers is not installed",
+    "libretranslatepy is not installed",
 )
 
 
