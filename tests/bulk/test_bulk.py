@@ -437,8 +437,15 @@ def test_the_default_number_of_workers_fits_the_memory(
     assert 8 <= choose_workers(world / "own", "cpu") <= 12
 
 
+def end_at_once(*arguments: Any) -> None:
+    """A process that ends without a result."""
+    os._exit(1)
+
+
 @pytest.mark.benchmarks
-def test_ray_has_the_results_of_this_machine(world: Path, whole: Path, tmp_path: Path) -> None:
+def test_ray_has_the_results_of_this_machine(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray", reason="the package ray is not installed")
     from heedful.bulk.on_ray import run_on_ray
 
@@ -446,6 +453,10 @@ def test_ray_has_the_results_of_this_machine(world: Path, whole: Path, tmp_path:
     assert tree(tmp_path / "out") == tree(whole)
     with pytest.raises(UserError, match="a classifier"):
         run(job_of(world, tmp_path / "no", task="classify"), partial(run_on_ray, num_workers=1))
+    monkeypatch.setattr("heedful.bulk.on_ray._drive", end_at_once)  # as Ray ends its process
+    with pytest.raises(UserError, match="connection to its cluster was lost; the same command"):
+        run(job_of(world, tmp_path / "no"), partial(run_on_ray, num_workers=1))
+    monkeypatch.undo()
     with pytest.raises(UserError, match="no Ray cluster at 127"):
         run(
             job_of(world, tmp_path / "no"),

@@ -1,20 +1,26 @@
 """Bulk inference by Ray Data: the worker of `heedful.bulk.worker` on the machines of a cluster."""
 
 import logging
+import multiprocessing
 import os
 import pickle
+import signal
 import socket
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heedful import extras
 from heedful.bulk.shards import ShardReader
 from heedful.bulk.worker import ShardResult, Worker
+from heedful.data.workers import without_main_module
 from heedful.errors import UserError
 
-_SECONDS_TO_CONNECT = 10.0
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_SECONDS_TO_CONNECT = _SECONDS_TO_END = 10.0
 
 
 def run_on_ray(
@@ -29,7 +35,8 @@ def run_on_ray(
     """The results of the shards that are not done, as they are finished.
 
     The files are read by one task, and the model is opened by each worker: on a cluster all
-    machines must see them under the same paths. Results are written by this process.
+    machines must see them under the same paths. Results are written by this process. Another one
+    is connected to Ray, as Ray ends the process that is when a cluster goes away.
 
     Args:
         num_gpus: of each worker, for Ray's scheduler; its cores are its threads.
@@ -41,17 +48,72 @@ def run_on_ray(
             worker.
     """
     extras.require("ray", "--with ray")
-    advance = worker.progress
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    arguments = replace(worker, progress=None), reader, frozenset(done), num_workers, num_gpus
+    process = context.Process(target=_drive, args=(sender, *arguments, address), daemon=True)
+    with without_main_module():
+        process.start()
+    sender.close()
+    try:
+        while (result := _receive(receiver)) is not None:
+            if worker.progress is not None:
+                worker.progress(result.num_rows)
+            yield result
+        process.join(_SECONDS_TO_END)
+    finally:
+        process.terminate()
+        process.join(_SECONDS_TO_END)
+        process.kill()
+
+
+def _receive(receiver: "Connection[None, Any]") -> ShardResult | None:
+    """The next result, None at the end; raises an error of the process that sends them."""
+    try:
+        received: ShardResult | Exception | None = receiver.recv()
+    except EOFError:  # it was ended
+        raise UserError(
+            "Ray stopped: the connection to its cluster was lost; the same command continues"
+        ) from None
+    if isinstance(received, Exception):
+        raise received
+    return received
+
+
+def _drive(sender: "Connection[Any, None]", *arguments: Any) -> None:
+    """Send the results of `_results`, and then None, or the error that ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    with open(os.devnull, "wb") as silence:  # Ray's own lines, of C++ too
+        for number in (1, 2):
+            os.dup2(silence.fileno(), number)
+    try:
+        for result in _results(*arguments):
+            sender.send(result)
+    except UserError as error:
+        sender.send(error)
+    except Exception as error:
+        sender.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _results(
+    worker: Worker,
+    reader: ShardReader,
+    done: frozenset[int],
+    num_workers: int,
+    num_gpus: int,
+    address: str | None,
+) -> Iterator[ShardResult | None]:
+    """The results, and then None, by this process."""
     num_cpus = worker.load_settings.get("threads") or 1
     with _connected(num_workers * num_cpus + 1, address) as data:
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
         context.target_max_block_size = 1  # a shard is a block, which a free worker takes
         shards = data.read_datasource(
-            _source(data, reader, frozenset(done)), override_num_blocks=1
+            _source(data, reader, done), override_num_blocks=1
         ).map_batches(
             _RayWorker,
-            fn_constructor_args=(replace(worker, progress=None),),
+            fn_constructor_args=(worker,),
             batch_size=1,
             compute=data.ActorPoolStrategy(size=num_workers),
             num_cpus=num_cpus,
@@ -61,9 +123,8 @@ def run_on_ray(
             result: ShardResult | UserError = pickle.loads(row["result"])
             if isinstance(result, UserError):
                 raise result
-            if advance is not None:
-                advance(result.num_rows)
             yield result
+        yield None
 
 
 class _RayWorker:
@@ -87,11 +148,17 @@ def _source(data: Any, reader: ShardReader, done: frozenset[int]) -> Any:
     from ray.data.block import BlockMetadata
 
     class ShardSource(data.Datasource):  # type: ignore[misc]
+        """The shards, pickled, as rows of Ray Data."""
+
         def estimate_inmemory_data_size(self) -> None:
-            return None
+            """Not known."""
+            return
 
         def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[Any]:
+            """The only task."""
+
             def read() -> Iterator[Any]:
+                """A table for each shard."""
                 for shard in reader.shards(done):
                     yield pa.table({"shard": pa.array([pickle.dumps(shard)], pa.large_binary())})
 
@@ -113,7 +180,8 @@ def _connected(num_cpus: int, address: str | None) -> Iterator[Any]:
     address = address or os.environ.get("RAY_ADDRESS")
     settings: dict[str, Any] = {"address": address}
     if address is None:
-        settings = {"num_cpus": num_cpus, "include_dashboard": False}
+        # A new one, whether or not there is a cluster on this machine.
+        settings = {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
     else:
         _check_address(address)
     for name in ("ray", "ray.data"):

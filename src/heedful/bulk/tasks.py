@@ -89,6 +89,7 @@ class Generate(BulkTask["pipelines.Generator"]):
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
     ) -> list[Result]:
+        """See `BulkTask.results`."""
         seed = self.options.get("seed", 0)
         # As of `Options.seeds`, whatever the shard is.
         seeds = [(seed + (first + number << 32)) % _SEEDS for number in numbers]
@@ -116,11 +117,13 @@ class Generate(BulkTask["pipelines.Generator"]):
         return values
 
     def check(self, texts: Sequence[str], line: int) -> None:
+        """See `BulkTask.check`."""
         decoding = {**self._decoding(), "first_number": line}
         rows = self.model.prompt_ids([texts[0]], self.model.options(**decoding))
         self.model.request(rows, **decoding)
 
     def arrow_types(self) -> dict[str, Any]:
+        """See `BulkTask.arrow_types`."""
         import pyarrow as pa
 
         types = {"output": pa.string(), "finished": pa.bool_()}
@@ -147,6 +150,7 @@ class Score(BulkTask["pipelines.LanguageModel"]):
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
     ) -> list[Result]:
+        """See `BulkTask.results`."""
         texts = [text for text, *_ in rows]
         scores = self.model.score(texts, **self.options)
         progress(len(rows))
@@ -161,9 +165,11 @@ class Score(BulkTask["pipelines.LanguageModel"]):
         ]
 
     def check(self, texts: Sequence[str], line: int) -> None:
+        """See `BulkTask.check`."""
         self.model.prompt_ids([texts[0]])
 
     def arrow_types(self) -> dict[str, Any]:
+        """See `BulkTask.arrow_types`."""
         import pyarrow as pa
 
         names = "log_prob", "perplexity", "bits_per_character"
@@ -181,6 +187,7 @@ class ScorePairs(BulkTask["pipelines.Translator"]):
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
     ) -> list[Result]:
+        """See `BulkTask.results`."""
         sources, targets = map(list, zip(*rows, strict=True))
         options = {name: value for name, value in self.options.items() if name != "truncate"}
         scores = self.model.score(sources, targets, **options, too_long=self._too_long)
@@ -195,11 +202,13 @@ class ScorePairs(BulkTask["pipelines.Translator"]):
         return "truncate" if self.options.get("truncate") else "error"
 
     def check(self, texts: Sequence[str], line: int) -> None:
+        """See `BulkTask.check`."""
         language = self.options.get("tgt_language")
         sides = [[text] for text in texts]
         self.model.pair_ids(*sides, too_long=self._too_long, tgt_language=language)
 
     def arrow_types(self) -> dict[str, Any]:
+        """See `BulkTask.arrow_types`."""
         import pyarrow as pa
 
         return {"log_prob": pa.float64(), "num_tokens": pa.int64()}
@@ -213,6 +222,7 @@ class Embed(BulkTask["pipelines.SavedModel"]):
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
     ) -> list[Result]:
+        """See `BulkTask.results`."""
         options = {name: value for name, value in self.options.items() if name != "truncate"}
         texts = [text for text, *_ in rows]
         vectors = self.model.vectors(texts, **options, too_long=self._too_long)
@@ -227,9 +237,11 @@ class Embed(BulkTask["pipelines.SavedModel"]):
         return "truncate" if self.options.get("truncate") else "error"
 
     def check(self, texts: Sequence[str], line: int) -> None:
+        """See `BulkTask.check`."""
         self.model.encode([texts[0]], too_long=self._too_long)
 
     def arrow_types(self) -> dict[str, Any]:
+        """See `BulkTask.arrow_types`."""
         import pyarrow as pa
 
         return {"vector": pa.list_(pa.float32())}
@@ -245,6 +257,7 @@ class Classify(BulkTask["pipelines.Classifier"]):
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
     ) -> list[Result]:
+        """See `BulkTask.results`."""
         texts, *others = map(list, zip(*rows, strict=True))
         options = {"pairs": others[0] if others else None, "progress": progress, **self.options}
         return [
@@ -255,10 +268,12 @@ class Classify(BulkTask["pipelines.Classifier"]):
         ]
 
     def check(self, texts: Sequence[str], line: int) -> None:
+        """See `BulkTask.check`."""
         first, *others = texts
         self.model.encode_pairs([first], others or None, "truncate")
 
     def arrow_types(self) -> dict[str, Any]:
+        """See `BulkTask.arrow_types`."""
         import pyarrow as pa
 
         scores = [(label, pa.float64()) for label in self.model.labels]
@@ -280,6 +295,7 @@ class Fill(BulkTask["pipelines.MaskedLanguageModel"]):
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
     ) -> list[Result]:
+        """See `BulkTask.results`."""
         texts = [text for text, *_ in rows]
         filled = self.model.fill(
             texts,
@@ -304,6 +320,7 @@ class Fill(BulkTask["pipelines.MaskedLanguageModel"]):
         return {"top_k": self.options.get("candidates", 5)}
 
     def check(self, texts: Sequence[str], line: int) -> None:
+        """See `BulkTask.check`."""
         self.model.masked_rows(texts[0], self._too_long)
 
     def check_options(self) -> None:
@@ -311,6 +328,7 @@ class Fill(BulkTask["pipelines.MaskedLanguageModel"]):
         self.model.fill(self.model.mask_token, **self._candidates)
 
     def arrow_types(self) -> dict[str, Any]:
+        """See `BulkTask.arrow_types`."""
         import pyarrow as pa
 
         fields = [("token", pa.string()), ("probability", pa.float64())]

@@ -140,10 +140,12 @@ class _Counter:
         self._left, self._progress = total, progress
 
     def advance(self, count: int) -> None:
+        """Report rows, up to those that are left."""
         count = min(count, self._left)
         self._left -= count
         if self._progress is not None:
             self._progress(count)
 
     def finish(self) -> None:
+        """Report the rows that are left."""
         self.advance(self._left)

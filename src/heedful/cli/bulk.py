@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from heedful.bulk.job import MapShards
 
 Task = Literal["translate", "generate", "score", "embed", "classify", "fill"]
-_WHAT = "What to do with each row"
+_TASK = "Task"
 
 
 def _flag(default: Any, name: str, metavar: str | None, help: str, **options: Any) -> Any:
@@ -108,7 +108,7 @@ class TaskFlags:
     """Options of single tasks."""
 
     scores: bool = _flag(
-        False, "--scores", None, "translate, generate: add scores.", rich_help_panel=_WHAT
+        False, "--scores", None, "translate, generate: add scores.", rich_help_panel=_TASK
     )
     truncate: bool = _flag(
         False,
@@ -116,7 +116,7 @@ class TaskFlags:
         None,
         "Truncate texts that are too long for the model; without, they are rows with an error "
         "(classify always truncates).",
-        rich_help_panel=_WHAT,
+        rich_help_panel=_TASK,
     )
     pooling: str | None = _flag(
         None,
@@ -124,11 +124,11 @@ class TaskFlags:
         "mean|first|last",
         "embed: the state of a text, of all its tokens or of one.",
         show_default="mean",
-        rich_help_panel=_WHAT,
+        rich_help_panel=_TASK,
     )
     candidates: int | None = _flag(
         None, "--candidates", "N", "fill: candidates per mask.", min=1, show_default="5",
-        rich_help_panel=_WHAT,
+        rich_help_panel=_TASK,
     )  # fmt: skip
 
     @property
@@ -144,8 +144,8 @@ def bulk(
     task: Task = typer.Option(
         ...,
         metavar="translate|generate|score|embed|classify|fill",
-        help="What to do: as the command of this name.",
-        rich_help_panel=_WHAT,
+        help="The task of each row; its results are those of the command of this name.",
+        rich_help_panel=_TASK,
     ),
     files: BulkInput,
     flags: TaskFlags,

@@ -67,6 +67,7 @@ def serve(
         return
 
     def report(url: str) -> None:
+        """Print the address, and a note if the server is open to others without keys."""
         if host not in _LOOPBACK and settings.keys is None:
             typer.echo(f"note: anyone who can reach {host} may use this server (--keys)", err=True)
         typer.echo(f"ready at {url}", err=True)

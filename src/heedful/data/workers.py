@@ -60,7 +60,7 @@ def map_in_order(
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:
-            with _without_main_module():  # submitting starts processes
+            with without_main_module():  # submitting starts processes
                 pending.append(pool.submit(_call, item))
             if len(pending) > _ITEMS_A_WORKER * num_workers:
                 yield pending.popleft().result()
@@ -105,7 +105,7 @@ def _call(item: Any) -> Any:
 
 
 @contextmanager
-def _without_main_module() -> Iterator[None]:
+def without_main_module() -> Iterator[None]:
     """Start processes that do not run the program of their parent once more.
 
     A new process imports the main module of its parent. A worker needs nothing of it: it would only

@@ -130,6 +130,7 @@ def in_loop(loop: Any) -> Callable[[Deliveries], None]:
     """A function that makes calls in an event loop, from another thread, unless it is closed."""
 
     def deliver(deliveries: Deliveries) -> None:
+        """Make the calls in the loop, in one turn of it."""
         if deliveries and not loop.is_closed():
             loop.call_soon_threadsafe(partial(call_all, deliveries))
 

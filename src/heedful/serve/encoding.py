@@ -31,6 +31,7 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     rows, types = await encoded(served, lambda: model.encode_pairs(texts, others, "error"))
 
     def run(items: list[tuple[list[int], list[int] | None]]) -> list[Any]:
+        """The classes of texts, ids and token types."""
         return model.classify_rows([ids for ids, _ in items], [kinds for _, kinds in items])
 
     items = list(zip(rows, types or [None] * len(rows), strict=True))

@@ -41,8 +41,8 @@ Code = Literal[
     "timeout",  # seconds
     "server_error",
 ]
-"""What is wrong, for programs; where OpenAI's API has a code for it, that one. The comments name
-the values that come with it."""
+"""Codes of errors, for programs: OpenAI's own where its API has one. The comments name the values
+of each."""
 _CODES: Mapping[int, Code] = {
     401: "invalid_api_key",
     403: "not_allowed",

@@ -112,6 +112,7 @@ class Task:
         key = ("generate", repr(sorted(options.items(), key=str)))
 
         def run(rows: list[tuple[list[int], int | None]]) -> list[Any]:
+            """The outputs of each row, an id list and its seed."""
             own = dict(options)
             if rows[0][1] is not None:
                 own["seed"] = [seed for _, seed in rows]
@@ -132,6 +133,7 @@ async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
         prompts = [prompts]
 
     def encode() -> tuple[list[list[int]], dict[str, Any]]:
+        """The ids of the prompts, and the options with their limit of new tokens."""
         rows = served.model.prompt_ids(prompts)
         left = min(served.model.config.max_length - len(row) for row in rows)
         options.setdefault("max_new_tokens", max(1, min(_DEFAULT_TOKENS, left)))
@@ -151,6 +153,7 @@ async def chat_task(served: ServedModel, body: ChatBody) -> Task:
     num_top = (body.top_logprobs or 0) if body.logprobs else None
 
     def encode() -> tuple[list[list[int]], dict[str, Any]]:
+        """The ids of the conversation, and the options with their limit of new tokens."""
         chats, _ = as_chats(messages)
         return chat_rows(served.model, chats, options), options
 
@@ -197,6 +200,7 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
         )
 
     def prepare() -> Task:
+        """The task, or HttpError for prompts and limits that exceed the context."""
         rows, options = encode()
         options["scores"] = num_top is not None
         limit, longest = options["max_new_tokens"], model.config.max_length

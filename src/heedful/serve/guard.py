@@ -1,4 +1,4 @@
-"""What every request passes before its route: id, key, size and time of its body, time limit."""
+"""Middleware of all routes: a request's id, its key, limits of its size and of its time."""
 
 import asyncio
 import json
@@ -139,6 +139,7 @@ class Guard:
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
+            """The body, and then the end of the connection."""
             if messages:
                 return messages.pop()
             await asyncio.shield(gone)

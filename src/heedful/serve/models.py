@@ -135,6 +135,7 @@ class ServedModel:
         deliver = in_loop(loop)
 
         def run() -> None:
+            """Deliver the error of reading a token, or None."""
             error = None
             try:
                 _read_one_token(self.model)

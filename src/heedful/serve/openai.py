@@ -298,6 +298,7 @@ def _chat_log_probs(task: Task, choice: Choice, first: int) -> dict[str, Any] | 
     decode = task.served.model.tokenizer.decode
 
     def entry(token: int, value: float) -> dict[str, Any]:
+        """One token."""
         text = decode([token])
         return {"token": text, "logprob": max(value, _LEAST), "bytes": list(text.encode())}
 

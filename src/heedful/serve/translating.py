@@ -158,6 +158,7 @@ async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tu
         options["beam_size"] = max(default, 1 + body.alternatives)
 
     def encode() -> list[list[int]]:
+        """The ids of the sources."""
         language = {"tgt_language": body.target} if tags else {}
         return model.prompt_ids(texts, Options.from_keywords(language))
 
@@ -165,6 +166,7 @@ async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tu
     resolved = model.options(**options)
 
     def run(rows: list[list[int]]) -> list[tuple[list[Generation], list[Any]]]:
+        """The hypotheses of each row, and their alignments if wanted."""
         outputs = list(model.iterate_generations([rows], **options))
         aligned = [[] for _ in rows] if unit is None else _alignments(model, rows, outputs, unit)
         return list(zip(outputs, aligned, strict=True))
