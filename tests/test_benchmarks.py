@@ -218,6 +218,21 @@ def test_bulk(bench: Bench) -> None:
     assert "equal, byte for byte" in page
 
 
+def test_serving(bench: Bench) -> None:
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    page, data = bench("serving")
+    assert set(data["models"]) == {"translator", "gpt2"}
+    for name, model in data["models"].items():
+        assert (model["load"]["lost"], model["load"]["statuses"].keys()) == (0, {"200"})
+        assert set(model["burst"]) <= {"200", "429"}
+        assert sum(model["burst"].values()) == 500
+        assert (model["killed"] is None) == (name == "translator")
+        assert model["rates"]["ratio"] == pytest.approx(
+            model["rates"]["capacity"] / model["rates"]["offline"]
+        )
+    assert "Its slot was free after" in page
+
+
 def test_synthetic(bench: Bench, tmp_path: Path) -> None:
     page, data = bench("synthetic", "--runs", str(tmp_path / "runs"))
     assert set(data["runs"]) == {"copy", "reverse", "sort", "copy-varied"}
