@@ -253,9 +253,14 @@ def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: s
         other = "en" if language == "zh" else "zh"
         assert tabs.all_inner_texts()[0] == TEXTS[other]["tokens"]
         page.locator("#theme").click()
-        assert page.evaluate("document.documentElement.classList.contains('dark')") == (
-            theme != "dark"
-        )
+        is_dark = "document.documentElement.classList.contains('dark')"
+        assert page.evaluate(is_dark) == (theme != "dark")
+        page.evaluate("document.documentElement.classList.add('dark')")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert not page.evaluate(is_dark)  # paper is light
+        assert page.locator("section[data-drawn]").count() == len(names)
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(is_dark)
         browser.close()
     assert problems == []
 

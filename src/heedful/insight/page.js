@@ -428,7 +428,8 @@
       placed.push([node.step * WIDTH, 24 + row * HEIGHT]);
     });
     const steps = Math.max(...nodes.map((node) => node.step));
-    const picture = svg("svg", { class: "wide", width: (steps + 1) * WIDTH, height: 24 + HEIGHT * Math.max(...counts.values()), role: "img", "aria-label": t("search") });
+    const [width, height] = [(steps + 1) * WIDTH, 24 + HEIGHT * Math.max(...counts.values())];
+    const picture = svg("svg", { class: "wide", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": t("search") });
     nodes.forEach((node, i) => {
       const [x, y] = placed[i], [px, py] = node.parent < 0 ? [24, 24] : placed[node.parent];
       picture.append(svg("path", { d: `M${px} ${py}C${px + 40} ${py} ${x - 40} ${y} ${x} ${y}`, fill: "none",
@@ -445,7 +446,7 @@
       svg("title", {}, `${shown}: ${t("log_prob")} ${number(node.log_prob)}, ${t("total")} ${number(node.total)}, ${t("score")} ${number(node.score)}, ${t(node.fate)}`)));
     });
     return [intro("about_tree", beam_size, rule),
-      card(el("p", {}, t("result") + ": ", token(text)), el("p", {}, `${t("ended")}: ${stopText(stop)}.`),
+      card(el("p", {}, t("result") + ": ", token(text)), el("p", {}, `${t("ended")}: ${stopText(stop)}${t("sentence_end").trim()}`),
         el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("search") }, picture),
         behind(() => table(["", t("step"), t("parent"), t("token"), t("log_prob"), t("total"), t("score"), t("fate")],
           nodes.map((node, i) => [i, node.step, node.parent < 0 ? "–" : `${node.parent}`, token(node.token), node.log_prob, node.total, node.score, t(node.fate)]))))];
@@ -457,7 +458,7 @@
     const step = steps[state.step];
     return [intro("about_steps"),
       card(el("p", {}, t("result") + ": ", token(text)),
-        el("p", { class: "soft" }, `${seed === null ? t("greedy") : `${t("seed")} ${seed}`}. ${t("ended")}: ${stopText(stop)}.`),
+        el("p", { class: "soft" }, `${seed === null ? t("greedy") : `${t("seed")} ${seed}`}${t("sentence_end")}${t("ended")}: ${stopText(stop)}${t("sentence_end").trim()}`),
         el("div", { class: "line" }, steps.map((entry, i) => el("button", { class: "piece" + (i === state.step ? " on" : ""),
           id: `step-${i}`, "aria-pressed": String(i === state.step), onclick: () => set({ step: i }, `step-${i}`) }, token(entry.token))))),
       step ? card(el("h2", {}, `${t("step")} ${state.step + 1}: `, token(step.token), ` (${number(step.probability)})`),
@@ -625,6 +626,17 @@
     open(state.view);
     if (focus) document.getElementById(focus).focus();
   }
-  addEventListener("beforeprint", () => names.forEach((name) => { if (!document.getElementById(`view-${name}`).dataset.drawn) renderView(name); }));
+  // On paper all views are light.
+  let wasDark = false;
+  addEventListener("beforeprint", () => {
+    wasDark = root.classList.contains("dark");
+    root.classList.remove("dark");
+    names.forEach((name) => { if (wasDark || !document.getElementById(`view-${name}`).dataset.drawn) renderView(name); });
+  });
+  addEventListener("afterprint", () => {
+    if (!wasDark) return;
+    root.classList.add("dark");
+    names.forEach(renderView);
+  });
   render();
 })();
