@@ -119,11 +119,12 @@ def test_files_of_killed_writers_are_removed_and_those_of_running_ones_kept(
     tmp_path: Path,
 ) -> None:
     dead, living = tmp_path / ".model.999999999.tmp", tmp_path / f".model.{os.getppid()}.tmp"
-    other = tmp_path / ".models.999999999.tmp"
-    for folder in (dead, living, other):
+    scratch = tmp_path / ".model.folder.999999999.tmp"
+    others = [tmp_path / ".models.999999999.tmp", tmp_path / f".model.align.{os.getpid()}.tmp"]
+    for folder in (dead, living, scratch, *others):
         folder.mkdir()
     write_directory(tmp_path / "model", fill("new"))
-    assert [dead.exists(), living.exists(), other.exists()] == [False, True, True]
+    assert [*map(Path.exists, (dead, scratch, living, *others))] == [False, False, True, True, True]
 
 
 def test_existing_paths_are_refused(tmp_path: Path) -> None:

@@ -299,9 +299,11 @@ def write_directory(
 
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that killed writers of `path` left beside it."""
+    # Not those of a path whose name only begins in the same way, such as out.align beside out.
+    named = re.compile(rf"\.{re.escape(path.name)}(?:\.folder|\.old)?\.(\d+)\.tmp")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        process = left.name.removesuffix(".tmp").rpartition(".")[2]
-        if process.isdecimal() and not _is_alive(int(process)):
+        name = named.fullmatch(left.name)
+        if name is not None and not _is_alive(int(name[1])):
             remove(left)
 
 
