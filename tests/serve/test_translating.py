@@ -120,6 +120,31 @@ def test_scores_and_alignments_are_those_of_the_library(served: Any) -> None:
     assert single["scores"] == pytest.approx(answer["scores"][0][:1])
 
 
+def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> None:
+    """The net itself aligns what the backend translates."""
+    pytest.importorskip("ctranslate2")
+    import heedful
+    from backend_models import saved
+    from heedful.insight import alignments
+    from running_server import running
+
+    saved("vaswani2017", tmp_path / "model")
+    model: Any = heedful.load(tmp_path / "model", backend="ctranslate2", precision="float32")
+    body = {"q": ["the cat sat", "a dog"], "target": "en", "source": "de", "alternatives": 1}
+    with running({"model": model}) as server:
+        more = {"scores": True, "alignments": "tokens"}
+        _, answer = call(server, "/translate", {**body, **more})
+    outputs = model.generate(body["q"], return_details=True, num_return=2, beam_size=5)
+    assert model.backend.name == "ctranslate2"
+    for entries, scores, hypotheses, text in zip(
+        answer["alignments"], answer["scores"], outputs, body["q"], strict=True
+    ):
+        assert scores == pytest.approx([output.score for output in hypotheses], abs=1e-5)
+        for entry, output in zip(entries, hypotheses, strict=True):
+            expected = alignments(model, text, output.ids, unit="tokens")
+            assert {tuple(link) for link in entry["links"]} == expected.links
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "reason"),
     [

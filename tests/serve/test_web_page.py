@@ -191,6 +191,9 @@ def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
     models = {"sentiment": tiny_models()["sentiment"]}
     with running(models, keys) as server:
         tab = browser.new_context(locale="zh-CN", color_scheme="dark").new_page()
+        tab.goto(f"{server.url}/docs")
+        tab.wait_for_selector("#status:not([hidden])")
+        assert tab.inner_text("#status") == "此服务器需要 API 密钥：请在模型页面中输入。"
         tab.goto(server.url)
         tab.wait_for_selector("#key-form:not([hidden])")
         assert not tab.is_visible("#status"), "nobody has given a wrong key so far"
@@ -205,6 +208,8 @@ def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
         assert not tab.is_visible("#key-form")
         assert not tab.is_visible("#status")
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        tab.goto(f"{server.url}/docs")
+        tab.wait_for_selector(".route")
         tab.close()
 
 
