@@ -151,7 +151,7 @@ def test_rows_encoded_in_parts_are_stored_as_rows_encoded_at_once(
         if start % 2:
             writer.commit(start)
     assert writer.report is not None
-    writer.finish(writer.report, whole.info)
+    writer.complete(writer.report, whole.info)
     assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
 
 
@@ -254,7 +254,7 @@ def test_a_writer_that_is_killed_continues_at_its_last_commit(
     report = writer.report
     assert report is not None
     assert report == DataReport(len(rows), len(rows))
-    writer.finish(report, {})
+    writer.complete(report, {})
     stored = open_columns(folder / "parts")
     assert [ids.tolist() for ids in stored.sequences("src")] == rows
     assert [ids.tolist() for ids in stored.sequences("tgt")] == backwards

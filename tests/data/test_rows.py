@@ -391,7 +391,7 @@ def test_held_out_rows_are_dropped_from_training_and_counted(
         return Rows({"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]})
 
     expected = [pair for pair in train if pair not in {*valid, *test}]
-    remaining = KnownRows.of([rows(valid), rows(test)]).drop_from(rows(train))
+    remaining = KnownRows.from_rows([rows(valid), rows(test)]).drop_from(rows(train))
     assert [*zip(remaining["src"], remaining["tgt"], strict=True)] == expected
     assert (remaining.report.num_lines, remaining.report.num_kept) == (len(train), len(expected))
     assert remaining.report.num_held_out == len(train) - len(expected)

@@ -91,8 +91,8 @@ def check_messages(messages: Any, where: str) -> None:
         if missing:
             renamed = "; rename from to role and value to content"
             advice = renamed if message.keys() >= _SHAREGPT else "; add it"
-            found = format_names(list(map(str, message))) or "none"
-            raise UserError(f"{place}: no key {missing[0]!r} (found: {found}){advice}")
+            present = format_names(list(map(str, message))) or "none"
+            raise UserError(f"{place}: no key {missing[0]!r} (found: {present}){advice}")
         role, content = message["role"], message["content"]
         if role not in ROLES:
             raise UserError(f"{place}: unknown role {role!r}; use {', '.join(ROLES)}")
@@ -152,8 +152,8 @@ class ChatEncoder:
         text = self.template.render(messages)
         spans = self._spans(messages, text)
         indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        wanted = indices if answers == "all" else indices[-1:]
-        for index in wanted:
+        trained = indices if answers == "all" else indices[-1:]
+        for index in trained:
             if index not in spans:
                 advice = (
                     "set objective.answers to last, and give each answer its own row"
@@ -164,7 +164,7 @@ class ChatEncoder:
                     f"message {index + 1}: the chat template writes this answer differently than "
                     f"behind the prompt that a model answers; {advice}"
                 )
-        return self._encode(text, spans, wanted)
+        return self._encode(text, spans, trained)
 
     @cached_property
     def end_id(self) -> int:

@@ -82,7 +82,7 @@ class Batch:
             types=None if self.types is None else self.types[first:last],
             indices=self.indices[first:last],
             num_tokens=sum(int(side.lengths.sum()) for side in sides),
-            # Of the whole batch, counted once: with the last part, which has rows.
+            # Token counts of the whole batch, counted once: with the last part, which has rows.
             corpora={
                 name: tokens if index == count - 1 else 0 for name, tokens in self.corpora.items()
             },
@@ -200,13 +200,13 @@ def collate_chats(
             for tokens of answers, which are the targets.
         rows: indices of the conversations of each row; each has at least one token.
     """
-    chosen = chats.take(np.concatenate(rows))
-    ids, is_target = (chosen.ids >> 1).astype(np.int64), (chosen.ids & 1).astype(bool)
+    batch_chats = chats.take(np.concatenate(rows))
+    ids, is_target = (batch_chats.ids >> 1).astype(np.int64), (batch_chats.ids & 1).astype(bool)
     # The last token of a conversation is no input, and the first one no target.
     is_input, is_next = np.ones((2, len(ids)), dtype=bool)
-    is_input[chosen.offsets[1:] - 1] = False
-    is_next[chosen.offsets[:-1]] = False
-    lengths, counts = chosen.lengths - 1, np.array([len(row) for row in rows])
+    is_input[batch_chats.offsets[1:] - 1] = False
+    is_next[batch_chats.offsets[:-1]] = False
+    lengths, counts = batch_chats.lengths - 1, np.array([len(row) for row in rows])
     row_of_chat = np.repeat(np.arange(len(rows)), counts)
     sizes = np.bincount(row_of_chat, weights=lengths, minlength=len(rows)).astype(np.int64)
     real = np.arange(sizes.max()) < sizes[:, None]

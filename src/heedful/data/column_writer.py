@@ -25,7 +25,7 @@ def write_columns(directory: Path, columns: Columns) -> None:
     """Write columns into a new folder of NumPy files; `open_columns` opens it."""
     writer = ColumnsWriter(directory)
     writer.append(columns)
-    writer.finish(columns.report, columns.info)
+    writer.complete(columns.report, columns.info)
 
 
 @dataclass
@@ -106,7 +106,7 @@ class ColumnsWriter:
         }
         write_json(self.directory / PROGRESS, content)
 
-    def finish(self, report: DataReport, info: Mapping[str, Any]) -> None:
+    def complete(self, report: DataReport, info: Mapping[str, Any]) -> None:
         """Complete the folder.
 
         Args:

@@ -167,20 +167,20 @@ class Encoder:
         for name, column in self.columns.items() if self.drop_unknown else ():
             is_unknown |= [column.is_unknown(ids) for ids in zip(*encoded[name], strict=True)]
         is_unknown &= ~is_dropped
-        kept = np.flatnonzero(~(is_dropped | is_unknown))
+        kept_rows = np.flatnonzero(~(is_dropped | is_unknown))
         result: dict[str, Column] = {}
         counts = {}
         for name, column in self.columns.items():
-            texts = [_choose(rows[text], kept) for text in column.texts]
-            tags = [column.tags.get(corpora[index], ()) for index in kept.tolist()]
-            sides = [_choose(side, kept) for side in encoded[name]]
+            texts = [_choose(rows[text], kept_rows) for text in column.texts]
+            tags = [column.tags.get(corpora[index], ()) for index in kept_rows.tolist()]
+            sides = [_choose(side, kept_rows) for side in encoded[name]]
             arrays, counts[name] = _column(name, column, texts, sides, tags)
             result |= arrays
         if self.labels:
-            result["labels"] = label_ids(rows, self.labels)[kept]
+            result["labels"] = label_ids(rows, self.labels)[kept_rows]
         report = replace(
             rows.report,
-            num_kept=len(kept),
+            num_kept=len(kept_rows),
             num_empty=rows.report.num_empty + int(is_unknown.sum()),
             num_dropped=int(is_dropped.sum()),
             num_truncated=int((is_long & ~is_dropped & ~is_unknown).sum()),
@@ -188,7 +188,7 @@ class Encoder:
         )
         info = self.info
         if CORPUS in rows:
-            info["corpora"] = _ranges(_choose(corpora, kept))
+            info["corpora"] = _ranges(_choose(corpora, kept_rows))
         return Columns(result, report, info)
 
     def check(self, report: DataReport, num_rows: int) -> None:

@@ -17,11 +17,11 @@ WINDOW_BLOCKS = 8  # blocks whose rows are planned together, at most
 def window_rows(
     num_rows: int, *, seed: int, epoch: int
 ) -> list[Callable[[], Int64[np.ndarray, " n"]]]:
-    """The rows of each window of an epoch, as functions: only the blocks' numbers are in memory.
+    """Functions that return the rows of each window of an epoch.
 
     Rows are divided into blocks of `BLOCK_ROWS`; the blocks, in a random order determined by
-    (seed, epoch), into windows of at most `WINDOW_BLOCKS`, which are as many each as possible. If
-    one window has all rows, they are in their order.
+    (seed, epoch), are divided evenly into windows of at most `WINDOW_BLOCKS`. Only the numbers of
+    the blocks are in memory. If one window has all rows, they are in their order.
     """
     num_blocks = -(-num_rows // BLOCK_ROWS)
     num_windows = max(1, -(-num_blocks // WINDOW_BLOCKS))

@@ -19,13 +19,13 @@ _BLOCK = 1 << 20
 
 
 def expand_path(path: Path) -> list[Path]:
-    """The files that a name stands for, in the order of their names.
+    """The files of a path or pattern, sorted by name.
 
-    A folder is all files in it that are not hidden, unless it is a table of `datasets`; a name with
-    `*`, `?` or `[`, unless it is the name of a file, is all files that it matches.
+    A folder means all files in it that are not hidden, unless it is a table of `datasets`; a name
+    with `*`, `?` or `[` that is not the name of a file means all files that match it.
 
     Raises:
-        UserError: there are none.
+        UserError: no file matches.
     """
     if path.is_dir() and not any((path / name).exists() for name in _DATASET):
         files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))

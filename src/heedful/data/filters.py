@@ -113,11 +113,11 @@ class LengthLimit(Filter):
 
     def keep(self, rows: Rows) -> Kept:
         """True if all texts of the row are within the limit."""
-        kept = np.ones(len(rows), dtype=bool)
+        is_kept = np.ones(len(rows), dtype=bool)
         for column in self.columns:
             sizes = np.fromiter(map(self.size_of, rows[column]), np.int64, len(rows))
-            kept &= sizes <= self.limit if self.is_maximum else sizes >= self.limit
-        return kept
+            is_kept &= sizes <= self.limit if self.is_maximum else sizes >= self.limit
+        return is_kept
 
 
 class LengthRatio(Filter):
@@ -156,14 +156,14 @@ class LetterShare(Filter):
 
     def keep(self, rows: Rows) -> Kept:
         """True if each text has the share; a blank text has none."""
-        kept = np.ones(len(rows), dtype=bool)
+        is_kept = np.ones(len(rows), dtype=bool)
         for column in self.columns:
             letters, visible = (
                 self._letters.counts(rows[column]),
                 self._visible.counts(rows[column]),
             )
-            kept &= letters >= self.limit * np.maximum(visible, 1)
-        return kept
+            is_kept &= letters >= self.limit * np.maximum(visible, 1)
+        return is_kept
 
 
 class ScriptShare(Filter):
@@ -184,11 +184,11 @@ class ScriptShare(Filter):
 
     def keep(self, rows: Rows) -> Kept:
         """True if each text has the share."""
-        kept = np.ones(len(rows), dtype=bool)
+        is_kept = np.ones(len(rows), dtype=bool)
         for column, expected in self._expected.items():
             letters = self._letters.counts(rows[column])
-            kept &= expected.counts(rows[column]) >= self.limit * letters
-        return kept
+            is_kept &= expected.counts(rows[column]) >= self.limit * letters
+        return is_kept
 
 
 class Unique(Filter):
@@ -265,12 +265,12 @@ class ByCorpus(Filter):
 
     def keep(self, rows: Rows) -> Kept:
         """True for each row that the filter of its corpus keeps."""
-        corpora, kept = np.array(rows[CORPUS]), np.ones(len(rows), dtype=bool)
+        corpora, is_kept = np.array(rows[CORPUS]), np.ones(len(rows), dtype=bool)
         for corpus, filter in self._filters.items():
             indices = np.flatnonzero(corpora == corpus)
             if len(indices):
-                kept[indices] = filter.keep(rows.select(indices))
-        return kept
+                is_kept[indices] = filter.keep(rows.select(indices))
+        return is_kept
 
 
 @dataclass(frozen=True)
@@ -330,10 +330,10 @@ class FilterReport:
 
     def summary(self, noun: str) -> str:
         """One line of text; `noun`: the word for a row."""
-        seen = self.filters[0].num_seen if self.filters else 0
+        num_seen = self.filters[0].num_seen if self.filters else 0
         parts = [f"{count.label}: {count.num_dropped:,}" for count in self.filters]
-        share = f" ({self.num_dropped / max(seen, 1):.1%})"
-        return f"{self.num_dropped:,} of {seen:,} {noun} dropped{share}; {', '.join(parts)}"
+        share = f" ({self.num_dropped / max(num_seen, 1):.1%})"
+        return f"{self.num_dropped:,} of {num_seen:,} {noun} dropped{share}; {', '.join(parts)}"
 
     def plus(self, other: "FilterReport") -> "FilterReport":
         """The report of the same filters on the rows of both reports, in this order."""
@@ -377,13 +377,13 @@ class FilterChain:
         for filter, count in zip(self.filters, self.report.filters, strict=True):
             if not len(rows):
                 break
-            kept = filter.keep(rows)
-            dropped = np.flatnonzero(~kept)
-            wanted = count.add(len(rows), dropped)
-            count.examples += [_example(rows, index) for index in wanted]
+            is_kept = filter.keep(rows)
+            dropped = np.flatnonzero(~is_kept)
+            example_indices = count.add(len(rows), dropped)
+            count.examples += [_example(rows, index) for index in example_indices]
             if len(dropped):
-                indices = indices[kept]
-                report, rows = rows.report, rows.select(np.flatnonzero(kept))
+                indices = indices[is_kept]
+                report, rows = rows.report, rows.select(np.flatnonzero(is_kept))
                 num_filtered = report.num_filtered + len(dropped)
                 rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
         return rows, indices
@@ -407,15 +407,15 @@ class UniqueChain:
             hashes: for each filter those of the rows.
             rows: returns the rows; called for examples alone.
         """
-        kept = np.ones(len(hashes[0]), bool)
+        is_kept = np.ones(len(hashes[0]), bool)
         for filter, count, values in zip(self.filters, self.report.filters, hashes, strict=True):
-            indices = np.flatnonzero(kept)
+            indices = np.flatnonzero(is_kept)
             dropped = indices[~filter.keep_hashes(values[indices])]
-            if wanted := count.add(len(indices), dropped):
+            if example_indices := count.add(len(indices), dropped):
                 texts = rows()
-                count.examples += [_example(texts, index) for index in wanted]
-            kept[dropped] = False
-        return kept
+                count.examples += [_example(texts, index) for index in example_indices]
+            is_kept[dropped] = False
+        return is_kept
 
 
 def num_characters(text: str) -> int:

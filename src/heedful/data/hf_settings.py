@@ -240,7 +240,7 @@ def read_settings(directory: Path) -> TokenizerSettings:
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template of a directory: its own file, else an entry of the settings.
+    """The chat template of a directory: of its template file, else of the settings.
 
     Raises:
         UserError: an entry that is neither a text nor a list of named texts.

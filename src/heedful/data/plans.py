@@ -83,7 +83,7 @@ def plan_evaluation_batches(
 
 
 def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.ndarray, " G1"]:
-    """Packed rows: consecutive whole texts, in order, as many as fit in `max_length` tokens.
+    """Fill rows with consecutive whole texts, in order, up to `max_length` tokens.
 
     This is FULL-SENTENCES of Liu et al. 2019, section 4.2, except that texts are never cut.
 
@@ -112,13 +112,13 @@ def plan_packed_rows(
 ) -> list[list[Int64[np.ndarray, " n"]]]:
     """Training batches of packed rows: the indices of the texts of each row, for each batch.
 
-    The texts are in a random order, determined by (seed, epoch), each in exactly one row; a row
-    has as many as fit in `max_length` tokens (`pack_rows`).
+    The texts are in a random order, determined by (seed, epoch), each in exactly one row; rows are
+    filled up to `max_length` tokens (`pack_rows`).
 
     Args:
         batch_size: rows in a batch; the last batch may have fewer.
         window: the number of the window of the epoch that has these texts.
-        rows: (N,), the index of each text among all; None: they are all.
+        rows: (N,), the index of each text in the data; None: `lengths` are of all texts.
     """
     order = _epoch_rng(seed, epoch, window).permutation(len(lengths))
     borders = pack_rows(lengths[order], max_length)[1:-1]
@@ -174,7 +174,7 @@ def plan_windows(
         lengths: length of each text, in tokens.
         batch_size: windows in a batch; the last batch may have fewer.
         window: the number of the window of the epoch that has these texts.
-        rows: (N,), the index of each text among all; None: they are all.
+        rows: (N,), the index of each text in the data; None: `lengths` are of all texts.
 
     Raises:
         UserError: fewer than `context` + 1 tokens.

@@ -232,19 +232,19 @@ def _whole_file(path: Path) -> Iterator[TextPart]:
 
 
 def _tsv_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawChunk]:
-    given = [field for field in fields.values() if field is not None]
+    explicit_fields = [field for field in fields.values() if field is not None]
     columns: list[int] = []
     # The number of columns of each line; 0: that of the first line that is not blank.
-    width = 0 if given else len(fields)
+    width = 0 if explicit_fields else len(fields)
     for block in read_line_blocks([path]):
-        if not columns and not any(isinstance(field, str) for field in given):
+        if not columns and not any(isinstance(field, str) for field in explicit_fields):
             columns = [i if f is None else int(f) - 1 for i, f in enumerate(fields.values())]
             if min(columns) < 0:
                 raise UserError(
                     f"columns are counted from 1, so there is no column {min(columns) + 1}"
                 )
         elif not columns:  # a file with a header
-            if not all(isinstance(field, str) for field in given):
+            if not all(isinstance(field, str) for field in explicit_fields):
                 raise UserError(
                     f"{path}: give all columns by name or all by number, not some of each"
                 )
@@ -335,7 +335,7 @@ def _table_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[Ra
 
 
 def _or_empty(chunks: Iterator[RawChunk], num_columns: int) -> Iterator[RawChunk]:
-    """The chunks, or an empty one if there are none."""
+    """The chunks, or one empty chunk if the iterator is empty."""
     empty = LineBlock(1, (b"",) * num_columns, 0)
     return chain([next(chunks, RawChunk(partial(_parse_lines, [""] * num_columns), empty))], chunks)
 

@@ -104,7 +104,7 @@ class Rows:
         """The rows in parts, as those of a `RowSource`."""
         for start in range(0, max(1, len(self)), _CHUNK_ROWS):
             part = self.select(np.arange(start, min(start + _CHUNK_ROWS, len(self))))
-            yield RowChunk(0, part.total_bytes(), partial(_same, part))
+            yield RowChunk(0, part.total_bytes(), partial(_identity, part))
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def collect(source: RowSource) -> Rows:
         counter.add(chunk.source, rows.report, *rows.sources[:1])
         parts.append(rows)
     rows = Rows.concatenate(parts)
-    rows.report = counter.finish()
+    rows.report = counter.checked_total()
     return rows
 
 
@@ -307,8 +307,8 @@ class ReadCounter:
             self._source, self._name, self._of_source = source, name, report
         self._total = report if self._total is None else self._total.plus(report)
 
-    def finish(self) -> DataReport:
-        """The report of all chunks."""
+    def checked_total(self) -> DataReport:
+        """The report of all chunks; raises UserError if a file has no rows."""
         self._check_source()
         assert self._total is not None
         return self._total
@@ -331,12 +331,12 @@ def _noun(columns: Iterable[str]) -> str:
     return "pairs" if "tgt" in columns else "chats" if MESSAGES in columns else "texts"
 
 
-def _same(rows: Rows) -> Rows:
+def _identity(rows: Rows) -> Rows:
     return rows
 
 
 def _as_texts(rows: Rows) -> Rows:
-    """Each text of labeled texts or pairs as a row of its own, without labels."""
+    """One row for each text of labeled texts or pairs, without labels."""
     sides = [rows[column] for column in ("text", "pair") if column in rows]
     texts = [text for row in zip(*sides, strict=True) for text in row]
     assert rows.locations is not None
@@ -354,9 +354,9 @@ def _without_empty(columns: Sequence[str], name: str, parsed: ParsedRows, keep_e
             empty[column] = len(blank)
             is_empty[blank] = True
     if is_empty.any():
-        kept = np.flatnonzero(~is_empty)
-        cells = {column: [texts[i] for i in kept.tolist()] for column, texts in cells.items()}
-        lines = lines[kept]
+        non_empty = np.flatnonzero(~is_empty)
+        cells = {column: [texts[i] for i in non_empty.tolist()] for column, texts in cells.items()}
+        lines = lines[non_empty]
     if LABEL in cells:
         cells[LABEL] = [label.strip() for label in cells[LABEL]]
         if "" in cells[LABEL]:

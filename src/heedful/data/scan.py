@@ -31,7 +31,7 @@ class ChunkFacts:
         num_rows: the rows that filters keep.
         num_characters: the characters of their texts.
         corpora: the name of the corpus; "" without corpora.
-        kept: as `ScannedChunk.kept`.
+        kept: `ScannedChunk.kept_bits` of each chunk.
     """
 
     num_rows: list[int] = field(default_factory=list)
@@ -53,14 +53,14 @@ class ChunkFacts:
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON, which `from_json` reads."""
-        kept = [None if bits is None else bits.hex() for bits in self.kept]
-        return {**asdict(self), "kept": kept}
+        bitmaps = [None if bits is None else bits.hex() for bits in self.kept]
+        return {**asdict(self), "kept": bitmaps}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "ChunkFacts":
         """The facts that `to_json` made."""
-        kept = [None if bits is None else bytes.fromhex(bits) for bits in content["kept"]]
-        return cls(**{**content, "kept": kept})
+        bitmaps = [None if bits is None else bytes.fromhex(bits) for bits in content["kept"]]
+        return cls(**{**content, "kept": bitmaps})
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ def scan_rows(
         counter.add(part.source, part.read, part.name)
         report = report.plus(part.filters)
         if unique.filters:
-            kept = unique.keep(part.hashes, partial(_kept_by_row, by_row, chunk))
-            part = part.with_kept(kept)
+            is_unique = unique.keep(part.hashes, partial(_kept_by_row, by_row, chunk))
+            part = part.with_kept(is_unique)
         labels |= part.labels
         known = reports.get(part.corpus)
         reports[part.corpus] = part.report if known is None else known.plus(part.report)
         chunks.add(part)
         sample.add(part.number, part.sampled)
-    counter.finish()
+    counter.checked_total()
     report = FilterReport([*report.filters, *unique.report.filters])
     report.check()
     rows, indices = sample.rows(chunks.starts)
@@ -142,22 +142,22 @@ def scan_rows(
 
 
 class ScannedChunk(NamedTuple):
-    """A chunk of rows with what the first pass has found.
+    """A chunk of rows with the results of the first pass.
 
     Attributes:
         first: the index of its first row among all rows.
-        kept: the rows that filters keep, as bits; None: all.
+        kept_bits: the rows that filters keep, as bits; None: all.
     """
 
     first: int
-    kept: bytes | None
+    kept_bits: bytes | None
     chunk: RowChunk
 
     def parse(self) -> tuple[Rows, Int64[np.ndarray, " N"]]:
         """The rows, and their indices among all rows."""
         rows = self.chunk.parse()
-        if self.kept is not None:
-            bits = np.unpackbits(np.frombuffer(self.kept, np.uint8), count=len(rows))
+        if self.kept_bits is not None:
+            bits = np.unpackbits(np.frombuffer(self.kept_bits, np.uint8), count=len(rows))
             report, rows = rows.report, rows.select(np.flatnonzero(bits))
             num_filtered = report.num_kept - len(rows)
             rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
@@ -168,8 +168,8 @@ def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Ite
     """The chunks of a source from number `start` on, after its first pass."""
     facts = zip(chunks.starts[:-1], chunks.kept, strict=True)
     pairs = zip(source.chunks(), facts, strict=True)
-    for chunk, (first, kept) in islice(pairs, start, None):
-        yield ScannedChunk(first, kept, chunk)
+    for chunk, (first, kept_bits) in islice(pairs, start, None):
+        yield ScannedChunk(first, kept_bits, chunk)
 
 
 def training_rows(chunk: ScannedChunk, split: Split, known: KnownRows) -> Rows:
@@ -281,24 +281,24 @@ class _ScannedPart:
 
     @property
     def bits(self) -> bytes | None:
-        """One bit for each row read, see `ScannedChunk.kept`."""
+        """One bit for each row read, see `ScannedChunk.kept_bits`."""
         if len(self.indices) == self.read.num_kept:
             return None
-        chosen = np.zeros(self.read.num_kept, bool)
-        chosen[self.indices] = True
-        return np.packbits(chosen).tobytes()
+        is_kept = np.zeros(self.read.num_kept, bool)
+        is_kept[self.indices] = True
+        return np.packbits(is_kept).tobytes()
 
     def with_kept(self, kept: Bool[np.ndarray, " N"]) -> "_ScannedPart":
         """The part after further filters, which keep the rows at which `kept` is True."""
         if kept.all():
             return self
-        chosen, places = np.flatnonzero(kept), self.sampled.places
+        kept_rows, places = np.flatnonzero(kept), self.sampled.places
         sampled = self.sampled.select(np.flatnonzero(kept[places]))
-        sampled = replace(sampled, places=np.searchsorted(chosen, sampled.places))
-        num_filtered = self.read.num_kept - len(chosen)
-        report = replace(self.report, num_kept=len(chosen), num_filtered=num_filtered)
-        indices, sizes = self.indices[chosen], self.sizes[chosen]
-        hashes = tuple(values[chosen] for values in self.hashes)
+        sampled = replace(sampled, places=np.searchsorted(kept_rows, sampled.places))
+        num_filtered = self.read.num_kept - len(kept_rows)
+        report = replace(self.report, num_kept=len(kept_rows), num_filtered=num_filtered)
+        indices, sizes = self.indices[kept_rows], self.sizes[kept_rows]
+        hashes = tuple(values[kept_rows] for values in self.hashes)
         return replace(
             self, sampled=sampled, report=report, indices=indices, sizes=sizes, hashes=hashes
         )

@@ -59,21 +59,21 @@ class Split:
         """The training rows among `rows`, whose indices in the whole source are `indices`."""
         if not len(self.held_out) and not self.tails:
             return rows
-        chosen = ~self._is_held_out(indices)
-        kept = rows.select(np.flatnonzero(chosen))
-        for place, cut in self._divided(indices[chosen]):
-            kept["text"][place] = kept["text"][place][:cut]
-        return kept
+        is_train = ~self._is_held_out(indices)
+        train_rows = rows.select(np.flatnonzero(is_train))
+        for place, cut in self._divided(indices[is_train]):
+            train_rows["text"][place] = train_rows["text"][place][:cut]
+        return train_rows
 
     def valid(self, rows: Rows, indices: Int64[np.ndarray, " N"]) -> Rows:
         """The held-out rows among `rows`, whose indices in the whole source are `indices`."""
         divided = [place for place, _ in self._divided(indices)]
-        chosen = self._is_held_out(indices)
-        chosen[divided] = True
-        kept = rows.select(np.flatnonzero(chosen))
-        for place, cut in self._divided(indices[chosen]):
-            kept["text"][place] = kept["text"][place][cut:]
-        return kept
+        is_valid = self._is_held_out(indices)
+        is_valid[divided] = True
+        valid_rows = rows.select(np.flatnonzero(is_valid))
+        for place, cut in self._divided(indices[is_valid]):
+            valid_rows["text"][place] = valid_rows["text"][place][cut:]
+        return valid_rows
 
     def _is_held_out(self, indices: Int64[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
         held_out = np.isin(indices, self.held_out, assume_unique=True)
@@ -172,19 +172,19 @@ def split_tail(
 
 @dataclass(frozen=True)
 class KnownRows:
-    """Digests of rows, by which others are recognized.
+    """Digests of the held-out rows, to find copies of them among the training rows.
 
     Attributes:
         digests: of all columns of each row.
-        checksums: of the first column of each row: most other rows are told apart by them at once.
+        checksums: of the first column of each row; a row with another checksum needs no digest.
     """
 
     digests: frozenset[bytes] = frozenset()
     checksums: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, parts: Iterable[Rows]) -> "KnownRows":
-        """The digests of some rows in memory."""
+    def from_rows(cls, parts: Iterable[Rows]) -> "KnownRows":
+        """The digests of rows in memory."""
         digests, checksums = set[bytes](), set[int]()
         for rows in parts:
             digests.update(map(_digest, _cells(rows)))

@@ -22,7 +22,7 @@ COMPRESSED = (".gz", ".zst")  # endings of compressed files, by which their form
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
-# Of a block: at least one of the limits is reached, except at the end of a file.
+# Limits of a block: it ends where one is reached, or at the end of a file.
 BLOCK_LINES = 4_096
 BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 20  # of a file at a time

@@ -386,7 +386,7 @@ class Tokenizer:
 
     @cached_property
     def _words(self) -> WordCache | None:
-        """The cache for tokenizers that encode each word of a text by itself."""
+        """The cache for tokenizers that encode each word of a text separately."""
         if self.kind == "byte_bpe":
             return WordCache(self._encode_whole, "borders")
         is_collapsing = self.normalize(" a  b ") == "a b"
@@ -423,8 +423,8 @@ class Tokenizer:
 
 @contextmanager
 def _text_errors(texts: Any) -> Iterator[None]:
-    """Raise UserError for what is no text, and for a lone surrogate, which Python's str allows and
-    the library does not."""
+    """Raise UserError for a value that is not a text, and for a lone surrogate, which Python's str
+    allows and the library does not."""
     try:
         yield
     except TypeError:

@@ -125,7 +125,7 @@ def train_backend(lines: list[str], settings: TrainingSettings) -> Backend:
         raise UserError("no text to train a tokenizer on; give at least one line that is not blank")
     backend = _untrained(settings)
     if settings.kind == "unigram":
-        # One more than the characters: with exactly as many the trainer ignores the limit.
+        # One more than the characters: the trainer ignores a limit that equals their number.
         _check_minimum(
             len(settings.specials) + len(_alphabet(backend, lines, settings)) + 1, settings
         )

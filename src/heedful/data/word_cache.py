@@ -34,7 +34,7 @@ class WordCache:
         self._num_characters = 0
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; raises TypeError for what is no list of texts."""
+        """The ids of each text; raises TypeError unless `texts` is a list of strings."""
         if not isinstance(texts, list | tuple):
             raise TypeError
         rows = [self._split(text) for text in texts]

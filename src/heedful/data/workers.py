@@ -45,7 +45,8 @@ def map_in_order(
     After an interruption the workers are terminated.
 
     Args:
-        work, setting: what is done, and the setting of the number of workers, for messages.
+        work: name of the work, for messages.
+        setting: name of the setting of the number of workers, for messages.
 
     Raises:
         UserError: as the function; a worker was killed.

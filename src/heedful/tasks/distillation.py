@@ -258,7 +258,7 @@ def sequence_distillation(
         columns = ColumnsWriter(directory / "train")
         for part in parts:
             columns.append(open_columns(part))
-        columns.finish(DataReport(total, num_kept, noun="pairs"), {})
+        columns.complete(DataReport(total, num_kept, noun="pairs"), {})
 
     data = data.with_teacher_outputs(prepare_once(cache, key, fill, about))
     for shard in shards:

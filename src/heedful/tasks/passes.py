@@ -86,7 +86,7 @@ class FirstPass:
         keys = [] if isinstance(train, Rows) else [*train]
         reports = zip(keys, scan.reports.values(), strict=bool(keys))
         summaries = {key: report.summary() for key, report in reports} | summaries
-        known = KnownRows() if raw.may_repeat else KnownRows.of(held_out.values())
+        known = KnownRows() if raw.may_repeat else KnownRows.from_rows(held_out.values())
         return cls(scan, split, held_out, labels, summaries if keys else {}, known)
 
     def sample(self) -> Rows:
@@ -163,7 +163,7 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
     )
     files = (directory / f"{name}.jsonl" for name in SPLITS[1:])
     held_out = [_read_back(path) for path in files if path.is_file() and not raw.may_repeat]
-    encode = ChunkEncoder(encoder, split, KnownRows.of(held_out))
+    encode = ChunkEncoder(encoder, split, KnownRows.from_rows(held_out))
     writer = ColumnsWriter(directory / "train")
     starts = chunks.starts
     with track("tokenizing", starts[-1]) as advance, closing(writer):
@@ -181,7 +181,7 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
             refuse_held_out(num_rows, report.noun)
         encoder.check(report, num_rows - report.num_held_out)
         check_ranges(task.recipe, writer.corpora)
-        writer.finish(report, encoder.info)
+        writer.complete(report, encoder.info)
     (directory / _PLAN).unlink()
 
 
