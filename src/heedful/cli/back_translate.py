@@ -82,14 +82,14 @@ class BackTranslationFlags:
 
         changes = (read_setting(text, "training.max_steps=100") for text in self.backward_set or ())
         names = ("beam_size", "temperature", "top_k", "top_p")
-        given = {name: getattr(self, name) for name in names}
+        options = {name: getattr(self, name) for name in names}
         return BackTranslation(
             mono=self.mono,
             tag=self.tag or None,
             weight=self.weight,
             backward_changes=dict(changes),
             backward_model=self.backward,
-            decoding={name: value for name, value in given.items() if value is not None},
+            decoding={name: value for name, value in options.items() if value is not None},
             optimize=self.optimize,
         )
 

@@ -132,7 +132,7 @@ class TaskFlags:
     )  # fmt: skip
 
     @property
-    def given(self) -> dict[str, Any]:
+    def explicit_options(self) -> dict[str, Any]:
         """The options that are on the command line."""
         return {name: value for name, value in vars(self).items() if value not in (None, False)}
 
@@ -185,7 +185,7 @@ def bulk(
         output=files.folder,
         pairs=files.pairs,
         fields=files.field or (),
-        options={**options, **flags.given, **run_time.batching},
+        options={**options, **flags.explicit_options, **run_time.batching},
         format=files.format,
         shard_rows=files.shard_rows,
         load_settings={

@@ -109,9 +109,10 @@ def _show_groups(results: "list[Result]", console: "Console") -> None:
         right.setdefault(key, []).append(output == example.tgt)
     table = Table("", *HELD_OUT_GROUPS, box=None, pad_edge=False)
     for language in LANGUAGES:
-        found = [right.get((language, group), []) for group in HELD_OUT_GROUPS]
+        hits_by_group = [right.get((language, group), []) for group in HELD_OUT_GROUPS]
         table.add_row(
-            Locale(language).english_name, *(f"{sum(hits)} of {len(hits)}" for hits in found)
+            Locale(language).english_name,
+            *(f"{sum(hits)} of {len(hits)}" for hits in hits_by_group),
         )
     console.print(table)
 
@@ -156,11 +157,11 @@ def _ask(model: "pipelines.Translator", console: "Console") -> None:
         if not text:
             return
         try:
-            found: Any = model.generate([text], beam_size=1, return_details=True)[0][0]
+            output: Any = model.generate([text], beam_size=1, return_details=True)[0][0]
         except UserError as error:
             console.print(str(error), style="red")
             continue
-        console.print(f"  {found.text}{'' if found.finished else ' (cut off)'}")
+        console.print(f"  {output.text}{'' if output.finished else ' (cut off)'}")
 
 
 def _command() -> str:

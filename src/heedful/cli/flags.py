@@ -145,9 +145,9 @@ def _given_options(**values: Any) -> dict[str, Any]:
 
 
 def _parameter(field: "Field[Any]") -> inspect.Parameter | None:
-    """The parameter that typer turns into a flag; None for a field that only Python has.
+    """The parameter that typer turns into a flag; None for a field without a flag.
 
-    A flag of `Options` that is not given is None.
+    The default of a flag of `Options` is None.
     """
     kind, default, metadata = field.type, field.default, field.metadata
     if metadata:

@@ -41,7 +41,7 @@ def run_checked(
         code = command(prog_name="heedful", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        if _received:  # a library may have raised another error because of it
+        if _received:  # a library can turn a KeyboardInterrupt into another error
             sys.exit(128 + _received[0])
         _end(error, explain)
     sys.exit(code if isinstance(code, int) else 0)
@@ -76,7 +76,7 @@ def keep_running_without_stdout() -> None:
 
 
 def forget_interruption() -> None:
-    """Go on after a KeyboardInterrupt that a command has handled."""
+    """Clear the record of a KeyboardInterrupt that a command has handled."""
     _received.clear()
 
 

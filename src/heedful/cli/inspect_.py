@@ -31,7 +31,8 @@ class PageFlags:
     patch_from: str | None = typer.Option(
         None,
         metavar="TEXT",
-        help="Another text of as many tokens: show the effect of each of its states on the output.",
+        help="Another text with the same number of tokens: show the effect of each of its states "
+        "on the output.",
         show_default="no such view",
         rich_help_panel=PAGE,
     )
@@ -174,11 +175,11 @@ def _write_text(
     from heedful.pipelines.inputs import LengthError
     from heedful.training.folder import is_run
 
-    chosen = page.page_options(options)
+    settings = page.page_options(options)
     model = pipelines.load(folder, device=device, backend="eager")
     with bars_on_stderr():
         try:
-            views, notes = views_of_text(model, text, page.target, chosen)
+            views, notes = views_of_text(model, text, page.target, settings)
         except LengthError as error:
             raise UserError(f"{error.problem}; give a shorter text or target") from None
         if is_run(folder) and (folder / "log.jsonl").is_file():

@@ -62,8 +62,8 @@ class Candidates:
     shortlist: bool = typer.Option(
         False,
         "--shortlist",
-        help="Translators: restrict the output vocabulary of a sentence to the tokens aligned with "
-        "its own in the training pairs of the run.",
+        help="Translators: restrict the output vocabulary of a sentence to the tokens that are "
+        "aligned with its source tokens in the training pairs of the run.",
     )
 
 

@@ -56,7 +56,7 @@ def prepare(
 
 
 def _read_only(recipe: "Recipe", console: "Console", *, quiet: bool, json: bool) -> None:
-    """Read and filter the data of a recipe, and print what is dropped."""
+    """Read and filter the data of a recipe, and print the dropped rows."""
     from heedful.dry_run import read_data
 
     with bars_on_stderr(shown=not quiet):

@@ -60,7 +60,7 @@ def serve(
     from heedful.serve.server import check_models
     from heedful.serve.server import serve as run
 
-    directories = _named(models)
+    directories = _directories_by_name(models)
     if check:
         for line in check_models(directories, settings):
             typer.echo(line)
@@ -76,7 +76,7 @@ def serve(
     run(directories, host, port, settings, report)
 
 
-def _named(models: list[str]) -> dict[str, Path]:
+def _directories_by_name(models: list[str]) -> dict[str, Path]:
     """Model directories by name; raises UserError for two of one name, or a bad one."""
     directories: dict[str, Path] = {}
     for text in models:

@@ -31,8 +31,8 @@ def train(
     """Train a model by a recipe.
 
     The folder must be new or empty. It holds the best model so far at any time, the log,
-    checkpoints, and at the end a report. Ctrl-C saves; --resume continues exactly. A resumed run
-    may have another learning rate, clipping or precision from there on, which log and report note.
+    checkpoints, and at the end a report. Ctrl-C saves; --resume continues exactly. Learning
+    rate, clipping and precision can be changed on resuming; log and report note the change.
     For a run's folder in place of a recipe, --out is that folder by default; for another
     recipe.yaml, the name of its folder. With torchrun --nproc-per-node N -m before the command, N
     processes train one run together (training.parallel).

@@ -72,8 +72,8 @@ class Data(Strict):
         None,
         ge=1,
         description="Share of a corpus in proportion to (rows ** (1 / temperature)) times its "
-        "weight, with as many rows in an epoch as all corpora have: above 1 small corpora are "
-        "read more often; null: the weights alone.",
+        "weight, in epochs of the number of rows of all corpora together: above 1 small corpora "
+        "are read more often; null: the weights alone.",
     )
     valid_size: ValidSize = Field(
         None,
@@ -84,7 +84,7 @@ class Data(Strict):
     filters: Filters = Field(
         default_factory=Filters,
         description="Conditions on training rows, applied in the order of these keys before rows "
-        "are held out; what they drop is counted and shown (`heedful prepare --dry-run`).",
+        "are held out; dropped rows are counted and shown (`heedful prepare --dry-run`).",
     )
     text_unit: Literal["line", "paragraph", "file"] = Field(
         "line",
@@ -120,7 +120,7 @@ class Data(Strict):
         ge=1,
         le=1024,
         description="Number of processes that read and tokenize the data, each on one core; null: "
-        "as many as there are cores, or 1 for small files. The prepared data do not depend on it.",
+        "the number of cores, or 1 for small files. The prepared data do not depend on it.",
     )
 
 

@@ -89,8 +89,8 @@ def _hint(key: str, known: Mapping[str, FieldInfo], model: type[BaseModel]) -> s
         return hint
     last = _OTHER_NAMES.get(last, last)
     keys = [name for name, _, is_section in keys_of(model) if not is_section]
-    found = [name for name in keys if name.rpartition(".")[2] == last]
-    return f"did you mean {found[0]}?" if len(found) == 1 else hint
+    matches = [name for name in keys if name.rpartition(".")[2] == last]
+    return f"did you mean {matches[0]}?" if len(matches) == 1 else hint
 
 
 def _key_path(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[str, ...]:
