@@ -1,9 +1,9 @@
-"""Alignment error rate of cross-attention on 50 pairs of the dates task, whose truth is known.
+"""Alignment error rate of cross-attention on 50 pairs of the dates task with known links.
 
-The pairs are made of templates with marked fields, so that each character of a target has a
-known source: the digits of the year and of the day are sure links, and the digits of the month
-may be linked to any character of the month's name, or to its own digit. The characters between
-fields have no link and are not counted.
+The pairs are made from templates with marked fields, so that the source of each character of a
+target is known. Digits of the year and of the day are sure links. Digits of the month are possible
+links to each character of the month's name, or to the equal digit. Characters between fields have
+no link and are not counted.
 
     python benchmarks/alignment.py runs/dates
 """
@@ -72,8 +72,8 @@ def error_rates(folder: Path) -> dict[str, float]:
     rates = {}
     positions: tuple[Position, ...] = ("output", "input")
     for at in positions:
-        for name, chosen in choices:
-            alignments = align(model, sources, targets, unit="tokens", layers=chosen, at=at)
+        for name, layers in choices:
+            alignments = align(model, sources, targets, unit="tokens", layers=layers, at=at)
             links = [
                 frozenset((s, t) for s, t in alignment.links if example[1][t] != "-")
                 for alignment, example in zip(alignments, examples, strict=True)

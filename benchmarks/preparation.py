@@ -99,8 +99,8 @@ def measure(folder: Path, num_pairs: int, text_bytes: int) -> dict[str, Any]:
     }
     results: dict[str, Any] = {"pairs": compare(folder, "pairs", translation, num_pairs)}
     tokenizer = folder / "tokenizer.json"
-    given = {**translation, "tokenizer": {"path": str(tokenizer)}}
-    results["pairs, tokenizer given"] = compare(folder, "given", given, num_pairs)
+    with_tokenizer = {**translation, "tokenizer": {"path": str(tokenizer)}}
+    results["pairs, tokenizer with_tokenizer"] = compare(folder, "given", with_tokenizer, num_pairs)
     expected = results["pairs"].pop("files")
     del results["pairs, tokenizer given"]["files"]
     results["killed"] = kill_and_resume(folder / "killed", translation, expected)
@@ -163,7 +163,7 @@ class Run:
 def start(
     cache: Path, words: Sequence[str], recipe: dict[str, Any], workers: int
 ) -> "subprocess.Popen[bytes]":
-    """Start a command of heedful with a separate cache, on as many cores as workers."""
+    """Start a command of heedful with a separate cache, on one core per worker."""
     cache.mkdir(exist_ok=True)
     path = cache / "recipe.json"
     path.write_text(json.dumps(recipe))
@@ -295,9 +295,9 @@ def proportional_set_size(pid: int) -> int:
 def write_pairs(paths: Sequence[Path], count: int) -> None:
     """Write seeded pairs: words by Zipf's law, of which the targets are others in other order."""
     sides = (made_words(1), made_words(2))
-    made = [*sentences(min(count, MADE_ROWS), seed=0)]
-    lines = ([" ".join([sides[0][i] for i in indices]) for indices in made],)
-    lines += ([" ".join([sides[1][i] for i in reversed(indices)]) for indices in made],)
+    rows = [*sentences(min(count, MADE_ROWS), seed=0)]
+    lines = ([" ".join([sides[0][i] for i in indices]) for indices in rows],)
+    lines += ([" ".join([sides[1][i] for i in reversed(indices)]) for indices in rows],)
     for path, side in zip(paths, lines, strict=True):
         with path.open("w") as file:
             for number, part in copies(side, count):
@@ -307,8 +307,8 @@ def write_pairs(paths: Sequence[Path], count: int) -> None:
 def write_texts(path: Path, size: int) -> int:
     """Write seeded texts of several sentences, one a line, up to a size; returns their number."""
     words, count = made_words(3), 0
-    made = sentences(min(MADE_ROWS, size // 50), seed=1)
-    lines = [" ".join([words[i] for i in indices]) for indices in made]
+    rows = sentences(min(MADE_ROWS, size // 50), seed=1)
+    lines = [" ".join([words[i] for i in indices]) for indices in rows]
     texts = [". ".join(lines[i : i + SENTENCES]) for i in range(0, len(lines), SENTENCES)]
     with path.open("w") as file:
         for number, part in copies(texts, size):

@@ -1,13 +1,14 @@
-"""The server under load: capacity, latency, a burst, a client that goes, and a lone request.
+"""The server under load: capacity, latency, a burst, disconnecting clients, single requests.
 
-Models with random weights: a tiny translator, and GPT-2 of 124M parameters. The server is a process
-of its own; the clients are coroutines of this one, without an HTTP library.
+Models with random weights: a tiny translator, and GPT-2 of 124M parameters. The server is a
+separate process; the clients are coroutines of this one, without an HTTP library.
 
 * Offline: `generate` of all texts at once, in this process before the server starts.
-* Capacity: answers a second of as many clients as saturate the server, each asking again at once.
+* Capacity: answers a second, with enough clients that send requests without pause to saturate the
+  server.
 * Load: requests at a constant rate, 80% of the capacity, whether or not earlier ones are answered.
 * Burst: 500 requests at the same moment.
-* Lone: one request after the other, in turn with calls of the model in this process.
+* Lone: one request at a time, alternating with calls of the model in this process.
 """
 
 import asyncio
@@ -355,13 +356,13 @@ def main() -> None:
             ))
             for case in cases
         ]  # fmt: skip
-    found = {
+    results_by_case = {
         case.name: asyncio.run(measure(case, arguments.backend, arguments.quick, arguments.minutes))
         for case in cases
     }
     header = ["model", "offline /s", "capacity /s", "ratio", "lone ms", "over the model ms"]
     rates, loads = [], []
-    for name, case in found.items():
+    for name, case in results_by_case.items():
         values, alone, entry = case["rates"], case["lone"], case["load"]
         numbers = [f"{values[key]:.3g}" for key in ("offline", "capacity", "ratio")]
         numbers += [f"{alone[key]:.1f}" for key in ("request ms", "difference ms")]

@@ -4,8 +4,8 @@ DATA holds Multi30k's val and test_2016_flickr, each .en.gz and .de.gz. TEACHER,
 DEEP are folders of runs on its training pairs: a translator; the result of `heedful distill TEACHER
 --student`; a model of the student's size trained on the pairs; one of the teacher's size trained on
 the teacher's outputs. Copies of them are optimized. Then all run in alternating rounds, together
-with CTranslate2 by hand, whose threads and batches `common.fastest` selects on the validation text,
-on which heedful's are selected too.
+with direct calls of CTranslate2, whose threads and batches `common.fastest` selects on the
+validation text, as `heedful optimize` does for heedful's.
 """
 
 import gzip
