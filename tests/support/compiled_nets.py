@@ -196,7 +196,7 @@ def export_for_any_size(net: Any) -> None:
         ids = torch.randint(VOCAB, (2 * BEAMS, 1))
         new = decoding.tokens(ids)
         groups = [
-            (group.stores, group.positions, group.used, group.seen)
+            (group.stores, group.positions, group.used, group.visible)
             for group in copy.deepcopy(decoding.cache.groups)
         ]
         positions = new.positions.expand(2, BEAMS).contiguous()

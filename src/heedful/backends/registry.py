@@ -67,8 +67,8 @@ def open_backend(
         remedy = f"make it by `heedful optimize {model}`"
         if manifest is None:
             if needs_conversion:
-                wanted = "int8" if backend == "auto" else backend
-                raise UserError(f"{model} has no backend {wanted}: {remedy}")
+                missing = "int8" if backend == "auto" else backend
+                raise UserError(f"{model} has no backend {missing}: {remedy}")
             return Settings(threads)
         if reason := manifest.mismatch_reason(model):
             raise UserError(f"{model / FOLDER} {reason}: {remedy}")

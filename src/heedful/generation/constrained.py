@@ -114,7 +114,7 @@ class ConstrainedBeamSearch(BeamSearch):
         self._alphabet = torch.tensor(self._progress.alphabet, device=device)
         self._lengths = torch.tensor([*map(len, self.phrases)], device=device)
         self._quota = self.width // (sum(map(len, self.phrases)) + 1)  # of each bank
-        # Of each beam, so that at least `width` do not end; one row may have all of them.
+        # At least `width` of these tokens are not EOS, even if all extend one hypothesis.
         self._num_likely = self.width * (1 + len(self._eos))
         self._complete_from = math.inf  # new tokens from which on all hypotheses have all phrases
 
@@ -137,12 +137,12 @@ class ConstrainedBeamSearch(BeamSearch):
         columns = values, tokens, of_phrases, beams.log_prob.view(-1, 1), beams.extra.flatten(0, 1)
         table = torch.cat(columns, dim=1).tolist()
         by_beam = [table[first : first + self.width] for first in range(0, len(table), self.width)]
-        chosen = [self._divide(hypotheses, tokens.shape[1]) for hypotheses in by_beam]
-        if all(self._progress.is_complete(c.progress) for beam in chosen for c in beam):
+        beams_of_texts = [self._divide(hypotheses, tokens.shape[1]) for hypotheses in by_beam]
+        if all(self._progress.is_complete(c.progress) for beam in beams_of_texts for c in beam):
             self._complete_from = beams.length + 1
 
         def tensor(name: str, like: Tensor) -> Tensor:
-            values = [[getattr(candidate, name) for candidate in beam] for beam in chosen]
+            values = [[getattr(candidate, name) for candidate in beam] for beam in beams_of_texts]
             return torch.tensor(values, dtype=like.dtype, device=like.device)
 
         best = Extensions(
@@ -167,32 +167,32 @@ class ConstrainedBeamSearch(BeamSearch):
         return log_prob.masked_fill(is_incomplete, -torch.inf)
 
     def _divide(self, hypotheses: list[list[float]], num_best: int) -> list[_Candidate]:
-        """The `width` candidates of a beam that stay open: the best of each bank, an equal number
-        of each, then the best of the others; those with the most tokens of phrases first.
+        """The `width` candidates of a beam that continue: an equal number of the best of each bank,
+        then the best of the others; those with the most tokens of phrases first.
 
         If there are fewer, the first one is repeated with a log-probability of -inf.
 
         Args:
-            hypotheses: of each the log-probabilities of its `num_best` most probable tokens, these
-                tokens, the log-probabilities of the tokens of `alphabet`, its own, and its
-                progress.
+            hypotheses: for each, the log-probabilities of its `num_best` most probable tokens,
+                these tokens, the log-probabilities of the tokens of `alphabet`, its cumulative
+                log-probability, and its progress.
         """
         candidates = sorted(self._candidates_of(hypotheses, num_best))
-        chosen: list[_Candidate] = []
+        selected: list[_Candidate] = []
         others: list[_Candidate] = []
         for index, candidate in enumerate(candidates):
-            # It exceeds the quota if the one `quota` before it is of the same bank.
+            # Sorted by bank: above the quota if the one `quota` indices before is of the same bank.
             earlier = index - self._quota
             exceeds = earlier >= 0 and candidates[earlier].negative_met == candidate.negative_met
-            (others if exceeds else chosen).append(candidate)
-        chosen = (chosen + others)[: self.width]
-        if len(chosen) == self.width:
-            return chosen
-        if not chosen:
+            (others if exceeds else selected).append(candidate)
+        selected = (selected + others)[: self.width]
+        if len(selected) == self.width:
+            return selected
+        if not selected:
             progress, token = self._progress_of(hypotheses[0]), hypotheses[0][num_best]
-            chosen = [_Candidate(0, math.inf, 0, 0, token, -math.inf, progress)]
-        missing = chosen[0]._replace(negative_log_prob=math.inf)
-        return chosen + [missing] * (self.width - len(chosen))
+            selected = [_Candidate(0, math.inf, 0, 0, token, -math.inf, progress)]
+        missing = selected[0]._replace(negative_log_prob=math.inf)
+        return selected + [missing] * (self.width - len(selected))
 
     def _candidates_of(self, hypotheses: list[list[float]], num_best: int) -> list[_Candidate]:
         """The candidates of a beam, see `_divide`.

@@ -57,7 +57,7 @@ class LayerGroup:
             last slot.
         positions: (B, C + 1), position of the token in each slot; `FREE` in empty slots.
         used: (B,), number of slots in use.
-        seen: (B, W, C + 1), True for the slots of the tokens of each beam; unused with one beam.
+        visible: (B, W, C + 1), True for the slots of the tokens of each beam; unused with one beam.
         layers: indices of the layers in the stack.
         window: number of keys that a query attends to; None: all.
         limit: number of slots that attention reads, if the host knows that the others are empty;
@@ -67,7 +67,7 @@ class LayerGroup:
     stores: list[Tensor]
     positions: Int[Tensor, "B C"]
     used: Int[Tensor, "B"]
-    seen: Bool[Tensor, "B W C"]
+    visible: Bool[Tensor, "B W C"]
     layers: list[int]
     window: int | None
     limit: int | None = None
@@ -75,7 +75,7 @@ class LayerGroup:
     @property
     def beams(self) -> int:
         """Number W of beams per text."""
-        return self.seen.size(1)
+        return self.visible.size(1)
 
     @property
     def capacity(self) -> int:
@@ -97,11 +97,11 @@ class LayerGroup:
         allowed = None
         if self.beams > 1:
             beam_slots = slots.view(texts, beams, length).expand(-1, self.beams, -1)
-            self.seen.scatter_(2, beam_slots, True)
+            self.visible.scatter_(2, beam_slots, True)
             if new.real is not None:
-                self.seen[:, :, -1] = False  # padding
+                self.visible[:, :, -1] = False  # padding
             if beams > 1:
-                allowed = self.seen[:, :, : self.limit]
+                allowed = self.visible[:, :, : self.limit]
                 allowed = allowed if length == 1 else allowed.repeat_interleave(length, 1)
         keys = Span(self.positions[:, : self.limit])
         if self.limit == slots.size(1) and new.real is None and allowed is None:
@@ -161,7 +161,7 @@ class LayerGroup:
         """
         assert self.window is not None
         occupied = self.positions.ne(FREE)[:, None]
-        occupied = occupied if self.beams == 1 else occupied & self.seen
+        occupied = occupied if self.beams == 1 else occupied & self.visible
         positions = self.positions[:, None]
         newest = positions.masked_fill(~occupied, -1).amax(2, keepdim=True)
         keep = (occupied & (positions > newest - self.window)).any(1)
@@ -176,7 +176,7 @@ class LayerGroup:
             new[:, :size] = old.flatten(0, 1).index_select(0, flat).unflatten(0, order.shape)
         group.positions[:, :size] = self.positions.gather(1, order).masked_fill(~keep, FREE)
         slots = order[:, None].expand(-1, self.beams, -1)
-        group.seen[:, :, :size] = self.seen.gather(2, slots) & keep[:, None]
+        group.visible[:, :, :size] = self.visible.gather(2, slots) & keep[:, None]
         return replace(group, used=keep.sum(1), limit=None)
 
     def resized(self, capacity: int, texts: int | None = None) -> "LayerGroup":
@@ -193,7 +193,7 @@ class LayerGroup:
         for new, old in zip(group.stores, self.stores, strict=True):
             new[:count, :size] = old[:count, :size]  # the last slot holds padding
         group.positions[:count, :size] = self.positions[:count, :size]
-        group.seen[:count, :, :size] = self.seen[:count, :, :size]
+        group.visible[:count, :, :size] = self.visible[:count, :, :size]
         group.used[:count] = self.used[:count]
         return group
 
@@ -205,23 +205,23 @@ class LayerGroup:
             stores=[store.new_zeros(texts, size, *store.shape[2:]) for store in self.stores],
             positions=self.positions.new_full((texts, size), FREE),
             used=self.used.new_zeros(texts),
-            seen=self.seen.new_zeros(texts, self.beams, size),
+            visible=self.visible.new_zeros(texts, self.beams, size),
         )
 
     def first(self, count: int) -> "LayerGroup":
         """The first texts, in the same tensors."""
-        rest = {name: getattr(self, name)[:count] for name in ("positions", "used", "seen")}
+        rest = {name: getattr(self, name)[:count] for name in ("positions", "used", "visible")}
         return replace(self, stores=[store[:count] for store in self.stores], **rest)
 
     def select(self, texts: Int[Tensor, "M"]) -> "LayerGroup":
         """A copy with these texts only."""
         stores = [store.index_select(0, texts) for store in self.stores]
-        rest = {name: getattr(self, name)[texts] for name in ("positions", "used", "seen")}
+        rest = {name: getattr(self, name)[texts] for name in ("positions", "used", "visible")}
         return replace(self, stores=stores, **rest)
 
     def tensors(self) -> list[Tensor]:
         """All tensors; their first dimension is the texts."""
-        return [*self.stores, self.positions, self.used, self.seen]
+        return [*self.stores, self.positions, self.used, self.visible]
 
 
 @dataclass
@@ -337,7 +337,9 @@ class Cache:
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
         """Beam w of text b continues its former beam parents[b, w]."""
         for group in self.groups:
-            group.seen.copy_(group.seen.gather(1, parents[..., None].expand_as(group.seen)))
+            group.visible.copy_(
+                group.visible.gather(1, parents[..., None].expand_as(group.visible))
+            )
 
     def select(self, sources: Int[Tensor, "M"]) -> "Cache":
         """A copy with these texts only, for example the unfinished ones."""

@@ -263,7 +263,7 @@ def _groups(net: Any, rows: int, beams: int) -> tuple[list[Any], list[Any]]:
     groups, sizes = [], []
     for number, group in enumerate(cache.groups):
         group = group.resized(31 + number)  # sizes that are equal here would have to stay so
-        groups.append((group.stores, group.positions, group.used, group.seen))
+        groups.append((group.stores, group.positions, group.used, group.visible))
         sizes.append(([both] * len(group.stores), both, batch, both | {2: _DYNAMIC}))
     return groups, sizes
 
@@ -273,8 +273,8 @@ def _cache(net: Any, groups: list[Any], cross: list[Tensor], source_real: Tensor
     windows = layers_by_window(net.decoder.cache_layers)
     layer_groups = []
     for tensors, (window, layers) in zip(groups, windows.items(), strict=True):
-        stores, positions, used, seen = tensors
-        layer_groups.append(LayerGroup(stores, positions, used, seen, layers, window))
+        stores, positions, used, visible = tensors
+        layer_groups.append(LayerGroup(stores, positions, used, visible, layers, window))
     return Cache(layer_groups, cross, source_real)
 
 

@@ -53,7 +53,7 @@ class OnnxEncoder:
         path = directory / "encoder.onnx"
         try:
             self._session = open_session(path, self.settings.threads or 1)
-        except Exception as error:  # the library raises its own types
+        except Exception as error:  # ONNX Runtime has no base class for its errors
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"ONNX Runtime cannot open {path}: {reason}") from None
         self.capabilities = frozenset({"states", "logits"} if facts.has_head else {"states"})

@@ -110,7 +110,7 @@ class _Step(nn.Module):
         slots = torch.arange(past[0].size(1) + ids.size(1) + 1, device=ids.device)
         slots = slots.expand(ids.size(0), -1)  # the last one is for padding
         filled = torch.where(slots < past_lengths[:, None], slots, FREE)
-        seen = torch.zeros_like(filled, dtype=torch.bool)[:, None]
+        visible = torch.zeros_like(filled, dtype=torch.bool)[:, None]
         groups, full = [], {}
         for window, layers in layers_by_window(self.net.decoder.cache_layers).items():
             for layer in layers:
@@ -119,7 +119,7 @@ class _Step(nn.Module):
                 full[layer] = torch.cat([store, more], 1)
             own = [full[layer] for layer in layers]
             used = past_lengths.clone()
-            groups.append(LayerGroup(own, filled.clone(), used, seen.clone(), layers, window))
+            groups.append(LayerGroup(own, filled.clone(), used, visible.clone(), layers, window))
         source_real = padding_mask(sources[0], cross[0].size(2)) if cross else None
         states = self.net.decode(tokens, Cache(groups, cross, source_real))
         rows = torch.arange(ids.size(0), device=ids.device)

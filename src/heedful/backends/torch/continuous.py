@@ -34,7 +34,7 @@ _RESHAPING = (Temperature, TopK, TopP, MinP, Typical)
 
 @dataclass(eq=False)
 class Output:
-    """One output in progress, of one prompt.
+    """The output for one prompt, which may still be in progress.
 
     Attributes:
         prompt: its ids; at least one.
@@ -44,8 +44,8 @@ class Output:
         num_top: number of most probable tokens to report with each new token.
         scores: report log-probabilities.
         ids: new tokens.
-        reason: why it has ended; None: it goes on.
-        error: why it was given up.
+        reason: why it has ended; None: it is in progress.
+        error: the error that ended it.
     """
 
     prompt: list[int]
@@ -228,22 +228,22 @@ class ContinuousBatch:
     def _read(self, rows: list[list[int]]) -> tuple[Cache, Float[Tensor, "N 1 D"]]:
         """A cache of new rows, and the state of the last token of each.
 
-        A beginning that another prompt had is copied from it; the rest is padded on the right.
+        A prefix in `self.prefixes` is copied; the rest is padded on the right.
         """
-        found = [self._find_prefix(row) for row in rows]
+        prefixes = [self._find_prefix(row) for row in rows]
         slots = capacity_for(max(map(len, rows)) + STEPS_AT_FIRST)
         cache: Cache = self.net.start(len(rows), capacity=slots)
         for group in cache.groups:
             group.limit = 0
         device = cache.device
-        for index, (length, prefix) in enumerate(found):
+        for index, (length, prefix) in enumerate(prefixes):
             if prefix is not None:
                 prefix.rewind(length)
                 cache.write_rows(torch.tensor([index], device=device), prefix)
-        rest = [row[length:] for row, (length, _) in zip(rows, found, strict=True)]
+        rest = [row[length:] for row, (length, _) in zip(rows, prefixes, strict=True)]
         ids, lengths = right_padded(rest, device)
         cache.reserve(ids.size(1), forgets=True)
-        starts = torch.tensor([length for length, _ in found], device=device)[:, None]
+        starts = torch.tensor([length for length, _ in prefixes], device=device)[:, None]
         positions = starts + torch.arange(ids.size(1), device=device)
         real = None if lengths is None else padding_mask(lengths, ids.size(1))
         # The positions of padding must exist; its keys and values are never read.
@@ -288,14 +288,14 @@ class ContinuousBatch:
             log_probs = log_probs.log_softmax(-1)
             top = _top_tokens(outputs, log_probs)
         largest = log_probs.amax(1).tolist()
-        chosen = _under_rules(outputs, log_probs)
-        best, token = first_largest(chosen)
+        scores = _under_rules(outputs, log_probs)
+        best, token = first_largest(scores)
         sampled = [i for i, output in enumerate(outputs) if output.generator is not None]
         if sampled:
             rows = torch.tensor(sampled, device=token.device)
             numbers = [[outputs[i].generator.random()] for i in sampled]  # type: ignore[union-attr]
             uniform = torch.tensor(numbers, dtype=torch.float64)[:, 0]
-            token[rows, 0] = inverse_cdf(chosen[rows], uniform.to(chosen.device))
+            token[rows, 0] = inverse_cdf(scores[rows], uniform.to(scores.device))
         values = log_probs.gather(1, token)
         columns = token[:, 0].tolist(), values[:, 0].tolist(), largest, best[:, 0].tolist()
         return [
@@ -375,7 +375,7 @@ def _under_shared_rules(output: Output, log_probs: Float[Tensor, "N V"]) -> Floa
 def _top_tokens(
     outputs: list[Output], log_probs: Float[Tensor, "N V"]
 ) -> list[list[tuple[int, float]]]:
-    """The most probable tokens of each output, as many as it asks for."""
+    """The `num_top` most probable tokens of each output, with their log-probabilities."""
     count = min(max(output.num_top for output in outputs), log_probs.size(1))
     if not count:
         return [[] for _ in outputs]

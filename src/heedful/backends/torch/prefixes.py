@@ -7,15 +7,15 @@ import torch
 
 from heedful.parts.cache import Cache
 
-MIN_TOKENS = 16  # of a beginning that is worth copying
+MIN_TOKENS = 16  # shortest prefix that is faster to copy than to compute
 
 
 class PrefixStore:
-    """Caches of single rows by their tokens; those that were used last are kept.
+    """Caches of single rows by their tokens; the least recently used are removed.
 
     Args:
-        max_tokens: of all rows together; 0: none is kept.
-        min_tokens: the shortest beginning that counts.
+        max_tokens: of all rows together; 0: no row is stored.
+        min_tokens: length of the shortest prefix to return.
     """
 
     def __init__(self, max_tokens: int, min_tokens: int = MIN_TOKENS) -> None:
@@ -27,7 +27,7 @@ class PrefixStore:
         return len(self._rows)
 
     def add(self, tokens: Sequence[int], copy: Callable[[], Cache]) -> None:
-        """Keep a row; a kept beginning of it is replaced."""
+        """Store a row; it replaces stored rows that are prefixes of it."""
         if not self.min_tokens <= len(tokens) <= self.max_tokens:
             return
         key, total = tuple(tokens), 0
@@ -41,7 +41,10 @@ class PrefixStore:
                 del self._rows[other]
 
     def find(self, tokens: Sequence[int]) -> tuple[int, Callable[[], Cache] | None]:
-        """The longest kept beginning, without the last token, and a function that copies it."""
+        """The length of the longest stored prefix, and a function that copies it.
+
+        The last of `tokens` is never part of the prefix.
+        """
         best, length = None, self.min_tokens - 1
         for other in self._rows:
             common = min(common_length(tokens, other), len(tokens) - 1)
