@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-# Python puts the current folder first, where a file of the user's may have the name of a package.
+# Python puts the current folder first; a file of the user in it could hide a package.
 if sys.path[0] == os.getcwd() != str(Path(__file__).resolve().parents[1]):
     del sys.path[0]
 

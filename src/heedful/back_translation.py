@@ -71,7 +71,9 @@ class BackTranslation:
     optimize: bool | None = None
 
 
-OPTIMIZE_FROM = 20_000  # texts; to convert, prove and measure takes about as long as so many
+OPTIMIZE_FROM = (
+    20_000  # texts; to translate them takes about as long as to find the fastest backend
+)
 
 
 def back_translate(
@@ -105,7 +107,7 @@ def back_translate(
     if settings.backward_model is None:
         backward = reverse_recipe(recipe).replace(settings.backward_changes)
         print_line(f"1 of 3: a model of the reverse direction, in {model_folder}")
-        run = _finish(backward, model_folder, train_stage)
+        run = _train_unless_complete(backward, model_folder, train_stage)
         if run is not None and run.reason == "interrupted":
             return run
     if not (out / PAIRS).is_file():
@@ -113,7 +115,7 @@ def back_translate(
         _translate(model_folder, settings, out, recipe.training.seed, print_line)
     print_line(f"3 of 3: a model on both kinds of pairs, in {out / FORWARD}")
     forward = forward_recipe(recipe, out / PAIRS, settings)
-    run = _finish(forward, out / FORWARD, train_stage)
+    run = _train_unless_complete(forward, out / FORWARD, train_stage)
     if run is None:
         raise UserError(f"{out} is finished: its model is {out / FORWARD}; give another --out")
     return run
@@ -152,7 +154,7 @@ def _reversed_files(key: str, files: Files) -> dict[str, Any]:
 
 
 def forward_recipe(recipe: Recipe, pairs: Path, settings: BackTranslation) -> Recipe:
-    """The recipe of the forward run: its own pairs and the back-translated ones as corpora."""
+    """The recipe of the forward run: the parallel and the back-translated pairs as corpora."""
     content = recipe.model_dump(exclude_unset=True)
     data = content["data"]
     parallel = data.pop("train")
@@ -242,8 +244,10 @@ def _with_valid_file(recipe: Recipe, path: Path) -> Recipe:
     return parse_recipe(content, "back-translation")
 
 
-def _finish(recipe: Recipe, folder: Path, train_stage: TrainStage) -> TrainingRun | None:
-    """Train or resume a run to its end; None if it is finished already."""
+def _train_unless_complete(
+    recipe: Recipe, folder: Path, train_stage: TrainStage
+) -> TrainingRun | None:
+    """Train or resume a run to its end; None if it was complete before."""
     if (folder / "scores.json").is_file():
         check_changes(load_recipe(folder), recipe, (), str(folder))
         return None
@@ -280,10 +284,10 @@ def _translate(
 
 
 def _write_pairs(shards: Path, path: Path, model: Path) -> int:
-    """Write the translations that end, as sources, with their texts as targets; their number.
+    """Write the finished translations as sources, their texts as targets; returns their number.
 
     Raises:
-        UserError: there are none; nothing is written.
+        UserError: no translation is finished; nothing is written.
     """
     num_pairs = 0
     with atomic_open(path) as file:

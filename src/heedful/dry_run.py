@@ -193,7 +193,7 @@ def _flops(
         )
         for batch in batches
     )
-    return sum(each.total for each in flops)
+    return sum(step.total for step in flops)
 
 
 def _state_bytes(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -126,8 +126,8 @@ class HeedfulLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         """Continuations up to a stop text; contexts that are too long lose their start."""
         outputs = []
         with track("harness", len(requests)) as advance:
-            for (context, given), batch in _by_arguments(requests):
-                options = normalize_gen_kwargs(dict(given), _NEW_TOKENS)
+            for (context, settings), batch in _by_arguments(requests):
+                options = normalize_gen_kwargs(dict(settings), _NEW_TOKENS)
                 new = min(options["max_gen_toks"], self.model.config.max_length - 1)
                 room = self.model.config.max_length - new
                 until = [text for text in options["until"] if text]
@@ -136,7 +136,7 @@ class HeedfulLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
                 generations = self.model.generate(
                     rows, return_details=True, max_new_tokens=new, stop=until, **samples
                 )
-                outputs += [each[0].text for each in generations]
+                outputs += [candidates[0].text for candidates in generations]
                 advance(len(batch))
         return outputs
 

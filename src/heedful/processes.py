@@ -76,7 +76,7 @@ class Group(Processes):
         self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
-        # Of gloo, whatever the device is.
+        # A group for objects and sums on the host, in addition to that of the device.
         self._host = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
         self._members: list[Any] = [None] * self.count
         own = socket.gethostname(), os.getpid()
@@ -129,7 +129,7 @@ class Group(Processes):
         return device
 
     def killed_rank(self) -> int | None:
-        """The rank of a process of this machine that has ended without an error of its own.
+        """The rank of a killed process of this machine: it has ended and reported no error.
 
         Waits for some seconds.
         """

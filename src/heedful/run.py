@@ -290,7 +290,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _score(run: Session, out: Path, print_line: PrintLine) -> tuple[FinalScores, str]:
-    """The scores of the final model, and what was scored."""
+    """The scores of the final model, and the names of the split and of the model."""
     scored = f"{_SPLITS[run.data.final]}, {_choose_final(run)}"
     print_line(f"scoring: {scored}")
     return run.task.compute_final_scores(run.model, run.data, out), scored

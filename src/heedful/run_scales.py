@@ -34,7 +34,7 @@ def scales_of_run(path: str | PathLike[str], device: str = "auto") -> RunScales:
 
     The checkpoints are those that the run keeps (`training.average_checkpoints`) and the best
     model. States and gradients are those of the first training batches, without dropout and
-    distillation; they are None if the prepared data of the run are no longer in the cache.
+    distillation; without the prepared data of the run in the cache they are None.
 
     Args:
         path: the folder of a run.
@@ -50,9 +50,9 @@ def scales_of_run(path: str | PathLike[str], device: str = "auto") -> RunScales:
     if not files:
         raise UserError(f"{folder} has no checkpoint yet; train further")
     task = checked_task(run.recipe)
-    chosen = choose_device(device)
-    parts = open_prepared(task, folder, chosen, needs_teacher=False)
-    batches = [] if parts is None else _batches(task, parts, chosen)
+    torch_device = choose_device(device)
+    parts = open_prepared(task, folder, torch_device, needs_teacher=False)
+    batches = [] if parts is None else _batches(task, parts, torch_device)
     weights, measured = [], []
     with track("measuring checkpoints", len(files)) as advance:
         for file in files.values():
@@ -69,8 +69,8 @@ def scales_of_run(path: str | PathLike[str], device: str = "auto") -> RunScales:
 
 def _checkpoint_files(folder: Path) -> dict[int, Path]:
     """Weight files by step: regular checkpoints and the best model, at most `MAX_CHECKPOINTS`."""
-    kept = Checkpoints(folder / "checkpoints", keep=1).regular()
-    files = {int(path.name.rpartition("-")[2]): path / WEIGHTS for path in kept}
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1).regular()
+    files = {int(path.name.rpartition("-")[2]): path / WEIGHTS for path in checkpoints}
     best = BestModel(folder).path
     step = read_step(best) if best.is_file() else None
     if step is not None:

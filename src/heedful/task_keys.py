@@ -97,9 +97,9 @@ def _of_train(name: str) -> str:
 
 
 def key_of_corpus(name: str) -> str:
-    """The key of a recipe that stands for the key `name` of a corpus in `data.corpora`.
+    """The key of a recipe that a task must support to have the key `name` in `data.corpora`.
 
-    Files of its training rows stand for those of `data.train`, its tags for the target language.
+    For files of training rows it is that of `data.train`, for tags `data.tgt_language`.
     """
     section = name.partition(".")[0]
     if section in ("valid", "test"):

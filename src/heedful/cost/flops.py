@@ -1,9 +1,9 @@
 """FLOPs of the matrix products of a training step, by formulas over the modules of a net.
 
 A product (m, k) x (k, n) is 2 m n k FLOPs. A linear layer takes 2 N P forward for N rows and P
-weights, and as many again for the gradient of its input and for that of its weights, if they are
+weights, 2 N P for the gradient of its input and 2 N P for that of its weights, if they are
 needed; so 6 N P in all (Kaplan et al. 2020, table 1 and sec. 2.1; Hoffmann et al. 2022, appendix
-F). Attention takes 2 B H T K E for the scores and as many for the values; its backward pass twice
+F). Attention takes 2 B H T K E for the scores and the same for the values; its backward pass twice
 that, and a fused kernel computes the scores again (Dao 2023, FlashAttention-2). Scores of hidden
 keys count where the products compute them. Norms, activations, softmax, embeddings and the
 optimizer are no products.
@@ -32,9 +32,9 @@ class Flops:
     """FLOPs of the products of a step.
 
     Attributes:
-        linear, attention, head: of the forward pass, by what is multiplied: linear layers of
-            blocks, scores and values, and the head.
-        backward: of the backward pass, without what activation checkpointing adds.
+        linear, attention, head: of the forward pass: linear layers of blocks; scores and
+            values; the head.
+        backward: of the backward pass, without the products that activation checkpointing repeats.
         recomputed: forward products of blocks that activation checkpointing repeats.
     """
 

@@ -75,8 +75,9 @@ def bytes_sent(net: nn.Module, parallel: Parallel, count: int, *, in_bf16: bool)
 
     DDP: one all-reduce of the fp32 gradients, 2 (n - 1) / n of their bytes. FSDP: an all-gather of
     the weights for the forward pass and one for the backward pass, (n - 1) / n of their bytes each,
-    and a reduce-scatter of the fp32 gradients, as many. Activation checkpointing computes a block
-    again while its weights are gathered for the backward pass, and sends nothing more.
+    and a reduce-scatter of the fp32 gradients, (n - 1) / n of theirs. Activation checkpointing
+    computes a block again while its weights are gathered for the backward pass, and sends nothing
+    more.
     """
     if parallel == "none" or count == 1:
         return 0

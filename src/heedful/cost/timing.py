@@ -59,7 +59,7 @@ class StepTimer:
 
 
 def is_enough(seconds: Sequence[float]) -> bool:
-    """True if no further step need be measured; the first of them is not counted."""
+    """True if enough steps are measured, by their seconds; the first one is not counted."""
     total = sum(seconds)
     is_measured = len(seconds) > MEASURED_STEPS and total - seconds[0] >= MEASURED_SECONDS
     return is_measured or total > MAX_MEASURED_SECONDS

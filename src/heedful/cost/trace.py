@@ -124,7 +124,7 @@ class StorageCounter(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Memory and operations of an optimizer step; operations are None if they were not recorded."""
+    """Memory and operations of an optimizer step; without recording, `operations` is empty."""
 
     memory: StepMemory
     operations: Counter[Operation]

@@ -1,7 +1,7 @@
 """Tokenizers in the metadata of GGUF, so that llama.cpp encodes texts to the same ids.
 
 llama.cpp has no general tokenizer but three algorithms, each with fixed steps before it: byte-level
-BPE, SentencePiece's BPE and SentencePiece's unigram. A tokenizer that is none of them is refused.
+BPE, SentencePiece's BPE and SentencePiece's unigram. All other tokenizers are refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ _CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
 def tokenizer_notice(tokenizer: Tokenizer) -> str | None:
-    """The known difference between llama.cpp's encoding of a supported tokenizer and its own."""
+    """The known difference between the encodings of llama.cpp and of a supported tokenizer."""
     content = tokenizer.content()["tokenizer"]
     if any(step["type"] == "NFC" for step in _steps(content, "normalizer")):
         return (

@@ -88,7 +88,7 @@ def _tokenizers(model: SavedModel) -> dict[str, Any]:
 
 
 def _facts(model: SavedModel, precision: str, graphs: list[str]) -> dict[str, Any]:
-    """What a program needs to run the graphs: ids with a role, sizes of the cache, labels."""
+    """Metadata for programs that run the graphs: special ids, sizes of the cache, labels."""
     facts: dict[str, Any] = {
         "kind": model.kind,
         "precision": precision,

@@ -15,8 +15,8 @@ class LoRALinear(nn.Linear):
     """W x + b + (α / r) B A x, with W and b frozen and A, B trained (Hu et al. 2022, eq. 3).
 
     The rows of W may be those of several projections, as queries, keys and values in one matrix.
-    Each of them is a part with factors A (r, D) and B (its rows, r); parts may have none. At first
-    B is zero, and the layer computes W x + b.
+    Each projection is a part with factors A (r, D) and B (its rows, r), or without factors. B is
+    initialized to zero, so that the layer computes W x + b.
 
     Args:
         linear: the layer with W (N, D) and b, whose parameters are used and frozen.

@@ -86,7 +86,7 @@ class MultiHead(nn.Module):
         num_kv_heads: key/value heads G, each shared by H / G adjacent query heads; default: H.
         head_dim: width E of a head; default: D / H, which must be an integer.
         scale: factor of the scores; default: 1 / √E.
-        window: number of keys that a causal query attends to, its own included; without `causal`,
+        window: number of keys that a causal query attends to, itself included; without `causal`,
             keys less than this many positions away on either side; default: all keys.
         softcap: bound of the scores (see `attend`); default: none.
         position: position scheme, rotary (`parts/rotary.py`) or added to the scores

@@ -164,7 +164,7 @@ def continuation_ids(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Generati
 def _check_config(name: str, config: Any, net: nn.Module) -> None:
     """Refuse a Config that a net of other modules or sizes was built from.
 
-    A module that was changed after the build (LoRA, int8) may have other parameters.
+    A module that was changed after the build (LoRA, int8) can lack parameters: these are ignored.
     """
     own, modules = weights_of(net), dict(net.named_modules(remove_duplicate=False))
     for parameter, tensor in weights_of(meta_net(name, config, "config")).items():

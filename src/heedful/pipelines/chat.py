@@ -1,4 +1,4 @@
-"""Chats with a language model: answers to messages, and a conversation that goes on."""
+"""Chats with a language model: answers to messages, and conversations of several turns."""
 
 from collections.abc import Generator as Stream
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from heedful.pipelines.inputs import EmptyTextError, LengthError
 if TYPE_CHECKING:
     from heedful.pipelines.language_model import LanguageModel
 
-MAX_NEW_TOKENS = 512  # of an answer, if the context has room for as many
+MAX_NEW_TOKENS = 512  # of an answer; fewer if the context is shorter
 
 
 def as_chats(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
@@ -106,10 +106,10 @@ class Conversation:
             self.messages = [{"role": "system", "content": self.system}]
 
     def ask(self, text: str) -> Stream[str, None, str]:
-        """The answer to a message in pieces, as of `LanguageModel.stream_chat`.
+        """The answer to a message in pieces, see `LanguageModel.stream_chat`.
 
-        It belongs to the conversation as far as it was read, if it is not blank; otherwise the
-        message is dropped. With a seed, each answer has random numbers of its own.
+        The pieces that were read are added to the conversation; if they are blank, the message is
+        removed from it. With a seed, each answer has different random numbers.
 
         Raises:
             UserError: at the call: a message that is empty, or too long for the context.
@@ -119,17 +119,17 @@ class Conversation:
         options = dict(self.options)
         if isinstance(seed := options.get("seed"), int):
             options["seed"] = [seed + (self.num_asked << 32)]
-        asked = [*self.messages, {"role": "user", "content": text}]
-        num_left_out = self._fit(asked)
-        pieces = self.model.stream_chat(asked, **options)
+        messages = [*self.messages, {"role": "user", "content": text}]
+        num_left_out = self._fit(messages)
+        pieces = self.model.stream_chat(messages, **options)
         self.num_asked += 1
         self.num_left_out += num_left_out
-        return self._read(pieces, asked)
+        return self._read(pieces, messages)
 
     def _read(
-        self, pieces: Stream[str, None, str], asked: list[dict[str, Any]]
+        self, pieces: Stream[str, None, str], messages: list[dict[str, Any]]
     ) -> Stream[str, None, str]:
-        """The pieces of an answer; in the end it follows the messages `asked`."""
+        """The pieces of an answer; at the end it is appended to `messages`."""
         answer = ""
         try:
             for piece in pieces:
@@ -138,7 +138,7 @@ class Conversation:
             return answer
         finally:
             if answer.strip():
-                self.messages = [*asked, {"role": "assistant", "content": answer}]
+                self.messages = [*messages, {"role": "assistant", "content": answer}]
 
     def _fit(self, messages: list[dict[str, Any]]) -> int:
         """Remove the oldest questions and answers until there is room for a new answer.

@@ -32,12 +32,12 @@ def ensemble(
     """
     from heedful.backends.torch.ensemble import Ensemble
 
-    given: Any = models  # which may be of other types than it is annotated with
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UserError(f"an ensemble needs a list of models, not {describe(given)}")
-    if not given:
+    items: Any = models  # which may be of other types than it is annotated with
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise UserError(f"an ensemble needs a list of models, not {describe(items)}")
+    if not items:
         raise UserError("an ensemble needs at least one model")
-    for model in given:
+    for model in items:
         if not isinstance(model, Generator):
             kind = f"a {model.kind}" if isinstance(model, SavedModel) else describe(model)
             raise UserError(f"only models that generate can form an ensemble, not {kind}")

@@ -23,9 +23,9 @@ _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 class Grammar:
     """A prefix function (`Options.prefix_function`) that allows the tokens of a grammar.
 
-    An end token is allowed where the text is complete, and nothing else where it cannot go on. An
-    output that the length limit cuts off may be incomplete. The text is that of the new tokens; a
-    first space, which decoding leaves out with some tokenizers, counts.
+    An end token is allowed where the text is complete, and only an end token where it cannot be
+    continued. An output that the length limit cuts off may be incomplete. The text is that of the
+    new tokens; a first space, which decoding leaves out with some tokenizers, counts.
 
     Args:
         eos_ids: ids that end an output.

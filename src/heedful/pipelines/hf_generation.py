@@ -122,7 +122,7 @@ def read_generation_ids(
 def generation_to_hf(model: Any, model_type: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Special token ids for `config.json`, and the content of `generation_config.json`.
 
-    The latter holds the same ids; it is None for models that do not generate text.
+    `generation_config.json` has the same ids; its content is None for models that do not generate.
     """
     specials = model.tgt_tokenizer.specials if model.has_tokenizer else None
     content: dict[str, Any] = {

@@ -30,7 +30,7 @@ class TextPieces:
         self.text = ""
 
     def add(self, ids: Sequence[int], ended: bool) -> str:
-        """The piece of text that is final after these tokens; "" where there is none.
+        """The new piece of text that later tokens cannot change; "" if no more text is final.
 
         Args:
             ended: no token follows.

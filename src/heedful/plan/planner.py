@@ -1,7 +1,7 @@
 """A plan of a run: parameters, FLOPs, memory, bytes sent and time, before anything is trained.
 
-No weights are allocated. Lengths are those of the recipe's data if its files are there; without
-data every input has the maximum length.
+No weights are allocated. Lengths are those of the recipe's data if its files exist; without data
+every input has the maximum length.
 """
 
 from collections import Counter
@@ -309,7 +309,7 @@ class _Planner:
         return gpu.fp32_flops if self.precision == "fp32" else gpu.flops
 
     def estimated(self, flops: float, sent: int) -> float:
-        """Seconds of a step on GPUs; what is sent overlaps with the products."""
+        """Seconds of a step on GPUs, where communication overlaps with matrix products."""
         gpu = self.accelerator
         assert gpu is not None
         gpus = self.options.gpus
@@ -355,7 +355,7 @@ class _Planner:
         tokens: list[float] = []
         with track("measure steps", MEASURED_STEPS + 1) as advance:
             while not is_enough(seconds):
-                # One from the middle of each of as many equal parts as there are steps.
+                # The middle batch of each of MEASURED_STEPS equal parts.
                 share = (len(seconds) % MEASURED_STEPS + 0.5) / MEASURED_STEPS
                 batch = batches[int(share * len(batches))]
                 seconds.append(timer.take([self.part_of(batch)] * self.per_rank))

@@ -149,7 +149,7 @@ def _with_vocabulary(recipe: Recipe, name: str, config: Any) -> Any:
 
 
 def _longest_batch(task: Task, net: nn.Module) -> Batch:
-    """A batch of inputs of the maximum length, as many as fit into `training.batch_tokens`."""
+    """A batch of inputs of the maximum length, up to `training.batch_tokens` in total."""
     recipe, training = task.recipe, task.recipe.training
     width = int(getattr(task.objective, "context", recipe.data.max_length))
     source_width = width if isinstance(net, EncoderDecoder) else None

@@ -49,8 +49,8 @@ from heedful.training.trainer import EvaluationResult
 class TextClassification(Task):
     """Classification of texts, or of pairs of texts, from `data.train.file`.
 
-    The label names are those of the training file; other files may have no others. Held-out texts
-    are never dropped: with `data.truncation: drop` they are truncated instead.
+    The label names are those of the training file; other files must have no other labels. Held-out
+    texts are never dropped: with `data.truncation: drop` they are truncated instead.
     """
 
     recipe_keys = task_keys.CLASSIFICATION

@@ -195,8 +195,8 @@ def corpus_shares(recipe: Recipe, ranges: Sequence[CorpusRange]) -> list[CorpusS
 
 def check_ranges(recipe: Recipe, ranges: Sequence[CorpusRange]) -> None:
     """Raise UserError for a corpus of which no row is left."""
-    found = {entry.name for entry in ranges}
-    if missing := [name for name in recipe.data.corpora if name not in found]:
+    names = {entry.name for entry in ranges}
+    if missing := [name for name in recipe.data.corpora if name not in names]:
         raise UserError(
             f"data.corpora: no row of {format_names(missing, str)} is left to train on; give other "
             "files, or leave it out"

@@ -57,7 +57,7 @@ class InMemoryData:
 
         Raises:
             UserError: data of another type; a row of another form (with its number); a task that
-                makes its own data; a recipe that names files for the same split.
+                generates its data; a recipe that names files for the same split.
         """
         if not row_columns:
             raise UserError(f"the task {recipe.task} reads no rows from memory; leave out data")

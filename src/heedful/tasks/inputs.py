@@ -70,8 +70,8 @@ def open_labeled(files: Files) -> FileRows:
 
 
 def raw_data(recipe: Recipe, open_files: Callable[[Files], FileRows]) -> RawData:
-    """The rows of each split for which the recipe names files; random ones of train are held out
-    if there are none of valid."""
+    """The rows of each split for which the recipe names files; without files of valid,
+    random rows of train are held out."""
     sources: dict[str, dict[str, FileRows]] = {}
     for entry in files_by_split(recipe):
         rows = replace(open_files(entry.files), corpus=entry.corpus)
@@ -185,13 +185,13 @@ def plan_epoch_windows(
         num_rows: training rows.
         plan: returns the batches of a window, by its number and the indices of its rows.
     """
-    chosen = epoch_rows(recipe, epoch, corpora)
-    size = num_rows if chosen is None else len(chosen)
+    rows_of_epoch = epoch_rows(recipe, epoch, corpora)
+    size = num_rows if rows_of_epoch is None else len(rows_of_epoch)
     windows = window_rows(size, seed=recipe.training.seed, epoch=epoch)
 
     def plan_window(number: int) -> Sequence[Item]:
         rows = windows[number]()
-        return plan(number, rows if chosen is None else chosen[rows])
+        return plan(number, rows if rows_of_epoch is None else rows_of_epoch[rows])
 
     return plan_windows_of_rows(len(windows), plan_window)
 

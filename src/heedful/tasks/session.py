@@ -1,6 +1,6 @@
 """A session of training before its first step: folder, data, net and trainer.
 
-The main process prepares; the others of a job then open what it has prepared.
+The main process prepares the data; the other processes of a job then open its files.
 """
 
 from collections.abc import Callable

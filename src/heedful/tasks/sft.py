@@ -200,12 +200,12 @@ class SupervisedFineTuning(Task):
             Sample(prompt[-1]["content"] if prompt else "", answer, output)
             for prompt, answer, output in self._samples(model, data, "valid")
         ]
-        sums, by_corpus = self._sums(model, data, "valid")
+        sums, by_corpus = self._split_sums(model, data, "valid")
         return make_evaluation(self.recipe, sums, samples, corpora=by_corpus)
 
     def compute_final_scores(self, model: LanguageModel, data: RunData, out: Path) -> FinalScores:
         """Loss, perplexity and accuracy on the tokens of answers; some outputs as JSON lines."""
-        sums, by_corpus = self._sums(model, data, data.final)
+        sums, by_corpus = self._split_sums(model, data, data.final)
         lines = [
             json.dumps({"messages": prompt, "answer": answer, "output": output}, ensure_ascii=False)
             for prompt, answer, output in self._samples(model, data, data.final)
@@ -215,7 +215,7 @@ class SupervisedFineTuning(Task):
         scores = token_metrics(sums) | corpus_losses(by_corpus)
         return write_scores(data, out, counts, scores)
 
-    def _sums(
+    def _split_sums(
         self, model: LanguageModel, data: RunData, split: str
     ) -> tuple[LossSum, dict[str, float]]:
         """Loss sums over a split, and the loss of each corpus."""

@@ -145,8 +145,8 @@ class Task(ABC):
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         """Keys of the Config of architecture `name` that follow from the data.
 
-        Keys that the Config lacks are ignored. `data` is None in the call before the data are
-        read, which checks the recipe.
+        Keys that the Config lacks are ignored. The first call, before the data are read, checks
+        the recipe without `data`.
 
         Raises:
             UserError: the architecture does not fit the task.

@@ -13,7 +13,7 @@ _POLL = 0.1  # seconds after which a full queue looks whether it is closed
 
 
 class Ahead(Generic[Result]):
-    """Calls a pure function of a position in the data before its result is asked for.
+    """Calls a pure function of a position in the data before its result is needed.
 
     The results and their order are those of calls at the time when they are needed.
 
@@ -66,7 +66,7 @@ class Ahead(Generic[Result]):
         while not is_closed.is_set():
             try:
                 loaded: tuple[Result, Position] | BaseException = self._load(position)
-            except BaseException as error:  # raised again where the result is asked for
+            except BaseException as error:  # raised again when the result is needed
                 loaded = error
             while not is_closed.is_set():
                 try:

@@ -29,7 +29,7 @@ class JsonlLog:
             checkpoint was saved after its evaluation. Default: the log starts empty.
 
     Raises:
-        UserError: the file cannot be read or written, or a line of it is damaged.
+        UserError: the file cannot be read or written, or has a damaged line.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:

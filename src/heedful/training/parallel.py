@@ -109,7 +109,7 @@ class ShardedNet(TrainedNet):
             if in_bf16
             else MixedPrecisionPolicy()
         )
-        # Of relative position biases, which nothing changes in place.
+        # The views are of relative position biases, which are never changed in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         for module in (*_units(self.net), self.step):
             fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -28,7 +28,7 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     state = {name: tensor.detach() for name, tensor in tensors.items()}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        with warnings.catch_warnings():  # of torch about its own code, before 2.13
+        with warnings.catch_warnings():  # torch before 2.13 uses a deprecated class of torch
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
             save(state, storage_writer=writer)
     except CheckpointException as error:

@@ -1,8 +1,7 @@
 """Checks of a run by its events; each result is a sentence.
 
-A recipe may have bands for the held-out loss, which hold for the data that it names. Two checks
-hold for any data: the training loss falls, and the held-out loss is below the unigram entropy of
-the targets.
+A recipe can give bands for the held-out loss on its data. Two checks are for any data: the training
+loss falls, and the held-out loss is below the unigram entropy of the targets.
 """
 
 import math
@@ -24,7 +23,7 @@ _MIN_SECOND_DIFFERENCES = 8  # needed to estimate the noise
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check as a sentence; `good` is None for a hint."""
+    """The result of a check as a sentence; `good` without a value: a hint."""
 
     good: bool | None
     text: str

@@ -31,8 +31,8 @@ class Config(Base):
     """Keys as in LLaMA with the values of the report; the defaults are 1B.
 
     Args:
-        window: number of keys that a query of a local layer attends to, its own included.
-        global_every: layers whose number, from 1, is a multiple of it are global.
+        window: number of keys that a query of a local layer attends to, itself included.
+        global_every: period k of global layers: those with number k, 2k and so on, from 1.
         rope_base, rope_scaling: of global layers; local_rope_base: of local layers.
         query_scalar: scores are divided by its square root.
         score_softcap: cap of the scores, which transformers ignores; None: no cap.

@@ -31,7 +31,7 @@ class Config(gpt.Config):
 
     Args:
         head_dim: width of a head; None: d_model / num_heads.
-        window: number of keys that a query of every second layer attends to, its own included;
+        window: number of keys that a query of every second layer attends to, itself included;
             None: no windows.
         dropout: as in GPT; the paper names none.
         scale_scores: divide scores by √head_dim, as GPT-2 does and GPT-Neo does not.

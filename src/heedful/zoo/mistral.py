@@ -6,7 +6,7 @@
 | v0.2 | 32     | 4096    | 32    | 8         | 128      | 14336 | none   | 1,000,000 | 7.24B      |
 | v0.3 | 32     | 4096    | 32    | 8         | 128      | 14336 | none   | 1,000,000 | 7.25B      |
 
-LLaMA with grouped-query attention and a sliding window: a query attends to the last W keys, its own
+LLaMA with grouped-query attention and a sliding window: a query attends to the last W keys, itself
 included, so that L layers reach W · L tokens back (sec. 2). The length is that of the released
 configuration.
 """
@@ -35,7 +35,7 @@ class Config(Base):
     """Keys as in LLaMA with the values of the paper; the defaults are version 0.1.
 
     Args:
-        window: number of keys that a query attends to, its own included; None: no window.
+        window: number of keys that a query attends to, itself included; None: no window.
     """
 
     num_kv_heads: int | None = 8

@@ -35,7 +35,7 @@ class Config:
 
     Args:
         window: number of other tokens that a query of a local layer attends to, half on each side.
-        global_every: layers whose index is a multiple of it are global.
+        global_every: period k of global layers: those with index 0, k, 2k and so on.
         rope_base, local_rope_base: rotary base of global and of local layers.
         dropout: on embeddings and hidden units.
         attention_dropout: on attention weights and outputs of attention.
@@ -78,7 +78,7 @@ def build(config: Config) -> EncoderOnly:
     norm, dropout = partial(nn.LayerNorm, eps=config.norm_eps, bias=False), config.attention_dropout
     attention = AttentionSpec(config.num_heads, dropout=dropout, bias=False, out_bias=False)
     mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
-    width, window = head_width(config), config.window // 2 + 1  # its own token included
+    width, window = head_width(config), config.window // 2 + 1  # the token itself included
     global_rope = RotaryPositions(width, config.rope_base)
     local_rope = RotaryPositions(width, config.local_rope_base)
     block = BlockSpec(PreNorm, norm, attention, mlp, dropout, feedforward_dropout=0.0)

@@ -41,15 +41,15 @@ class Name:
 
 @dataclass(frozen=True)
 class Names:
-    """The tensor names of a model, and other tensors that its files may hold.
+    """The tensor names of a model, and of other tensors allowed in its files.
 
     `buffers`, `unused` and `optional` are regular expressions that match whole names; Hugging Face
     names are matched with the prefix and without it.
 
     Args:
-        names: a parameter may have several (tied matrices, older files): a file needs one of them,
-            all that it holds must be equal, and the first is written.
-        prefix: prefix of the tensors of the base model; a file without a head may lack it.
+        names: one parameter can have several (tied matrices, older files): a file needs one of
+            them, those that it holds must be equal, and the first is written.
+        prefix: prefix of the tensors of the base model; files without a head can omit it.
         copies: a name -> the name of the tensor that is used, with a notice, if a file lacks it
             (weights that were tied when the file was written).
         endings: endings of names in older files -> current endings.
@@ -183,8 +183,8 @@ def set_weights(
         only: names of the parameters to set, while the others keep their values; default: all.
     """
     own = weights_of(net)
-    kept = {} if only is None else {name: own[name] for name in own.keys() - set(only)}
-    from_hf(net, {**kept, **tensors}, Names([Name(name, name) for name in own]), where)
+    unchanged = {} if only is None else {name: own[name] for name in own.keys() - set(only)}
+    from_hf(net, {**unchanged, **tensors}, Names([Name(name, name) for name in own]), where)
 
 
 class Slot(NamedTuple):
