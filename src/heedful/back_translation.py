@@ -71,9 +71,7 @@ class BackTranslation:
     optimize: bool | None = None
 
 
-OPTIMIZE_FROM = (
-    20_000  # texts; to translate them takes about as long as to find the fastest backend
-)
+OPTIMIZE_FROM = 20_000  # texts; fewer are translated faster than backends are compared
 
 
 def back_translate(

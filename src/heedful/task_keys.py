@@ -97,7 +97,7 @@ def _of_train(name: str) -> str:
 
 
 def key_of_corpus(name: str) -> str:
-    """The key of a recipe that a task must support to have the key `name` in `data.corpora`.
+    """The recipe key that a task must support for the key `name` of a corpus in `data.corpora`.
 
     For files of training rows it is that of `data.train`, for tags `data.tgt_language`.
     """

@@ -137,7 +137,7 @@ def architecture_and_config(
 
     In increasing precedence: the named size, the Config of the origin model if it has the same
     architecture, keys that the data determine, and the recipe's keys. The origin is the model that
-    the run starts from, or whose layers it copies. The first check of a recipe has no `data`.
+    the run starts from, or whose layers it copies. `data` is None in a first check of the recipe.
 
     Raises:
         UserError: an error in the recipe's `model`.

@@ -145,8 +145,8 @@ class Task(ABC):
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         """Keys of the Config of architecture `name` that follow from the data.
 
-        Keys that the Config lacks are ignored. The first call, before the data are read, checks
-        the recipe without `data`.
+        Keys that the Config lacks are ignored. `data` is None in the first call, which checks
+        the recipe before the data are read.
 
         Raises:
             UserError: the architecture does not fit the task.

@@ -23,7 +23,7 @@ _MIN_SECOND_DIFFERENCES = 8  # needed to estimate the noise
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check as a sentence; `good` without a value: a hint."""
+    """The result of a check as a sentence; `good` is None for a hint."""
 
     good: bool | None
     text: str
