@@ -20,7 +20,6 @@ ONE_STACK = (*STEPS, "model.num_heads=2", "model.num_layers=1")
 SHORT = {
     "translation": (*STEPS, "model.num_encoder_layers=1", "model.num_decoder_layers=1"),
     "rhyme": (*ONE_STACK, "objective.sample_tokens=5"),
-    "language-model": (*ONE_STACK, "tokenizer.vocab_size=280", "objective.sample_tokens=5"),
     "masked-lm": (*ONE_STACK, "tokenizer.vocab_size=60"),
     "classification": (*ONE_STACK, "data.valid_size=8"),
 }
@@ -55,6 +54,8 @@ def shortened(command: str) -> str:
     if command.startswith("heedful optimize"):
         backends = "--backend eager --backend ctranslate2"  # to compile takes a minute
         return f"{command} {backends} --threads 1"
+    if command.startswith("heedful serve"):
+        return f"{command} --check"  # tests/serve/test_process.py has whole servers
     if command.startswith("heedful verify"):
         return f"{command} --no-overfit"
     found = re.match(r"heedful train (\S+)", command)
@@ -139,6 +140,8 @@ def test_commands_and_library_run(folder: Path, commands: Commands) -> None:
             assert " rides" in out.splitlines()[0]
     assert (folder / "exported/model.safetensors").is_file()
     assert (folder / "runs/back/model.safetensors").is_file()
+    assert "<html" in (folder / "inspect.html").read_text(encoding="utf-8")
+    assert (folder / "out/manifest.json").is_file()
     library, _ = blocks("python")
     out = in_a_shell(f"{sys.executable} - <<'PYTHON'\n{library}\nPYTHON", folder)
     assert len(out.splitlines()) == 5, "a translation, three outputs, scores"
