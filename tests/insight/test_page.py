@@ -142,6 +142,13 @@ def test_bad_input_leaves_no_page(
     assert not [*tmp_path.iterdir()]
 
 
+def test_patching_needs_an_output_head(tmp_path: Path) -> None:
+    model_of("bert", head="none").save(tmp_path / "bert")
+    with pytest.raises(UserError, match="has no output head, only states; leave out"):
+        run(tmp_path / "bert", tmp_path / "page.html", patch_from="the dog ran")
+    assert "attention" in run(tmp_path / "bert", tmp_path / "page.html")["views"]
+
+
 def test_an_existing_page_is_kept(folders: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     out.write_text("mine")

@@ -79,6 +79,11 @@ def views_of_text(
     notes: list[Note] = []
     others = None
     if options.patch_from is not None:
+        if model.net.head is None:
+            raise UserError(
+                "patching measures an output, and this model has no output head, only states; "
+                "leave out the text to patch from"
+            )
         others = read_other(reading, options.patch_from, **options.generation)
     longest = max(map(len, reading.ids.values()))
     if window.stop - window.start < longest:
