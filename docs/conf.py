@@ -49,7 +49,6 @@ nb_execution_timeout = 60
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_number_source_lines = False
-nb_merge_streams = True  # a command's lines arrive in pieces
 nb_ipywidgets_js = {}
 
 autodoc_typehints = "none"
@@ -94,12 +93,29 @@ def _add_root(
     context["root"] = "../" * pagename.count("/")
 
 
-def _set_environment() -> None:
-    """The environment of the cells: this installation, a cache of their own, and plain output.
+# Runs in IPython before the cells. IPython asks commands for colors, with which progress bars would
+# move; and its %%bash shows their lines in pieces, which end in the middle of words.
+_STARTUP = """
+import os
+import subprocess
 
-    IPython asks commands for colors, with which progress bars would move; its startup file takes
-    that back.
-    """
+for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "CLICOLOR"):
+    os.environ.pop(name, None)
+
+
+def bash(line, cell):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(["bash", "-c", cell], **pipes, text=True, check=False)
+    print(done.stdout, end="")
+    done.check_returncode()
+
+
+get_ipython().register_magic_function(bash, "cell")
+"""
+
+
+def _set_environment() -> None:
+    """The environment of the cells: this installation, a cache of their own, and plain output."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("COLUMNS", "100")
@@ -107,11 +123,7 @@ def _set_environment() -> None:
     os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
     startup = HERE / "_build" / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True, exist_ok=True)
-    (startup / "plain.py").write_text(
-        "import os\nfor name in ('FORCE_COLOR', 'CLICOLOR_FORCE', 'CLICOLOR'):\n"
-        "    os.environ.pop(name, None)\n",
-        encoding="utf-8",
-    )
+    (startup / "plain.py").write_text(_STARTUP, encoding="utf-8")
 
 
 def setup(app: Any) -> None:
