@@ -1,6 +1,9 @@
 """LibreTranslate's routes, by the calls of libretranslatepy and as JSON; classes and masks."""
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib import error, parse, request
@@ -120,6 +123,23 @@ def test_scores_and_alignments_are_those_of_the_library(served: Any) -> None:
     assert single["scores"] == pytest.approx(answer["scores"][0][:1])
 
 
+def test_requests_that_wait_together_have_the_fields_that_each_asked_for(served: Any) -> None:
+    model, held = served.server.registry.models["de-en"], threading.Event()
+    body = {"q": "a dog", "source": "de", "target": "en"}
+    fields = [{}, {"alignments": "words"}, {"scores": True}, {"alignments": "tokens"}, {}]
+    model.worker.submit(held.wait)
+    with ThreadPoolExecutor(len(fields)) as pool:
+        answers = pool.map(lambda more: call(served, "/translate", {**body, **more})[1], fields)
+        while model.num_texts < len(fields):
+            time.sleep(0.002)
+        held.set()
+        plain, words, scored, tokens, again = answers
+    assert [*plain] == [*again] == ["translatedText"]
+    assert [*scored] == ["translatedText", "scores"]
+    assert words["alignments"][0]["source"] == ["a", "dog"]
+    assert tokens["alignments"][0]["source"] == ["▁a", "▁dog"]
+
+
 def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> None:
     """The net itself aligns what the backend translates."""
     pytest.importorskip("ctranslate2")
@@ -171,6 +191,9 @@ def test_what_cannot_be_translated_is_refused(
     answer = call(served, path, body)
     assert answer[0] == status
     assert reason in answer[1]["error"]
+    if reason == "the model allows 48":
+        assert answer[1]["code"] == "context_length_exceeded"
+        assert answer[1]["values"]["tokens"] > answer[1]["values"]["limit"] == 48
 
 
 def test_classes_and_masks(served: Any) -> None:
