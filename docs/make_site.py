@@ -1,7 +1,7 @@
 """Builds the site in English and Chinese into docs/_build, and checks it; `make docs` runs it.
 
 It fails if a cell or Sphinx fails or warns, if a catalogue lacks a translation or has one of a
-paragraph that was changed, or if a page loads anything from another host.
+paragraph that was changed, if a page loads anything from another host, or if it lacks a picture.
 """
 
 import re
@@ -26,6 +26,8 @@ _LOADED = re.compile(
     re.IGNORECASE,
 )
 
+_DRAWN = re.compile(r"(?:plt\.show\(\)|^\S.*\.plot\(.*\))\n```$", re.MULTILINE)
+
 
 def main() -> None:
     """Build and check; exit with 1 and a line for each problem."""
@@ -41,7 +43,9 @@ def main() -> None:
     for folder, language in LANGUAGES.items():
         shutil.rmtree(BUILD / folder, ignore_errors=True)
         build("html", BUILD / folder, f"language={language}")
-        _exit_with(list(loads_from_other_hosts(BUILD / folder)))
+        _exit_with(
+            [*loads_from_other_hosts(BUILD / folder), *missing_pictures(DOCS, BUILD / folder)]
+        )
         print(f"docs/_build/{folder}/index.html")
 
 
@@ -85,6 +89,17 @@ def loads_from_other_hosts(folder: Path) -> Iterator[str]:
         if path.suffix in (".html", ".css"):
             for match in _LOADED.finditer(path.read_text(encoding="utf-8")):
                 yield f"{path.relative_to(folder)} loads {_short(match.group())}"
+
+
+def missing_pictures(sources: Path, folder: Path) -> Iterator[str]:
+    """A line for each page with fewer pictures than cells that end by showing one."""
+    for source in sorted(sources.glob("*/*.md")):
+        page = (folder / source.relative_to(sources)).with_suffix(".html")
+        cells = len(_DRAWN.findall(source.read_text(encoding="utf-8")))
+        if cells and page.exists():
+            count = len(re.findall(r"<img[^>]*_images/", page.read_text(encoding="utf-8")))
+            if count < cells:
+                yield f"{page.relative_to(folder)} has {count} pictures of {cells} cells"
 
 
 def _short(text: str) -> str:

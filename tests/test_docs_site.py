@@ -87,6 +87,19 @@ def test_a_page_that_loads_from_another_host_is_found(tmp_path: Path, text: str)
     assert [line.split(" loads")[0] for line in check(tmp_path)] == ["page.html"]
 
 
+def test_a_page_without_a_picture_of_its_cell_is_found(tmp_path: Path) -> None:
+    check = script("make_site.py")["missing_pictures"]
+    source, page = tmp_path / "docs" / "a" / "b.md", tmp_path / "site" / "a" / "b.html"
+    for path in (source, page):
+        path.parent.mkdir(parents=True)
+    source.write_text("```{code-cell}\nx.plot()\n```\n\n```{code-cell}\ny; plt.show()\n```\n")
+    page.write_text('<img src="../_images/x.png"><img alt="y" src="../_images/y.png">')
+    assert list(check(tmp_path / "docs", tmp_path / "site")) == []
+    page.write_text('<img src="../_images/x.png">')
+    [line] = check(tmp_path / "docs", tmp_path / "site")
+    assert line == "a/b.html has 1 pictures of 2 cells"
+
+
 def test_every_formula_has_a_line_of_code_and_a_test() -> None:
     """`render` looks up the line and the test of each row, and each formula of the handbook."""
     formulas = script("make_formulas.py")
