@@ -140,7 +140,7 @@ class JobFolder:
             raise cannot_write(self.path / LOG, error) from None
         self.entries[result.index] = entry
 
-    def finish(self, settings: Mapping[str, Any]) -> None:
+    def write_manifest(self, settings: Mapping[str, Any]) -> None:
         """Write the manifest of the complete job."""
         shards = [self.entries[index] for index in sorted(self.entries)]
         totals = {name: sum(entry[name] for entry in shards) for name in ("rows", "errors")}

@@ -66,7 +66,7 @@ class BulkJob:
                 raise UserError(f"{self.task} has no option {name}; leave it out")
 
     def reader(self) -> ShardReader:
-        """The reader of the files; raises UserError if there are none, or for wrong fields."""
+        """The reader of the files; raises UserError for no files or wrong fields."""
         files = tuple(file for path in self.inputs for file in expand_path(path))
         if not files:
             raise UserError("no files are given; name at least one")
@@ -117,10 +117,10 @@ class BulkReport:
 
 
 def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkReport:
-    """Process all shards, or those that an interrupted job has left.
+    """Process all shards, or the remaining ones of an interrupted job.
 
     Args:
-        map_shards: as of `run_locally`, which reports progress by itself where it can.
+        map_shards: processes the shards and reports progress, see `run_locally`.
 
     Raises:
         UserError: settings that contradict each other or those of the job in the folder; a folder
@@ -156,7 +156,7 @@ def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkR
                 "same command continues"
             )
             raise
-        folder.finish(settings)
+        folder.write_manifest(settings)
     return _report(folder)
 
 
@@ -198,7 +198,7 @@ def model_hashes(model: Path) -> dict[str, str]:
     """The SHA-256 of each file of a model directory that its outputs depend on.
 
     Raises:
-        UserError: there are none.
+        UserError: the directory holds no model.
     """
     files = _model_files(model)
     if not files:

@@ -137,7 +137,7 @@ class _RayWorker:
         [shard] = batch["shard"]
         try:
             result: ShardResult | UserError = self._worker(pickle.loads(shard))
-        except UserError as error:  # Ray would wrap it in errors of its own
+        except UserError as error:  # otherwise Ray wraps it in another error
             result = error
         return {"result": [pickle.dumps(result)]}
 
@@ -151,7 +151,7 @@ def _source(data: Any, reader: ShardReader, done: frozenset[int]) -> Any:
         """The shards, pickled, as rows of Ray Data."""
 
         def estimate_inmemory_data_size(self) -> None:
-            """Not known."""
+            """The size is unknown before the files are read."""
             return
 
         def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[Any]:

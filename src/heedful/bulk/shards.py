@@ -91,7 +91,7 @@ class ShardReader:
 
 
 def _rows(chunk: RawChunk) -> list[Row]:
-    """The rows of a chunk; if it cannot be parsed as a whole, of each half on its own."""
+    """The rows of a chunk; a chunk that cannot be parsed is divided into halves."""
     try:
         parsed = chunk.rows()
         return [*map(_row, parsed.lines.tolist(), zip(*parsed.columns, strict=True))]

@@ -12,7 +12,7 @@ from heedful.pipelines.text_generation import Generation
 from heedful.progress import Advance
 
 Model = TypeVar("Model", bound="pipelines.SavedModel")
-Result = dict[str, Any]  # values for JSON; not-a-number and infinities are None
+Result = dict[str, Any]  # values for JSON, with None for NaN and infinities
 DECODING = "decoding"
 _DECODING_NAMES = {option.name for option in fields(Options) if option.metadata["panel"]}
 _SEEDS = 2**63
@@ -21,7 +21,7 @@ _NOT_FINITE = "the model's output is not a finite number"
 
 @dataclass
 class BulkTask(Generic[Model]):
-    """A use of a model for the rows of a shard.
+    """A task of a model on the rows of a shard, such as translation.
 
     Args:
         model: of the kind that the task needs.
@@ -31,7 +31,7 @@ class BulkTask(Generic[Model]):
         kind: the class of the model in `heedful.pipelines`.
         columns: the names of the texts of a row.
         main: the value of a result that a line of the format text holds; "": none.
-        option_names: the options that the task has; `DECODING` stands for those of `Options`.
+        option_names: the options of the task; `DECODING` means all of `Options`.
     """
 
     model: Model
@@ -91,7 +91,7 @@ class Generate(BulkTask["pipelines.Generator"]):
     ) -> list[Result]:
         """See `BulkTask.results`."""
         seed = self.options.get("seed", 0)
-        # As of `Options.seeds`, whatever the shard is.
+        # The same seeds as by `Options.seeds`, for any size of the shards.
         seeds = [(seed + (first + number << 32)) % _SEEDS for number in numbers]
         options = {**self._decoding(), "seed": seeds, "progress": progress}
         outputs = self.model.iterate_generations([[text for text, *_ in rows]], **options)

@@ -94,7 +94,7 @@ class Worker:
         failures: list[Exception] = []
 
         def run(indices: list[int]) -> None:
-            """Fill in the results of some rows; if they fail together, of each half on its own."""
+            """Store the results of rows; a batch that fails is divided into halves."""
             if not indices:
                 return
             texts = [rows[index].texts for index in indices]
@@ -119,7 +119,7 @@ class Worker:
         run(usable)
         if len(failures) == len(usable) > 1:  # no row is the cause
             raise failures[0]
-        counter.finish()
+        counter.report_rest()
         return results
 
     def _errors(self, rows: Sequence[Row], indices: Sequence[int]) -> dict[int, str]:
@@ -140,12 +140,12 @@ class _Counter:
         self._left, self._progress = total, progress
 
     def advance(self, count: int) -> None:
-        """Report rows, up to those that are left."""
+        """Report `count` rows, at most the remaining ones."""
         count = min(count, self._left)
         self._left -= count
         if self._progress is not None:
             self._progress(count)
 
-    def finish(self) -> None:
-        """Report the rows that are left."""
+    def report_rest(self) -> None:
+        """Report the remaining rows."""
         self.advance(self._left)

@@ -125,7 +125,7 @@ def inspect_(
     page needs no network. The same is available as functions:
     heedful.insight.attention(model, text) and others.
 
-    Example: heedful inspect runs/dates --text '14 March 2007' --patch-from '15 March 2007'
+    Example: heedful inspect runs/dates --text 14/03/2007 --patch-from 15/03/2007
 
     Example: heedful inspect runs/dates --out training.html
     """

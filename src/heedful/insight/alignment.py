@@ -117,8 +117,8 @@ def align(
     if unit not in get_args(Unit):
         raise UserError(f"unit must be {' or '.join(get_args(Unit))}, not {unit!r}")
     count = len(model.net.decoder.blocks)
-    chosen = range(count) if layers is None else layers
-    indices = [check_index("layer", layer, count) for layer in chosen]
+    layers = range(count) if layers is None else layers
+    indices = [check_index("layer", layer, count) for layer in layers]
     start = checked_start_ids(model.ids.decoder_start_ids)
     rows = [index for index, pair in enumerate(zip(sources, targets, strict=True)) if all(pair)]
     tables: dict[int, np.ndarray] = {}
@@ -178,8 +178,8 @@ def _by_unit(
         sides = []
         for tokenizer, ids in _sides(model, source, target):
             special = frozenset[int]() if tokenizer is None else tokenizer.special_ids
-            kept = [index for index, token in enumerate(ids) if token not in special]
-            sides.append((kept, pieces(tokenizer, [ids[index] for index in kept])))
+            positions = [index for index, token in enumerate(ids) if token not in special]
+            sides.append((positions, pieces(tokenizer, [ids[index] for index in positions])))
         (columns, names), (rows, target_names) = sides
         return Alignment(weights[np.ix_(rows, columns)], names, target_names)
     (words, of_source), (target_words, of_target) = (
@@ -208,14 +208,14 @@ def words_of(
 
     Special tokens and spaces of their own belong to no word.
     """
-    kept = [index for index, token in enumerate(ids) if token not in tokenizer.special_ids]
+    positions = [index for index, token in enumerate(ids) if token not in tokenizer.special_ids]
     prefixes = tokenizer.decode_batch(
-        [[ids[index] for index in kept[: size + 1]] for size in range(len(kept))]
+        [[ids[index] for index in positions[: size + 1]] for size in range(len(positions))]
     )
     words = tuple(prefixes[-1].split()) if prefixes else ()
     of_ids: list[int | None] = [None] * len(ids)
     before = ""
-    for index, prefix in zip(kept, prefixes, strict=True):
+    for index, prefix in zip(positions, prefixes, strict=True):
         count = len(prefix.split())
         # A prefix that ends in half a character is decoded with U+FFFD, which is part of a word.
         if prefix != before and prefix[-1:].strip() and count:
@@ -235,8 +235,8 @@ def alignment_error_rate(
         possible: links P that may be found, sure ones included; None: S.
     """
     sure = [*sure]
-    found = total = 0
+    matches = total = 0
     for links, must, may in zip(actual, sure, sure if possible is None else possible, strict=True):
-        found += len(links & must) + len(links & (may | must))
+        matches += len(links & must) + len(links & (may | must))
         total += len(links) + len(must)
-    return 1 - found / total if total else 0.0
+    return 1 - matches / total if total else 0.0

@@ -72,7 +72,7 @@ class AttentionMap:
 
     @cached_property
     def summaries(self) -> HeadSummaries:
-        """Numbers to find the heads that are worth a look."""
+        """Statistics of each head, to find heads with a clear function."""
         return summarize(self.weights, is_cross=self.part == "cross")
 
     def plot(self, layer: int, head: int | None = None) -> "Figure":
@@ -124,7 +124,7 @@ def attention(
     Args:
         model: of any family, trained here or imported.
         text: a source, prompt or text.
-        target: of an encoder-decoder; None: its own output.
+        target: of an encoder-decoder; None: the output of `model`.
         options: of that output (`heedful.options.Options`).
 
     Raises:

@@ -89,7 +89,7 @@ def attributions(
     tolerance: float = 1e-3,
     **options: Any,
 ) -> Attributions:
-    """How much each token of a text contributes to the logit of one output.
+    """The contribution of each token of a text to the logit of one output.
 
     * `integrated_gradients` (Sundararajan et al. 2017, equation 1): the gradient by the token
       embeddings, integrated along the straight line from the baseline to the text, times the
@@ -103,8 +103,8 @@ def attributions(
     Args:
         position: index of the position of the output, from 0 or from -1 downwards; None: the first
             mask if there is one, else the last position. A classifier has one, 0.
-        output: the token (a piece as text, or an id) or the label; None: the token that the text
-            has there, else the likeliest.
+        output: the token (a piece as text, or an id) or the label; None: the token of the text at
+            this position, else the most probable one.
         baseline: every token embedding is `zero`, or the `mean` of the embedding matrix. RMSNorm
             hides the scale of its input, so that with rotary positions a path from zero is all in
             its first step.
@@ -137,8 +137,8 @@ def explain(
 ) -> Attributions:
     """`attributions` of a text that is encoded already, by at most `max_intervals`."""
     with evaluating(reading.net):
-        chosen = choose_output(reading, position, output)
-        path = _Path(reading, chosen, baseline)
+        selected = choose_output(reading, position, output)
+        path = _Path(reading, selected, baseline)
         if method == "occlusion":
             scores, error = _occlude(path), None
         else:
@@ -146,7 +146,7 @@ def explain(
         value, baseline_value = path.value(1.0), path.value(0.0)
     return Attributions(
         method,
-        chosen,
+        selected,
         dict(reading.tokens),
         {side: values.double().cpu().numpy() for side, values in scores.items()},
         value,

@@ -100,7 +100,7 @@ def _decoder_scenarios(probe: Probe) -> Iterator[_Scenario]:
 
 
 def _begin(probe: Probe, scenario: _Scenario) -> tuple[_Step, _Reorder | None]:
-    """Start decoding with a net's `start` and `step`; its cache may have `reorder(rows)`."""
+    """Start decoding with a net's `start` and `step`; `reorder(rows)` of its cache is optional."""
     net, capacity = cast(Any, probe.net), probe.width(probe.output_side)
     if probe.is_single_stack:
         pads = torch.tensor(scenario.pads, device=probe.device)

@@ -220,6 +220,6 @@ def _sentences(
 ) -> _Vectors:
     if isinstance(texts, str) or not texts:
         raise UserError("the kind sentences needs a list of texts")
-    kept = [*texts[:limit]]
-    vectors = np.asarray(model.vectors(kept))
-    return _Vectors(kept, range(len(kept)), vectors, len(texts) - len(kept), labels[:limit])
+    shown = [*texts[:limit]]
+    vectors = np.asarray(model.vectors(shown))
+    return _Vectors(shown, range(len(shown)), vectors, len(texts) - len(shown), labels[:limit])

@@ -116,7 +116,7 @@ def infer_kind(
             outputs = "states" if net.head is None else "classes"
     kind = NetKind(("ids",), causal, outputs, reach=1)
     layers = [module for module in net.modules() if isinstance(module, Attention)]
-    # Other nets may have windows, except those with one output per text.
+    # Other nets with one output per position can have windows.
     if any(layer.window is None for layer in layers) if is_heedful_net else kind.is_pooled:
         kind.reach = None
     return kind

@@ -93,20 +93,20 @@ def logit_lens(
             _read_state(reading.head_logits(stack.final_norm(state))[0], best, top_k)
             for state in watched.values()
         ]
-    ids, probabilities, ranks, chosen = (np.stack(column) for column in zip(*rows, strict=True))
+    ids, probabilities, ranks, finals = (np.stack(column) for column in zip(*rows, strict=True))
     positions = reading.tokens[reading.output_side]
     if isinstance(net.head, ClassificationHead):
         positions = positions[:1]
     names = tuple(tuple(reading.output_names(cell.tolist()) for cell in layer) for layer in ids)
     layers = ("embedding", *(f"layer {index}" for index in range(len(rows) - 1)))
-    return LogitLens(layers, positions, ids, names, probabilities, ranks, chosen)
+    return LogitLens(layers, positions, ids, names, probabilities, ranks, finals)
 
 
 def _read_state(logits: Tensor, best: Tensor, top_k: int) -> tuple[np.ndarray, ...]:
     """Ids and probabilities of the likeliest outputs, and rank and probability of `best`."""
     probabilities = logits.float().softmax(-1) if logits.dtype.itemsize < 4 else logits.softmax(-1)
     top = probabilities.topk(min(top_k, probabilities.size(-1)), dim=-1)
-    chosen = logits.gather(-1, best[:, None])
-    ranks = (logits > chosen).sum(-1) + 1
+    best_logits = logits.gather(-1, best[:, None])
+    ranks = (logits > best_logits).sum(-1) + 1
     share = probabilities.gather(-1, best[:, None])[:, 0]
     return tuple(part.cpu().numpy() for part in (top.indices, top.values, ranks, share))

@@ -180,15 +180,15 @@ def cross_entropy(
     logits.
     """
     rows, size = np.arange(len(logits)), logits.shape[1]
-    wanted = np.full_like(logits, smoothing / size)
-    wanted[rows, targets] += 1 - smoothing
+    target_probs = np.full_like(logits, smoothing / size)
+    target_probs[rows, targets] += 1 - smoothing
     shifted = logits - logits.max(-1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
     def backward(dy: Array) -> tuple[Array, ...]:
-        return (dy * (np.exp(log_probs) - wanted),)
+        return (dy * (np.exp(log_probs) - target_probs),)
 
-    return -(wanted * log_probs).sum(), backward
+    return -(target_probs * log_probs).sum(), backward
 
 
 def embedding(

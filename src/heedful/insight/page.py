@@ -31,7 +31,7 @@ def write_page(
     Args:
         facts: lines below the title by a key of the page's texts.
         views: the content by view (`page_data`, `run_views`), as JSON.
-        notes: what is left out.
+        notes: on tokens, layers and views that the page omits.
 
     Raises:
         UserError: the file cannot be written.

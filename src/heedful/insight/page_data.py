@@ -41,8 +41,8 @@ class PageOptions:
 
     Attributes:
         layers, heads: of the attention that is shown; None: all.
-        first, last: the range of tokens of each side that is shown; `last` None: as many as fit.
-        patch_from: a text of as many tokens, whose states are put into the pass of the text.
+        first, last: range of the tokens of each side that are shown; `last` None: up to the limit.
+        patch_from: a text with the same number of tokens, see `patching`.
         sentences, labels: texts of the map of sentences.
         projection: of the maps of embeddings.
         seed: of t-SNE and UMAP.
@@ -64,7 +64,7 @@ class PageOptions:
 def views_of_text(
     model: SavedModel, text: str, target: str | None, options: PageOptions
 ) -> tuple[Views, list[Note]]:
-    """Every view that a model has of a text, and notes on what is left out.
+    """All views of a text by a model, and notes on omitted parts.
 
     Raises:
         UserError: as of `attention`; no such layer, head or range of tokens.
@@ -73,8 +73,8 @@ def views_of_text(
     window = _window(reading, options)
     outputs = [token for token in reading.outputs if token is not None]
     ids: Any = reading.ids[next(iter(reading.ids))]
-    given = {"target": outputs} if isinstance(model, Translator) else {}
-    inputs: Any = {"text": list(ids), **given}
+    target_ids = {"target": outputs} if isinstance(model, Translator) else {}
+    inputs: Any = {"text": list(ids), **target_ids}
     views: Views = {"tokens": _tokens(reading, text, target)}
     notes: list[Note] = []
     others = None
@@ -177,21 +177,21 @@ def _attention_part(
         if options.layers is None
         else [check_index("layer", layer, count) for layer in options.layers]
     )
-    chosen = (
+    shown_heads = (
         [*range(heads)]
         if options.heads is None
         else [check_index("head", head, heads) for head in options.heads]
     )
     shown = slice(window.start, window.stop)
-    weights = attention_map.weights[np.ix_(layers, chosen)][..., shown, shown]
+    weights = attention_map.weights[np.ix_(layers, shown_heads)][..., shown, shown]
     summaries = {
-        name: _rounded(values[np.ix_(layers, chosen)])
+        name: _rounded(values[np.ix_(layers, shown_heads)])
         for name, values in attention_map.summaries._asdict().items()
     }
     return {
         "part": attention_map.part,
         "layers": layers,
-        "heads": chosen,
+        "heads": shown_heads,
         "queries": attention_map.queries[shown],
         "keys": attention_map.keys[shown],
         "weights": base64.b64encode(np.rint(weights * 255).astype(np.uint8).tobytes()).decode(),
@@ -381,7 +381,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rounded(values: np.ndarray, digits: int = 4) -> Any:
-    """Nested lists of rounded numbers; None for what is not finite, which JSON lacks."""
+    """Nested lists of rounded numbers; None for NaN and infinities, which JSON lacks."""
     rounded = np.round(values.astype(np.float64), digits)
     shown = rounded.astype(object)
     shown[~np.isfinite(rounded)] = None

@@ -72,12 +72,13 @@ def patching(
     output: str | int | None = None,
     **options: Any,
 ) -> Patching:
-    """Put each state of another text into the pass of a text, one at a time (Meng et al. 2022).
+    """Activation patching: replace one state of a text's forward pass at a time by that of another
+    text (Meng et al. 2022).
 
     A large effect shows where the information is on which the output depends.
 
     Args:
-        other: a text of as many tokens.
+        other: a text with the same number of tokens.
         target: of an encoder-decoder, for both texts; None: the output for `text`.
         stack: `encoder` or `decoder`; None: the encoder where there is one.
         position, output: as of `attributions`.

@@ -163,7 +163,7 @@ def read(model: SavedModel, text: Text, target: Text | None = None, **options: A
 
     Args:
         text: a source, prompt or text; or its ids.
-        target: of an encoder-decoder; None: its own output.
+        target: of an encoder-decoder; None: the output of `model`.
         options: of the output (`heedful.options.Options`), such as `beam_size` and `tgt_language`.
 
     Raises:

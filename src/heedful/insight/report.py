@@ -88,7 +88,7 @@ class Report:
         return "\n".join([*lines, self.summary()])
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON; errors that are not finite are None."""
+        """The report as JSON, with None for errors that are NaN or infinite."""
         checks = [asdict(result) for result in self.results]
         for row in checks:
             if row["error"] is not None and not math.isfinite(row["error"]):

@@ -54,8 +54,8 @@ def _chart(name: str, **series: list[tuple[int, float]]) -> dict[str, Any]:
         finite = [(step, value) for step, value in points if np.isfinite(value)]
         stride = -(-len(finite) // _MAX_POINTS) or 1
         if finite:
-            kept = finite[::stride] + ([finite[-1]] if (len(finite) - 1) % stride else [])
-            shown.append({"name": label, "points": [[s, _short(v)] for s, v in kept]})
+            points = finite[::stride] + ([finite[-1]] if (len(finite) - 1) % stride else [])
+            shown.append({"name": label, "points": [[s, _short(v)] for s, v in points]})
     return {"name": name, "series": shown}
 
 

@@ -229,7 +229,7 @@ def sampling_steps(
     """
     generator, row, request, searcher = _prepare(model, text, options, is_beam=False)
     steps: dict[int, list[tuple[str, Tensor]]] = {}
-    chosen: list[int] = []
+    tokens: list[int] = []
     reason = "length"
     with evaluating(generator.net):
         start, state = searcher.open([row], request, 1)
@@ -245,11 +245,11 @@ def sampling_steps(
             steps_per_read=1,
             **arguments,
         ):
-            chosen += step.tokens
+            tokens += step.tokens
             reason = next(iter(step.ended.values()), reason)
     tokenizer = generator.tgt_tokenizer if generator.has_tokenizer else None
     choices = []
-    for (_, stages), token in zip(sorted(steps.items()), chosen, strict=False):
+    for (_, stages), token in zip(sorted(steps.items()), tokens, strict=False):
         distributions = []
         for name, log_probs in stages:
             probabilities = log_probs.double().softmax(-1)
@@ -270,7 +270,7 @@ def sampling_steps(
         choices.append(
             TokenChoice(tuple(distributions), token, pieces(tokenizer, [token])[0], probability)
         )
-    output = request.decode(chosen) if generator.has_tokenizer else ""
+    output = request.decode(tokens) if generator.has_tokenizer else ""
     seed = None if request.seeds is None else request.seeds[0]
     limit = (float(request.max_new_tokens[0]),) if reason == "length" else ()
     return Sampling(tuple(choices), output, Stop(reason, limit), seed)
@@ -333,13 +333,13 @@ class _Recorder:
         parents = self._beam or [-1] * width
         limit = self._request.max_new_tokens[0]
         is_last = after.length == limit
-        kept: set[tuple[int, int]] = set()
+        in_beam: set[tuple[int, int]] = set()
         beam: list[int] = []
         columns = [values[0].tolist() for values in choice.open]
         for parent, token, value, total in zip(*columns, strict=True):
             is_real = total > -math.inf
             if is_real:
-                kept.add((parent, token))
+                in_beam.add((parent, token))
                 fate: Fate = "cut" if is_last else "kept"
                 self._add(parents[parent], after.length, token, value, total, fate)
             beam.append(len(self.nodes) - 1 if is_real else (beam or [0])[0])
@@ -349,10 +349,10 @@ class _Recorder:
         columns = [values[0].tolist() for values in choice.endings]
         for index, (parent, token, value, total) in enumerate(zip(*columns, strict=True)):
             if total > -math.inf and first_ref + index in finished:
-                kept.add((parent, token))
+                in_beam.add((parent, token))
                 fate = "cut" if is_last and self._forces_eos else "finished"
                 self._add(parents[parent], after.length, token, value, total, fate)
-        self._add_pruned(beams, log_probs, kept, parents)
+        self._add_pruned(beams, log_probs, in_beam, parents)
         self._beam = beam
         if not bool(after.is_open[0]):
             self.stop = self._stop(after, is_last=is_last)
@@ -380,18 +380,18 @@ class _Recorder:
         self,
         beams: Beams,
         log_probs: Float[Tensor, "N V"],
-        kept: set[tuple[int, int]],
+        in_beam: set[tuple[int, int]],
         parents: list[int],
     ) -> None:
-        """Add the best candidates that were not kept, as many as the beam holds."""
+        """Add the best candidates outside the beam, up to the beam size."""
         width, size = beams.log_prob.size(1), log_probs.size(1)
         rows = log_probs.expand(width, -1) if len(log_probs) == 1 else log_probs
         totals = (beams.log_prob[0][:, None] + rows.double()).flatten()
-        best = totals.topk(min(len(totals), width + len(kept)))
+        best = totals.topk(min(len(totals), width + len(in_beam)))
         count = 0
         for index, total in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             parent, token = divmod(index, size)
-            if (parent, token) in kept or total == -math.inf or count == width:
+            if (parent, token) in in_beam or total == -math.inf or count == width:
                 continue
             count += 1
             value = float(rows[parent, token])

@@ -107,10 +107,10 @@ def verify(
 
     Example: `print(verify(net, causal=True).summary())`
     """
-    given: Any = net  # which may be of another type than it is annotated with
-    if not isinstance(given, nn.Module):
-        hint = "; of a model, its net" if hasattr(given, "net") else ""
-        raise UserError(f"verify needs a torch.nn.Module, not {describe(given)}{hint}")
+    candidate: Any = net  # callers without a type checker may pass anything
+    if not isinstance(candidate, nn.Module):
+        hint = "; of a model, its net" if hasattr(candidate, "net") else ""
+        raise UserError(f"verify needs a torch.nn.Module, not {describe(candidate)}{hint}")
     numbers: dict[str, Any] = {"length": length, "vocab_size": vocab_size}
     numbers |= {"src_vocab_size": src_vocab_size, "tgt_vocab_size": tgt_vocab_size}
     for name, number in numbers.items():

@@ -187,11 +187,11 @@ class Watch(Mapping[str, Tensor]):
         self._handles.clear()
 
     def _matching(self, name: str) -> list[str]:
-        found = [site for site in self._sites if site == name or fnmatchcase(site, name)]
-        if not found:
+        matches = [site for site in self._sites if site == name or fnmatchcase(site, name)]
+        if not matches:
             known = format_names([*self._sites], str, most=12)
             raise UserError(f"the net has nothing named {name}; names: {known}")
-        return found
+        return matches
 
     def _hook(self, name: str) -> None:
         if name in self._handles:

@@ -61,7 +61,7 @@ async def _answer_http_error(request: Request, error: Any) -> Response:
 
 async def _answer_invalid(request: Request, error: Any) -> Response:
     """One line for a body that has not the declared form."""
-    first = _most_telling(error.errors())
+    first = _most_specific(error.errors())
     where = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         message, name = f"the body is not JSON: {first['ctx']['error']}", None
@@ -87,10 +87,11 @@ async def _answer_invalid(request: Request, error: Any) -> Response:
     return JSONResponse(answer.body(request.url.path), 400)
 
 
-def _most_telling(errors: Any) -> Any:
-    """One of the errors of a body's first bad field, of which each type that it may have has one.
+def _most_specific(errors: Any) -> Any:
+    """The most specific error of the first bad field of a body.
 
-    It is the one that lies deepest in the field, and is not about the field's type if it can be.
+    A field of several types has one error for each type. The deepest one is taken, and among these
+    preferably one that is not about the type itself.
     """
     own = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
     types = ("string_type", "list_type", "int_type")

@@ -60,15 +60,15 @@ class BatchEngine:
         if not self._waiting:
             return False
         batch = self._next_batch()
-        taken = {row.order for row in batch}
-        self._waiting = [row for row in self._waiting if row.order not in taken]
+        orders = {row.order for row in batch}
+        self._waiting = [row for row in self._waiting if row.order not in orders]
         self.observe(len(batch), len(batch) * max(row.size for row in batch))
         results = self._results(batch)
         deliveries: Deliveries = []
         for row, value in zip(batch, results, strict=True):
             if row.job.add_result(row.number, value):
                 row.job.cancelled = isinstance(value, Exception)  # its other rows need not run
-                deliveries.append(row.job.finish)
+                deliveries.append(row.job.complete)
         self.deliver(deliveries)
         return True
 
@@ -79,7 +79,7 @@ class BatchEngine:
         self.deliver([partial(job.fail, error) for job in jobs])
 
     def _next_batch(self) -> list[_Row]:
-        """The oldest row, and as many of similar length as fit, of jobs with the same key."""
+        """The oldest row and rows of similar length with the same key, up to `batch_tokens`."""
         oldest = self._waiting[0]
         alike = [row for row in self._waiting[:WINDOW] if row.job.key == oldest.job.key]
         alike.sort(key=lambda row: (row.size, row.order))

@@ -19,7 +19,7 @@ _ONLY_MODEL = "Name of a model; default: the only one for this route."
 
 
 def _example(**body: Any) -> ConfigDict:
-    """The configuration of a body with an example; MODEL stands for the name of a model."""
+    """The configuration of a body with an example; MODEL is a placeholder for a model's name."""
     return ConfigDict(json_schema_extra={"examples": [body]})
 
 
@@ -94,11 +94,14 @@ class CompletionBody(Sampling):
     )
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
         None,
-        description="Add the log-probability of each token, and so many of the most probable ones.",
+        description="Add the log-probability of each token, and of this number of most probable "
+        "tokens.",
     )
-    echo: Off = Field(None, description="Not supported.")
-    best_of: Literal[1] | None = Field(None, description="Not supported.")
-    suffix: None = Field(None, description="Not supported.")
+    echo: Off = Field(None, description="Echo of the prompt: not supported.")
+    best_of: Literal[1] | None = Field(
+        None, description="Selection among several outputs: not supported."
+    )
+    suffix: None = Field(None, description="Text after the completion: not supported.")
 
 
 class ContentPart(Body):
@@ -145,7 +148,7 @@ class ChatBody(Sampling):
     )
     logprobs: bool | None = Field(None, description="Add the log-probability of each token.")
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Add so many of the most probable tokens; needs logprobs."
+        None, description="Number of most probable tokens to add; needs logprobs."
     )
     response_format: TextFormat | None = Field(None, description="Text is the only format.")
 

@@ -50,13 +50,13 @@ def timed_protocol(read_timeout: float) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:
-            """Answer what is not HTTP as other errors; called while h11's error is handled."""
+            """Answer a request that is not HTTP; called while h11's error is handled."""
             for event in _answer_to(sys.exc_info()[1]):
                 self.transport.write(self.conn.send(event))
             self.transport.close()
 
         def _unsupported_upgrade_warning(self) -> None:
-            """Nothing: a request to change the protocol is answered in HTTP/1.1."""
+            """Log nothing: a request to change the protocol is answered in HTTP/1.1."""
 
         def _start_timer(self) -> None:
             self._timer = self.loop.call_later(read_timeout, self.transport.close)

@@ -11,7 +11,7 @@ from heedful.backends.torch.prefixes import MIN_TOKENS
 from heedful.errors import UserError
 from heedful.serve.jobs import Deliveries, GenerationJob, Piece
 
-READ_AT_ONCE = 512  # tokens of prompts between two steps, so that outputs in progress go on
+READ_AT_ONCE = 512  # tokens of prompts between two steps, to limit the delay of outputs in progress
 MAX_ROWS = 256
 
 
@@ -41,7 +41,7 @@ class ContinuousEngine:
         self.deliver = deliver
         self.observe = observe
         self._waiting: deque[tuple[Output, GenerationJob, int]] = deque()
-        # Of outputs in progress: the job, the index in it, and tokens that are not delivered yet.
+        # For each output in progress: its job, its index there, and undelivered tokens.
         self._jobs: dict[Output, tuple[GenerationJob, int, list[NewToken]]] = {}
 
     def add(self, job: GenerationJob) -> None:
@@ -160,12 +160,12 @@ class ContinuousEngine:
 
 def _piece(index: int, tokens: list[NewToken]) -> Piece:
     """Tokens of one output, the last of which may end it."""
-    output, chosen = tokens[-1].output, [new for new in tokens if new.token is not None]
+    output, new_tokens = tokens[-1].output, [new for new in tokens if new.token is not None]
     return Piece(
         index,
-        [new.token for new in chosen if new.token is not None],
-        [new.log_prob for new in chosen],
-        [new.top for new in chosen],
+        [new.token for new in new_tokens if new.token is not None],
+        [new.log_prob for new in new_tokens],
+        [new.top for new in new_tokens],
         output.reason,
         output.error,
     )

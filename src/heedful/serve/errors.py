@@ -20,7 +20,7 @@ _TYPES = {
     504: "timeout_error",
 }
 Code = Literal[
-    "invalid_request",  # a problem that has no code of its own
+    "invalid_request",  # any other problem of a request
     "invalid_parameter",  # name
     "limit_exceeded",  # name, value, limit
     "context_length_exceeded",  # tokens, limit

@@ -25,11 +25,11 @@ _OPTIONS = (
 
 @dataclass
 class Choice:
-    """One output, as far as it has been generated.
+    """The generated part of one output.
 
     Attributes:
         log_probs, top: of each token; see `Piece`.
-        finish_reason: `stop` or `length`, of OpenAI's API; None: it goes on.
+        finish_reason: `stop` or `length`, of OpenAI's API; None: in progress.
     """
 
     text: TextPieces

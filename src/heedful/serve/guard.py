@@ -28,7 +28,7 @@ PUBLIC = {"/health/live", "/health/ready", *FILES}  # routes that need no key, a
 _INFO = "heedful.request"
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _FORM = "application/x-www-form-urlencoded"
-_GRACE = 1.0  # seconds that a stream has to report its own time limit
+_GRACE = 1.0  # seconds for a stream to report that its time limit is reached
 _log = logging.getLogger("heedful.serve")
 
 
@@ -303,8 +303,8 @@ def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], bo
             fields[name] = [*(known if isinstance(known, list) else [known]), value]
         else:
             fields[name] = value
-    kept = [(n, v) for n, v in scope["headers"] if n not in (b"content-type", b"content-length")]
-    scope["headers"] = [*kept, (b"content-type", b"application/json")]
+    others = [(n, v) for n, v in scope["headers"] if n not in (b"content-type", b"content-length")]
+    scope["headers"] = [*others, (b"content-type", b"application/json")]
     return json.dumps(fields).encode()
 
 

@@ -36,7 +36,7 @@ class Job:
     results: dict[int, Any] = field(default_factory=dict)
 
     def cancel(self) -> None:
-        """Drop what has not begun."""
+        """Skip the rows that have not begun."""
         self.cancelled = True
 
     def add_result(self, index: int, value: Any) -> bool:
@@ -49,7 +49,7 @@ class Job:
         if not self.result.done():
             self.result.set_exception(error)
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Deliver the results, or the first error; called in the event loop."""
         if self.result.done():
             return
@@ -73,10 +73,10 @@ class Piece:
 
     Attributes:
         index: of the output.
-        log_probs: of the tokens; NaN where they were not asked for.
+        log_probs: of the tokens; NaN where they were not requested.
         top: for each token the most probable tokens and their log-probabilities.
-        reason: why the output ended; None: it goes on.
-        error: why it was given up.
+        reason: why the output ended; None: it is in progress.
+        error: the error that ended it.
     """
 
     index: int
@@ -99,7 +99,7 @@ class GenerationJob:
         limit: largest number of tokens, prompt and new ones, of an output.
         streams: the client reads tokens as they come.
         pieces: of the outputs as they are generated; filled in the event loop.
-        cancelled: nobody waits for the rest any more.
+        cancelled: the remaining tokens are not needed.
     """
 
     rows: list[list[int]]

@@ -60,7 +60,8 @@ class Keys:
         if key is None or not key.isascii():
             return None
         role = None
-        for known, is_admin in self._is_admin.items():  # all, so that the time tells nothing
+        # All keys are compared, so that the time does not depend on the match.
+        for known, is_admin in self._is_admin.items():
             if hmac.compare_digest(known, key.encode()):
                 role = "admin" if is_admin else "user"
         return role

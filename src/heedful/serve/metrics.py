@@ -15,7 +15,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Metrics:
-    """Counts of one server, in a registry of its own."""
+    """Prometheus metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

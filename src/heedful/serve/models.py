@@ -30,8 +30,8 @@ class ServedModel:
 
     Attributes:
         engine: of whole rows.
-        generator: of outputs token by token; None for other models than language models.
-        is_continuous: `generator` is a continuous batch, whose jobs may have any number of outputs.
+        generator: of outputs token by token; only for language models, else None.
+        is_continuous: `generator` is a continuous batch, for jobs with any number of outputs.
     """
 
     def __init__(self, name: str, model: Any, settings: Settings, metrics: Metrics) -> None:

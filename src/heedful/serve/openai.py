@@ -22,7 +22,7 @@ from heedful.serve.jobs import Job
 from heedful.serve.models import Registry, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
-_LEAST = -9999.0  # stands for -inf, which JSON has not
+_LEAST = -9999.0  # in place of -inf, which JSON lacks
 
 
 def registry_of(request: Request) -> Registry:
@@ -35,7 +35,7 @@ def registry_of(request: Request) -> Registry:
 async def models(request: Request) -> dict[str, Any]:
     """The models of the server."""
     served = registry_of(request).models.values()
-    return {"object": "list", "data": [_model_entry(each) for each in served]}
+    return {"object": "list", "data": [_model_entry(served_model) for served_model in served]}
 
 
 @router.get("/models/{name:path}")
@@ -275,7 +275,7 @@ def _chat_part(task: Task, index: int, choice: Choice, text: str, first: int) ->
 
 
 def _completion_log_probs(task: Task, choice: Choice, first: int) -> dict[str, Any] | None:
-    """Of the tokens from `first` on; an offset is that of the token in the text of all."""
+    """The log-probabilities of the tokens from `first`; offsets are in the text of all tokens."""
     if task.num_top is None:
         return None
     decode = task.served.model.tokenizer.decode
@@ -284,7 +284,7 @@ def _completion_log_probs(task: Task, choice: Choice, first: int) -> dict[str, A
         "tokens": [decode([token]) for token in ids[first:]],
         "token_logprobs": [max(value, _LEAST) for value in choice.log_probs[first:]],
         "top_logprobs": [
-            # Of tokens with the same text the most probable one, which comes first, is kept.
+            # The first of several tokens with the same text is the most probable one: it wins.
             {decode([token]): max(value, _LEAST) for token, value in reversed(tokens)}
             for tokens in choice.top[first:]
         ],
@@ -304,7 +304,7 @@ def _chat_log_probs(task: Task, choice: Choice, first: int) -> dict[str, Any] | 
 
     columns = choice.text.ids[first:], choice.log_probs[first:], choice.top[first:]
     content = [
-        {**entry(token, value), "top_logprobs": [entry(*each) for each in top]}
+        {**entry(token, value), "top_logprobs": [entry(*candidate) for candidate in top]}
         for token, value, top in zip(*columns, strict=True)
     ]
     return {"content": content, "refusal": None}

@@ -60,7 +60,7 @@ def check_models(directories: Mapping[str, Path], settings: Settings) -> list[st
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; raises UserError if there is none."""
+    """A listening socket; raises UserError if the address cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -83,8 +83,8 @@ async def detect_language(body: DetectBody, request: Request) -> list[dict[str, 
     known = {source for served in translators for source in _sources_of(served)}
     if not known:
         raise HttpError(404, "the server's translators do not name their source languages")
-    found = await asyncio.to_thread(detect, body.q, known)
-    return [_confidence(code, probability) for code, probability in found]
+    languages = await asyncio.to_thread(detect, body.q, known)
+    return [_confidence(code, probability) for code, probability in languages]
 
 
 def _confidence(code: str, probability: float) -> dict[str, Any]:
@@ -93,16 +93,16 @@ def _confidence(code: str, probability: float) -> dict[str, Any]:
 
 async def _detected(registry: Registry, text: str, target: str) -> dict[str, Any]:
     """The most probable language that can be translated into the target."""
-    fitting = [each for each in _translators(registry) if target in targets_of(each.model)]
-    known = {source for each in fitting for source in _sources_of(each)} - {target}
+    fitting = [served for served in _translators(registry) if target in targets_of(served.model)]
+    known = {source for served in fitting for source in _sources_of(served)} - {target}
     if not known:
         raise HttpError(400, "source auto needs a translator that names its source language")
-    found = await asyncio.to_thread(detect, text, known)
-    return _confidence(*found[0])
+    languages = await asyncio.to_thread(detect, text, known)
+    return _confidence(*languages[0])
 
 
 def _translators(registry: Registry) -> list[ServedModel]:
-    return [each for each in registry.models.values() if isinstance(each.model, Translator)]
+    return [served for served in registry.models.values() if isinstance(served.model, Translator)]
 
 
 def _sources_of(served: ServedModel) -> list[str]:
@@ -122,12 +122,12 @@ def _translator(registry: Registry, source: str | None, target: str) -> ServedMo
         if source in known and target in (targets_of(served.model) or [target]):
             return served
     pairs = [
-        f"{'/'.join(_sources_of(each)) or 'any'} to {', '.join(targets_of(each.model)) or 'any'}"
-        for each in translators
+        f"{'/'.join(_sources_of(one)) or 'any'} to {', '.join(targets_of(one.model)) or 'any'}"
+        for one in translators
     ]
-    wanted = f"into {target}" if source is None else f"from {source} into {target}"
+    direction = f"into {target}" if source is None else f"from {source} into {target}"
     listed = "; ".join(pairs)
-    message = f"no translator {wanted}; this server has {listed}"
+    message = f"no translator {direction}; this server has {listed}"
     raise HttpError(400, message, code="no_translator", values={"pairs": listed})
 
 
@@ -137,9 +137,13 @@ def _content(body: TranslateBody, results: list[Any], detected: Any) -> dict[str
         "translatedText": [outputs[0].text for outputs, _ in results],
     }
     if body.alternatives:
-        columns["alternatives"] = [[each.text for each in outputs[1:]] for outputs, _ in results]
+        columns["alternatives"] = [
+            [output.text for output in outputs[1:]] for outputs, _ in results
+        ]
     if body.scores:
-        columns["scores"] = [[_finite(each.score) for each in outputs] for outputs, _ in results]
+        columns["scores"] = [
+            [_finite(output.score) for output in outputs] for outputs, _ in results
+        ]
     if body.alignments is not None:
         columns["alignments"] = [aligned for _, aligned in results]
     if detected is not None:

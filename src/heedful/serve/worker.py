@@ -11,7 +11,7 @@ class Engine(Protocol):
     """Work in turns, on one thread."""
 
     def turn(self) -> bool:
-        """Do a part of the work; returns False if there is none."""
+        """Do a part of the work; returns False if no work is queued."""
 
     def fail(self, error: Exception) -> None:
         """Give up all work, after a turn that raised an error."""
