@@ -401,7 +401,7 @@ def test_watch_reports_wrong_names_and_shapes(models: dict[str, Any]) -> None:
             net(ids)
         watched.restore()
         watched.patch("decoder.0.feedforward.state", torch.zeros(1, 9, 16), [0])
-        with pytest.raises(UserError, match="as many tokens"):
+        with pytest.raises(UserError, match="of the same length"):
             net(ids)
 
 

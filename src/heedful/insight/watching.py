@@ -153,7 +153,7 @@ class Watch(Mapping[str, Tensor]):
             if values.shape[1:] != tensor.shape[1:] or values.size(0) not in (1, tensor.size(0)):
                 raise UserError(
                     f"{name} has shape {tuple(tensor.shape)}, but the values to patch have "
-                    f"{tuple(values.shape)}; take them from a text of as many tokens"
+                    f"{tuple(values.shape)}; take them from a text of the same length"
                 )
             if positions is None:
                 return values.to(tensor).expand_as(tensor)
