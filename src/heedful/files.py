@@ -299,7 +299,7 @@ def write_directory(
 
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that killed writers of `path` left beside it."""
-    # Not those of a path whose name only begins in the same way, such as out.align beside out.
+    # The pattern excludes files of other paths with this prefix, such as out.align beside out.
     named = re.compile(rf"\.{re.escape(path.name)}(?:\.folder|\.old)?\.(\d+)\.tmp")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         name = named.fullmatch(left.name)

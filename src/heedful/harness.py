@@ -101,7 +101,7 @@ class HeedfulLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
     def _loglikelihood_tokens(
         self, requests: Sequence[Window], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation, and whether each of its tokens is the likeliest.
+        """Log-probability of each continuation, and True if greedy decoding would generate it.
 
         A row that is too long loses tokens at its start.
         """

@@ -1,6 +1,6 @@
 """The interface of backends: token ids in, token ids, scores or states out.
 
-A backend knows neither text nor tokenizers nor the task of a model.
+Backends do not handle texts, tokenizers or tasks.
 """
 
 from collections.abc import Callable, Iterator

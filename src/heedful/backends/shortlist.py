@@ -2,7 +2,7 @@
 
 The candidate lists of Jean et al. 2015, "On Using Very Large Target Vocabulary for Neural Machine
 Translation", sec. 3.3: for a sentence the most frequent target tokens and, for each of its tokens,
-the likeliest translations. Their probabilities are IBM Model 1's (Brown et al. 1993, "The
+the most probable translations. Their probabilities are IBM Model 1's (Brown et al. 1993, "The
 Mathematics of Statistical Machine Translation", sec. 4.1), by EM over the training pairs' subwords.
 """
 

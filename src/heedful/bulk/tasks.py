@@ -248,7 +248,7 @@ class Embed(BulkTask["pipelines.SavedModel"]):
 
 
 class Classify(BulkTask["pipelines.Classifier"]):
-    """The likeliest class of a text; texts that are too long are cut."""
+    """The most probable class of a text; texts that are too long are cut."""
 
     kind = "Classifier"
     main = "label"
@@ -281,7 +281,7 @@ class Classify(BulkTask["pipelines.Classifier"]):
 
 
 class ClassifyPairs(Classify):
-    """The likeliest class of a pair of texts; otherwise as `Classify`."""
+    """The most probable class of a pair of texts; otherwise as `Classify`."""
 
     columns = ("text", "pair")
 

@@ -45,7 +45,7 @@ def run_recipe(
 ) -> "TrainingRun":
     """Train into a folder, with a progress bar unless the console is quiet.
 
-    An interrupted run ends the command with code 130; `again` says how to continue it.
+    An interrupted run ends the command with code 130; `again` is the advice how to continue it.
     """
     from heedful.processes import current
     from heedful.progress import use_display

@@ -26,10 +26,10 @@ class LogitLens:
         layers: names of the rows: "embedding", "layer 0", ….
         positions: tokens of the columns; the first token only for a classifier, whose head reads
             that position.
-        ids: (L + 1, P, k), the likeliest outputs, best first.
+        ids: (L + 1, P, k), the most probable outputs, best first.
         names: the same as pieces, or as labels of the classes.
         probabilities: (L + 1, P, k).
-        ranks: (L + 1, P), rank of the last layer's likeliest output; 1 is the likeliest.
+        ranks: (L + 1, P), rank of the last layer's most probable output; 1 is the most probable.
         final_probabilities: (L + 1, P), the probability of that output.
     """
 
@@ -42,7 +42,7 @@ class LogitLens:
     final_probabilities: Float[np.ndarray, "R P"]
 
     def plot(self) -> "Figure":
-        """A heat map of the largest probability, with the likeliest token in each cell."""
+        """A heat map of the largest probability, with the most probable token in each cell."""
         figure, axes = new_figure(len(self.positions), len(self.layers), cell=0.7)
         heat_map(
             axes,
@@ -66,7 +66,7 @@ class LogitLens:
 def logit_lens(
     model: SavedModel, text: Text, target: Text | None = None, *, top_k: int = 5, **options: Any
 ) -> LogitLens:
-    """The likeliest outputs of every layer at every position (nostalgebraist 2020, "logit lens").
+    """Logit lens (nostalgebraist 2020): the most probable outputs of every layer at each position.
 
     Of an encoder-decoder these are the layers of the decoder. The states of a layer are put through
     the final norm of the stack and the output head, so that the last row has the model's own
@@ -103,7 +103,7 @@ def logit_lens(
 
 
 def _read_state(logits: Tensor, best: Tensor, top_k: int) -> tuple[np.ndarray, ...]:
-    """Ids and probabilities of the likeliest outputs, and rank and probability of `best`."""
+    """Ids and probabilities of the most probable outputs, and rank and probability of `best`."""
     probabilities = logits.float().softmax(-1) if logits.dtype.itemsize < 4 else logits.softmax(-1)
     top = probabilities.topk(min(top_k, probabilities.size(-1)), dim=-1)
     best_logits = logits.gather(-1, best[:, None])

@@ -133,7 +133,7 @@ class SearchTree:
 
 @dataclass(frozen=True)
 class Distribution:
-    """The likeliest next tokens after a rule.
+    """The most probable next tokens after a rule.
 
     Attributes:
         rule: "model", before any rule, or the name of the rule.

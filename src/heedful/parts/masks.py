@@ -49,7 +49,7 @@ def visible_keys(
 class MaskSpec:
     """The mask of one forward pass as a rule over positions, padding and segments.
 
-    No (T, K) tensor is formed until an attention asks for its `bias`. A query without a visible key
+    No (T, K) tensor is formed until an attention layer reads `bias`. A query without a visible key
     has a zero output and zero gradients: its softmax runs over equal finite scores (never NaN,
     forward or backward) and its output is multiplied by 0.
 

@@ -68,8 +68,8 @@ def packed_attention(
 ) -> Float[Tensor, "B H T E"]:
     """softmax(scale · QKᵀ) V over the visible keys of each query (Dong et al. 2024).
 
-    All run in the type of the values: autocast knows other kernels, not this one, and norms of
-    queries and keys are in fp32 under it.
+    Queries and keys are cast to the type of the values: autocast does not cast the arguments of
+    this kernel, and norms of queries and keys return fp32 under autocast.
     """
     from torch.nn.attention.flex_attention import flex_attention
 

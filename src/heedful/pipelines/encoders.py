@@ -32,7 +32,7 @@ class Filling:
 
 @dataclass(frozen=True)
 class Classification:
-    """The likeliest class of a text, and the probability of each class.
+    """The most probable class of a text, and the probability of each class.
 
     A text that was left out has a blank label and probabilities of NaN.
     """
@@ -130,7 +130,7 @@ class MaskedLanguageModel(Encoder):
         batch_tokens: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Any:
-        """The `top_k` likeliest tokens for each mask of a text, or of each text of a list.
+        """The `top_k` most probable tokens for each mask of a text, or of each text of a list.
 
         Masks are written `<mask>` or `[MASK]`. Each is filled while the others stay masked. The
         result is empty for a text that was left out.
@@ -252,7 +252,7 @@ class Classifier(Encoder):
     def classify(self, texts: Texts, **options: Any) -> list[Classification]: ...
 
     def classify(self, texts: str | Texts, **options: Any) -> Classification | list[Classification]:
-        """The likeliest class of a text, or of each text of a list; see `class_logits`.
+        """The most probable class of a text, or of each text of a list; see `class_logits`.
 
         With one text, `pairs` is one text too.
 

@@ -58,7 +58,7 @@ class ModelMetadata:
         labels: of a classifier, in the order of its logits.
         options: defaults of `heedful.options.Options`.
         plugins: names of the plugins that the architecture needs.
-        language_tags: the token put before a source, by the target language that it asks for.
+        language_tags: the token before a source, by the target language that it selects.
     """
 
     architecture: str

@@ -67,7 +67,7 @@ class Translator(Generator):
         return sources
 
     def _tag_ids(self, tgt_language: str | None) -> list[int]:
-        """The ids of the tag before a source that asks for a target language; [] without tags.
+        """The ids of the tag before a source that selects the target language; [] without tags.
 
         Raises:
             UserError: a language that the model does not translate into; none where it has several.

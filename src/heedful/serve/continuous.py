@@ -45,7 +45,7 @@ class ContinuousEngine:
         self._jobs: dict[Output, tuple[GenerationJob, int, list[NewToken]]] = {}
 
     def add(self, job: GenerationJob) -> None:
-        """Queue all outputs of a job; one that cannot begin is given up with its error."""
+        """Queue all outputs of a job; an output that cannot begin ends with its error."""
         for index in range(len(job.rows) * job.samples):
             prompt, sample = divmod(index, job.samples)
             try:
@@ -107,8 +107,8 @@ class ContinuousEngine:
         return admitted
 
     def _step(self) -> list[NewToken]:
-        """The new tokens of a step. If it fails, each output is read again from its beginning, and
-        those that fail alone are given up."""
+        """The new tokens of a step. If it fails, each output is computed again from its prompt, and
+        those that fail alone end with their error."""
         outputs = list(self.batch.outputs)
         self.observe(len(outputs), len(outputs))
         try:

@@ -40,13 +40,15 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     info_of(request.scope).num_prompt = sum(sizes)
     answers = [
         {
-            "label": each.label,
-            "probability": each.probability,
+            "label": classification.label,
+            "probability": classification.probability,
             "probabilities": {
-                label: value for label, value in each.probabilities.items() if math.isfinite(value)
+                label: value
+                for label, value in classification.probabilities.items()
+                if math.isfinite(value)
             },
         }
-        for each in results
+        for classification in results
     ]
     return JSONResponse({"model": served.name, "results": answers[0] if is_single else answers})
 

@@ -23,7 +23,7 @@ class Job:
         run: returns the results of some rows, in their order.
         rows_each: rows of a batch that each text takes: beams or samples.
         result: of all rows; set in the event loop.
-        cancelled: nobody waits for the results any more.
+        cancelled: the results are not needed any more.
     """
 
     key: Hashable

@@ -183,10 +183,14 @@ async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tu
 def _alignments(
     model: Translator, rows: list[list[int]], outputs: list[list[Generation]], unit: Any
 ) -> list[list[dict[str, Any]]]:
-    """The alignment of each output of each row, by the net itself, whatever backend made it."""
+    """The alignment of each output of each row, computed by the net for any backend."""
     from heedful.insight.alignment import align
 
-    pairs = [(row, output.ids) for row, each in zip(rows, outputs, strict=True) for output in each]
+    pairs = [
+        (row, output.ids)
+        for row, generations in zip(rows, outputs, strict=True)
+        for output in generations
+    ]
     entries: list[dict[str, Any]] = []
     for first in range(0, len(pairs), _ALIGNED):
         sources, targets = zip(*pairs[first : first + _ALIGNED], strict=True)
@@ -199,7 +203,7 @@ def _alignments(
             for alignment in align(model, sources, targets, unit=unit)
         ]
     remaining = iter(entries)
-    return [list(itertools.islice(remaining, len(each))) for each in outputs]
+    return [list(itertools.islice(remaining, len(generations))) for generations in outputs]
 
 
 def _finite(value: float) -> float | None:

@@ -33,7 +33,7 @@ class FixedStep:
     is recorded, and replayed from then on.
 
     Args:
-        cache: whose tensors stay while the step is used: `Cache.reserve` says whether they do.
+        cache: its tensors must stay in place while the step is used, see `Cache.reserve`.
         record: how operations are recorded.
     """
 

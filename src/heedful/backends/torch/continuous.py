@@ -281,7 +281,7 @@ class ContinuousBatch:
     # --- the next tokens ------------------------------------------------------------------------
 
     def _choose(self, outputs: list[Output], logits: Float[Tensor, "N V"]) -> list[NewToken]:
-        """The next token of each output, which it is added to; some of them end."""
+        """Append the next token to each output, by greedy choice or sampling; some outputs end."""
         log_probs = logits.float()
         top: list[list[tuple[int, float]]] = [[] for _ in outputs]
         if any(output.needs_log_probs for output in outputs):
