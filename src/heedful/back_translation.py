@@ -58,7 +58,7 @@ class BackTranslation:
         weight: passes over the back-translated pairs in an epoch (`data.corpora.back.weight`).
         backward_changes: keys of the backward run that differ from the recipe's.
         backward_model: a model of the reverse direction; None: one is trained.
-        decoding: options of the translation, as of `heedful.options.Options`.
+        decoding: options of the translation, as in `heedful.options.Options`.
         optimize: find the fastest backend first; None: for more than `OPTIMIZE_FROM` texts.
     """
 

@@ -35,7 +35,7 @@ class HeedfulLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
     Args:
         path: a model directory, or an open model.
         batch_tokens: padded tokens of a batch.
-        device: as of `heedful.load`.
+        device: as in `heedful.load`.
         batch_size, max_batch_size: accepted from the harness; `batch_tokens` bounds a batch.
 
     Raises:

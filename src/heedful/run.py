@@ -202,7 +202,7 @@ def _train_in(
     *,
     is_temporary: bool,
 ) -> tuple[StopReason, FinalScores | None]:
-    """Train in the folder `out`, and write its report; arguments as of `train`."""
+    """Train in the folder `out`, and write its report; arguments as in `train`."""
     group = processes.current()
     device = group.device(choose_device(recipe.training.device))
     if not group.is_main:

@@ -46,7 +46,7 @@ def open_backend(
     Args:
         backend: auto: the fastest one of `heedful optimize`, or the net where no conversion can be
             used here.
-        device: as of `heedful.load`; auto: the CPU. Measurements are of the CPU, so that backend
+        device: as in `heedful.load`; auto: the CPU. Measurements are of the CPU, so that backend
             auto is the net on every other device.
         threads: of each worker; None: as measured, else 1, or for the net by the size of each pass.
         warn: called with one line where backend auto cannot use a conversion.

@@ -33,12 +33,12 @@ class BulkJob:
 
     Attributes:
         model: the directory.
-        task, pairs: as of `heedful.bulk.tasks.task_class`.
-        inputs: files, folders and patterns, as of `heedful.data.file_names.expand_path`.
+        task, pairs: as in `heedful.bulk.tasks.task_class`.
+        inputs: files, folders and patterns, as in `heedful.data.file_names.expand_path`.
         output: the folder of the job: a new or empty one, or that of the job to continue.
-        fields: for each text of a row its key or column; empty: as of `read_rows`.
+        fields: for each text of a row its key or column; empty: as in `read_rows`.
         options: of the task.
-        format: of the output, as of `heedful.bulk.formats`.
+        format: of the output, as in `heedful.bulk.formats`.
         shard_rows: most rows of a shard.
         load_settings: keywords of `heedful.pipelines.load`; default of its threads: those that the
             job in the folder was started with, or the share of the cores of one of several workers.

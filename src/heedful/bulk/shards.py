@@ -55,9 +55,9 @@ class ShardReader:
     """Reads files in shards, which depend on the content of the files and `shard_rows` alone.
 
     Attributes:
-        files: text, .tsv, .jsonl and .parquet files and tables, as of `heedful.data.rows`.
+        files: text, .tsv, .jsonl and .parquet files and tables, as in `heedful.data.rows`.
         columns: for each column of the rows the key of JSONL, the column of a table, or the
-            number or name of a column of .tsv; None: as of `heedful.data.rows.read_rows`.
+            number or name of a column of .tsv; None: as in `heedful.data.rows.read_rows`.
         shard_rows: most rows of a shard.
     """
 

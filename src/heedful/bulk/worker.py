@@ -41,7 +41,7 @@ class Worker:
     Args:
         model: the directory.
         load_settings: keywords of `heedful.pipelines.load`.
-        task, pairs: as of `heedful.bulk.tasks.task_class`.
+        task, pairs: as in `heedful.bulk.tasks.task_class`.
         options: of the task.
         format: of the output.
         progress: called with the number of rows of each batch; None: the worker is in another

@@ -25,7 +25,7 @@ class AlignmentWriter:
     """Aligns outputs with their sources and writes a line for each, in order.
 
     Args:
-        unit: as of `heedful.insight.alignments`.
+        unit: as in `heedful.insight.alignments`.
         options: with which the sources are encoded.
     """
 

@@ -21,5 +21,5 @@ class ChunkEncoder:
     known: KnownRows
 
     def __call__(self, chunk: ScannedChunk) -> Columns:
-        """The columns of a chunk; errors as of `Encoder`."""
+        """The columns of a chunk; errors as in `Encoder`."""
         return self.encoder(training_rows(chunk, self.split, self.known))

@@ -196,7 +196,7 @@ def collate_chats(
     `indices` holds the first conversation of each row.
 
     Args:
-        chats: ids as of `heedful.data.chats.ChatColumn`: the double of the id of a token, plus 1
+        chats: ids as in `heedful.data.chats.ChatColumn`: the double of the id of a token, plus 1
             for tokens of answers, which are the targets.
         rows: indices of the conversations of each row; each has at least one token.
     """

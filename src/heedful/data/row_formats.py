@@ -140,7 +140,7 @@ def format_of(path: Path) -> str:
 
 
 def read_chunks(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iterator[RawChunk]:
-    """The rows of a file in chunks, at least one; arguments as of `read_rows`."""
+    """The rows of a file in chunks, at least one; arguments as in `read_rows`."""
     kind = format_of(path)
     if kind == "table":
         return _table_chunks(path, fields)

@@ -202,7 +202,7 @@ def open_rows(
     unit: Unit = "line",
     keep_empty: bool = False,
 ) -> FileRows:
-    """The rows of files, to be read in chunks; arguments and errors as of `read_rows`."""
+    """The rows of files, to be read in chunks; arguments and errors as in `read_rows`."""
     groups: list[tuple[str, tuple[Path, ...], Callable[[], Iterator[RawChunk]]]]
     if isinstance(files, Mapping):
         columns = tuple(files)

@@ -57,7 +57,7 @@ def convert_model(
 def _write_onnx(model: SavedModel, directory: Path, precision: str) -> "OnnxFacts":
     """Write the ONNX graph of an encoder into an existing directory; returns its facts.
 
-    Raises UserError if a package is not installed, or as of `write_graphs`.
+    Raises UserError if a package is not installed, or as in `write_graphs`.
     """
     extras.require("onnx", "the backend onnxruntime")
     from heedful.backends.onnxruntime.encoder import OnnxFacts

@@ -92,7 +92,7 @@ def optimize(
 
     Args:
         model: opened eager, from `directory`.
-        texts, answers: held-out text, as of `Prover`.
+        texts, answers: held-out text, as in `Prover`.
         tolerance: allowed loss of conversions that are not float32; None: `prove.TOLERANCES`.
         backends: to try; None: `backends_for` the model.
         threads: counts to measure, of each worker; empty: one, and all cores.

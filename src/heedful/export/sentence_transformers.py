@@ -29,10 +29,10 @@ def export_sentence_transformers(
 
     Args:
         pooling: state of a text: the mean over its tokens (special ones too), the first or last.
-        precision, overwrite, on_notice: as of `export_hf`.
+        precision, overwrite, on_notice: as in `export_hf`.
 
     Raises:
-        UserError: a model that is no encoder, or has no tokenizer; and as of `export_hf`.
+        UserError: a model that is no encoder, or has no tokenizer; and as in `export_hf`.
     """
     check_pooling(pooling)
     if not isinstance(model, Encoder) or not model.has_tokenizer:

@@ -46,7 +46,7 @@ def constrained_beam_search(
 
     Args:
         phrases: ids of each phrase; phrases may overlap in an output, and may be equal.
-        start, state, options: as of `beam_search`.
+        start, state, options: as in `beam_search`.
 
     Raises:
         UserError: as `beam_search`; a phrase that is empty, contains an EOS, or does not fit.
@@ -83,7 +83,7 @@ class _Candidate(NamedTuple):
         negative_met: minus the tokens of phrases in it, see `PhraseProgress.moves`.
         negative_log_prob: minus the log-probability of all its tokens.
         order: of the hypotheses; it decides between equal ones.
-        parent, token, token_log_prob: as of `Extensions`.
+        parent, token, token_log_prob: as in `Extensions`.
         progress: in each phrase.
     """
 

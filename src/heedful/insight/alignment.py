@@ -82,10 +82,10 @@ def alignments(
             (`output`), or of the one that reads it (`input`; Chen et al. 2020, "Accurate Word
             Alignment Induction from Neural Machine Translation"). The better one depends on the
             model: see `benchmarks/alignment.py`.
-        options: as of `attention`.
+        options: as in `attention`.
 
     Raises:
-        UserError: a model without cross-attention; an unknown unit, layer or `at`; as of
+        UserError: a model without cross-attention; an unknown unit, layer or `at`; as in
             `attention`.
     """
     translator = expect_translator(model)
@@ -110,7 +110,7 @@ def align(
 
     Args:
         sources, targets: as the net reads and writes them: with tags, without start ids.
-        unit, layers, at: as of `alignments`.
+        unit, layers, at: as in `alignments`.
     """
     if at not in get_args(Position):
         raise UserError(f"at must be {' or '.join(get_args(Position))}, not {at!r}")

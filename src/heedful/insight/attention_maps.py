@@ -128,7 +128,7 @@ def attention(
         options: of that output (`heedful.options.Options`).
 
     Raises:
-        UserError: as of `heedful.insight.reading.read`.
+        UserError: as in `heedful.insight.reading.read`.
 
     Example: `insight.attention(model, "The cat sat.")["decoder"].plot(layer=0)`
     """

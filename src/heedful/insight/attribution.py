@@ -110,11 +110,11 @@ def attributions(
             its first step.
         tolerance: intervals are halved until the convergence error is at most this share of the
             difference of logits, or there are 64.
-        text, target, options: as of `attention`.
+        text, target, options: as in `attention`.
 
     Raises:
         UserError: a model without an output head; no such position or output; an unknown method;
-            as of `attention`.
+            as in `attention`.
     """
     if method not in get_args(Method):
         raise UserError(f"method must be {' or '.join(get_args(Method))}, not {method!r}")

@@ -74,10 +74,10 @@ def logit_lens(
 
     Args:
         top_k: outputs for each position, at most all.
-        text, target, options: as of `attention`.
+        text, target, options: as in `attention`.
 
     Raises:
-        UserError: a model without an output head; `top_k` below 1; as of `attention`.
+        UserError: a model without an output head; `top_k` below 1; as in `attention`.
     """
     if not isinstance(top_k, int) or top_k < 1:
         raise UserError(f"top_k must be at least 1, not {describe(top_k)}")

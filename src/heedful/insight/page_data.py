@@ -67,7 +67,7 @@ def views_of_text(
     """All views of a text by a model, and notes on omitted parts.
 
     Raises:
-        UserError: as of `attention`; no such layer, head or range of tokens.
+        UserError: as in `attention`; no such layer, head or range of tokens.
     """
     reading = read(model, text, target, **options.generation)
     window = _window(reading, options)

@@ -81,11 +81,11 @@ def patching(
         other: a text with the same number of tokens.
         target: of an encoder-decoder, for both texts; None: the output for `text`.
         stack: `encoder` or `decoder`; None: the encoder where there is one.
-        position, output: as of `attributions`.
-        text, options: as of `attention`.
+        position, output: as in `attributions`.
+        text, options: as in `attention`.
 
     Raises:
-        UserError: texts of different lengths, or the same text; no such stack; as of
+        UserError: texts of different lengths, or the same text; no such stack; as in
             `attributions`.
     """
     reading = read(model, text, target, **options)
@@ -102,7 +102,7 @@ def read_other(reading: Reading, other: Text, **options: Any) -> Reading:
     """The other text of a patching, with the target of the first one.
 
     Raises:
-        UserError: a text of another length, or the same text; as of `read`.
+        UserError: a text of another length, or the same text; as in `read`.
     """
     target = None
     if "target" in reading.ids:
@@ -126,12 +126,12 @@ def patch_outputs(
     stack: str,
     chosen: Sequence[tuple[int | None, str | int | None]],
 ) -> list[Patching]:
-    """The patching of several outputs, each a position and an output as of `attributions`.
+    """The patching of several outputs, each a position and an output as in `attributions`.
 
     A pass with a replaced state gives the log-probabilities of all outputs.
 
     Raises:
-        UserError: as of `attributions`.
+        UserError: as in `attributions`.
     """
     side, blocks = reading.stack_side(stack), len(stacks_of(reading.net)[stack].blocks)
     names = [

@@ -134,7 +134,7 @@ class Reading:
     def states(
         self, embedded: Mapping[Side, Float[Tensor, "N T D"]] | None = None
     ) -> Float[Tensor, "N T D"]:
-        """States of the last stack after its final norm; arguments as of `logits`."""
+        """States of the last stack after its final norm; arguments as in `logits`."""
         net, inputs = self.net, embedded or {side: self.embed(side) for side in self.ids}
         rows = len(inputs[self.output_side])
         last = inputs[self.output_side], self.batch(self.output_side, rows)

@@ -222,7 +222,7 @@ def sampling_steps(
 
     Args:
         top_k_shown: tokens of each distribution.
-        text, options: as of `search_tree`; with a `temperature` it samples, else it is greedy.
+        text, options: as in `search_tree`; with a `temperature` it samples, else it is greedy.
 
     Raises:
         UserError: an encoder; a beam size above 1; constraints by a search.

@@ -22,7 +22,7 @@ class LoRA:
         rank: r, the rank of each update.
         alpha: α; an update is multiplied by α / r.
         dropout: on the input of an update, in training.
-        targets: patterns of linear layers, as of `matches`: those that have an update. The paper
+        targets: patterns of linear layers, as in `matches`: those that have an update. The paper
             adapts queries and values.
         trained: names of other parameters that are trained, such as those of a new head.
     """

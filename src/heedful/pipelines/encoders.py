@@ -164,7 +164,7 @@ class MaskedLanguageModel(Encoder):
     def masked_rows(
         self, texts: str | Sequence[str], too_long: TooLong = "error"
     ) -> list[list[int]]:
-        """Ids of texts with at least one mask; empty if left out. Errors as of `fill`."""
+        """Ids of texts with at least one mask; empty if left out. Errors as in `fill`."""
         is_single = isinstance(texts, str)
         batch = [texts] if isinstance(texts, str) else texts
         check_strings(batch, "texts")
@@ -295,7 +295,7 @@ class Classifier(Encoder):
 
         Args:
             pairs: the second text of each pair, for models trained on pairs.
-            too_long: as of `Options`.
+            too_long: as in `Options`.
         """
         rows, types = self.encode_pairs(texts, pairs, too_long)
         backend = self.backend_with("logits")

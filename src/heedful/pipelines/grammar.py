@@ -94,7 +94,7 @@ class Grammar:
 def with_grammar(model: Any, options: Options) -> Options:
     """The options of a `Generator`, with `json_schema` or `regex` as a prefix function.
 
-    Raises UserError as of `Grammar`, and for options that exclude a grammar.
+    Raises UserError as in `Grammar`, and for options that exclude a grammar.
     """
     for name in ("prefix_function", "draft", "prefixes", "forced"):
         if getattr(options, name) is not None:

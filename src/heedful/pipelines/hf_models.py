@@ -43,14 +43,14 @@ def model_from_hf(
     """Read a model directory in the Hugging Face format; nothing is written.
 
     Args:
-        architecture, config_keys: as of `heedful.import_hf`.
+        architecture, config_keys: as in `heedful.import_hf`.
 
     Returns:
         The model, on the CPU in float32, and notices: settings that are not imported, missing
         files.
 
     Raises:
-        UserError: as of `heedful.import_hf`.
+        UserError: as in `heedful.import_hf`.
     """
     # The type is checked before the weights, which may be of a format that is not read.
     model_type = read_hf_config(directory)["model_type"]

@@ -77,7 +77,7 @@ class LanguageModel(Generator):
     def stream_chat(
         self, messages: Messages, **options: Any
     ) -> collections.abc.Generator[str, None, str]:
-        """The text of `chat` for one conversation in pieces, as of `stream`."""
+        """The text of `chat` for one conversation in pieces, as in `stream`."""
         from heedful.pipelines.chat import as_chats, chat_rows
 
         chats, is_single = as_chats(messages)

@@ -39,7 +39,7 @@ def load(
     as by `heedful.import_hf`, which has more arguments; `model.save` writes it in heedful's.
 
     Args:
-        device: as of `choose_device`.
+        device: as in `choose_device`.
         backend: auto: the fastest that `heedful optimize` found, if it can be used here, else
             eager (the net itself); or eager, compiled, ctranslate2, onnxruntime.
         precision: float32, bfloat16, or int8 of a converted backend; auto: the fastest, or float32.
@@ -104,27 +104,27 @@ def load(
 
 
 def load_translator(path: str | PathLike[str], **settings: Any) -> Translator:
-    """Open an encoder-decoder; settings as of `load`. Raises UserError for other kinds."""
+    """Open an encoder-decoder; settings as in `load`. Raises UserError for other kinds."""
     return expect(load(path, **settings), Translator, "load_translator")
 
 
 def load_language_model(path: str | PathLike[str], **settings: Any) -> LanguageModel:
-    """Open a decoder-only model; settings as of `load`. Raises UserError for other kinds."""
+    """Open a decoder-only model; settings as in `load`. Raises UserError for other kinds."""
     return expect(load(path, **settings), LanguageModel, "load_language_model")
 
 
 def load_masked_language_model(path: str | PathLike[str], **settings: Any) -> MaskedLanguageModel:
-    """Open a masked language model; settings as of `load`. Raises UserError for other kinds."""
+    """Open a masked language model; settings as in `load`. Raises UserError for other kinds."""
     return expect(load(path, **settings), MaskedLanguageModel, "load_masked_language_model")
 
 
 def load_classifier(path: str | PathLike[str], **settings: Any) -> Classifier:
-    """Open a text classifier; settings as of `load`. Raises UserError for other kinds."""
+    """Open a text classifier; settings as in `load`. Raises UserError for other kinds."""
     return expect(load(path, **settings), Classifier, "load_classifier")
 
 
 def load_encoder(path: str | PathLike[str], **settings: Any) -> Encoder:
-    """Open an encoder-only model with any head; settings as of `load`.
+    """Open an encoder-only model with any head; settings as in `load`.
 
     Raises UserError for other kinds.
     """
@@ -145,7 +145,7 @@ def expect(model: SavedModel, kind: type[Kind], purpose: str) -> Kind:
 def _load_hf(
     directory: Path, device: str, backend: str, precision: str, threads: int | None
 ) -> AnyModel:
-    """The model of a directory in the Hugging Face format; arguments as of `load`."""
+    """The model of a directory in the Hugging Face format; arguments as in `load`."""
     if backend not in ("auto", "eager") or precision == "int8":
         raise UserError(
             f"{directory} is in the Hugging Face format, which has no converted backends: run "

@@ -45,7 +45,7 @@ class Translator(Generator):
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]: ...
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
-        """The best translation of a text, or of each text of a list; options as of `generate`.
+        """The best translation of a text, or of each text of a list; options as in `generate`.
 
         Example: `model.translate(["A dog runs.", "A man rides."], beam_size=5)`
         """
@@ -102,7 +102,7 @@ class Translator(Generator):
         The decoder reads `ids.decoder_start_ids` and all of a target but its last token.
 
         Args:
-            tgt_language: as of `Options`, whose tag is put before the sources.
+            tgt_language: as in `Options`, whose tag is put before the sources.
 
         Raises:
             UserError: another number of sources than of targets; a side that is too long.
@@ -135,9 +135,9 @@ class Translator(Generator):
         """Log-probability of each target given its source, EOS included, by teacher forcing.
 
         Args:
-            too_long: as of `Options`; a pair with a side left out has a score of 0 tokens.
+            too_long: as in `Options`; a pair with a side left out has a score of 0 tokens.
             batch_tokens: padded tokens of source and target in a batch.
-            tgt_language: the language of the targets, as of `Options`.
+            tgt_language: the language of the targets, as in `Options`.
         """
         from heedful.pipelines.scoring import score_pairs
 
@@ -156,7 +156,7 @@ class Translator(Generator):
         """Perplexity and token accuracy of the targets given their sources.
 
         Args:
-            too_long, tgt_language: as of `score`.
+            too_long, tgt_language: as in `score`.
         """
         from heedful.pipelines.scoring import teacher_forced
 

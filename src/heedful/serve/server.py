@@ -53,7 +53,7 @@ def serve(
 
 
 def check_models(directories: Mapping[str, Path], settings: Settings) -> list[str]:
-    """Open the keys and models without a socket, and describe each model; errors as of `serve`."""
+    """Open the keys and models without a socket, and describe each model; errors as in `serve`."""
     Keys(settings.keys)
     registry = Registry(directories, settings, Metrics())
     return [f"{name}: {registry.load(name)!r}" for name in directories]

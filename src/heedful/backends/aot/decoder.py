@@ -24,7 +24,7 @@ class Compiled(TorchGenerator):
         weights: the model's own file of weights.
 
     Raises:
-        UserError: as of `CompiledNet`.
+        UserError: as in `CompiledNet`.
     """
 
     name = "compiled"

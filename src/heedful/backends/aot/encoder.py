@@ -117,7 +117,7 @@ class PackedStates:
 def encoder_graphs(
     net: EncoderOnly, precision: str
 ) -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
-    """Each graph of a net, as of `compile.decoder_graphs`; the net's stack gets the precision."""
+    """Each graph of a net, as in `compile.decoder_graphs`; the net's stack gets the precision."""
     if precision == "bfloat16":
         net.encoder.bfloat16()
     if precision == "int8":
@@ -151,7 +151,7 @@ class CompiledEncoder:
         weights: the model's own file of weights.
 
     Raises:
-        UserError: as of `CompiledNet`.
+        UserError: as in `CompiledNet`.
     """
 
     name = "compiled"
