@@ -11,8 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+import httpx
 
 from heedful.serve.connections import report_loop_errors
 from running_server import Keys, Server, Settings, model_of, running, wait_for_free_slots
