@@ -38,7 +38,7 @@ from heedful.zoo import gpt2, marian
 
 SHARE = 0.8  # of the capacity
 NEW_TOKENS = 32
-CLIENTS = 64
+CLIENTS = 256  # as many as the queue takes
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _head(path: str, length: int) -> bytes:
 def running(case: Case, folder: Path, backend: str) -> Any:
     """A server process; yields its port and process id."""
     command = [sys.executable, "-m", "heedful", "serve", f"{case.name}={folder}", "--port", "0"]
-    command += ["--backend", backend, "--max-queue", "256"]
+    command += ["--backend", backend, "--max-queue", str(CLIENTS)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         port = 0

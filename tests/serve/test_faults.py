@@ -18,7 +18,9 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 import httpx
 
 from heedful.serve.connections import report_loop_errors
-from running_server import Keys, Server, Settings, model_of, running, wait_for_free_slots
+from heedful.serve.guard import Guard, info_of
+from heedful.serve.metrics import Metrics
+from running_server import Keys, Server, Settings, model_of, running
 
 COMPLETION = {"model": "gpt", "prompt": "the cat", "max_tokens": 4, "temperature": 0}
 
@@ -171,11 +173,35 @@ def test_a_full_queue_refuses_whole_requests() -> None:
             assert httpx.post(f"{small.url}/v1/completions", json=COMPLETION).status_code == 200
             for _ in lines:
                 pass
-        wait_for_free_slots(small)
+        # The place of an answer is free when its end has been read.
         assert httpx.post(f"{small.url}/v1/completions", json=two).status_code == 200
-        wait_for_free_slots(small)
         too_many = {**COMPLETION, "prompt": ["a"] * 5}
         assert httpx.post(f"{small.url}/v1/completions", json=too_many).status_code == 400
+
+
+def test_a_place_is_free_before_the_end_of_the_answer_is_sent() -> None:
+    """Else as many clients as the queue takes would be refused when many answers end at once."""
+    events: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        info_of(scope).resources.callback(events.append, "free")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop() if messages else await asyncio.Future()
+
+    async def send(message: Any) -> None:
+        events.append(message.get("body", b"start").decode())
+
+    guard = Guard(app, Settings(), Keys(None), Metrics())
+    scope: dict[str, Any] = {"type": "http", "path": "/translate", "method": "POST"}
+    scope |= {"headers": [], "raw_path": b"/translate", "query_string": b""}
+    asyncio.run(guard(scope, receive, send))
+    assert events == ["start", "a", "free", "b"]
 
 
 def test_a_client_that_goes_frees_its_slot_within_a_step() -> None:

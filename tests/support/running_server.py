@@ -67,7 +67,7 @@ def running(models: Mapping[str, Any], keys: Path | None = None, **settings: Any
 
 
 def wait_for_free_slots(server: RunningServer) -> None:
-    """Until no request holds a slot: it is freed just after its answer."""
+    """Until no request holds a slot, also of clients that went."""
     end = time.monotonic() + 10
     while any(model.num_texts for model in server.server.registry.models.values()):
         assert time.monotonic() < end, "a slot was not freed"

@@ -230,6 +230,9 @@ class _Response:
                 for name, value in headers
             )
             message = {**message, "headers": [*headers, (b"x-request-id", self._info.id.encode())]}
+        elif not message.get("more_body", False):
+            # Before the client can read the end: its next request finds the place of this one free.
+            self._info.resources.close()
         await self._send(message)
 
     async def error(self, path: str, error: HttpError) -> None:
