@@ -206,11 +206,12 @@ def _write(graph: _Graph, path: Path, precision: str) -> None:
     is_large = sum(p.numel() * 4 for p in graph.module.parameters()) > _EXTERNAL
     with quiet("torch.onnx", "torch.export"):
         try:
+            exported = torch.export.export(graph.module, example, dynamic_shapes=shapes)
+            # With examples torch 2.9 inserts checks of them, which it cannot trace again.
+            exported.example_inputs = None
             program = torch.onnx.export(
-                graph.module,
-                example,
+                exported,
                 dynamo=True,
-                dynamic_shapes=shapes,
                 input_names=graph.inputs,
                 output_names=graph.outputs,
                 verbose=False,
