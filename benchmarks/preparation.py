@@ -100,7 +100,7 @@ def measure(folder: Path, num_pairs: int, text_bytes: int) -> dict[str, Any]:
     results: dict[str, Any] = {"pairs": compare(folder, "pairs", translation, num_pairs)}
     tokenizer = folder / "tokenizer.json"
     with_tokenizer = {**translation, "tokenizer": {"path": str(tokenizer)}}
-    results["pairs, tokenizer with_tokenizer"] = compare(folder, "given", with_tokenizer, num_pairs)
+    results["pairs, tokenizer given"] = compare(folder, "given", with_tokenizer, num_pairs)
     expected = results["pairs"].pop("files")
     del results["pairs, tokenizer given"]["files"]
     results["killed"] = kill_and_resume(folder / "killed", translation, expected)

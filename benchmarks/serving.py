@@ -372,8 +372,8 @@ def main() -> None:
         rate = f"{entry['rate']:.3g}"
         loads.append([name, entry["requests"], rate, *numbers, entry["lost"], memory])
     load_header = ["model", "requests", "/s", "p50 ms", "p99 ms", "lost", "MiB, first to last"]
-    bursts = [[name, str(case["burst"])] for name, case in found.items()]
-    kill = found["gpt2"]["killed"]
+    bursts = [[name, str(case["burst"])] for name, case in results_by_case.items()]
+    kill = results_by_case["gpt2"]["killed"]
     sections = [
         table(header, rates),
         f"## Constant arrival at {SHARE:.0%} of the capacity\n\n" + table(load_header, loads),
@@ -386,7 +386,7 @@ def main() -> None:
         "serving",
         "The server under load",
         sections,
-        {"models": found},
+        {"models": results_by_case},
         directory=arguments.results,
         command=command_line(),
         packages=("fastapi", "uvicorn", "pydantic"),
