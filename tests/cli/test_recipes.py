@@ -166,7 +166,13 @@ def small_overrides(name, folder):
     return changes | DECODED | ({} if has_valid else {"data.valid_size": 5})
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"rhyme", "translation-student"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if WHOLE[TASKS[name]] == name else [pytest.mark.slow])
+        for name in sorted({*NAMES} - {"rhyme", "translation-student"})
+    ],
+)
 def test_a_shipped_recipe_runs(commands, tmp_path, name):
     """The two recipes that are missing here have tests of their own."""
     changes, command, out = small_overrides(name, tmp_path), ["train"], tmp_path / "run"

@@ -78,9 +78,16 @@ def executed_flops(step: TrainStep, batch: Batch) -> int:
 # All layers are equal: one is traced; two in an architecture of each family, and where they differ.
 ALIKE = ("roberta", "distilbert", "bart", "marian", "pegasus", "llama", "mistral", "qwen3")
 ALIKE += ("mixtral", "gpt")
+OF_MAKE_TEST = ("vaswani2017", "t5", "gemma3", "mixtral", "modernbert")  # one of each kind
 
 
-@pytest.mark.parametrize(("index", "name"), [*enumerate(ARCHITECTURES)])
+@pytest.mark.parametrize(
+    ("index", "name"),
+    [
+        pytest.param(index, name, marks=[] if name in OF_MAKE_TEST else [pytest.mark.slow])
+        for index, name in enumerate(ARCHITECTURES)
+    ],
+)
 def test_flops_and_memory_are_those_of_a_real_step(index: int, name: str) -> None:
     """With activation checkpointing in every second architecture."""
     checkpointed, optimizer = (False, "muon") if index % 2 else (True, "adamw")

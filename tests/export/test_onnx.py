@@ -26,7 +26,10 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 ROOT = Path(__file__).parents[2]
 TEXT = "it is a heedful test of words, and of 12 more"
 FEW = ("gpt2",)  # exports are slow: the others run in `make test-benchmarks`
-CASES = [n if n in FEW else pytest.param(n, marks=pytest.mark.benchmarks) for n in ARCHITECTURES]
+CASES = [
+    pytest.param(name, marks=pytest.mark.slow if name in FEW else pytest.mark.benchmarks)
+    for name in ARCHITECTURES
+]
 
 
 def model_of(name: str, **keys: Any) -> Any:
@@ -120,7 +123,7 @@ def test_a_graph_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        ("bert", {"head": "classify"}),
+        pytest.param("bert", {"head": "classify"}, marks=pytest.mark.slow),
         pytest.param("roberta", {"head": "mlm"}, marks=pytest.mark.benchmarks),
         pytest.param("modernbert", {"head": "none"}, marks=pytest.mark.benchmarks),
     ],

@@ -8,15 +8,11 @@ from architectures import ARCHITECTURES, tiny
 from commands import Commands
 from heedful.backends.aot.private import unsupported_reason
 
-FIRST = ["gpt"]  # of `make test`
-OTHERS = [name for name in (*compiled_nets.NETS, "schemes") if name not in FIRST]
+NAMES = [*compiled_nets.NETS, "schemes"]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [FIRST, *(pytest.param(OTHERS[part::2], marks=pytest.mark.slow) for part in range(2))],
-    ids="-".join,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [NAMES[part::2] for part in range(2)], ids="-".join)
 def test_nets_compile_once_per_bucket_and_export(commands: Commands, names: list[str]) -> None:
     """Requests of random lengths recompile nothing; nets and position schemes are exported."""
     if unsupported_reason() is not None:

@@ -84,6 +84,7 @@ MORE_RUNS: list[tuple[int, dict[str, object]]] = [
     (3, {"model__norm_placement": "post", "training__optimizer": {"name": "adamw"}}),
     (4, {"training__label_smoothing": 0.0, "training__max_epochs": 1}),
     (6, {"training__optimizer": {"name": "muon"}, "training__average_of": "best"}),
+    (5, {"model__dropout": 0.3, "training__patience": 3, "training__ema_decay": 0.7}),
 ]
 
 
@@ -91,7 +92,6 @@ MORE_RUNS: list[tuple[int, dict[str, object]]] = [
     ("seed", "changes"),
     [
         (1, {"training__checkpoint_every": 2}),
-        (5, {"model__dropout": 0.3, "training__patience": 3, "training__ema_decay": 0.7}),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_RUNS),
     ],
 )
@@ -174,7 +174,13 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("points", POINTS.values(), ids=POINTS.keys())
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(points, id=name, marks=[] if "checkpoint" in name else [pytest.mark.slow])
+        for name, points in POINTS.items()
+    ],
+)
 def test_killed_inside_a_write(commands, whole, tmp_path, points):
     # Data that no other run has prepared before.
     seed = {"data__generated__seed": 7 + list(POINTS.values()).index(points)}
