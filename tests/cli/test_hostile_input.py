@@ -40,7 +40,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", USES)
 def test_hostile_input_ends_in_one_line_and_nothing_partial(
     commands: Commands, world: Path, tmp_path: Path, kind: str
