@@ -48,12 +48,16 @@ class Case:
     Attributes:
         words: of a text.
         sizes: keys of the Config.
+        num_offline: texts of the offline rate.
+        num_lone: requests one after the other.
     """
 
     name: str
     words: tuple[int, int]
     sizes: dict[str, int]
     vocab_size: int
+    num_offline: int
+    num_lone: int
 
     def write(self, folder: Path) -> None:
         """Save the model with random weights and a tokenizer of numbered words."""
@@ -103,12 +107,16 @@ TRANSLATOR = Case(
     {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3}
     | {"num_decoder_layers": 3},
     8_000,
+    num_offline=512,
+    num_lone=60,
 )
 GPT2 = Case(
     "gpt2",
     (8, 64),
     {"d_model": 768, "num_heads": 12, "d_ff": 3072, "num_layers": 12},
     50_257,
+    num_offline=128,
+    num_lone=20,
 )
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32}
 
@@ -314,7 +322,7 @@ async def lone(case: Case, port: int, model: Any, count: int) -> dict[str, float
 
 async def measure(case: Case, backend: str, quick: bool, minutes: float) -> dict[str, Any]:
     """All figures of one model."""
-    seconds, count = (1.0, 16) if quick else (20.0, 512)
+    seconds, count = (1.0, 16) if quick else (20.0, case.num_offline)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / case.name
         case.write(folder)
@@ -326,7 +334,7 @@ async def measure(case: Case, backend: str, quick: bool, minutes: float) -> dict
         model.generate(texts, **case.options())
         offline = count / (time.perf_counter() - began)
         with running(case, folder, backend) as (port, pid):
-            alone = await lone(case, port, model, 4 if quick else 60)
+            alone = await lone(case, port, model, 4 if quick else case.num_lone)
             await capacity(case, port, seconds / 4)
             most = await capacity(case, port, seconds)
             rates = {"offline": offline, "capacity": most, "ratio": most / offline}
