@@ -131,6 +131,8 @@ class Client:
 
     async def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
         """The status and the body of an answer; status 0: the connection was lost."""
+        if self._reader is not None and self._reader.at_eof():
+            self.close()  # the server has closed it after a time without requests
         try:
             if self._writer is None:
                 opened = await asyncio.open_connection("127.0.0.1", self.port)
