@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +22,9 @@ from heedful.serve.models import Registry
 from heedful.serve.settings import Settings
 
 MAX_CONNECTIONS = 1_024
+# Seconds for which a thread may keep Python's lock. A net releases it in each of its operations,
+# and would wait 5 ms (Python's default) to continue while the event loop reads requests.
+_SWITCH_INTERVAL = 0.0005
 _log = logging.getLogger("heedful.serve")
 
 
@@ -49,6 +53,7 @@ def serve(
         address, number = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         server = Server(directories, settings, keys)
+        sys.setswitchinterval(_SWITCH_INTERVAL)
         asyncio.run(server.run(listener, lambda: on_ready(f"http://{shown}:{number}")))
 
 
