@@ -94,6 +94,7 @@ def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        """Replace the parameters of a command that are groups of flags by single flags."""
         parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
         for parameter in inspect.signature(command).parameters.values():

@@ -39,6 +39,7 @@ def export_sentence_transformers(
         raise UserError("sentence-transformers needs an encoder-only model with a tokenizer")
 
     def write_modules(directory: Path) -> None:
+        """Write the pooling module and the list of modules."""
         folder = "1_Pooling"
         (directory / folder).mkdir()
         keys = {f"pooling_mode_{key}": name == pooling for name, key in _KEYS.items()}

@@ -199,6 +199,7 @@ class Watch(Mapping[str, Tensor]):
         site = self._sites[name]
 
         def process(tensor: Tensor) -> Tensor:
+            """Apply the changes to a tensor of this name, and record the result."""
             heads = site.num_heads
             value = tensor.unflatten(-1, (heads, -1)) if heads else tensor
             for function in self._changes.get(name, ()):

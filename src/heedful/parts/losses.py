@@ -104,6 +104,7 @@ def head_loss(
     """
 
     def chunk_loss(logits: Tensor, target: Tensor, needs_grad: bool) -> ChunkLoss:
+        """Loss, sums and gradient of a chunk of logits (N, V)."""
         index, vocab = target[:, None], logits.size(-1)
         correct = (logits.argmax(-1) == target).sum() if count_correct else None
         probs = F.softmax(logits, -1)

@@ -112,6 +112,7 @@ class TextClassification(Task):
         )
 
     def evaluate(self, model: Classifier, data: RunData) -> EvaluationResult:
+        """See `Task.evaluate`: the loss, and the metric of labels."""
         sums, by_corpus, predictions, table = self._predict(model, data, "valid")
         labels, names = data.splits["valid"].numbers("labels"), data.labels
         rows = data.texts("valid", self.recipe.evaluation.num_samples)

@@ -73,6 +73,7 @@ class Denoising(Task):
         self.noise: Noise = self.objective
 
     def check(self) -> None:
+        """See `Task.check`: noise must not make texts longer than the net allows."""
         super().check()
         longest = self.recipe.data.max_length
         side = int(self.noise.max_side_lengths(longest).max())
@@ -108,6 +109,7 @@ class Denoising(Task):
         return two_stack_keys(self.recipe, data, name)
 
     def describe_model(self, data: RunData, name: str) -> ModelMetadata:
+        """See `Task.describe_model`: with the special ids of the noise for generation."""
         tokenizer, pairs = data.tokenizer, self.held_out_pairs(data, "valid")
         ids = GenerationIds()
         if isinstance(self.noise, T5Noise):  # outputs contain sentinels

@@ -247,6 +247,7 @@ def sequence_distillation(
     shards: list[Path] = []
 
     def fill(directory: Path) -> None:
+        """Write all shards, and join them in the directory."""
         shards.extend(writer.write(passes))
         parts = [shard / PAIRS for shard in shards]
         num_kept = sum(len(open_columns(part)) for part in parts)

@@ -208,6 +208,7 @@ def plan_training(
     shapes = task.batch_shapes(data) if settings.compile else None
 
     def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Item]:
+        """The batches of some rows."""
         lengths = task.row_lengths(data, rows)
         if shapes is not None:
             lengths = tuple(padded_lengths(shapes, *lengths))

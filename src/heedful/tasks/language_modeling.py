@@ -102,6 +102,7 @@ class LanguageModeling(Task):
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Windows]:
+        """See `Task.plan_epoch`: windows of the texts."""
         texts, context = data.ids("train"), self.objective.context
 
         def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:

@@ -101,6 +101,7 @@ class SupervisedFineTuning(Task):
     unit = "chats"
 
     def check(self) -> None:
+        """See `Task.check`: refuse subword sampling, and special tokens without a template."""
         super().check()
         if self.recipe.training.subword_sampling is not None:
             raise UserError(
@@ -132,6 +133,7 @@ class SupervisedFineTuning(Task):
     def adapt_tokenizers(
         self, tokenizers: tuple[Tokenizer, Tokenizer]
     ) -> tuple[Tokenizer, Tokenizer]:
+        """See `Task.adapt_tokenizers`: with the chat template of the objective."""
         tokenizer = tokenizers[0]
         if self.objective.chat_template is None:
             if tokenizer.chat_template is None:
@@ -161,6 +163,7 @@ class SupervisedFineTuning(Task):
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Plan]:
+        """See `Task.plan_epoch`: single or packed chats."""
         if not self.objective.packing:
             return plan_training(self, data, epoch, lambda indices: list(indices[:, None]))
         max_length = self.recipe.data.max_length

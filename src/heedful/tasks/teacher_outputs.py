@@ -85,6 +85,7 @@ class ShardWriter:
         """The shard of some rows in pass `number`, which is written unless it exists."""
 
         def fill(directory: Path) -> None:
+            """Write the pairs of the rows, by the teacher."""
             if not is_printed and translation.model is not None:
                 self._print_start(translation, rows.start)
             candidates = self._pairs(translation, rows, advance)

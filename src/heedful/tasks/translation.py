@@ -79,6 +79,7 @@ class Translation(Task):
         return [f"scores are without {', '.join(left_out)}, which need packages: {command}"]
 
     def check(self) -> None:
+        """See `Task.check`: the metric and the files of each split."""
         super().check()
         if self.recipe.evaluation.metric not in OWN_METRICS:
             usable_metric(self.recipe.evaluation.metric)

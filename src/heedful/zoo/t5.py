@@ -87,6 +87,7 @@ def build(config: Config) -> EncoderDecoder:
     mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
 
     def stack(num_layers: int, *, causal: bool) -> StackSpec:
+        """The encoder or the decoder; each has relative position biases."""
         heads, buckets = config.num_heads, config.num_buckets
         attention = AttentionSpec(
             heads,
