@@ -81,6 +81,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("fast", "export ctranslate2 run new"),
         ("gguf", "export gguf run new"),
         ("grammar", "translate run --input text --regex a"),
+        ("langid", f"{PAIRS} --set data.filters.language=true"),
         ("onnx", "export onnx run new"),
         ("parquet", f"{TRANSLATION}.file=table.parquet --set evaluation.metric=loss"),
         ("report", "report run"),

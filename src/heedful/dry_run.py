@@ -15,7 +15,7 @@ from heedful.cost.parameters import parameters_by_part
 from heedful.cost.timing import StepTimer, is_enough, without_first
 from heedful.data.collate import Batch
 from heedful.data.file_names import store_stdin
-from heedful.data.filters import FilterReport
+from heedful.data.filter_report import FilterReport
 from heedful.data.prepared import cache_folder
 from heedful.pipelines import choose_device
 from heedful.progress import PrintLine

@@ -13,6 +13,7 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "harness": ("lm_eval",),
     "import": ("sentencepiece", "protobuf"),
     "inspect": ("scikit-learn",),
+    "langid": ("py3langid",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "parquet": ("pyarrow",),
     "ray": ("ray", "pyarrow"),

@@ -141,7 +141,7 @@ _TEXT_FILTERS = tuple(
     f"data.filters.{key}"
     for key in (
         *("min_characters", "max_characters", "min_words", "max_words", "min_letters"),
-        *("min_script", "src_script", "unique"),
+        *("min_script", "src_script", "language", "language_probability", "unique"),
     )
 )
 _WORD_DISTILLATION = (

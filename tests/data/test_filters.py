@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from heedful.config import Filters
-from heedful.data.filters import (
-    MAX_EXAMPLES,
-    FilterChain,
-    FilterReport,
-    HashSet,
-    make_filters,
+from heedful.data.filter_report import MAX_EXAMPLES, FilterReport
+from heedful.data.filters import FilterChain, HashSet, make_filters
+from heedful.data.language_identification import (
+    language_probabilities,
+    macrolanguage_of,
+    probability_of,
 )
+from heedful.data.row_formats import CORPUS
 from heedful.data.rows import Rows
 from heedful.data.scripts import LETTERS, SCRIPTS, CharacterClass, letters_of, scripts_of
 from heedful.errors import UserError
@@ -147,6 +148,82 @@ def test_the_report_of_the_rows_counts_what_was_dropped() -> None:
     chain.report.check()
 
 
+TEXTS_BY_LANGUAGE = {
+    "en": [
+        "Two young men are outside near many bushes.",
+        "He has been old enough to understand it for years.",
+    ],
+    "de": [
+        "Zwei junge Männer sind im Freien in der Nähe vieler Büsche.",
+        "Er ist schon seit Jahren alt genug, um das zu verstehen.",
+    ],
+    "zh": ["他已经到了能理解这件事的年纪。", "我们明天上午十点在图书馆门口见面。"],
+}
+
+
+@pytest.mark.parametrize(("src", "tgt"), [("en", "de"), ("zh", "en"), ("de-AT", "ZH_tw")])
+def test_pairs_with_a_side_in_another_language_are_dropped(src: str, tgt: str) -> None:
+    texts = TEXTS_BY_LANGUAGE
+    rows = [
+        (a, b) for own, other in product(texts, texts) for a in texts[own] for b in texts[other]
+    ]
+    kept, chain = apply({"language": True}, [pairs(rows)], languages=(src, tgt))
+    expected = [
+        row for row in rows if row[0] in texts[src[:2]] and row[1] in texts[tgt[:2].lower()]
+    ]
+    assert kept == expected
+    [count] = chain.report.filters
+    assert (count.label, count.num_dropped) == ("language 0.5", len(rows) - 4)
+    assert len(count.examples) == MAX_EXAMPLES
+
+
+def test_a_text_is_dropped_by_the_probability_of_its_language() -> None:
+    german = TEXTS_BY_LANGUAGE["de"][0]
+    probability = language_probabilities(german)["de"]
+    texts = [german, german[:6], "", "1 2 3", "?"]
+    for limit, num_kept in ((probability - 1e-4, 4), (min(1, probability + 1e-4), 5)):
+        settings = Filters(language=True, language_probability=limit)
+        chain = FilterChain(make_filters(settings, ["text"], {"": ("en", None)}))
+        assert len(chain.apply(Rows({"text": [*texts]}))[0]) == num_kept
+
+
+def test_members_of_a_macrolanguage_are_one_language() -> None:
+    croatian = "Danas je lijep dan i djeca se igraju u parku ispred kuće."
+    for language, is_kept in (("sr", True), ("bs", True), ("sl", False)):
+        filters = make_filters(Filters(language=True), ["text"], {"": (language, None)})
+        assert filters[0].keep(Rows({"text": [croatian]})).tolist() == [is_kept]
+    probabilities = language_probabilities(croatian)
+    assert sum(probabilities.values()) == pytest.approx(1, abs=1e-5)
+    members = probabilities["sr"] + probabilities["hr"] + probabilities["bs"]
+    assert probability_of(croatian, macrolanguage_of("hr-HR")) == pytest.approx(members)
+
+
+def test_the_language_of_each_corpus_counts() -> None:
+    texts = [text for language in ("en", "de") for text in TEXTS_BY_LANGUAGE[language]]
+    [filter] = make_filters(
+        Filters(language=True), ["text"], {"a": ("en", None), "b": ("de", None)}
+    )
+    for corpus, expected in (("a", [1, 1, 0, 0]), ("b", [0, 0, 1, 1])):
+        rows = Rows({"text": texts, CORPUS: [corpus] * 4})
+        assert filter.keep(rows).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("languages", "message"),
+    [
+        ({"": ("en", None)}, r"language: no language; set data\.tgt_language$"),
+        ({"": ("tlh", "en")}, r"py3langid does not know the language tlh; change data\.src_lang"),
+        (
+            {"a": ("en", "de"), "b": (None, "de")},
+            r"no language; set data\.src_language or data\.corpora\.b\.src_language$",
+        ),
+    ],
+)
+def test_a_language_that_cannot_be_identified_is_refused(languages: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_filters(Filters(language=True), ["src", "tgt"], languages)
+
+
 def test_a_filter_that_drops_everything_is_named() -> None:
     _, chain = apply({"min_characters": 1, "min_words": 9}, [pairs(PAIRS[:3]), pairs(PAIRS[3:9])])
     with pytest.raises(UserError, match=r"^data\.filters\.min_words: 9 drops all 9 rows"):
@@ -205,6 +282,7 @@ def test_scripts_are_those_of_the_language_or_given() -> None:
     [
         ({"min_words": 5, "max_words": 4}, "min_words 5 is more than max_words 4"),
         ({"src_script": "Latin"}, "have no effect without min_script"),
+        ({"language_probability": 0.9}, "has no effect without language"),
     ],
 )
 def test_contradictory_filters_are_refused(settings: dict, message: str) -> None:

@@ -141,12 +141,16 @@ def test_filters_drop_training_rows_alone_before_rows_are_held_out(task, tmp_pat
 def test_filters_are_part_of_the_key_of_prepared_data(tmp_path):
     recipe = recipe_of("masked_lm", tmp_path)
     keys = {"data.filters.min_script": 0.5, "data.filters.src_script": "Latin"}
-    changes = [{}, {"data.filters.min_words": 1}, keys, {**keys, "data.src_language": "en"}]
+    identified = {"data.filters.language": True, "data.src_language": "en"}
+    changes = [
+        *({}, {"data.filters.min_words": 1}, keys, {**keys, "data.src_language": "en"}),
+        *(identified, {**identified, "data.filters.language_probability": 0.99}),
+    ]
     folders = {
         PreparedTask(recipe.replace(change), tmp_path / "data").data.directory.name
         for change in [*changes, {"data.src_language": "en"}, {"data.src_language": "de"}]
     }
-    assert len(folders) == len(changes), "the language matters to min_script alone"
+    assert len(folders) == len(changes), "the language matters to min_script and language"
 
 
 def test_filters_that_do_not_fit_the_data_are_refused(tmp_path):

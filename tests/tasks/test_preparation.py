@@ -94,6 +94,23 @@ def test_prepared_data_do_not_depend_on_workers_and_chunks(
     assert report.num_kept == len(kept)
 
 
+def test_workers_identify_languages_as_one_process_does(tmp_path: Path) -> None:
+    sides = ("The dog runs over the green grass number {}.", "Der Hund läuft über das Gras {}.")
+    rows = [sides if i % 3 else sides[::-1] for i in range(60)]
+    for column, side in enumerate(("src", "tgt")):
+        text = "".join(f"{row[column].format(i)}\n" for i, row in enumerate(rows))
+        (tmp_path / f"mixed.{side}").write_text(text, encoding="utf-8")
+    settings = {"filters": {"language": True}, "src_language": "en", "tgt_language": "de"}
+    recipe = recipe_of(tmp_path, valid_size=9, **settings).replace(
+        {f"data.train.{side}": str(tmp_path / f"mixed.{side}") for side in ("src", "tgt")}
+    )
+    one, two = (prepare(recipe.replace({"data.workers": n}), tmp_path / f"{n}") for n in (1, 2))
+    assert contents(two) == contents(one)
+    [count] = one.filters.filters
+    assert (count.num_seen, count.num_dropped, len(count.examples)) == (60, 20, 10)
+    assert len(one.splits["train"]) == 40 - 9
+
+
 def test_held_out_files_drop_rows_from_training_in_every_chunk(tmp_path: Path) -> None:
     held = {side: str(tmp_path / f"held.{side}") for side in ("src", "tgt")}
     recipe = recipe_of(tmp_path, valid=held)

@@ -63,6 +63,17 @@ class Filters(Strict):
         description="Unicode script, or list of scripts, that `min_script` expects in targets; "
         "null: those of `data.tgt_language`.",
     )
+    language: bool = Field(
+        False,
+        description="Drop texts, or pairs with a side, that py3langid (extra `langid`) identifies "
+        "as another language than that of `data.src_language`, for targets `data.tgt_language`, or "
+        "of the corpus; members of a macrolanguage, such as Norwegian, are not distinguished.",
+    )
+    language_probability: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5,
+        description="Smallest probability of another language for which `language` drops a text; "
+        "that of short texts is low, so that most are kept.",
+    )
     unique: list[Literal["row", "src", "tgt", "text"]] = Field(
         [],
         description="Drop rows that repeat an earlier one in the whole row (row) or in one of its "
@@ -77,4 +88,7 @@ class Filters(Strict):
                 raise UserError(f"min_{unit} {low} is more than max_{unit} {high}; change one")
         if self.min_script is None and (self.src_script or self.tgt_script):
             raise UserError("src_script and tgt_script have no effect without min_script; set it")
+        default = type(self).model_fields["language_probability"].default
+        if not self.language and self.language_probability != default:
+            raise UserError("language_probability has no effect without language; set it")
         return self

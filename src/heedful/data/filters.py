@@ -1,23 +1,29 @@
-"""Filters of training rows: the rows of a chunk that are kept, and counts of the others."""
+"""Filters of training rows: the rows of a chunk that are kept."""
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import replace
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
-from pydantic import TypeAdapter
 
 from heedful.config import Filters
+from heedful.data.filter_report import Example, FilterCount, FilterReport
+from heedful.data.language_identification import (
+    NO_LANGUAGE,
+    identify,
+    known_macrolanguage,
+    probability_of,
+)
 from heedful.data.row_formats import CORPUS
 from heedful.data.rows import Rows
 from heedful.data.scripts import LETTERS, SCRIPT_LETTERS, CharacterClass, letters_of, scripts_of
 from heedful.errors import UserError
+from heedful.extras import require
 
-MAX_EXAMPLES = 10  # of each filter
 _MAX_CHARACTERS = 300  # of a text in an example
 
 Kept: TypeAlias = Bool[np.ndarray, " N"]
@@ -36,7 +42,7 @@ def make_filters(
             texts and that of its targets.
 
     Raises:
-        UserError: a column that the rows lack; a script that is not known.
+        UserError: a column that the rows lack; a script or language that is not known.
     """
     filters: list[Filter] = [
         LengthLimit(f"{bound}_{unit}", columns, size_of, limit, bound == "max")
@@ -51,9 +57,14 @@ def make_filters(
     if settings.min_letters is not None:
         filters.append(LetterShare(columns, settings.min_letters))
     if settings.min_script is not None:
-        by_corpus = {name: _script_share(settings, columns, *of) for name, of in languages.items()}
-        is_single = len(by_corpus) == 1
-        filters.append(next(iter(by_corpus.values())) if is_single else ByCorpus(by_corpus))
+        filters.append(
+            _by_corpus({n: _script_share(settings, columns, *of) for n, of in languages.items()})
+        )
+    if settings.language:
+        require("langid", "data.filters.language")
+        filters.append(
+            _by_corpus({n: _language(settings, columns, n, *of) for n, of in languages.items()})
+        )
     for part in settings.unique:
         if part != "row" and part not in columns:
             known = " or ".join(["row", *columns])
@@ -72,6 +83,23 @@ def _script_share(
     if "tgt" in columns:
         scripts["tgt"] = scripts_of(tgt, settings.tgt_script, "tgt_script")
     return ScriptShare(scripts, settings.min_script)
+
+
+def _language(
+    settings: Filters, columns: Sequence[str], corpus: str, src: str | None, tgt: str | None
+) -> "Filter":
+    """The filter `language` for two languages; `corpus`: its name, or ""."""
+    expected = {}
+    for column in columns:
+        key = "tgt_language" if column == "tgt" else "src_language"
+        keys = f"data.{key}" + (f" or data.corpora.{corpus}.{key}" if corpus else "")
+        expected[column] = known_macrolanguage(tgt if column == "tgt" else src, keys)
+    return IdentifiedLanguage(expected, settings.language_probability)
+
+
+def _by_corpus(filters: Mapping[str, "Filter"]) -> "Filter":
+    """A filter with settings by corpus; the filter itself if there is one corpus."""
+    return next(iter(filters.values())) if len(filters) == 1 else ByCorpus(filters)
 
 
 class Filter(ABC):
@@ -191,6 +219,37 @@ class ScriptShare(Filter):
         return is_kept
 
 
+class IdentifiedLanguage(Filter):
+    """No text may be identified as another language than the expected one.
+
+    Languages of one macrolanguage are not distinguished, and texts without a language are kept.
+
+    Args:
+        expected: the macrolanguage of each column.
+        min_probability: of the other language, to drop a text.
+    """
+
+    name = "language"
+
+    def __init__(self, expected: Mapping[str, str], min_probability: float) -> None:
+        self.expected, self.min_probability = expected, min_probability
+        self.setting = f"{min_probability:g}"
+
+    def keep(self, rows: Rows) -> Kept:
+        """True if no text of the row is in another language."""
+        is_kept = np.ones(len(rows), dtype=bool)
+        for column, expected in self.expected.items():
+            for index in np.flatnonzero(is_kept).tolist():
+                is_kept[index] = not self._is_other(rows[column][index], expected)
+        return is_kept
+
+    def _is_other(self, text: str, expected: str) -> bool:
+        identified = identify(text)
+        if identified in (expected, NO_LANGUAGE):
+            return False
+        return probability_of(text, identified) >= self.min_probability
+
+
 class Unique(Filter):
     """The row, or one of its texts, must not repeat an earlier one that reached this filter.
 
@@ -271,93 +330,6 @@ class ByCorpus(Filter):
             if len(indices):
                 is_kept[indices] = filter.keep(rows.select(indices))
         return is_kept
-
-
-@dataclass(frozen=True)
-class Example:
-    """A row that a filter dropped: the file and line that it is from, and its texts by column."""
-
-    location: str
-    texts: Mapping[str, str]
-
-
-@dataclass
-class FilterCount:
-    """The rows that one filter dropped.
-
-    Attributes:
-        num_seen: rows that reached the filter, which earlier filters kept.
-        examples: the first rows that were dropped.
-    """
-
-    name: str
-    setting: str
-    num_seen: int = 0
-    num_dropped: int = 0
-    examples: list[Example] = field(default_factory=list)
-
-    def plus(self, other: "FilterCount") -> "FilterCount":
-        """The count of the same filter on the rows of both counts, in this order."""
-        return replace(
-            self,
-            num_seen=self.num_seen + other.num_seen,
-            num_dropped=self.num_dropped + other.num_dropped,
-            examples=[*self.examples, *other.examples][:MAX_EXAMPLES],
-        )
-
-    def add(self, num_seen: int, dropped: Int64[np.ndarray, " d"]) -> list[int]:
-        """Count rows of a chunk; returns those of the indices `dropped` that become examples."""
-        self.num_seen += num_seen
-        self.num_dropped += len(dropped)
-        return list(dropped[: MAX_EXAMPLES - len(self.examples)].tolist())
-
-    @property
-    def label(self) -> str:
-        """The recipe key with its value."""
-        return f"{self.name} {self.setting}".rstrip()
-
-
-@dataclass
-class FilterReport:
-    """The rows that filters dropped, in the order in which they are applied."""
-
-    filters: list[FilterCount] = field(default_factory=list)
-
-    @property
-    def num_dropped(self) -> int:
-        """The number of rows that any filter dropped."""
-        return sum(count.num_dropped for count in self.filters)
-
-    def summary(self, noun: str) -> str:
-        """One line of text; `noun`: the word for a row."""
-        num_seen = self.filters[0].num_seen if self.filters else 0
-        parts = [f"{count.label}: {count.num_dropped:,}" for count in self.filters]
-        share = f" ({self.num_dropped / max(num_seen, 1):.1%})"
-        return f"{self.num_dropped:,} of {num_seen:,} {noun} dropped{share}; {', '.join(parts)}"
-
-    def plus(self, other: "FilterReport") -> "FilterReport":
-        """The report of the same filters on the rows of both reports, in this order."""
-        pairs = zip(self.filters, other.filters, strict=True)
-        return FilterReport([first.plus(second) for first, second in pairs])
-
-    def check(self) -> None:
-        """Raise UserError, after the last chunk, for a filter that dropped all rows it saw."""
-        for count in self.filters:
-            if count.num_seen and count.num_dropped == count.num_seen:
-                first = count.examples[0]
-                raise UserError(
-                    f"data.filters.{count.name}: {count.setting} drops all {count.num_seen:,} rows "
-                    f"that reach it (the first: {first.location}); change it or leave it out"
-                )
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON, which `from_json` reads."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Any) -> "FilterReport":
-        """The report that `to_json` made."""
-        return TypeAdapter(cls).validate_python(content)
 
 
 class FilterChain:

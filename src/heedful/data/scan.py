@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer, UInt64
 
 from heedful.data.columns import DataReport
-from heedful.data.filters import Filter, FilterChain, FilterReport, Unique, UniqueChain
+from heedful.data.filter_report import FilterReport
+from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
 from heedful.data.row_formats import CORPUS, LABEL, Unit
 from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource
 from heedful.data.splits import KnownRows, Split, Tail, split_tail

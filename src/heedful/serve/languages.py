@@ -1,9 +1,8 @@
 """Languages of translators: their names, and the detection of a text's language."""
 
 from collections.abc import Collection
-from functools import cache
-from typing import Any
 
+from heedful.data.language_identification import language_probabilities
 from heedful.pipelines import Translator
 
 NAMES = {
@@ -40,16 +39,8 @@ def targets_of(model: Translator) -> list[str]:
 def detect(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
     """The probability of each of some languages among all that are known, the most probable first.
 
-    By py3langid (Lui and Baldwin 2012, "langid.py: An Off-the-shelf Language Identification Tool").
-    Codes that it does not know have probability 0.
+    Codes that `language_probabilities` lacks have probability 0.
     """
-    ranked = dict(_identifier().rank(text))
-    by_code = {code: float(ranked.get(code.lower().split("-")[0], 0.0)) for code in languages}
+    known = language_probabilities(text)
+    by_code = {code: known.get(code.lower().split("-")[0], 0.0) for code in languages}
     return sorted(by_code.items(), key=lambda item: -item[1])
-
-
-@cache
-def _identifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -61,7 +61,8 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
         **dict.fromkeys(("folder", "corpora", "temperature", "workers"), True),
     }
     left_out_of_corpus: dict[str, Any] = {**files, **dict.fromkeys((*SOURCES, "weight"), True)}
-    if recipe.data.filters.min_script is None:  # only this filter depends on the languages
+    filters = recipe.data.filters
+    if filters.min_script is None and not filters.language:  # only these depend on the languages
         languages = dict.fromkeys(("src_language", "tgt_language"), True)
         left_out, left_out_of_corpus = left_out | languages, left_out_of_corpus | languages
     corpora = {

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.columns import Columns, Sequences, open_columns
-from heedful.data.filters import Filter, FilterReport
+from heedful.data.filter_report import FilterReport
+from heedful.data.filters import Filter
 from heedful.data.prepared import FolderLock
 from heedful.data.rows import FileRows, JoinedRows, Rows, RowSource
 from heedful.data.scan import Scan
