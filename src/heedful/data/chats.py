@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+from jaxtyping import UInt32
+
 from heedful.data.chat_template import ChatTemplate, Message, Messages
 from heedful.data.encoding import RowError, TextColumn
 from heedful.data.row_formats import MESSAGES
@@ -268,10 +271,9 @@ class ChatColumn(TextColumn):
             rows.append([2 * i + flag for i, flag in zip(*encoded, strict=True)])
         return [rows]
 
-    def count_unknown(self, ids: list[int]) -> int:
+    def count_unknown(self, ids: UInt32[np.ndarray, " T"]) -> int:
         """See `TextColumn.count_unknown`."""
-        unknown = self.tokenizer.unk_id
-        return ids.count(2 * unknown) + ids.count(2 * unknown + 1)
+        return super().count_unknown(ids // 2)
 
     def has_targets(self, ids: Sequence[list[int]]) -> bool:
         """See `TextColumn.has_targets`."""

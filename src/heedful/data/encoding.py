@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, UInt32
 
 from heedful.data.columns import (
     Column,
@@ -25,6 +25,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 
 Item = TypeVar("Item")
+_TEXT = -1  # no id: the place of a text among special tokens
 Truncation: TypeAlias = Literal["drop", "truncate", "error"]
 
 
@@ -69,9 +70,9 @@ class TextColumn:
         """
         return [self.tokenizer.encode_batch(texts) for texts in cells]
 
-    def count_unknown(self, ids: list[int]) -> int:
+    def count_unknown(self, ids: UInt32[np.ndarray, " T"]) -> int:
         """The number of unknown tokens."""
-        return ids.count(self.tokenizer.unk_id)
+        return int(np.count_nonzero(ids == self.tokenizer.unk_id))
 
     def has_targets(self, ids: Sequence[list[int]]) -> bool:
         """False if the loss of a row has no targets."""
@@ -88,6 +89,23 @@ class TextColumn:
         if self.special_tokens == "document":
             return [tokenizer.bos_id, *ids, tokenizer.eos_id]
         return list(ids)
+
+    @cached_property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text, for rows of which `is_framed` is true."""
+        framed = self.with_special_tokens([_TEXT])
+        place = framed.index(_TEXT)
+        return framed[:place], framed[place + 1 :]
+
+    def is_framed(self, rows: Sequence[list[int]]) -> bool:
+        """True if the special tokens of one text are the same for all rows of ids.
+
+        A target that ends in EOS by itself, or has no ids, may have no further EOS.
+        """
+        if self.special_tokens != "target":
+            return True
+        eos_id = self.tokenizer.eos_id
+        return all(row and row[-1] != eos_id for row in rows)
 
     @cached_property
     def num_special(self) -> int:
@@ -302,22 +320,52 @@ def _column(
         ids: the same in ids, without special tokens.
         tags: the ids before each row.
     """
-    rows: Iterable[Sequence[list[int]]] = zip(*ids, strict=True)
-    if column.tags:
-        rows = (([*tag, *row[0]], *row[1:]) for tag, row in zip(tags, rows, strict=True))
-    sequences = [column.with_special_tokens(*row) for row in rows]
-    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-    flat = np.fromiter(chain.from_iterable(sequences), np.uint32, int(lengths.sum()))
+    sides = [_flat(side) for side in ids]
+    if len(sides) == 1 and not column.tags and column.is_framed(ids[0]):
+        lengths, flat = _surrounded(*sides[0], *column.frame)
+    else:
+        rows: Iterable[Sequence[list[int]]] = zip(*ids, strict=True)
+        if column.tags:
+            rows = (([*tag, *row[0]], *row[1:]) for tag, row in zip(tags, rows, strict=True))
+        lengths, flat = _flat([column.with_special_tokens(*row) for row in rows])
     assert flat.max(initial=0) < column.id_limit, column.id_limit
     stored = Sequences(flat.astype(ids_dtype(column.id_limit)), offsets_from_lengths(lengths))
     arrays: dict[str, Column] = {name: stored}
     if len(ids) > 1:
-        second = np.fromiter(map(len, ids[1]), np.int64, len(sequences))
-        arrays[f"{name}.second"] = lengths - second - len(column.tokenizer.suffix_ids)
+        arrays[f"{name}.second"] = lengths - sides[1][0] - len(column.tokenizer.suffix_ids)
     counts = Counts(
         characters=sum(len(text) for side in texts for text in side),
         bytes=sum(len("".join(side).encode()) for side in texts),
-        tokens=sum(len(row) for side in ids for row in side),
-        unknown=sum(column.count_unknown(row) for side in ids for row in side),
+        tokens=sum(len(ids) for _, ids in sides),
+        unknown=sum(column.count_unknown(ids) for _, ids in sides),
     )
     return arrays, counts
+
+
+def _flat(
+    rows: Sequence[list[int]],
+) -> tuple[Int64[np.ndarray, " N"], UInt32[np.ndarray, " T"]]:
+    """The lengths of rows of ids, and the ids of all rows, one after the other."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return lengths, np.fromiter(chain.from_iterable(rows), np.uint32, int(lengths.sum()))
+
+
+def _surrounded(
+    lengths: Int64[np.ndarray, " N"],
+    flat: UInt32[np.ndarray, " T"],
+    before: Sequence[int],
+    after: Sequence[int],
+) -> tuple[Int64[np.ndarray, " N"], UInt32[np.ndarray, " S"]]:
+    """Rows as `_flat` returns them, with the ids `before` and `after` around each."""
+    longer = lengths + len(before) + len(after)
+    ends = np.cumsum(longer)
+    result = np.empty(int(longer.sum()), np.uint32)
+    is_text = np.ones(len(result), bool)
+    for places, special_id in (
+        *((ends - longer + place, special_id) for place, special_id in enumerate(before)),
+        *((ends - len(after) + place, special_id) for place, special_id in enumerate(after)),
+    ):
+        result[places] = special_id
+        is_text[places] = False
+    result[is_text] = flat
+    return longer, result

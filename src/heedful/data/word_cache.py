@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 Separation: TypeAlias = Literal["spaces", "borders"]
 
@@ -37,18 +37,33 @@ class WordCache:
         """The ids of each text; raises TypeError unless `texts` is a list of strings."""
         if not isinstance(texts, list | tuple):
             raise TypeError
-        rows = [self._split(text) for text in texts]
-        words = set[str]().union(*rows)
         ids = self._ids  # another thread may replace the attribute
-        if new := words.difference(ids):
-            size = self._num_characters + sum(map(len, new))
-            if size > _MAX_CHARACTERS:
-                ids, new, size = {}, words, sum(map(len, words))
-            ids.update(zip(new, self._encode([*new]), strict=True))
-            is_small = size <= _MAX_CHARACTERS
-            self._ids, self._num_characters = (ids, size) if is_small else ({}, 0)
-        ids_of = ids.__getitem__
-        return [list(chain.from_iterable(map(ids_of, row))) for row in rows]
+        rows: list[list[int] | None] = []
+        # Text by text: its words are freed before those of the next one are made.
+        for text in texts:
+            try:
+                rows.append(list(chain.from_iterable(map(ids.__getitem__, self._split(text)))))
+            except KeyError:
+                rows.append(None)
+        if missing := [index for index, row in enumerate(rows) if row is None]:
+            ids = self._with_words([self._split(texts[index]) for index in missing])
+            for index in missing:
+                words = self._split(texts[index])
+                rows[index] = list(chain.from_iterable(map(ids.__getitem__, words)))
+        return cast("list[list[int]]", rows)
+
+    def _with_words(self, rows: Sequence[list[str]]) -> dict[str, Sequence[int]]:
+        """The ids of the words of some texts, with those of other words."""
+        words = set[str]().union(*rows)
+        ids = self._ids
+        new = words.difference(ids)
+        size = self._num_characters + sum(map(len, new))
+        if size > _MAX_CHARACTERS:
+            ids, new, size = {}, words, sum(map(len, words))
+        ids.update(zip(new, self._encode([*new]), strict=True))
+        is_small = size <= _MAX_CHARACTERS
+        self._ids, self._num_characters = (ids, size) if is_small else ({}, 0)
+        return ids
 
 
 def _split_at_spaces(text: str) -> list[str]:
