@@ -30,7 +30,8 @@ def test_elements_are_dropped_with_probability_p(p: float) -> None:
 def test_the_scale_makes_the_expectation_exact(p: float) -> None:
     keep, scale = keep_mask(torch.Size([100]), p)
     levels = min(round(p * LEVELS), LEVELS - 1)
-    assert keep.dtype == torch.bool
+    assert keep.dtype == torch.int16
+    assert set(keep.tolist()) <= {0, 1}
     assert (1 - levels / LEVELS) * scale == pytest.approx(1.0, abs=1e-12)
 
 
@@ -42,7 +43,7 @@ def test_the_fraction_of_dropped_levels_is_exact(
     every = torch.arange(-32_768, 32_768).to(torch.int16).view(torch.int64)
     monkeypatch.setattr(torch.Tensor, "random_", lambda self, *_: self.copy_(every))
     keep, _ = keep_mask(torch.Size([LEVELS]), dropped / LEVELS)
-    assert int((~keep).sum()) == dropped
+    assert int((keep == 0).sum()) == dropped
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (2, 3, 7), (0, 4)])
@@ -64,6 +65,34 @@ def test_kept_elements_and_their_gradients_are_scaled(
         assert ((out == 0) | (out == scale)).all()
         assert out.isfinite().all()
     torch.testing.assert_close(x.grad, (first + 8 * second).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_elements_of_any_layout_are_kept_as_they_are(dtype: torch.dtype) -> None:
+    """Values, signs and infinities of kept elements; dropped ones are zero, even if infinite."""
+    torch.manual_seed(0)
+    base = torch.randn(6, 4, 50).to(dtype)
+    base[0, 0, :20] = -math.inf
+    dropout = training(0.5)
+    for x in (base.transpose(0, 2), base[:, 1:3], base[:1].expand(5, -1, -1)):
+        leaf = x.detach().requires_grad_()
+        out = dropout(leaf)
+        kept = out != 0
+        assert 0.3 < kept.double().mean() < 0.7
+        assert torch.equal(out, torch.where(kept, 2 * x, 0))
+        out.backward(x)
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, out)
+
+
+def test_gradients_agree_with_finite_differences() -> None:
+    x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+
+    def seeded(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return training(0.3)(x)
+
+    assert torch.autograd.gradcheck(seeded, x)
 
 
 def test_neighboring_elements_are_independent() -> None:

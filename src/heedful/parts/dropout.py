@@ -3,12 +3,13 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int16
 from torch import Tensor, nn
 
 from heedful.errors import UserError
 
 _LEVELS = 2**16
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 class Dropout(nn.Module):
@@ -47,20 +48,33 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-def keep_mask(shape: torch.Size, p: float) -> tuple[Tensor, float]:
-    """A bool mask, True with probability 1 - round(p × 65536) / 65536, and the scale 1 / (1 - p).
+def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]:
+    """Each element is 1 with probability 1 - round(p × 65536) / 65536, else 0; scale 1 / (1 - p).
 
     The keep probability is at least 1 / 65536, so that the scale is finite for `p` near 1.
     """
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
     count = shape.numel()
     size = ((count + 3) // 4,)
+    first_kept = dropped - _LEVELS // 2
+    scale = _LEVELS / (_LEVELS - dropped)
     if torch.compiler.is_compiling():  # which cannot trace a range without an end
         bits = torch.randint(-(2**63), 2**63 - 1, size, dtype=torch.int64)
-    else:
-        bits = torch.empty(size, dtype=torch.int64).random_(-(2**63), None)
+        return (bits.view(torch.int16)[:count].view(shape) >= first_kept).to(torch.int16), scale
+    bits = torch.empty(size, dtype=torch.int64).random_(-(2**63), None)
     levels = bits.view(torch.int16)[:count].view(shape)
-    return levels >= dropped - _LEVELS // 2, _LEVELS / (_LEVELS - dropped)
+    # A comparison is vectorized on a CPU if its result has the type of its operands.
+    return torch.ge(levels, first_kept, out=torch.empty_like(levels)), scale
+
+
+def _multiply(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
+    """x · keep · scale.
+
+    The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
+    bool or integer tensor converts one element at a time.
+    """
+    integer = _INTEGERS[x.dtype.itemsize]
+    return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
 
 
 class _Drop(torch.autograd.Function):
@@ -68,9 +82,9 @@ class _Drop(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         keep, ctx.scale = keep_mask(x.shape, p)
         ctx.save_for_backward(keep)
-        return (x * keep).mul_(ctx.scale)
+        return _multiply(x, keep, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
-        return (grads[0] * keep).mul_(ctx.scale), None
+        return _multiply(grads[0], keep, ctx.scale), None
