@@ -2,7 +2,7 @@
 
 Torchrun starts equal processes and numbers them by ranks. They exchange small values through the
 host (gloo); tensors are exchanged by `heedful.training.parallel`. Process 0, the main one, prepares
-data, evaluates, writes and prints.
+data, writes and prints.
 """
 
 import os
@@ -41,7 +41,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """True in the process that prepares, evaluates, writes and prints."""
+        """True in the process that prepares data, writes and prints."""
         return self.rank == 0
 
     def sum(self, values: Sequence[int]) -> list[int]:
@@ -52,6 +52,10 @@ class Processes:
         """For each flag True if it is True in any process."""
         return [bool(value) for value in self.sum([int(flag) for flag in flags])]
 
+    def gather(self, value: _Result) -> list[_Result]:
+        """The value of each process, by rank, in all of them."""
+        return [value]
+
     def from_main(self, function: Callable[[], _Result]) -> _Result:
         """Call the function in the main process, and return its result in all, which wait for it.
 
@@ -61,6 +65,10 @@ class Processes:
 
     def wait(self) -> None:
         """Wait until all processes have called this."""
+
+    def describe(self, rank: int) -> str:
+        """The name of a process for a message."""
+        return f"process {os.getpid()}"
 
     def device(self, device: "torch.device") -> "torch.device":
         """The device of this process, if the job runs on `device`."""
@@ -78,9 +86,7 @@ class Group(Processes):
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
         # A group for objects and sums on the host, in addition to that of the device.
         self._host = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
-        self._members: list[Any] = [None] * self.count
-        own = socket.gethostname(), os.getpid()
-        distributed.all_gather_object(self._members, own, group=self._host)
+        self._members = self.gather((socket.gethostname(), os.getpid()))
 
     def sum(self, values: Sequence[int]) -> list[int]:
         import torch
@@ -89,6 +95,13 @@ class Group(Processes):
         total = torch.tensor([*values], dtype=torch.int64)
         distributed.all_reduce(total, group=self._host)
         return [int(value) for value in total.tolist()]
+
+    def gather(self, value: _Result) -> list[_Result]:
+        from torch import distributed
+
+        values: list[Any] = [None] * self.count
+        distributed.all_gather_object(values, value, group=self._host)
+        return values
 
     def from_main(self, function: Callable[[], _Result]) -> _Result:
         import torch
@@ -128,6 +141,9 @@ class Group(Processes):
             )
         return device
 
+    def describe(self, rank: int) -> str:
+        return f"rank {rank} of {self.count} (process {self._members[rank][1]})"
+
     def killed_rank(self) -> int | None:
         """The rank of a killed process of this machine: it has ended and reported no error.
 
@@ -141,10 +157,6 @@ class Group(Processes):
                     return rank
             time.sleep(0.05)
         return None
-
-    def describe(self, rank: int) -> str:
-        """The name of a process for a message."""
-        return f"rank {rank} of {self.count} (process {self._members[rank][1]})"
 
 
 _current: ContextVar[Processes | None] = ContextVar("processes", default=None)

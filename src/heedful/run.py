@@ -7,7 +7,7 @@ report. Prepared data are in a cache that runs share.
 
 import platform
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -219,6 +219,11 @@ def _train_in(
             parts = prepare_session(task, rows, folder, device, resume, print_line)
             group.wait()
             run = start_session(task, out, lambda *_: parts, device, resume)
+            if not run.trainer.trained.evaluates_in_all:
+                print_line(
+                    "           the main process evaluates alone: the whole weights take more than "
+                    "half the memory of a process"
+                )
             step = (run.resumed_from or 0) if resume else None
             logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
             save_recipe(recipe, out / "recipe.yaml")
@@ -257,7 +262,7 @@ def _train_and_score(
         reason = trainer.run()
         scores, values, scored = None, {}, ""
         if reason != "interrupted":
-            scores, scored = group.from_main(lambda: _score(run, out, print_line))
+            scores, scored = _score(run, out, print_line)
             values = scores.values()
         trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values, scored))
     finally:
@@ -290,10 +295,22 @@ def _device_name(device: torch.device) -> str:
 
 
 def _score(run: Session, out: Path, print_line: PrintLine) -> tuple[FinalScores, str]:
-    """The scores of the final model, and the names of the split and of the model."""
+    """The scores of the final model, and the names of the split and of the model.
+
+    All processes compute them together; only the main one writes into the folder of the run.
+    """
+    trainer, group = run.trainer, processes.current()
     scored = f"{_SPLITS[run.data.final]}, {_choose_final(run)}"
-    print_line(f"scoring: {scored}")
-    return run.task.compute_final_scores(run.model, run.data, out), scored
+    if group.is_main:
+        print_line(f"scoring: {scored}")
+
+    def compute() -> FinalScores:
+        with nullcontext(out) if group.is_main else TemporaryDirectory() as folder:
+            return run.task.compute_final_scores(run.model, run.data, Path(folder))
+
+    scores = trainer.evaluate_together(compute)
+    assert scores is not None, "signals end the process here"
+    return scores, scored
 
 
 def _changes_on_resume(log: Path, recipe: dict[str, Any]) -> list[str]:
@@ -305,21 +322,29 @@ def _changes_on_resume(log: Path, recipe: dict[str, Any]) -> list[str]:
 def _choose_final(run: Session) -> str:
     """Write the final model: the average of the checkpoints if it is better than the best one.
 
+    Called by all processes; the main one has the weights, and writes.
+
     Returns:
         A description of the weights.
     """
-    net, trainer = run.model.net, run.trainer
-    files = [path / WEIGHTS for path in trainer.checkpoints.to_average()]
+    net, trainer, group = run.model.net, run.trainer, processes.current()
+    files = [path / WEIGHTS for path in group.from_main(trainer.checkpoints.to_average)]
     if run.task.recipe.training.average_checkpoints > 1 and len(files) > 1:
-        average = average_weights(files)
-        set_weights(net, average, run.best.path, trainer.stored_weights(net))
-        value = run.task.evaluate(run.model, run.data).value
-        if value > run.best.value:
-            source = f"the mean of {len(files)} checkpoints"
-            run.best.save(average, value=value, step=trainer.state.step, source=source)
-    weights, source = run.best.write_final()
-    set_weights(net, weights, run.best.path, trainer.stored_weights(net))
-    return source
+        average = average_weights(files) if group.is_main else {}
+        if group.is_main:
+            set_weights(net, average, run.best.path, trainer.stored_weights(net))
+        evaluation = trainer.evaluate_together(lambda: run.task.evaluate(run.model, run.data))
+        assert evaluation is not None, "signals end the process here"
+        if group.is_main and evaluation.value > run.best.value:
+            step, source = trainer.state.step, f"the mean of {len(files)} checkpoints"
+            run.best.save(average, value=evaluation.value, step=step, source=source)
+
+    def write_final() -> str:
+        weights, source = run.best.write_final()
+        set_weights(net, weights, run.best.path, trainer.stored_weights(net))
+        return source
+
+    return group.from_main(write_final)
 
 
 def _report_facts(run: Session, device: torch.device, command: str) -> dict[str, str]:

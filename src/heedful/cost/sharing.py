@@ -19,7 +19,8 @@ class RankMemory:
     Attributes:
         gathered: weights that FSDP gathers: of the largest unit and the next one, and the gradient
             of a unit before it is sent.
-        whole_net: of the main process with FSDP alone: the whole net, to evaluate and to save.
+        whole_net: of the main process with FSDP alone: the whole net, to save it; the others have
+            it during evaluations.
         peak: at the peak of a step. It may be less than the sum of the parts, as activations are
             freed while gradients are made, or more, by temporary tensors.
     """

@@ -37,12 +37,19 @@ def batch_loss(net: Net, batch: Batch, **options: Any) -> LossSum:
 
 
 def sum_losses(parts: Sequence[LossSum]) -> LossSum:
-    """The sum of losses, on the CPU, in double precision; without `correct` if a part has none."""
+    """The sum of losses, on the CPU, in double precision; without `correct` if a part has none.
+
+    The sum of no parts is zero.
+    """
     correct = [part.correct for part in parts if part.correct is not None]
+
+    def total(values: Sequence[Tensor]) -> Tensor:
+        return torch.stack([*values]).cpu() if values else torch.zeros(0, dtype=torch.int64)
+
     return LossSum(
-        torch.stack([part.loss for part in parts]).cpu().double().sum(),
-        torch.stack([part.nll for part in parts]).cpu().double().sum(),
-        torch.stack(correct).cpu().sum() if len(correct) == len(parts) else None,
+        total([part.loss for part in parts]).double().sum(),
+        total([part.nll for part in parts]).double().sum(),
+        total(correct).sum() if len(correct) == len(parts) else None,
         sum(part.tokens for part in parts),
     )
 

@@ -111,9 +111,20 @@ def score_texts(
     return _window_sums(model, packed, context, stride, batch_tokens).scores()
 
 
-def window_sums(model: Generator, texts: Sequences, *, context: int, stride: int) -> LossSum:
-    """Loss and correct tokens summed over texts, in overlapping windows of `context` tokens."""
-    return _window_sums(model, texts, context, stride).total()
+def window_sums(
+    model: Generator,
+    texts: Sequences,
+    *,
+    context: int,
+    stride: int,
+    part: slice = slice(None),
+) -> LossSum:
+    """Loss and correct tokens summed over texts, in overlapping windows of `context` tokens.
+
+    Args:
+        part: the batches of windows to sum over; default: all.
+    """
+    return _window_sums(model, texts, context, stride, part=part).total()
 
 
 def _window_sums(
@@ -122,13 +133,15 @@ def _window_sums(
     context: int,
     stride: int,
     batch_tokens: int | None = None,
+    *,
+    part: slice = slice(None),
 ) -> TextSums:
     check_batch_tokens(batch_tokens)
     max_tokens = batch_tokens or EVALUATION_BATCH_TOKENS
     plan = plan_evaluation_windows(
         texts.lengths, context=context, stride=stride, max_tokens=max_tokens
     )
-    batches = (collate_windows(texts, item, isolate=False, pad_id=0) for item in plan)
+    batches = (collate_windows(texts, item, isolate=False, pad_id=0) for item in plan[part])
     return text_sums(model, batches, len(texts))
 
 

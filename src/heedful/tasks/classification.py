@@ -19,6 +19,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.labels import confusion, label_scores, per_label
 from heedful.evaluation.likelihood import sum_losses, target_loss
+from heedful.evaluation.sharing import current_shares
 from heedful.evaluation.target_scores import target_states
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
@@ -152,20 +153,22 @@ class TextClassification(Task):
         text, and `confusion`."""
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing
         columns, lengths = data.splits[split], data.ids(split).lengths
-        predictions = np.zeros(len(columns), dtype=np.int64)
-        with track("classifying", len(predictions)) as advance:
+        # Zero for the texts of other processes.
+        own, shares = np.zeros(len(columns), dtype=np.int64), current_shares()
+        with track("classifying", len(own[shares.part])) as advance:
 
             def sums_of(start: int, end: int) -> LossSum:
                 parts = []
-                for indices in plan_evaluation_batches(lengths[start:end]):
+                for indices in plan_evaluation_batches(lengths[start:end])[shares.part]:
                     batch = self.collate(data, start + indices, split).to(model.device)
                     states = target_states(net, batch)
                     loss = target_loss(net.head, states, batch.targets, label_smoothing=smoothing)
                     parts.append(loss)
-                    predictions[start + indices] = net.head(states).argmax(-1).cpu().numpy()
+                    own[start + indices] = net.head(states).argmax(-1).cpu().numpy()
                     advance(len(indices))
                 return sum_losses(parts)
 
             sums, by_corpus = sums_by_corpus(columns.corpora, len(columns), sums_of)
+        predictions = np.sum(shares.gather(own), axis=0)
         table = confusion(columns.numbers("labels"), predictions, len(data.labels))
         return sums, by_corpus, predictions, table

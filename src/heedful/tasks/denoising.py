@@ -23,6 +23,7 @@ from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import token_metrics
+from heedful.evaluation.sharing import from_main
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelMetadata, Translator
@@ -187,6 +188,7 @@ class Denoising(Task):
             label_smoothing=self.recipe.training.label_smoothing,
         )
 
+    @from_main
     def _samples(self, model: Translator, data: RunData) -> list[Sample]:
         """The first validation texts: corrupted, their targets, and outputs of greedy search."""
         count = min(self.recipe.evaluation.num_samples, len(data.splits["valid"]))

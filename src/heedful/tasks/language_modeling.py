@@ -18,6 +18,7 @@ from heedful.data.plans import Windows, plan_windows
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.likelihood import token_metrics
+from heedful.evaluation.sharing import current_shares, from_main
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
@@ -152,11 +153,11 @@ class LanguageModeling(Task):
         """Loss sums over a split, the loss of each corpus, and bits per character and per byte."""
         keys, counts = self.objective, data.splits[name].report.counts["text"]
         stride = keys.stride or keys.context
-        texts, columns = data.ids(name), data.splits[name]
+        texts, columns, own = data.ids(name), data.splits[name], current_shares().part
 
         def sums_of(start: int, end: int) -> LossSum:
-            part = Sequences(texts.ids, texts.offsets[start : end + 1])
-            return window_sums(model, part, context=keys.context, stride=stride)
+            rows = Sequences(texts.ids, texts.offsets[start : end + 1])
+            return window_sums(model, rows, context=keys.context, stride=stride, part=own)
 
         sums, by_corpus = sums_by_corpus(columns.corpora, len(columns), sums_of)
         bits = float(sums.nll) / math.log(2)
@@ -169,6 +170,7 @@ class LanguageModeling(Task):
             },
         )
 
+    @from_main
     def _samples(self, model: LanguageModel, data: RunData) -> list[Sample]:
         """Sampled continuations of the recipe's prompt."""
         keys, tokenizer = self.objective, data.tokenizer

@@ -22,6 +22,7 @@ from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import token_metrics
+from heedful.evaluation.sharing import from_main
 from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
@@ -175,6 +176,7 @@ class MaskedLm(Task):
             label_smoothing=self.recipe.training.label_smoothing,
         )
 
+    @from_main
     @torch.inference_mode()
     def _samples(self, model: MaskedLanguageModel, data: RunData) -> list[Sample]:
         """The first validation texts with all selected tokens masked, and with predictions."""

@@ -14,6 +14,7 @@ from heedful.data.collate import Batch
 from heedful.data.columns import CorpusRange
 from heedful.data.plans import plan_evaluation_batches
 from heedful.evaluation.likelihood import sum_losses, token_metrics
+from heedful.evaluation.sharing import current_shares
 from heedful.files import write_json
 from heedful.parts.losses import LossSum
 from heedful.plugins import metric
@@ -55,6 +56,8 @@ def held_out_loss(
 ) -> tuple[LossSum, dict[str, float]]:
     """The loss sums over N held-out rows, of the net in eval mode, and the loss of each corpus.
 
+    The processes that share an evaluation divide its batches.
+
     Args:
         loss: as `Task.loss`.
         collate: returns the batch of the rows with the given indices.
@@ -64,10 +67,11 @@ def held_out_loss(
     net.eval()
     device = next(net.parameters()).device
     options = {"label_smoothing": label_smoothing, "count_correct": True}
+    own = current_shares().part
 
     def sums_of(start: int, end: int) -> LossSum:
         plan = plan_evaluation_batches(*(side[start:end] for side in lengths))
-        batches = (collate(start + indices).to(device) for indices in plan)
+        batches = (collate(start + indices).to(device) for indices in plan[own])
         return sum_losses([loss(net, batch, **options) for batch in batches])
 
     return sums_by_corpus(corpora, len(lengths[0]), sums_of)
@@ -79,14 +83,15 @@ def sums_by_corpus(
     """Loss sums over all rows, and the negative log-likelihood per target of each corpus.
 
     Args:
-        sums_of: the loss sums of the rows from a first one up to an end.
+        sums_of: the loss sums of the rows from a first one up to an end, over the batches of this
+            process (`current_shares`).
     """
-    if not corpora:
-        return sums_of(0, num_rows), {}
-    parts = [sums_of(corpus.start, corpus.end) for corpus in corpora]
+    ranges = [(corpus.start, corpus.end) for corpus in corpora] or [(0, num_rows)]
+    by_process = current_shares().gather([sums_of(*limits) for limits in ranges])
+    parts = [sum_losses(sums) for sums in zip(*by_process, strict=True)]
     by_corpus = {
         corpus.name: float(part.nll) / part.tokens
-        for corpus, part in zip(corpora, parts, strict=True)
+        for corpus, part in zip(corpora, parts, strict=False)
     }
     return sum_losses(parts), by_corpus
 

@@ -36,6 +36,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPECIALS
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import token_metrics
+from heedful.evaluation.sharing import from_main
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
@@ -235,6 +236,7 @@ class SupervisedFineTuning(Task):
             label_smoothing=self.recipe.training.label_smoothing,
         )
 
+    @from_main
     def _samples(
         self, model: LanguageModel, data: RunData, split: str
     ) -> list[tuple[list[dict[str, Any]], str, str]]:

@@ -201,11 +201,20 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: Any, data: RunData) -> EvaluationResult:
-        """Loss, scores and samples on the validation set; uses no random numbers."""
+        """Loss, scores and samples on the validation set; uses no random numbers.
+
+        All processes of a run call it, and divide the work by `heedful.evaluation.sharing`.
+        """
 
     @abstractmethod
     def compute_final_scores(self, model: Any, data: RunData, out: Path) -> FinalScores:
-        """Scores of the final model, which are written with its outputs into the run's folder."""
+        """Scores of the final model, which are written with its outputs into the run's folder.
+
+        Called as `evaluate`.
+
+        Args:
+            out: the run's folder; in processes other than the main one a temporary folder.
+        """
 
 
 def parse_objective(recipe: Recipe, settings: Any) -> Any:

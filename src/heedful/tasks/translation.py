@@ -16,6 +16,7 @@ from heedful.data.rows import FileRows, Rows, open_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, has_packages, usable_metric
+from heedful.evaluation.sharing import current_shares
 from heedful.files import write_json, write_text
 from heedful.pipelines import Limits, ModelMetadata, Translator
 from heedful.plugins import metric
@@ -197,6 +198,7 @@ class Translation(Task):
     ) -> tuple[list[str], Scores]:
         """The model's outputs for the sources of `rows`, and their scores against the targets.
 
+        The processes that share an evaluation divide the sources.
         The scores ignore case if the target tokenizer lowercases.
         """
         tokenizer = model.src_tokenizer
@@ -206,18 +208,23 @@ class Translation(Task):
             tokenizer.encode_target([*tags.get(row.get(CORPUS, ""), ()), *row_ids])
             for row, row_ids in zip(rows, ids, strict=True)
         ]
-        with track("translating", len(rows)) as advance:
-            beams = model.generate(
-                sources,
-                beam_size=beam_size,
-                length_penalty=self.recipe.evaluation.length_penalty,
-                too_long="truncate",
-                scores=False,
-                progress=advance,
-                return_details=True,
-            )
-        outputs = [best.text for best, *_ in beams]
-        return outputs, self._score(model, outputs, rows, metrics)
+        shares = current_shares()
+
+        def translate(own: Sequence[list[int]]) -> list[str]:
+            with track("translating", len(own)) as advance:
+                beams = model.generate(
+                    own,
+                    beam_size=beam_size,
+                    length_penalty=self.recipe.evaluation.length_penalty,
+                    too_long="truncate",
+                    scores=False,
+                    progress=advance,
+                    return_details=True,
+                )
+            return [best.text for best, *_ in beams]
+
+        outputs = shares.map(translate, sources)
+        return outputs, shares.from_main(lambda: self._score(model, outputs, rows, metrics))
 
     def _score(
         self,

@@ -53,3 +53,17 @@ class Interruption:
             yield
         finally:
             self._in_evaluation = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """In the block a signal is only recorded; it ends the evaluation around the block after it.
+
+        For exchanges with other processes, which would wait for the rest of an interrupted one.
+        """
+        was_in_evaluation, self._in_evaluation = self._in_evaluation, False
+        try:
+            yield
+        finally:
+            self._in_evaluation = was_in_evaluation
+        if was_in_evaluation and self.is_requested:
+            raise EvaluationInterrupted

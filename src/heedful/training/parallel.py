@@ -5,8 +5,8 @@ al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
 """
 
 import warnings
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -19,6 +19,7 @@ from heedful.models.stack import Stack
 from heedful.parts.relative import RelativePositionBias
 from heedful.processes import Processes
 from heedful.training.step import TrainStep
+from heedful.zoo.sizes import host_memory
 
 
 class TrainedNet:
@@ -31,10 +32,12 @@ class TrainedNet:
         gradient_factor: factor of a loss, after which the gradient is that of the sum of the losses
             of all processes.
         is_sharded: the parameters of `net` are sharded over the processes (`DTensor`).
+        evaluates_in_all: in an evaluation each process has the whole net.
     """
 
     gradient_factor = 1
     is_sharded = False
+    evaluates_in_all = True
 
     def __init__(self, step: TrainStep) -> None:
         self.whole = self.net = step.net
@@ -50,6 +53,10 @@ class TrainedNet:
 
     def scatter(self) -> None:
         """Copy the weights of `whole` in the main process to `net` in all."""
+
+    def whole_in_all(self) -> AbstractContextManager[None]:
+        """In the block `whole` has the main process's weights in all processes."""
+        return nullcontext()
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over the processes of a tensor on the run's device."""
@@ -74,8 +81,11 @@ class ReplicatedNet(TrainedNet):
         return context
 
     def scatter(self) -> None:
-        for parameter in self.net.parameters():
-            torch.distributed.broadcast(parameter.detach(), src=0)
+        _broadcast(self.net)
+
+    def whole_in_all(self) -> AbstractContextManager[None]:
+        self.scatter()
+        return nullcontext()
 
     def sum(self, tensor: Tensor) -> Tensor:
         torch.distributed.all_reduce(tensor)
@@ -86,7 +96,8 @@ class ShardedNet(TrainedNet):
     """Parameters, gradients and optimizer state sharded over the processes (FSDP2).
 
     Each block is a unit, and the rest of the net another one, which holds tied matrices. The main
-    process also has the whole net, to evaluate and to save it.
+    process also has the whole net, to save it; the others have it during evaluations, if it fits
+    into the memory of each: it takes a quarter of what a process needs to train with DDP and Adam.
 
     Args:
         in_bf16: gather the weights in bf16; their shards and the sums of gradients are in fp32.
@@ -100,7 +111,7 @@ class ShardedNet(TrainedNet):
 
         super().__init__(step)
         device = next(step.net.parameters()).device
-        self._is_main = processes.is_main
+        self._is_main, self._device = processes.is_main, device
         self.net = deepcopy(step.net)
         self.step = step.with_net(self.net)
         mesh = init_device_mesh(device.type, (processes.count,))
@@ -120,7 +131,9 @@ class ShardedNet(TrainedNet):
                 module.set_force_sum_reduction_for_comms(True)
         self.scatter()
         if not self._is_main:
-            self.whole.to("meta")
+            _replace_parameters(self.whole, "meta")
+        (is_too_large,) = processes.any([not _fits(self.net, device, processes.local_count)])
+        self.evaluates_in_all = not is_too_large
 
     def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
         step: Any = self.step
@@ -142,6 +155,17 @@ class ShardedNet(TrainedNet):
             full = torch.empty(shard.shape, device=shard.device) if whole is None else whole
             shard.copy_(distribute_tensor(full.detach(), shard.device_mesh, shard.placements))
 
+    @contextmanager
+    def whole_in_all(self) -> Iterator[None]:
+        if not self._is_main:
+            _replace_parameters(self.whole, self._device)
+        try:
+            _broadcast(self.whole)
+            yield
+        finally:
+            if not self._is_main:
+                _replace_parameters(self.whole, "meta")
+
     def sum(self, tensor: Tensor) -> Tensor:
         torch.distributed.all_reduce(tensor)
         return tensor
@@ -151,6 +175,35 @@ class ShardedNet(TrainedNet):
         shards = [*self.net.parameters()]
         whole = self.whole.parameters() if self._is_main else [None] * len(shards)
         return zip(shards, whole, strict=True)
+
+
+def _broadcast(net: nn.Module) -> None:
+    """Copy the parameters of a net in the main process to those of all."""
+    for parameter in net.parameters():
+        torch.distributed.broadcast(parameter.detach(), src=0)
+
+
+def _replace_parameters(net: nn.Module, device: torch.device | str) -> None:
+    """Replace the parameters by uninitialized ones on a device; tied ones stay tied."""
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
+    for module in net.modules():
+        for name, old in module.named_parameters(recurse=False, remove_duplicate=False):
+            if old not in replaced:
+                new = torch.empty_like(old, device=device)
+                replaced[old] = nn.Parameter(new, requires_grad=old.requires_grad)
+            setattr(module, name, replaced[old])
+
+
+def _fits(net: nn.Module, device: torch.device, num_processes: int) -> bool:
+    """True if each process may have a whole net, whose weights then take at most half the memory.
+
+    Args:
+        device: of the net; for a CPU the memory is shared by the processes of the machine.
+    """
+    size = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
+    if device.type == "cuda":
+        return 2 * size <= torch.cuda.mem_get_info(device)[0]
+    return 2 * size * num_processes <= host_memory()
 
 
 def _units(net: nn.Module) -> list[nn.Module]:

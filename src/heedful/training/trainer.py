@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.errors import UserError
+from heedful.evaluation.sharing import share_evaluation
 from heedful.processes import Processes
 from heedful.training.ahead import Ahead
 from heedful.training.block_compiler import BlockCompiler
@@ -44,6 +45,7 @@ from heedful.training.updates import StepSums, WeightUpdates
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
 
+Result = TypeVar("Result")
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -77,7 +79,7 @@ class TrainingHooks:
         plan_epoch: returns the batches of an epoch by its number. A pure function, so that a run's
             position in the data is two integers.
         load_batch: returns a planned batch as tensors on the CPU; called in a thread.
-        evaluate: evaluates the net, in the main process.
+        evaluate: evaluates the net; called as in `share_evaluation`.
         save_best: saves the net, which is the best so far or the first, in the main process.
     """
 
@@ -108,7 +110,7 @@ class TrainerState:
 class Trainer:
     """Trains a net, from its current state to the end of the run.
 
-    Several processes take the same steps together; the main one evaluates and saves.
+    Several processes take the same steps and evaluate together; the main one saves.
 
     Args:
         step: the net and its loss.
@@ -321,7 +323,7 @@ class Trainer:
         """Evaluate the net in eval mode; raises UserError for a loss that is not finite."""
         self._report_steps()
         self._count_time()
-        evaluation = self.processes.from_main(self._evaluation_unless_interrupted)
+        evaluation = self.evaluate_together(self._evaluation_unless_interrupted)
         if evaluation is None:
             raise EvaluationInterrupted
         if not math.isfinite(evaluation.loss):
@@ -329,6 +331,21 @@ class Trainer:
                 f"step {self.state.step}: the held-out loss is {evaluation.loss:.4g}"
             )
         return evaluation
+
+    def evaluate_together(self, evaluate: Callable[[], Result | None]) -> Result | None:
+        """Evaluate the weights of the main process, with the work divided over all processes.
+
+        Args:
+            evaluate: called by all as in `share_evaluation`; only by the main process if the whole
+                net does not fit into the memory of the others.
+
+        Raises:
+            UserError: an error in one of the processes, by its rank.
+        """
+        if not self.trained.evaluates_in_all:
+            return self.processes.from_main(evaluate)
+        with self.trained.whole_in_all():
+            return share_evaluation(self.processes, evaluate, self.interruption.deferred)
 
     def _evaluation_unless_interrupted(self) -> EvaluationResult | None:
         try:
