@@ -31,7 +31,8 @@ GPT = {
     "objective": {"context": 2048},
     "tokenizer": {"vocab_size": 50_257},
     "training": {
-        "batch_tokens": 2**21,
+        "batch_tokens": 2**17,
+        "gradient_accumulation": 16,
         "activation_checkpointing": True,
         "schedule": {"learning_rate": 0.0002},
         "max_steps": 10_000,
