@@ -31,8 +31,8 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 	parts/test_masks.py models/test_properties.py models/test_packed.py generation/test_search.py \
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
-.PHONY: help setup demo quick test test-slow test-benchmarks test-lowest fuzz bench bench-decoding experiments \
-	pages site docs docs-setup translations clean
+.PHONY: help setup demo quick test test-slow test-benchmarks test-lowest fuzz bench bench-decoding \
+	bench-training experiments pages site docs docs-setup translations clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (two minutes)"
@@ -44,6 +44,7 @@ help:
 	@echo "make fuzz    600 cases of each kind of hostile input (half an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers, CTranslate2 and llama.cpp"
+	@echo "make bench-training  only training speed, against torch.nn.Transformer and transformers"
 	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
 	@echo "make pages   write the generated pages of docs, and the table of README.md"
 	@echo "make docs    make pages, then build the site in both languages and run its cells"
@@ -114,6 +115,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/synthetic.py
 	$(BIN)/python benchmarks/preparation.py
+	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/bulk.py
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding.py
@@ -132,6 +134,10 @@ endif
 bench-decoding: $(STAMP)
 	$(INSTALL) --group bench
 	$(BIN)/python benchmarks/decoding.py
+
+bench-training: $(STAMP)
+	$(INSTALL) --group bench
+	$(BIN)/python benchmarks/training_speed.py
 
 # Comparisons of settings with each other, hours of training; more rows: experiments/ablation.py --help.
 experiments: $(STAMP)
