@@ -183,7 +183,8 @@ class Encoder:
         )
         is_unknown = np.zeros(len(rows), bool)
         for name, column in self.columns.items() if self.drop_unknown else ():
-            is_unknown |= [column.is_unknown(ids) for ids in zip(*encoded[name], strict=True)]
+            ids_of_rows = zip(*encoded[name], strict=True)
+            is_unknown |= np.fromiter(map(column.is_unknown, ids_of_rows), bool, len(rows))
         is_unknown &= ~is_dropped
         kept_rows = np.flatnonzero(~(is_dropped | is_unknown))
         result: dict[str, Column] = {}
