@@ -144,7 +144,8 @@ experiments: $(STAMP)
 	$(BIN)/python experiments/ablation.py translation --data '$(DATA)/multi30k' --rows shipped adam
 	$(BIN)/python experiments/denoising.py --data '$(DATA)/multi30k'
 	$(BIN)/python experiments/back_translation.py --data '$(DATA)/multi30k'
-	$(BIN)/python experiments/many_to_many.py --data '$(DATA)/multi30k'
+	$(BIN)/python experiments/many_to_many.py --corpus 'en-de=$(DATA)/multi30k' 'en-zh=$(DATA)/tatoeba'
+	$(BIN)/python experiments/lora.py --data '$(DATA)'
 
 # Pages in the repository that programs write.
 pages: $(STAMP)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import runpy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from heedful.recipe_files import RECIPES, load_recipe
 
@@ -316,10 +318,102 @@ def test_back_translation(bench: Bench, tmp_path: Path, text: Path) -> None:
 
 
 def test_many_to_many(bench: Bench, tmp_path: Path, text: Path) -> None:
-    words = ["--data", str(text), "--runs", str(tmp_path / "runs"), "--languages", "en", "de"]
+    (tmp_path / "zh").mkdir()
+    for name in ("train", "val"):  # no test split
+        for code in ("en", "zh"):
+            shutil.copy(text / f"{name}.{code}.gz", tmp_path / "zh")
+    words = ["--corpus", f"en-de={text}", f"en-zh={tmp_path / 'zh'}"]
+    words += ["--runs", str(tmp_path / "runs"), "--steps", "4", "--joint-steps", "4", "8"]
     page, data = bench("many_to_many", *words)
-    assert data["scores"].keys() == {"en-de", "de-en"}
-    assert "| en-de | " in page
+    assert " --corpus en-de=FOLDER en-zh=FOLDER --runs RUNS " in data["command"]
+    assert data["scores"].keys() == {"en-de", "de-en", "en-zh", "zh-en"}
+    models = ["one model, 4 steps", "one model, 8 steps", "own models, 4 steps each"]
+    for found in data["scores"].values():
+        assert [*found] == models
+    assert f"| direction | {' | '.join(models)} |" in page
+    assert [line.split(",")[0] for line in page.splitlines() if "without pairs" in line] == [
+        "<summary>de-zh",
+        "<summary>zh-de",
+    ]
+    rows = [line for line in page.splitlines() if line.startswith("| der Hund läuft zum Haus test")]
+    assert len(rows) == 5
+    scores = json.loads((tmp_path / "runs" / "joint-8" / "scores.json").read_text())["scores"]
+    for name, tokenizer in (("en-zh", "zh"), ("zh-en", "13a")):
+        assert f"tok:{tokenizer}|" in scores[f"bleu/{name}"]["signature"]
+    recipe = load_recipe(tmp_path / "runs" / "zh-en")
+    corpus = recipe.data.corpora["zh-en"]
+    assert str(corpus.test.src) == str(tmp_path / "zh" / "val.zh.gz")
+    train, valid = (
+        Path(str(files.src)).read_text().splitlines() for files in (corpus, corpus.valid)
+    )
+    lines = gzip.decompress((text / "train.zh.gz").read_bytes()).decode().splitlines()
+    assert (train + valid, len(valid)) == (lines, 4), "the last pairs are held out"
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        ("en-de", "not of the form en-de=FOLDER: en-de"),
+        ("en-en=x", "not of the form en-de=FOLDER: en-en=x"),
+        ("en-de=nowhere", "nowhere/train.en.gz does not exist"),
+    ],
+)
+def test_wrong_corpora_of_many_to_many_are_refused(
+    bench: Bench, corpus: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench("many_to_many", "--corpus", corpus)
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def adaptation_data(tmp_path: Path) -> Path:
+    """The folders of the experiment on LoRA, with a few sentences each."""
+    data = tmp_path / "data"
+    sentences = {"en": ["the dog runs", "a man sleeps"], "de": ["der Hund läuft", "ein Mann"]}
+    files = [("multi30k", "test_2016_flickr", 4)]
+    files += [(name, split, n) for name in ("multi30k", "tatoeba") for split, n in SIZES]
+    for folder, split, count in files:
+        (data / folder).mkdir(parents=True, exist_ok=True)
+        for code, (with_animal, without) in sentences.items():
+            lines = [f"{without if i % 2 else with_animal} {split} {i}\n" for i in range(count)]
+            path = data / folder / f"{split}.{code}.gz"
+            path.write_bytes(gzip.compress("".join(lines).encode()))
+    (data / "sst2").mkdir()
+    for split, count in (("train", 40), ("dev", 6)):
+        rows = [f"a {'good' if i % 2 else 'bad'} film {split} {i}\t{i % 2}\n" for i in range(count)]
+        (data / "sst2" / f"{split}.tsv").write_text("".join(rows))
+    return data
+
+
+SIZES = [("train", 60), ("val", 6)]
+
+
+def test_lora(bench: Bench, tmp_path: Path, adaptation_data: Path) -> None:
+    words = ["--data", str(adaptation_data), "--runs", str(tmp_path / "runs")]
+    page, data = bench("lora", *words)
+    assert [*data["families"]] == ["encoder-decoder", "decoder", "encoder"]
+    assert "that do. Scores: pairs of val and test_2016_flickr, 5 with animals" in page
+    for name, record in data["families"].items():
+        assert record["base_unchanged"]
+        reference, full, lora = record["rows"].values()
+        assert reference.keys() <= full.keys() == lora.keys()
+        assert full["trained"] >= 0.95 * full["parameters"]
+        assert lora["rate"] in map(float, lora["validation"])
+        runs = tmp_path / "runs" / name
+        tensors = load_file(runs / f"LoRA-{lora['rate']}" / "model.safetensors")
+        assert lora["trained"] == sum(tensor.numel() for tensor in tensors.values())
+        assert any("lora_a" in tensor for tensor in tensors)
+        assert f"{lora['trained']:,}" in page
+    texts = tmp_path / "runs" / "encoder-decoder" / "texts"
+    for split, animals in (("train", 30), ("test", 5)):
+        lines = (texts / f"{split}-animals.src").read_text().splitlines()
+        assert len(lines) == animals
+        assert all("dog" in line for line in lines)
+    lines = (texts / "train-others.tgt").read_text().splitlines()
+    assert len(lines) == 30
+    assert all("Mann" in line for line in lines)
+    assert bench("lora", *words)[0] == page, "finished runs are read again"
 
 
 def test_rows_of_an_experiment_inherit_settings(monkeypatch: pytest.MonkeyPatch) -> None:
