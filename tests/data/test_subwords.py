@@ -1,7 +1,9 @@
-"""Subword regularization: the papers' distributions, unchanged text, seeds and epochs."""
+"""Subword regularization: the papers' distributions, unchanged text, seeds, epochs and lengths."""
 
+import json
 import math
 import random
+import tracemalloc
 from collections import Counter
 from itertools import pairwise
 
@@ -10,10 +12,13 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from heedful.data.columns import Columns, pack_ids
+from heedful.data.collate import collate_windows
+from heedful.data.columns import Columns, Sequences, pack_ids
 from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.plans import pack_rows, plan_windows
 from heedful.data.rows import Rows
-from heedful.data.subwords import BpeDropout, SubwordSampler, UnigramSampling, make_splitter
+from heedful.data.subword_sampling import StoredTokens, SubwordSampler
+from heedful.data.subwords import BpeDropout, UnigramSampling, make_splitter
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 
@@ -47,6 +52,12 @@ def sampler_of(
 ) -> SubwordSampler:
     columns = columns or columns_of(tokenizer)
     return SubwordSampler(columns, {"text": tokenizer}, strength, **({"seed": 1} | keys))
+
+
+def sampled(sampler: SubwordSampler, epoch: int = 0, name: str = "text") -> Sequences:
+    """All rows of an epoch, taken at once."""
+    rows = sampler.epoch(epoch).sequences(name)
+    return rows.take(np.arange(len(rows)))
 
 
 def frequencies(samples: list[list[int]]) -> dict[tuple[int, ...], float]:
@@ -102,10 +113,15 @@ def test_splits_keep_the_text_and_depend_on_seed_and_epoch(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     stored = columns_of(tokenizer).sequences("text")
     one, other = sampler_of(tokenizer, 0.3), sampler_of(tokenizer, 0.3)
-    other.epoch(7)  # the samples before do not matter
+    sampled(other, 7)  # the samples before do not matter
     samplers = ((one, 0), (one, 1), (sampler_of(tokenizer, 0.3, seed=2), 1))
-    samples = [sampler.epoch(number).sequences("text") for sampler, number in samplers]
-    assert other.epoch(1).sequences("text").ids.tolist() == samples[1].ids.tolist()
+    samples = [sampled(sampler, number) for sampler, number in samplers]
+    assert sampled(other, 1).ids.tolist() == samples[1].ids.tolist()
+    # Rows are sampled one by one as in any batch.
+    rows = other.epoch(1).sequences("text")
+    assert [rows[i].tolist() for i in (2, 0)] == [samples[1][i].tolist() for i in (2, 0)]
+    batch = rows.take(np.array([3, 1]))
+    assert [ids.tolist() for ids in batch] == [samples[1][i].tolist() for i in (3, 1)]
     for actual in samples:
         assert actual.ids.dtype == stored.ids.dtype
         assert len(actual) == len(stored)
@@ -119,7 +135,7 @@ def test_splits_keep_the_text_and_depend_on_seed_and_epoch(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bpe", "byte_bpe"])
 def test_without_dropout_splits_equal_those_of_the_library(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
-    actual = sampler_of(tokenizer, 1e-12).epoch(0).sequences("text")
+    actual = sampled(sampler_of(tokenizer, 1e-12), 0)
     stored = columns_of(tokenizer).sequences("text")
     assert np.array_equal(actual.ids, stored.ids)
     assert np.array_equal(actual.offsets, stored.offsets)
@@ -127,7 +143,7 @@ def test_without_dropout_splits_equal_those_of_the_library(kind: str) -> None:
 
 def test_full_dropout_leaves_single_characters() -> None:
     tokenizer = tokenizer_of("bpe")
-    actual = sampler_of(tokenizer, 1.0).epoch(0).sequences("text")
+    actual = sampled(sampler_of(tokenizer, 1.0), 0)
     assert {len(piece) for piece in tokenizer.tokens(actual[3][1:-1].tolist())} == {1}
 
 
@@ -135,34 +151,193 @@ def test_occurrences_of_a_word_are_split_in_different_ways() -> None:
     tokenizer = tokenizer_of("bpe")
     column = TextColumn(tokenizer, ("text",), "none")
     columns = encode_rows(Rows({"text": ["cats " * 12]}), {"text": column})
-    actual = sampler_of(tokenizer, 0.5, columns).epoch(0).sequences("text")[0]
+    actual = sampled(sampler_of(tokenizer, 0.5, columns), 0)[0]
     words = tokenizer.tokens(actual.tolist())
     assert len({tuple(word.split()) for word in " ".join(words).split("\u2581")}) > 3
 
 
+def many_rows(tokenizer: Tokenizer, count: int) -> Columns:
+    """Rows of 1 to 20 random words of the texts."""
+    words, draw = " ".join(TEXTS).split(), random.Random(5)
+    rows = [" ".join(draw.choices(words, k=draw.randint(1, 20))) for _ in range(count)]
+    return encode_rows(Rows({"text": rows}), {"text": TextColumn(tokenizer, ("text",), "document")})
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_no_row_is_longer_than_planned_and_few_keep_their_ids(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    columns = many_rows(tokenizer, 3_000)
+    stored = columns.sequences("text")
+    sampler = sampler_of(tokenizer, 0.3, columns)
+    rows, actual = sampler.epoch(0).sequences("text"), sampled(sampler)
+    planned = rows.lengths_of(np.arange(len(rows)))
+    assert (planned == rows.lengths).all()
+    assert (actual.lengths <= planned).all()
+    assert 1.02 * stored.lengths.sum() < actual.lengths.sum() < planned.sum()
+    offsets = stored.offsets.astype(np.int64)
+    owners = np.repeat(np.arange(len(stored)), stored.lengths)
+    places = np.arange(len(owners)) - offsets[owners]
+    tokens = StoredTokens(stored.ids, owners, places, owners)
+    free = sampler.sample("text", 0, tokens).lengths(len(stored))
+    assert 0 < np.mean(free > planned) < 0.02
+    for index in np.flatnonzero(free > planned).tolist():
+        assert np.array_equal(actual[index], stored[index])
+    fits = free <= planned
+    assert (actual.lengths[fits] == free[fits]).all()
+
+
 def test_rows_that_would_become_too_long_are_unchanged() -> None:
     tokenizer = tokenizer_of("bpe")
-    columns = columns_of(tokenizer)
+    columns = many_rows(tokenizer, 400)
     stored = columns.sequences("text")
     for limit in ({"max_length": 40}, {"max_tokens": 40}):
-        actual = sampler_of(tokenizer, 0.9, **limit).epoch(0).sequences("text")
+        sampler = sampler_of(tokenizer, 0.9, columns, **limit)
+        rows, actual = sampler.epoch(0).sequences("text"), sampled(sampler)
+        assert (rows.lengths <= np.maximum(40, stored.lengths)).all()
+        assert (actual.lengths <= rows.lengths).all()
         is_unchanged = [np.array_equal(a, b) for a, b in zip(stored, actual, strict=True)]
-        assert is_unchanged == [True, True, True, False]
-        assert actual.lengths.max() <= 40
-        # A limit other than that of the stored rows is ignored.
-        free = sampler_of(tokenizer, 0.9, **dict.fromkeys(limit, 5)).epoch(0).sequences("text")
-        assert (free.lengths > stored.lengths).all()
+        assert all(np.array(is_unchanged)[stored.lengths >= 40])
+        assert 0.1 < np.mean(is_unchanged) < 0.9
+
+
+def test_the_tokens_of_a_row_are_divided_among_its_columns() -> None:
+    tokenizer = tokenizer_of("bpe")
+    one, other = many_rows(tokenizer, 50), columns_of(tokenizer)
+    sides = {"src": one.sequences("text"), "tgt": one.sequences("text").take(np.arange(50)[::-1])}
+    columns = Columns(sides, other.report)
+    sampler = SubwordSampler(
+        columns, dict.fromkeys(sides, tokenizer), 0.5, seed=1, max_tokens=110, max_length=90
+    )
+    planned = sum(sampler.planned_lengths(name, slice(None)) for name in sides)
+    stored = sum(side.lengths for side in sides.values())
+    assert (planned <= np.maximum(110, stored)).all()
+    assert (planned > stored).any()
+    assert planned.max() > 100
+    # Equal rows of two columns have different samples.
+    src, tgt = (sampled(sampler, 0, name) for name in sides)
+    equal = [np.array_equal(src[i], tgt[49 - i]) for i in range(50)]
+    assert sum(equal) < 25
+
+
+def test_words_of_rows_have_the_distribution_of_the_library() -> None:
+    tokenizer = tokenizer_of("bpe")
+    ids = tokenizer.encode("cats")
+    sampler = sampler_of(
+        tokenizer,
+        0.4,
+        Columns({"text": pack_ids([ids] * 3, tokenizer.vocab_size)}, columns_of_bpe().report),
+    )
+    actual = []
+    for epoch in range(3_000):
+        rows = sampler.epoch(epoch).sequences("text")
+        actual.append(rows[epoch % 3].tolist())
+    content = tokenizer.content()["tokenizer"]
+    content["model"]["dropout"] = 0.4
+    library = Backend.from_str(json.dumps(content))
+    expected = [library.encode("cats", add_special_tokens=False).ids for _ in range(DRAWS)]
+    assert len({*map(tuple, expected)}) > 3
+    one, other = frequencies(actual), frequencies(expected)
+    for split in one.keys() | other.keys():
+        p = other.get(split, 0.0)
+        deviation = math.sqrt(max(p, 1e-4) * (1 - p) * (1 / len(actual) + 1 / len(expected)))
+        planned = sampler.planned_lengths("text", np.array([0]))[0]
+        if len(split) <= planned and split != tuple(ids):  # longer samples are not used
+            assert one.get(split, 0.0) == pytest.approx(p, abs=5 * deviation), split
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_windows_have_sampled_tokens_of_the_same_text(isolate: bool) -> None:
+    tokenizer, context = tokenizer_of("bpe"), 32
+    columns = many_rows(tokenizer, 200)
+    sampler = sampler_of(tokenizer, 0.3, columns)
+    texts, stored = sampler.epoch(2).sequences("text"), columns.sequences("text")
+    size = texts.window_size(context)
+    assert 10 < size < context
+    plan = plan_windows(stored.lengths, context=size, batch_size=7, seed=1, epoch=2)
+    options = {"isolate": isolate, "pad_id": tokenizer.pad_id}
+    num_longer = num_windows = 0
+    for windows in plan:
+        batch = collate_windows(texts, windows, context=context, **options)
+        plain = collate_windows(stored, windows, **options)
+        assert batch.tokens.ids.size(1) <= context
+        assert (batch.indices == plain.indices).all()
+        read = zip(batch.tokens.ids.tolist(), batch.tokens.lengths.tolist(), strict=True)
+        inputs = [ids[:length] for ids, length in read]
+        expected = plain.tokens.ids.tolist()
+        assert [*map(tokenizer.decode, inputs)] == [*map(tokenizer.decode, expected)]
+        assert [ids[0] for ids in inputs] == [ids[0] for ids in expected]
+        num_longer += sum(len(ids) > size for ids in inputs)
+        num_windows += len(inputs)
+        if not isolate:  # all inputs but the first, and the token after the window
+            targets = batch.targets.tolist()
+            lengths = batch.tokens.lengths.tolist()
+            rows = [
+                targets[end - n : end] for n, end in zip(lengths, np.cumsum(lengths), strict=True)
+            ]
+            assert [row[:-1] for row in rows] == [ids[1:] for ids in inputs]
+            lasts = plain.targets.view(len(rows), size)[:, -1].tolist()
+            assert [row[-1] for row in rows] == lasts
+        else:
+            begins = sum(ids[1:].count(tokenizer.bos_id) for ids in inputs)
+            numbers = batch.tokens.segments
+            num_borders = 0
+            if numbers is not None:
+                num_borders = int((numbers[:, 1:] > numbers[:, :-1]).sum())
+            assert num_borders == begins
+            assert tokenizer.bos_id not in batch.targets.tolist()
+    assert num_longer > 0.9 * num_windows
+
+
+def test_packed_rows_have_sampled_tokens_of_the_same_texts() -> None:
+    tokenizer = tokenizer_of("bpe")
+    columns = many_rows(tokenizer, 100)
+    stored = columns.sequences("text")
+    texts = sampler_of(tokenizer, 0.3, columns).epoch(0).sequences("text")
+    borders = pack_rows(texts.lengths, 200)
+    rows = texts.joined(borders)
+    order = np.random.default_rng(0).permutation(len(rows))
+    actual = rows.take(order)
+    assert len(rows) == len(borders) - 1
+    assert (actual.lengths <= rows.lengths_of(order)).all()
+    assert rows.lengths.max() <= 200
+    for index, ids in zip(order.tolist(), actual, strict=True):
+        parts = [texts[i].tolist() for i in range(borders[index], borders[index + 1])]
+        assert ids.tolist() == [token for part in parts for token in part]
+        assert rows[index].tolist() == ids.tolist()
+    assert actual.lengths.sum() > stored.lengths.sum()
+
+
+def test_the_memory_of_an_epoch_does_not_depend_on_the_rows() -> None:
+    """Nothing holds the samples of an epoch, nor a number for each row."""
+    tokenizer, peaks = tokenizer_of("bpe"), []
+    few = many_rows(tokenizer, 500)
+    for repeats in (1, 400):
+        stored = few.sequences("text")
+        ids = np.tile(stored.ids, repeats)
+        lengths = np.tile(stored.lengths, repeats)
+        columns = Columns({"text": Sequences(ids, np.append(0, np.cumsum(lengths)))}, few.report)
+        tracemalloc.start()
+        sampler = sampler_of(tokenizer, 0.3, columns)
+        for epoch in (0, 1):
+            rows = sampler.epoch(epoch).sequences("text")
+            for first in range(0, 500, 100):
+                indices = np.arange(first, first + 100)
+                assert (rows.take(indices).lengths <= rows.lengths_of(indices)).all()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 500 * 400 * 2
 
 
 def test_the_start_of_the_second_text_is_updated() -> None:
     tokenizer = train_tokenizer(TEXTS, kind="bpe", vocab_size=60, template="both")
     rows = Rows({"a": TEXTS, "b": TEXTS[::-1]})
     columns = encode_rows(rows, {"text": TextColumn(tokenizer, ("a", "b"))})
-    actual = sampler_of(tokenizer, 0.5, columns).epoch(0)
-    starts = actual.numbers("text.second").tolist()
-    assert starts != columns.numbers("text.second").tolist()
-    for ids, start, text in zip(actual.sequences("text"), starts, TEXTS[::-1], strict=True):
-        assert tokenizer.decode(ids[start:].tolist()) == text
+    actual, order = sampler_of(tokenizer, 0.5, columns).epoch(0), np.array([2, 0, 3, 1])
+    starts = actual.numbers_of("text.second", order).tolist()
+    assert starts != columns.numbers_of("text.second", order).tolist()
+    taken = actual.sequences("text").take(order)
+    for ids, start, index in zip(taken, starts, order.tolist(), strict=True):
+        assert tokenizer.decode(ids[start:].tolist()) == TEXTS[::-1][index]
 
 
 def test_unknown_characters_keep_their_position() -> None:
@@ -170,7 +345,7 @@ def test_unknown_characters_keep_their_position() -> None:
     ids = tokenizer.encode("the cЖts")
     assert tokenizer.unk_id in ids
     columns = Columns({"text": pack_ids([ids], tokenizer.vocab_size)}, columns_of(tokenizer).report)
-    actual = sampler_of(tokenizer, 0.1, columns).epoch(0).sequences("text")[0]
+    actual = sampled(sampler_of(tokenizer, 0.1, columns), 0)[0]
     assert tokenizer.decode(actual.tolist()) == tokenizer.decode(ids)
 
 
@@ -191,7 +366,7 @@ def test_byte_pieces_of_an_imported_unigram_model_are_unchanged() -> None:
     ids = tokenizer.encode(text)
     assert {2, 3} <= {*ids}
     columns = Columns({"text": pack_ids([ids], tokenizer.vocab_size)}, columns_of_bpe().report)
-    actual = sampler_of(tokenizer, 0.1, columns).epoch(0).sequences("text")[0].tolist()
+    actual = sampled(sampler_of(tokenizer, 0.1, columns), 1)[0].tolist()
     assert actual != ids
     assert tokenizer.decode(actual) == tokenizer.decode(ids) == text
 
@@ -207,7 +382,7 @@ def test_an_imported_bpe_with_word_prefixes_keeps_its_text() -> None:
     ids = tokenizer.encode("cats " * 20)
     assert {*ids} == {vocab["cats</w>"]}
     columns = Columns({"text": pack_ids([ids], tokenizer.vocab_size)}, columns_of_bpe().report)
-    actual = sampler_of(tokenizer, 0.3, columns).epoch(0).sequences("text")[0].tolist()
+    actual = sampled(sampler_of(tokenizer, 0.3, columns), 0)[0].tolist()
     assert tokenizer.decode(actual) == tokenizer.decode(ids)
     assert {vocab["cat"], vocab["s</w>"], vocab["ca"]} <= {*actual}
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from encoder_runs import PreparedTask, assert_resumes, recipe_of
+from heedful.cost.batches import padded_tokens
 from heedful.data import epoch_windows
 from heedful.errors import UserError
 from heedful.tasks.epochs import EpochBatches
@@ -37,8 +39,46 @@ def test_an_epoch_is_independent_of_earlier_epochs(tmp_path, task):
     first, second = batches(one, 0), batches(one, 1)
     assert batches(other, 1) == second
     assert batches(other, 0) == first
+    # A batch depends on no other: any process or resumed run may load any of them, in any order.
+    planned = sorted([*other.plan_epoch(1), *other.plan_epoch(0)], key=lambda item: len(repr(item)))
+    loaded = {(item.epoch, str(item.item)): other.load_batch(item) for item in planned[::-1]}
+    for number, expected in ((0, first), (1, second)):
+        plan = one.plan_epoch(number)
+        assert len(plan) == len(expected) > 1
+        for item, batch in zip(plan, expected, strict=True):
+            if (key := (number, str(item.item))) in loaded:
+                assert loaded[key].tokens.ids.tolist() == batch["ids"]
     plain = sampled(task, tmp_path, training__subword_sampling=None)
     assert batches(EpochBatches(PreparedTask(plain, tmp_path / "data").task, run.data), 0) != first
+
+
+@pytest.mark.parametrize("task", [*TASKS, "packed"])
+def test_no_batch_has_more_tokens_than_its_limit(tmp_path, task):
+    """Padding included, and although samples are longer than the stored rows."""
+    changes = {
+        "packed": {"objective": {"pack": True}},
+        "language_modeling": {"objective": {"context": 40}},
+    }
+    limit = 160
+    recipe = sampled(
+        {"packed": "masked_lm"}.get(task, task),
+        tmp_path,
+        training__batch_tokens=limit,
+        training__batch_sentences=None,
+        training__subword_sampling=0.4,
+        **changes.get(task, {}),
+    )
+    run = PreparedTask(recipe, tmp_path / "data")
+    epochs = EpochBatches(run.task, run.data)
+    loaded = [epochs.load_batch(item) for epoch in (0, 1) for item in epochs.plan_epoch(epoch)]
+    sizes = [padded_tokens(batch) for batch in loaded]
+    assert max(sizes) <= limit
+    assert np.mean(sizes) > 0.5 * limit
+    plain = EpochBatches(
+        PreparedTask(recipe.replace({"training.subword_sampling": None}), tmp_path / "data").task,
+        run.data,
+    )
+    assert len(loaded) / 2 > len(plain.plan_epoch(0))
 
 
 def test_resampled_subwords_decode_to_the_same_text(tmp_path):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from heedful.data.columns import Sequences
 from heedful.data.plans import Windows
+from heedful.data.subword_sampling import SampledSequences
 from heedful.parts.tokens import Tokens
 
 # `Tokens.longest_text` is rounded up to a multiple of this: a compiled training step is
@@ -125,19 +126,19 @@ def collate_texts(
     *,
     pad_id: int,
     labels: Int64[np.ndarray, " N"] | None = None,
-    second: Int64[np.ndarray, " N"] | None = None,
+    second: Int64[np.ndarray, " B"] | None = None,
 ) -> Batch:
     """The texts at `indices`, in that order, padded on the right.
 
     Args:
         labels: the label of each text, which is the target at its first token; None: no targets.
-        second: for pairs of texts, the index in its sequence at which the second text begins.
+        second: for pairs of texts, the index in each row at which the second text begins.
     """
     ids, real = pad_rows(texts, indices, pad_id)
     types = None
     if second is not None:
         columns = np.arange(ids.shape[1])
-        types = torch.from_numpy(((columns >= second[indices][:, None]) & real).astype(np.int64))
+        types = torch.from_numpy(((columns >= second[:, None]) & real).astype(np.int64))
     targets = np.zeros(0, dtype=np.int64) if labels is None else labels[indices]
     return Batch(
         tokens=make_tokens(ids, real),
@@ -149,7 +150,9 @@ def collate_texts(
     )
 
 
-def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id: int) -> Batch:
+def collate_windows(
+    texts: Sequences, windows: Windows, *, isolate: bool, pad_id: int, context: int | None = None
+) -> Batch:
     """Windows of `plan_windows` or `plan_evaluation_windows`, one a row.
 
     `indices` holds the index of the text in which each window begins.
@@ -159,16 +162,24 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
             no row has two texts), and leave out targets that are the first token of a text.
             Without it attention and targets cross the borders of texts, as in Radford et al.
             (2019).
+        context: the largest number of inputs of a window with sampled splits.
     """
+    stored = texts.stored if isinstance(texts, SampledSequences) else texts
     last = np.diff(windows.offsets[-2:])
-    assert (texts.lengths_of(windows.order[-1:]) == last).all(), "the plan is for other texts"
+    assert (stored.lengths_of(windows.order[-1:]) == last).all(), "the plan is for other texts"
     # All arrays are (B, T + 1): the inputs of each window and the token after them, then padding.
     columns = np.arange(int(windows.sizes.max()) + 1)
     inside = columns <= windows.sizes[:, None]
     stream_indices = windows.starts[:, None] + np.where(inside, columns, 0)
     text = np.searchsorted(windows.offsets, stream_indices, side="right") - 1  # as in the stream
     indices_in_text = stream_indices - windows.offsets[text]
-    ids = texts.ids[texts.offsets[windows.order[text]] + indices_in_text].astype(np.int64)
+    ids = stored.ids[stored.offsets[windows.order[text]] + indices_in_text].astype(np.int64)
+    if isinstance(texts, SampledSequences):
+        assert context is not None
+        ids, text, inside = texts.sample_windows(
+            ids, text, indices_in_text, inside, rows=windows.order, context=context
+        )
+        columns = np.arange(ids.shape[1])
     real = inside[:, 1:]
     scored = real & (columns[1:] >= windows.first_scored[:, None])
     segments, longest = None, None

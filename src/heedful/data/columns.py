@@ -56,6 +56,10 @@ class Sequences:
         shift = np.repeat(self.offsets[indices].astype(np.int64) - offsets[:-1], lengths)
         return Sequences(self.ids[shift + np.arange(offsets[-1])], offsets)
 
+    def joined(self, borders: NDArray[np.integer[Any]]) -> "Sequences":
+        """Consecutive sequences as one each: g has those from `borders[g]` to `borders[g + 1]`."""
+        return Sequences(self.ids, self.offsets[borders])
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -193,6 +197,10 @@ class Columns:
         column = self.columns[name]
         assert isinstance(column, np.ndarray), name
         return column
+
+    def numbers_of(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(B,), the numbers of some rows of the column called `name`."""
+        return self.numbers(name)[rows]
 
 
 class SequencesBuilder:

@@ -88,8 +88,8 @@ def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.n
     This is FULL-SENTENCES of Liu et al. 2019, section 4.2, except that texts are never cut.
 
     Returns:
-        Borders b (G + 1,): row g holds the texts b[g] to b[g + 1] - 1, so that
-        `Sequences(s.ids, s.offsets[b])` are the packed rows of the sequences `s`.
+        Borders b (G + 1,): row g holds the texts b[g] to b[g + 1] - 1, so that `s.joined(b)` are
+        the packed rows of the sequences `s`.
     """
     assert lengths.max(initial=0) <= max_length, "encode_rows drops or cuts longer texts"
     ends = offsets_from_lengths(lengths.astype(np.int64))

@@ -1,4 +1,4 @@
-"""Subword regularization: new random splits of words in each epoch (BPE-dropout, unigram)."""
+"""Subword regularization: random splits of a word (BPE-dropout, unigram sampling)."""
 
 import math
 import random
@@ -7,16 +7,10 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
-from heedful.data.columns import Columns, Sequences, offsets_from_lengths, pack_ids
 from heedful.data.pieces import BYTE
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-
-# Samples per distinct word and epoch. Further occurrences of a word reuse them, so that the cost of
-# an epoch depends on the number of distinct words.
-_MAX_SPLITS = 16
 
 
 class BpeDropout:
@@ -151,117 +145,3 @@ def make_splitter(tokenizer: Tokenizer, strength: float) -> Splitter:
         f"training.subword_sampling: a tokenizer of kind {tokenizer.kind} has only one split for "
         "each word; use kind bpe, byte_bpe or unigram, or leave subword_sampling out"
     )
-
-
-class SubwordSampler:
-    """Resamples the splits of all words for each epoch; determined by seed and epoch.
-
-    A limited number of splits is sampled for each distinct word, and its occurrences use them in
-    turn. Special tokens are unchanged.
-
-    Args:
-        tokenizers: the tokenizer of each column of sequences to resample.
-        strength: as in `make_splitter`.
-        max_length: rows in which a column would get longer keep their stored ids. No limit if a
-            stored sequence is longer.
-        max_tokens: the same for the total length of a row.
-
-    Raises:
-        UserError: a tokenizer's kind has only one split for each word.
-    """
-
-    def __init__(
-        self,
-        columns: Columns,
-        tokenizers: Mapping[str, Tokenizer],
-        strength: float,
-        *,
-        seed: int,
-        max_length: int | None = None,
-        max_tokens: int | None = None,
-    ) -> None:
-        self.columns, self.seed = columns, seed
-        self._words = {
-            name: _Words(columns.sequences(name), tokenizer, make_splitter(tokenizer, strength))
-            for name, tokenizer in tokenizers.items()
-        }
-        lengths = np.stack([words.stored.lengths for words in self._words.values()])
-        self._max_length = _limit(max_length, lengths)
-        self._max_tokens = _limit(max_tokens, lengths.sum(0))
-
-    def epoch(self, epoch: int) -> Columns:
-        """The columns of an epoch."""
-        samples = {
-            name: words.sample(random.Random(f"{self.seed} {epoch} {name}"))
-            for name, words in self._words.items()
-        }
-        lengths = np.stack([lengths for _, _, lengths in samples.values()])
-        fits = (lengths.max(0) <= self._max_length) & (lengths.sum(0) <= self._max_tokens)
-        columns = dict(self.columns.columns)
-        for name, words in self._words.items():
-            splits, indices, _ = samples[name]
-            parts = splits.take(np.where(fits[words.rows], indices, words.words))
-            borders = np.searchsorted(words.rows, np.arange(len(words.stored) + 1))
-            columns[name] = sequences = Sequences(parts.ids, parts.offsets[borders])
-            if (second := f"{name}.second") in self.columns:
-                stored = words.stored.offsets[:-1] + self.columns.numbers(second)
-                resampled = parts.offsets[np.searchsorted(words.starts, stored)]
-                columns[second] = resampled - sequences.offsets[:-1]
-        return Columns(columns, self.columns.report, self.columns.info)
-
-
-def _limit(limit: int | None, stored: Int64[np.ndarray, "..."]) -> float:
-    return np.inf if limit is None or stored.max(initial=0) > limit else float(limit)
-
-
-class _Words:
-    """A column of sequences, split into W words.
-
-    Words begin at special tokens, after them, and as in `Tokenizer.word_starts`.
-
-    Attributes:
-        words: (W,), the index of each word among the distinct words.
-        rows: (W,), the index of its sequence.
-        starts: (W,), the index of its first token in the ids of the column.
-    """
-
-    def __init__(self, stored: Sequences, tokenizer: Tokenizer, splitter: Splitter) -> None:
-        special = np.zeros(tokenizer.vocab_size, np.bool_)
-        special[[*tokenizer.special_ids]] = True
-        # A piece begins a word whatever piece is before it: here it is the piece itself.
-        begins = special | [tokenizer.word_starts([i, i])[1] for i in range(tokenizer.vocab_size)]
-        ids = np.asarray(stored.ids)
-        first = begins[ids]
-        first[1:] |= special[ids[:-1]]
-        first[stored.offsets[:-1][stored.lengths > 0]] = True
-        self.stored, self._split, self._vocab_size = stored, splitter, tokenizer.vocab_size
-        self.starts = np.flatnonzero(first)
-        self.rows = np.searchsorted(stored.offsets, self.starts, side="right") - 1
-        numbers: dict[bytes, int] = {}
-        spans = pairwise([*self.starts.tolist(), len(ids)])
-        self.words = np.array(
-            [numbers.setdefault(ids[a:b].tobytes(), len(numbers)) for a, b in spans], np.int64
-        )
-        self._distinct = [tuple(np.frombuffer(word, ids.dtype).tolist()) for word in numbers]
-        order = np.argsort(self.words, kind="stable")
-        in_order = self.words[order]
-        self._occurrence = np.empty_like(order)  # the number of earlier occurrences of the word
-        self._occurrence[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order)
-
-    def sample(
-        self, rng: random.Random
-    ) -> tuple[Sequences, Int64[np.ndarray, " W"], Float64[np.ndarray, " N"]]:
-        """Sample splits for all words.
-
-        Returns:
-            The distinct words as stored, followed by splits of them; (W,), the index among these of
-            each word's split; (N,), the resulting length of each sequence.
-        """
-        counts = np.minimum(np.bincount(self.words), _MAX_SPLITS)
-        splits: list[Sequence[int]] = [*self._distinct]
-        for word, count in zip(self._distinct, counts.tolist(), strict=True):
-            splits += self._split(word, count, rng)
-        first = len(counts) + offsets_from_lengths(counts)[self.words]
-        indices = first + self._occurrence % counts[self.words]
-        packed = pack_ids(splits, self._vocab_size)
-        return packed, indices, np.bincount(self.rows, packed.lengths[indices], len(self.stored))

@@ -109,7 +109,7 @@ class TextClassification(Task):
             item,
             pad_id=data.tokenizer.pad_id,
             labels=columns.numbers("labels"),
-            second=columns.numbers("text.second") if "text.second" in columns else None,
+            second=columns.numbers_of("text.second", item) if "text.second" in columns else None,
         )
 
     def evaluate(self, model: Classifier, data: RunData) -> EvaluationResult:

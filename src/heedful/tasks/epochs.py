@@ -1,8 +1,8 @@
 """The training batches of a run, epoch by epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,17 +11,48 @@ from heedful.data.buckets import pad_batch
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences
 from heedful.data.plans import Windows
-from heedful.data.subwords import SubwordSampler
+from heedful.data.subword_sampling import SubwordSampler
 from heedful.tasks.corpora import corpus_shares
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 
 
+class EpochItem(NamedTuple):
+    """A planned batch of an epoch; `item`: as in `Task.plan_epoch`."""
+
+    epoch: int
+    item: Any
+
+
+class EpochPlan(Sequence[EpochItem]):
+    """The planned batches of an epoch; those of large epochs are planned when they are read."""
+
+    def __init__(self, epoch: int, items: Sequence[Any]) -> None:
+        self._epoch, self._items = epoch, items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> EpochItem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[EpochItem]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [EpochItem(self._epoch, item) for item in self._items[index]]
+        return EpochItem(self._epoch, self._items[index])
+
+    def __iter__(self) -> Iterator[EpochItem]:
+        return (EpochItem(self._epoch, item) for item in self._items)
+
+
 class EpochBatches:
     """The batches of a task.
 
-    With `training.subword_sampling`, words have new subword splits in each epoch; with
-    `training.compile`, batches are padded to few shapes.
+    With `training.subword_sampling`, words have new subword splits in each epoch, sampled when a
+    batch is loaded; with `training.compile`, batches are padded to few shapes.
 
     Raises:
         UserError: a tokenizer that does not support subword sampling; a task without fixed shapes.
@@ -31,7 +62,8 @@ class EpochBatches:
         training = task.recipe.training
         self._task, self._data = task, data
         self._shapes = task.batch_shapes(data) if training.compile else None
-        self._sampler = None
+        self._sampler: SubwordSampler | None = None
+        self._current: tuple[int, RunData] | None = None
         if training.subword_sampling is not None:
             columns = task.text_columns(data.tokenizers)
             has_limit = task.recipe_keys.includes("data.max_length")
@@ -44,12 +76,9 @@ class EpochBatches:
                 max_tokens=training.batch_tokens,
             )
 
-    def plan_epoch(self, epoch: int) -> Sequence[Any]:
+    def plan_epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, a pure function, as items for `load_batch`."""
-        if self._sampler is not None:
-            splits = self._data.splits | {"train": self._sampler.epoch(epoch)}
-            self._data = replace(self._data, splits=splits)
-        return self._task.plan_epoch(self._data, epoch)
+        return EpochPlan(epoch, self._task.plan_epoch(self._data_of(epoch), epoch))
 
     def mean_size(self, first: int) -> int:
         """Batches of an epoch, on average until `max_epochs`, by those of the first epoch.
@@ -67,13 +96,23 @@ class EpochBatches:
         )
         return max(1, round(first * rows / (end * rows_of_first)))
 
-    def load_batch(self, item: Any) -> Batch:
-        """A batch of the epoch that was planned last, as tensors on the CPU."""
-        batch = self._task.collate(self._data, item)
-        train = self._data.splits["train"]
+    def load_batch(self, planned: EpochItem) -> Batch:
+        """A planned batch as tensors on the CPU, a pure function."""
+        data = self._data_of(planned.epoch)
+        batch = self._task.collate(data, planned.item)
+        train = data.splits["train"]
         if train.corpora:
-            batch = replace(batch, corpora=corpus_tokens(train, item, batch.indices))
+            batch = replace(batch, corpora=corpus_tokens(train, planned.item, batch.indices))
         return batch if self._shapes is None else pad_batch(batch, self._shapes)
+
+    def _data_of(self, epoch: int) -> RunData:
+        """The data as they are in an epoch; those of the last one asked for are kept."""
+        if self._sampler is None:
+            return self._data
+        if self._current is None or self._current[0] != epoch:
+            splits = self._data.splits | {"train": self._sampler.epoch(epoch)}
+            self._current = epoch, replace(self._data, splits=splits)
+        return self._current[1]
 
 
 def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> dict[str, int]:
@@ -91,7 +130,7 @@ def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> d
         counts = np.ones(len(rows))
     else:
         sides = [column for column in train.columns.values() if isinstance(column, Sequences)]
-        counts = np.sum([side.lengths_of(rows) for side in sides], axis=0)
+        counts = np.sum([side.take(rows).lengths for side in sides], axis=0)
     ends = np.array([corpus.end for corpus in train.corpora])
     numbers = np.searchsorted(ends, rows, side="right")
     sums = np.bincount(numbers, weights=counts, minlength=len(ends)).astype(int).tolist()

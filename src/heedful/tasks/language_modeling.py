@@ -16,6 +16,7 @@ from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import Windows, plan_windows
 from heedful.data.rows import Rows
+from heedful.data.subword_sampling import SampledSequences
 from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.likelihood import token_metrics
 from heedful.evaluation.sharing import current_shares, from_main
@@ -105,12 +106,16 @@ class LanguageModeling(Task):
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Windows]:
         """See `Task.plan_epoch`: windows of the texts."""
         texts, context = data.ids("train"), self.objective.context
+        batch_size = rows_per_batch(self.recipe, context)
+        if isinstance(texts, SampledSequences):  # tokens are sampled when windows are collated
+            context = texts.window_size(context)
+            texts = texts.stored
 
         def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
             return plan_windows(
                 texts.lengths_of(rows),
                 context=context,
-                batch_size=rows_per_batch(self.recipe, context),
+                batch_size=batch_size,
                 seed=self.recipe.training.seed,
                 epoch=epoch,
                 window=window,
@@ -126,9 +131,9 @@ class LanguageModeling(Task):
         return [BatchShape(rows_per_batch(self.recipe, context), context)]
 
     def collate(self, data: RunData, item: Windows) -> Batch:
-        pad_id = data.tokenizer.pad_id
+        keys, pad_id = self.objective, data.tokenizer.pad_id
         return collate_windows(
-            data.ids("train"), item, isolate=self.objective.isolate, pad_id=pad_id
+            data.ids("train"), item, isolate=keys.isolate, pad_id=pad_id, context=keys.context
         )
 
     def evaluate(self, model: LanguageModel, data: RunData) -> EvaluationResult:

@@ -201,7 +201,7 @@ class MaskedLm(Task):
 @lru_cache(maxsize=3)  # called for every batch
 def _packed(texts: Sequences, max_length: int) -> Sequences:
     """Consecutive texts concatenated to rows of at most `max_length` tokens."""
-    return Sequences(texts.ids, texts.offsets[pack_rows(texts.lengths, max_length)])
+    return texts.joined(pack_rows(texts.lengths, max_length))
 
 
 def fill_masks(
@@ -231,9 +231,9 @@ def masked_batch(
     batch = collate_texts(rows, item.indices, pad_id=tokenizer.pad_id)
     ids = batch.tokens.ids.numpy()
     inputs, selected = ids.copy(), np.zeros(ids.shape, dtype=np.bool_)
-    mask_id, lengths = mask_id_of(tokenizer), rows.lengths_of(item.indices)
+    mask_id, lengths = mask_id_of(tokenizer), batch.tokens.lengths.tolist()
     for row, index in enumerate(item.indices.tolist()):
-        length = int(lengths[row])
+        length = lengths[row]
         text = ids[row, :length]
         starts = np.array(tokenizer.word_starts(text.tolist())) if masking.whole_word else None
         inputs[row, :length], selected[row, :length] = mask_ids(
