@@ -35,9 +35,11 @@ class Processes:
         rank: number of this process, from 0.
         count: number of processes.
         local_rank, local_count: the same among the processes on this machine.
+        host_group: torch's group for exchanges through the host; None for one process.
     """
 
     rank, count, local_rank, local_count = 0, 1, 0, 1
+    host_group: Any = None
 
     @property
     def is_main(self) -> bool:
@@ -63,6 +65,13 @@ class Processes:
         """
         return function()
 
+    def for_thread(self) -> "Processes":
+        """The same processes, whose exchanges do not mix with those of another thread.
+
+        Called by all of them.
+        """
+        return self
+
     def wait(self) -> None:
         """Wait until all processes have called this."""
 
@@ -85,7 +94,7 @@ class Group(Processes):
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
         # A group for objects and sums on the host, in addition to that of the device.
-        self._host = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+        self.host_group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
         self._members = self.gather((socket.gethostname(), os.getpid()))
 
     def sum(self, values: Sequence[int]) -> list[int]:
@@ -93,14 +102,14 @@ class Group(Processes):
         from torch import distributed
 
         total = torch.tensor([*values], dtype=torch.int64)
-        distributed.all_reduce(total, group=self._host)
+        distributed.all_reduce(total, group=self.host_group)
         return [int(value) for value in total.tolist()]
 
     def gather(self, value: _Result) -> list[_Result]:
         from torch import distributed
 
         values: list[Any] = [None] * self.count
-        distributed.all_gather_object(values, value, group=self._host)
+        distributed.all_gather_object(values, value, group=self.host_group)
         return values
 
     def from_main(self, function: Callable[[], _Result]) -> _Result:
@@ -109,9 +118,12 @@ class Group(Processes):
 
         content: list[Any] = [function() if self.is_main else None]
         host = torch.device("cpu")
-        distributed.broadcast_object_list(content, src=0, group=self._host, device=host)
+        distributed.broadcast_object_list(content, src=0, group=self.host_group, device=host)
         result: _Result = content[0]
         return result
+
+    def for_thread(self) -> "Group":
+        return Group()
 
     def wait(self) -> None:
         self.sum([0])

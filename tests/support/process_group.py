@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from commands import Commands, default_signals, run_whole
+from commands import Commands, default_signals, run_whole, write_recipe
 from heedful.cli import main
 from heedful.recipe_files import load_recipe
 from heedful.run import train
@@ -50,6 +50,20 @@ def run_group(
         child.join()
     actual = [child.exitcode for child in children]
     assert actual == list(codes or [0] * count), actual
+
+
+def run_two(
+    commands: Commands, folder: Path, before: Any, codes: list[int], **changes: Any
+) -> list[str]:
+    """A tiny run of two processes in `folder`/run; all lines that they print.
+
+    Without those of gloo, which some versions of torch print on standard error.
+    """
+    recipe = write_recipe(folder / "recipe.json", **changes)
+    words = ["train", recipe, "--out", folder / "run", "--quiet"]
+    run_group(commands, folder, 2, run_command, folder, words, before, codes=codes)
+    lines = [(folder / f"out.{rank}").read_text().splitlines() for rank in range(2)]
+    return [line for line in lines[0] + lines[1] if not line.startswith("[Gloo]")]
 
 
 def train_all(rank: int, cases: Sequence[Case]) -> None:

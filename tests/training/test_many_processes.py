@@ -21,7 +21,7 @@ from encoder_runs import recipe_of
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Evaluated, RunStarted, StepDone
 from heedful.training.loggers import read_log
-from process_group import Case, launch, run_command, run_group, train_all, write_case
+from process_group import Case, launch, run_group, run_two, train_all, write_case
 
 STEPS = 4
 MOE = {"architecture": "mixtral", "d_model": 16, "num_heads": 2, "num_kv_heads": 2}
@@ -166,27 +166,13 @@ def _fill_disk(rank: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
 
-def run_with(
-    commands: Commands, folder: Path, before: Any, codes: list[int], **changes: Any
-) -> tuple[Path, list[str]]:
-    """A tiny run of two processes; its folder, and all lines that they print.
-
-    Without those of gloo, which some versions of torch print on standard error.
-    """
-    recipe = write_recipe(folder / "recipe.json", **changes)
-    words = ["train", recipe, "--out", folder / "run", "--quiet"]
-    run_group(commands, folder, 2, run_command, folder, words, before, codes=codes)
-    lines = [(folder / f"out.{rank}").read_text().splitlines() for rank in range(2)]
-    return folder / "run", [line for line in lines[0] + lines[1] if not line.startswith("[Gloo]")]
-
-
 @pytest.mark.parametrize("victim", [-1, 1])
 def test_a_signal_saves_and_ends_all_processes(
     commands: Commands, tmp_path: Path, victim: int
 ) -> None:
     """Whichever of them it reaches."""
     before = partial(_kill_at, 4, victim, signal.SIGTERM)
-    run, lines = run_with(commands, tmp_path, before, [130, 130])
+    run, lines = tmp_path / "run", run_two(commands, tmp_path, before, [130, 130])
     assert lines == [f"stopped and saved; continue with: heedful train {run} --resume"]
     newest = Checkpoints(run / "checkpoints", 1).newest()
     assert newest is not None
@@ -197,8 +183,7 @@ def test_a_signal_saves_and_ends_all_processes(
 def test_a_killed_process_is_named_once(commands: Commands, tmp_path: Path, victim: int) -> None:
     before = partial(_kill_at, 4, victim, signal.SIGKILL)
     codes = [-9, 2] if victim == 0 else [2, -9]
-    _, lines = run_with(commands, tmp_path, before, codes)
-    (line,) = lines
+    (line,) = run_two(commands, tmp_path, before, codes)
     assert line.startswith(f"error: rank {victim} of 2 (process ")
     assert "--resume" in line
 
@@ -220,8 +205,8 @@ ERRORS: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_an_error_is_printed_by_one_process(
     commands: Commands, tmp_path: Path, before: Any, changes: dict[str, Any], part: str
 ) -> None:
-    run, lines = run_with(commands, tmp_path, before, [2, 2], **changes)
-    (line,) = lines
+    run = tmp_path / "run"
+    (line,) = run_two(commands, tmp_path, before, [2, 2], **changes)
     assert line.startswith("error: ")
     assert part in line
     assert not Checkpoints(run / "checkpoints", 1).newest()

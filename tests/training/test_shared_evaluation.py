@@ -23,7 +23,7 @@ from heedful.tasks.translation import Translation
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Evaluated, RunFinished
 from heedful.training.loggers import read_log
-from process_group import Case, run_command, run_group, train_all, write_case
+from process_group import Case, run_command, run_group, run_two, train_all, write_case
 
 TASKS: dict[str, dict[str, Any]] = {
     "translation": {"training__ema_decay": 0.5, "evaluation__decode_sentences": 7},
@@ -175,17 +175,6 @@ def _interrupt_in_evaluation(victim: int, rank: int) -> None:
         return real(self, *arguments)
 
     Translation.decode = decode  # type: ignore[method-assign]
-
-
-def run_two(
-    commands: Commands, folder: Path, before: Any, codes: list[int], **changes: Any
-) -> list[str]:
-    """A tiny run of two processes with small evaluation batches; all lines that they print."""
-    recipe = write_recipe(folder / "recipe.json", **changes)
-    words = ["train", recipe, "--out", folder / "run", "--quiet"]
-    run_group(commands, folder, 2, run_command, folder, words, before, codes=codes)
-    lines = [(folder / f"out.{rank}").read_text().splitlines() for rank in range(2)]
-    return [line for line in lines[0] + lines[1] if not line.startswith("[Gloo]")]
 
 
 def _small_and(before: Any, rank: int) -> None:

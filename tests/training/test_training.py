@@ -315,7 +315,8 @@ def test_the_last_checkpoints_are_kept_and_averaged(tmp_path):
 
 
 def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path):
-    keys = settings(max_steps=10, evaluate_every=2, average_checkpoints=2, average_of="best")
+    keys = {"average_checkpoints": 2, "average_of": "best", "async_checkpoints": False}
+    keys = settings(max_steps=10, evaluate_every=2, **keys)
     values, saved = iter([3.0, 1.0, 4.0, 3.0, 2.0]), []
 
     def evaluate():

@@ -180,6 +180,12 @@ class Training(Strict):
         description="Minutes after the last checkpoint at which a further one is saved; null: "
         "never.",
     )
+    async_checkpoints: bool = Field(
+        True,
+        description="Write checkpoints in a thread while training goes on, from a copy of weights "
+        "and optimizer state in the host's memory (with Adam three times the weights); false: "
+        "training waits for them.",
+    )
     log_every: int = Field(20, ge=1, description="Steps between lines of the training log.")
     patience: int | None = Field(
         None,

@@ -162,7 +162,7 @@ def _make_trainer(
             best.path.parent,
             training.average_checkpoints,
             best=training.average_of == "best",
-            processes=group,
+            processes=group.for_thread(),
         ),
         precision=precision,
         compiler=BlockCompiler(model.net) if training.compile else None,

@@ -39,7 +39,8 @@ class Checkpoints:
         keep: number of regular checkpoints whose weights are kept.
         best: keep those with the highest `value` in their state, the older of equal ones; default:
             keep the last.
-        processes: those of the run, of which the main one writes; with a sharded state all.
+        processes: those of the run, of which the main one writes; with a sharded state all. For a
+            thread that writes, `Processes.for_thread`.
     """
 
     directory: Path
@@ -51,7 +52,7 @@ class Checkpoints:
         self,
         step: int,
         weights: Mapping[str, Tensor],
-        tensors: dict[str, Tensor],
+        tensors: Mapping[str, Tensor],
         state: dict[str, Any],
         *,
         interim: bool = False,
@@ -59,7 +60,8 @@ class Checkpoints:
     ) -> Path:
         """Write a checkpoint, and then remove those that are no longer needed.
 
-        Called by all processes; the main one has the weights.
+        Called by all processes; the main one has the weights, and writes all unless each has a
+        shard.
 
         Args:
             weights: of the net; those that are trained, if the others are read from elsewhere.
@@ -70,20 +72,23 @@ class Checkpoints:
         processes = self.processes
 
         def fill(directory: Path) -> None:
-            save_tensors(directory / WEIGHTS, weights)
-            write_json(directory / _STATE, state)
-            if is_sharded:
-                save_shards(processes.from_main(lambda: directory) / _SHARDS, tensors)
+            if is_sharded:  # first, so that no other process waits for one that has failed
+                save_shards(processes.from_main(lambda: directory) / _SHARDS, tensors, processes)
             else:
                 save_tensors(directory / _TRAINING, tensors)
+            save_tensors(directory / WEIGHTS, weights)
+            write_json(directory / _STATE, state)
 
-        # Otherwise it was saved before, at the same step.
-        is_new = processes.from_main(lambda: not _is_complete(path))
+        # An old one was saved before, at the same step.
+        is_new = processes.is_main and not _is_complete(path)
+        if is_sharded:
+            is_new = processes.from_main(lambda: is_new)
         if is_new and processes.is_main:
             write_directory(path, fill, owns=(WEIGHTS, _TRAINING, _SHARDS, _STATE))
         elif is_new and is_sharded:
-            save_shards(processes.from_main(Path) / _SHARDS, tensors)
-        processes.from_main(lambda: self._prune(path))
+            save_shards(processes.from_main(Path) / _SHARDS, tensors, processes)
+        if processes.is_main:
+            self._prune(path)
         return path
 
     def regular(self) -> list[Path]:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from heedful.errors import UserError
+from heedful.processes import Processes
 
 
-def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_shards(folder: Path, tensors: Mapping[str, Tensor], processes: Processes) -> None:
     """Write the tensors of a checkpoint, sharded or whole; called by all with the same names.
 
     Raises:
@@ -30,7 +31,7 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         with warnings.catch_warnings():  # torch before 2.13 uses a deprecated class of torch
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
-            save(state, storage_writer=writer)
+            save(state, storage_writer=writer, process_group=processes.host_group)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]

@@ -5,12 +5,11 @@ functions.
 """
 
 import math
-import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,8 +26,9 @@ from heedful.processes import Processes
 from heedful.training.ahead import Ahead
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints
+from heedful.training.checkpoint_writer import CheckpointWriter
+from heedful.training.divergence import divergence_error
 from heedful.training.events import (
-    CheckpointSaved,
     Evaluated,
     Event,
     Listener,
@@ -46,6 +46,7 @@ from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
 
 Result = TypeVar("Result")
+_SECONDS_TO_COMPLETE = 60.0  # for a checkpoint, after an error; another process may have ended
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -160,6 +161,7 @@ class Trainer:
         self.micro_batches = Ahead(lambda position: of_step(*position), settings.max_epochs)
         self._begin_window()
         self.interruption = Interruption()
+        self.writer = CheckpointWriter(self.checkpoints, is_asynchronous=settings.async_checkpoints)
 
     def resume(self) -> int | None:
         """Load the newest complete checkpoint, and return its step; None without a checkpoint."""
@@ -196,13 +198,18 @@ class Trainer:
                 reason = self._train()
             except EvaluationInterrupted:
                 reason = "interrupted"
+            except Exception:  # the checkpoint in progress is completed
+                with suppress(Exception):
+                    self._emit_saved(wait=True, timeout=_SECONDS_TO_COMPLETE)
+                raise
             finally:
                 self.micro_batches.close()
             if reason == "interrupted":
                 if self.state.best_step < 0:  # no evaluation yet: save the newest weights
                     self._report_steps()
                     self._save_best()
-                self._save_interim()
+                self._save_interim(is_last=True)
+            self._emit_saved(wait=True)
         return reason
 
     def _train(self) -> StopReason:
@@ -272,6 +279,7 @@ class Trainer:
 
     def _step(self) -> None:
         """One optimizer step over the accumulated batches."""
+        self._emit_saved()
         state = self.state
         micro_batches, position = self.micro_batches((state.epoch, state.batch))
         number = state.step + 1
@@ -394,26 +402,34 @@ class Trainer:
         del values["value"]
         self.emit(Evaluated(state.step, state.epoch, state.seconds, **values, is_best=is_best))
 
-    def _save_interim(self) -> None:
+    def _save_interim(self, *, is_last: bool = False) -> None:
         """Save a checkpoint to resume from between two evaluations; it is never averaged."""
         self._report_steps()
-        self._save(interim=True)
+        self._save(interim=True, is_last=is_last)
         self._begin_window()
 
-    def _save(self, *, interim: bool = False) -> None:
+    def _save(self, *, interim: bool = False, is_last: bool = False) -> None:
+        """Begin a checkpoint, after the one before; `is_last`: the run ends with it."""
+        self._emit_saved(wait=True)
         self._count_time()
         self.trained.gather()
-        path = self.checkpoints.save(
+        self.writer.save(
             self.state.step,
             self.stored_weights(self.net),
             self.updates.tensors(),
             asdict(self.state),
             interim=interim,
             is_sharded=self.trained.is_sharded,
+            is_urgent=is_last,
         )
         self._saved_at = time.perf_counter()
-        kind = "interim" if interim else "regular"
-        self.emit(CheckpointSaved(self.state.step, str(path), kind))
+        self._emit_saved()
+
+    def _emit_saved(self, *, wait: bool = False, timeout: float | None = None) -> None:
+        """Emit the event of a checkpoint that has become complete; raises errors of its writing."""
+        event = self.writer.finished(wait=wait, timeout=timeout)
+        if event is not None:
+            self.emit(event)
 
     def _seconds(self) -> float:
         return self.state.seconds + time.perf_counter() - self._since
@@ -423,21 +439,12 @@ class Trainer:
         self._since = time.perf_counter()
 
     def _divergence_error(self, problem: str) -> UserError:
-        """The error for a loss that is not finite, with a command that resumes more carefully."""
-        path, settings = self.checkpoints.newest(), self.settings
-        schedule, changes = settings.schedule, []
-        if schedule.learning_rate is None:
-            changes.append(f"training.schedule.warmup_steps={2 * schedule.warmup_steps}")
-        else:
-            changes.append(f"training.schedule.learning_rate={schedule.learning_rate / 10:g}")
-        if settings.clip_norm is None or settings.clip_norm > 1:
-            changes.append("training.clip_norm=1.0")
-        if self.precision != "fp32":
-            changes.append("training.precision=fp32")
-        if self.is_temporary:
-            return UserError(f"{problem}; train again with out=FOLDER and {', '.join(changes)}")
-        command = ["heedful", "train", str(self.checkpoints.directory.parent)]
-        command += ["--resume"] if path else []
-        command += [word for change in changes for word in ("--set", change)]
-        last = f"the last good checkpoint is {path}" if path else "no checkpoint was written yet"
-        return UserError(f"{problem}; {last}; try: {shlex.join(command)}")
+        """The error for a loss that is not finite, after the checkpoint in progress."""
+        self._emit_saved(wait=True)
+        return divergence_error(
+            problem,
+            self.settings,
+            self.checkpoints,
+            precision=self.precision,
+            is_temporary=self.is_temporary,
+        )
