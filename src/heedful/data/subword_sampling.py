@@ -261,7 +261,7 @@ class SampledSequences(Sequences):
         return self.take(np.array([index])).ids
 
     @property
-    def lengths(self) -> Int64[np.ndarray, " N"]:  # type: ignore[override]
+    def lengths(self) -> Int64[np.ndarray, " N"]:
         """(N,), the planned lengths."""
         return self.lengths_of(slice(None))
 
