@@ -1,5 +1,6 @@
 """Rows of an epoch by weights: each row as often as any other, exactly, in every epoch."""
 
+import tracemalloc
 from fractions import Fraction
 from math import ceil, floor
 
@@ -8,9 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heedful.data import draws
 from heedful.data.columns import CorpusRange
-from heedful.data.draws import CorpusShare, draw_rows
+from heedful.data.draws import CorpusShare, EpochDraw
+from heedful.data.epoch_windows import window_rows
 from heedful.errors import UserError
+
+
+def draw_rows(shares: list[CorpusShare], *, seed: int, epoch: int) -> np.ndarray:
+    """All rows of an epoch."""
+    draw = EpochDraw(shares, seed=seed, epoch=epoch)
+    return draw.rows(0, len(draw))
+
 
 weights = st.decimals(0, 3, places=2).map(Fraction)
 schedules = st.lists(st.tuples(st.integers(1, 4), weights), max_size=3, unique_by=lambda x: x[0])
@@ -32,8 +42,16 @@ def weight_at(share: CorpusShare, epoch: int) -> Fraction:
 
 
 @settings(max_examples=60)
-@given(share_lists(), st.integers(0, 2**63 - 1))
-def test_each_row_of_a_corpus_is_read_equally_often(shares: list[CorpusShare], seed: int) -> None:
+@given(share_lists(), st.integers(0, 2**63 - 1), st.sampled_from([2, 3, 5, 100]))
+def test_each_row_of_a_corpus_is_read_equally_often(
+    shares: list[CorpusShare], seed: int, block: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draws, "BLOCK_ROWS", block)
+        check_counts(shares, seed)
+
+
+def check_counts(shares: list[CorpusShare], seed: int) -> None:
     counts = np.zeros(shares[-1].corpus.end, int)
     sums = [Fraction(0)] * len(shares)
     for epoch in range(6):
@@ -60,6 +78,56 @@ def test_an_epoch_is_a_function_of_seed_and_epoch() -> None:
         assert sorted(np.concatenate(epochs[first : first + 4])) == [*range(100)]
     assert epochs[0].tolist() != epochs[4].tolist(), "the second pass has another permutation"
     assert draw_rows(share, seed=2, epoch=0).tolist() != epochs[0].tolist()
+
+
+@settings(max_examples=60)
+@given(share_lists(), st.integers(0, 3), st.data())
+def test_a_part_of_an_epoch_is_computed_alone(
+    shares: list[CorpusShare], epoch: int, data: st.DataObject
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draws, "BLOCK_ROWS", data.draw(st.sampled_from([2, 3, 100])))
+        try:
+            draw = EpochDraw(shares, seed=3, epoch=epoch)
+        except UserError:
+            return
+        rows = draw.rows(0, len(draw))
+        assert len(rows) == len(draw)
+        start = data.draw(st.integers(0, len(draw)))
+        end = data.draw(st.integers(start, len(draw)))
+        assert draw.rows(start, end).tolist() == rows[start:end].tolist()
+
+
+def test_a_part_of_a_pass_has_rows_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "BLOCK_ROWS", 10)
+    share = [CorpusShare(CorpusRange("a", 7, 102), [(0, Fraction(1, 5))])]
+    epochs = [draw_rows(share, seed=1, epoch=epoch) for epoch in range(5)]
+    assert sorted(np.concatenate(epochs)) == [*range(7, 102)]
+    for rows in epochs:
+        assert rows.tolist() == sorted(rows)
+        counts, _ = np.histogram(rows, np.linspace(7, 102, 11))
+        assert set(counts.tolist()) <= {1, 2, 3}
+    # Each of the blocks has a permutation of its own.
+    first = (epochs[0] - 7) // 9.5
+    places = [[*(epochs[0][first == block] - 7 - 9.5 * block)] for block in range(10)]
+    assert len({tuple(np.round(place)) for place in places}) > 5
+
+
+def test_the_rows_of_an_epoch_are_not_in_memory() -> None:
+    size = 3_000_000
+    shares = [
+        CorpusShare(CorpusRange("a", 0, size), [(0, Fraction(1, 2))]),
+        CorpusShare(CorpusRange("b", size, size + 10), [(0, Fraction(50_000))]),
+        CorpusShare(CorpusRange("c", size + 10, 2 * size), [(0, Fraction(1))]),
+    ]
+    tracemalloc.start()
+    draw = EpochDraw(shares, seed=1, epoch=1)
+    windows = window_rows(len(draw), seed=1, epoch=1, rows_of=draw.rows)
+    rows = windows[1]()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(draw) == size // 2 + 500_000 + size - 10
+    assert peak < 4 * 8 * len(rows) < 8 * len(draw)
 
 
 def test_one_corpus_of_weight_one_is_all_rows_in_order() -> None:

@@ -22,7 +22,7 @@ from heedful.export.hf import export_hf
 from heedful.run import train
 from heedful.tasks.corpora import corpus_shares, language_tags
 from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.inputs import epoch_rows
+from heedful.tasks.inputs import epoch_draw
 from heedful.tasks.run_data import InheritedParts
 from heedful.training.events import Evaluated, StepDone
 from heedful.training.loggers import read_log
@@ -135,7 +135,8 @@ def test_the_plan_reads_each_corpus_by_its_weight(prepared) -> None:
         assert counts == [40, 24, 15]
         seen += np.bincount(rows, minlength=len(columns))
     assert seen.tolist() == [2] * 64 + [1] * 30
-    rows, settings = epoch_rows(prepared.recipe, 1, columns.corpora), prepared.recipe.training
+    draw, settings = epoch_draw(prepared.recipe, 1, columns.corpora), prepared.recipe.training
+    rows = draw.rows(0, len(draw))
     lengths = [prepared.data.ids("train", side).lengths[rows] for side in ("src", "tgt")]
     limits = {"max_tokens": settings.batch_tokens, "max_sentences": settings.batch_sentences}
     batches = plan_batches(*lengths, **limits, seed=settings.seed, epoch=1)

@@ -1,6 +1,6 @@
 """Rows that an epoch reads of each corpus: whole passes and a part of one, by weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.columns import CorpusRange
+from heedful.data.epoch_windows import BLOCK_ROWS
 from heedful.errors import UserError
 
 
@@ -31,32 +32,120 @@ class CorpusShare:
         return total
 
 
-def draw_rows(shares: Sequence[CorpusShare], *, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
+class EpochDraw:
     """The indices of the rows that an epoch reads, a row as often as it is read.
 
     The rows of a corpus are read in passes; a pass has each row once. Epoch e reads passes W(e) to
     W(e + 1), where W(e) is the sum of its weights in all epochs before e: whole passes are all
     rows, and a part of a pass is a part of a permutation, which the next epochs continue. So each
-    row of a corpus is read ⌊W⌋ or ⌈W⌉ times after W passes, whatever the weights. The permutation
-    of pass p of corpus c is determined by (seed, c, p). With one corpus of weight 1 these are all
-    rows in their order.
+    row of a corpus is read ⌊W⌋ or ⌈W⌉ times after W passes, whatever the weights. With one corpus
+    of weight 1 these are all rows in their order.
+
+    The permutation of pass p of corpus c is determined by (seed, c, p). It takes turns between
+    blocks of at most `BLOCK_ROWS` consecutive rows, each of which has a permutation of its own: the
+    rows of a part of a pass are computed block by block, and none are in memory.
 
     Raises:
         UserError: an epoch without rows.
     """
-    parts = []
-    for number, share in enumerate(shares):
-        size = share.corpus.size
-        first, last = (int(share.passes_before(e) * size) for e in (epoch, epoch + 1))
-        for number_of_pass in range(first // size, -(-last // size)):
-            begin = max(first - number_of_pass * size, 0)
-            end = min(last - number_of_pass * size, size)
-            rows = np.arange(size)
-            if end - begin < size:
-                key = (number, number_of_pass)
-                rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-                rows = np.sort(rng.permutation(size)[begin:end])
-            parts.append(share.corpus.start + rows)
-    if not sum(map(len, parts)):
-        raise UserError(f"epoch {epoch} reads no row, by the weights of data.corpora; raise them")
-    return np.concatenate(parts)
+
+    def __init__(self, shares: Sequence[CorpusShare], *, seed: int, epoch: int) -> None:
+        self._parts: list[_Passes | _BlockPart] = []
+        for number, share in enumerate(shares):
+            size = share.corpus.size
+            first, last = (int(share.passes_before(e) * size) for e in (epoch, epoch + 1))
+            first_whole, end_whole = -(-first // size), last // size
+            head_end = min(first_whole * size, last)
+            self._parts += _parts_of_pass(share.corpus, first, head_end, (seed, number))
+            if first_whole < end_whole:
+                self._parts.append(_Passes(share.corpus.start, size, end_whole - first_whole))
+            tail_start = max(head_end, end_whole * size)
+            self._parts += _parts_of_pass(share.corpus, tail_start, last, (seed, number))
+        self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+        if not len(self):
+            raise UserError(
+                f"epoch {epoch} reads no row, by the weights of data.corpora; raise them"
+            )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def rows(self, start: int, end: int) -> Int64[np.ndarray, " n"]:
+        """The rows at the positions from `start` up to `end` of the epoch."""
+        rows = [np.zeros(0, np.int64)]
+        for index in range(int(np.searchsorted(self._ends, start, side="right")), len(self._parts)):
+            part, part_end = self._parts[index], int(self._ends[index])
+            part_start = part_end - len(part)
+            if part_start >= end:
+                break
+            rows.append(part.rows(max(start - part_start, 0), min(end, part_end) - part_start))
+        return np.concatenate(rows)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Whole passes over the rows from `start` on, in their order."""
+
+    start: int
+    size: int
+    num_passes: int
+
+    def __len__(self) -> int:
+        return self.size * self.num_passes
+
+    def rows(self, start: int, end: int) -> Int64[np.ndarray, " n"]:
+        """The rows at the positions from `start` up to `end`."""
+        return self.start + np.arange(start, end) % self.size
+
+
+@dataclass(frozen=True)
+class _BlockPart:
+    """A part of a permutation of a block of rows, in the order of the rows.
+
+    Attributes:
+        start, size: the first row of the block, and its number of rows.
+        begin, end: positions in the permutation.
+        seed, key: determine the permutation.
+    """
+
+    start: int
+    size: int
+    begin: int
+    end: int
+    seed: int
+    key: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def rows(self, start: int, end: int) -> Int64[np.ndarray, " n"]:
+        """The rows at the positions from `start` up to `end`."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=self.key))
+        permuted = rng.permutation(self.size)[self.begin : self.end]
+        return self.start + np.sort(permuted)[start:end]
+
+
+def _parts_of_pass(
+    corpus: CorpusRange, begin: int, end: int, key: tuple[int, int]
+) -> Iterator[_BlockPart]:
+    """A part of one pass, from row `begin` up to row `end` of all passes, by blocks.
+
+    Position j of the pass belongs to block j mod b of the b blocks, whose sizes differ by at most
+    one; so a block has ⌈(j - block) / b⌉ of the first j positions.
+
+    Args:
+        key: the seed, and the number of the corpus.
+    """
+    number_of_pass = begin // corpus.size
+    first, last = begin - number_of_pass * corpus.size, end - number_of_pass * corpus.size
+    seed, number = key
+    num_blocks = -(-corpus.size // BLOCK_ROWS)
+    start = corpus.start
+    for block in range(num_blocks):
+        size, own_first, own_last = (
+            max(0, -(-(position - block) // num_blocks)) for position in (corpus.size, first, last)
+        )
+        if own_first < own_last:
+            spawn_key = (number, number_of_pass, *([block] if block else []))
+            yield _BlockPart(start, size, own_first, own_last, seed, spawn_key)
+        start += size

@@ -3,25 +3,31 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
 from jaxtyping import Int64
 
 Item = TypeVar("Item")
 
+RowsOf: TypeAlias = Callable[[int, int], Int64[np.ndarray, " n"]]
+
 BLOCK_ROWS = 1 << 17
 WINDOW_BLOCKS = 8  # blocks whose rows are planned together, at most
 
 
 def window_rows(
-    num_rows: int, *, seed: int, epoch: int
+    num_rows: int, *, seed: int, epoch: int, rows_of: RowsOf = np.arange
 ) -> list[Callable[[], Int64[np.ndarray, " n"]]]:
     """Functions that return the rows of each window of an epoch.
 
     Rows are divided into blocks of `BLOCK_ROWS`; the blocks, in a random order determined by
     (seed, epoch), are divided evenly into windows of at most `WINDOW_BLOCKS`. Only the numbers of
     the blocks are in memory. If one window has all rows, they are in their order.
+
+    Args:
+        num_rows: rows that the epoch reads.
+        rows_of: returns those from a start up to an end; default: each row is read once.
     """
     num_blocks = -(-num_rows // BLOCK_ROWS)
     num_windows = max(1, -(-num_blocks // WINDOW_BLOCKS))
@@ -31,15 +37,17 @@ def window_rows(
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,)))
         blocks = rng.permutation(num_blocks)
 
-    def rows_of(numbers: Int64[np.ndarray, " b"]) -> Int64[np.ndarray, " n"]:
+    def rows_of_blocks(numbers: Int64[np.ndarray, " b"]) -> Int64[np.ndarray, " n"]:
+        """The rows of some blocks."""
         ranges = [
-            np.arange(block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, num_rows))
+            rows_of(block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, num_rows))
             for block in numbers.tolist()
         ]
         return np.concatenate([np.zeros(0, np.int64), *ranges])
 
     def function_of(numbers: Int64[np.ndarray, " b"]) -> Callable[[], Int64[np.ndarray, " n"]]:
-        return lambda: rows_of(numbers)
+        """`rows_of_blocks` of these blocks."""
+        return lambda: rows_of_blocks(numbers)
 
     return [function_of(numbers) for numbers in np.array_split(blocks, num_windows)]
 

@@ -11,8 +11,8 @@ from jaxtyping import Int64
 from heedful.config import Files, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes, padded_lengths
 from heedful.data.columns import CorpusRange
-from heedful.data.draws import draw_rows
-from heedful.data.epoch_windows import BLOCK_ROWS, plan_windows_of_rows, window_rows
+from heedful.data.draws import EpochDraw
+from heedful.data.epoch_windows import BLOCK_ROWS, RowsOf, plan_windows_of_rows, window_rows
 from heedful.data.filters import Filter, make_filters
 from heedful.data.plans import plan_batches
 from heedful.data.row_formats import CORPUS, LABEL
@@ -162,13 +162,9 @@ def rows_per_batch(recipe: Recipe, length: int) -> int:
     return max(1, training.batch_tokens // length)
 
 
-def epoch_rows(
-    recipe: Recipe, epoch: int, corpora: Sequence[CorpusRange]
-) -> Int64[np.ndarray, " n"] | None:
-    """The training rows that an epoch reads, by `draw_rows`; None without `data.corpora`: all."""
-    if not corpora:
-        return None
-    return draw_rows(corpus_shares(recipe, corpora), seed=recipe.training.seed, epoch=epoch)
+def epoch_draw(recipe: Recipe, epoch: int, corpora: Sequence[CorpusRange]) -> EpochDraw:
+    """The training rows that an epoch of `data.corpora` reads."""
+    return EpochDraw(corpus_shares(recipe, corpora), seed=recipe.training.seed, epoch=epoch)
 
 
 def plan_epoch_windows(
@@ -181,19 +177,18 @@ def plan_epoch_windows(
     """The batches of an epoch, planned window by window (`data/epoch_windows.py`).
 
     Args:
-        corpora: the ranges of the corpora of which `epoch_rows` chooses rows.
+        corpora: the ranges of the corpora of which `epoch_draw` chooses rows; empty: an epoch
+            reads all rows.
         num_rows: training rows.
         plan: returns the batches of a window, by its number and the indices of its rows.
     """
-    rows_of_epoch = epoch_rows(recipe, epoch, corpora)
-    size = num_rows if rows_of_epoch is None else len(rows_of_epoch)
-    windows = window_rows(size, seed=recipe.training.seed, epoch=epoch)
-
-    def plan_window(number: int) -> Sequence[Item]:
-        rows = windows[number]()
-        return plan(number, rows if rows_of_epoch is None else rows_of_epoch[rows])
-
-    return plan_windows_of_rows(len(windows), plan_window)
+    size: int = num_rows
+    rows_of: RowsOf = np.arange
+    if corpora:
+        draw = epoch_draw(recipe, epoch, corpora)
+        size, rows_of = len(draw), draw.rows
+    windows = window_rows(size, seed=recipe.training.seed, epoch=epoch, rows_of=rows_of)
+    return plan_windows_of_rows(len(windows), lambda number: plan(number, windows[number]()))
 
 
 def plan_training(
