@@ -1,7 +1,5 @@
 """Filters of training rows: the rows of a chunk that are kept."""
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -273,13 +271,7 @@ class Unique(Filter):
 
     def hashes(self, rows: Rows) -> UInt64[np.ndarray, " N"]:
         """The hash of each row, which is independent of other rows."""
-        names = [name for name in rows.columns if name != CORPUS]
-        columns = [rows[name] for name in (names if self.part == "row" else [self.part])]
-        digests = (
-            hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).digest()
-            for texts in zip(*columns, strict=True)
-        )
-        return np.frombuffer(b"".join(digests), np.uint64)
+        return rows.hashes(None if self.part == "row" else [self.part])
 
     def keep_hashes(self, hashes: UInt64[np.ndarray, " N"]) -> Kept:
         """`keep` for rows with these hashes."""

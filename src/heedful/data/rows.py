@@ -1,5 +1,7 @@
 """Rows of text, in memory or read in chunks from files."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -74,6 +76,15 @@ class Rows:
         columns = {name: [texts[i] for i in selected] for name, texts in self.columns.items()}
         locations = None if self.locations is None else self.locations[:, indices]
         return Rows(columns, None, self.sources, locations)
+
+    def hashes(self, columns: Sequence[str] | None = None) -> NDArray[np.uint64]:
+        """(N,), a hash of some columns of each row; None: all but the name of the corpus."""
+        names = [n for n in self.columns if n != CORPUS] if columns is None else columns
+        cells = zip(*(self.columns[name] for name in names), strict=True)
+        digests = (
+            hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).digest() for texts in cells
+        )
+        return np.frombuffer(b"".join(digests), np.uint64)
 
     def of_corpus(self, name: str) -> "Rows":
         """The rows with the name of their corpus in the column `CORPUS`."""

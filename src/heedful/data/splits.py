@@ -1,7 +1,5 @@
 """Split rows into training and held-out rows, and remove rows that are in both."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -10,9 +8,10 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, UInt32, UInt64
+from numpy.typing import NDArray
 
-from heedful.data.row_formats import CORPUS, Unit
+from heedful.data.row_formats import Unit
 from heedful.data.rows import Rows
 from heedful.errors import UserError
 
@@ -172,36 +171,38 @@ def split_tail(
 
 @dataclass(frozen=True)
 class KnownRows:
-    """Digests of the held-out rows, to find copies of them among the training rows.
+    """Hashes of the held-out rows, to find copies of them among the training rows.
+
+    A row takes 12 bytes. Digests have 64 bits: of 100 million training rows one is dropped by
+    mistake with a probability below 0.000001 for each 100,000 held-out rows.
 
     Attributes:
-        digests: of all columns of each row.
-        checksums: of the first column of each row; a row with another checksum needs no digest.
+        digests: (n,), of all columns of each row, ascending.
+        checksums: (n,), of the first column of each row, ascending; a row with another checksum
+            needs no digest.
     """
 
-    digests: frozenset[bytes] = frozenset()
-    checksums: frozenset[int] = frozenset()
+    digests: UInt64[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    checksums: UInt32[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @classmethod
     def from_rows(cls, parts: Iterable[Rows]) -> "KnownRows":
-        """The digests of rows in memory."""
-        digests, checksums = set[bytes](), set[int]()
+        """The hashes of some rows, of which one part at a time is in memory."""
+        digests, checksums = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
         for rows in parts:
-            digests.update(map(_digest, _cells(rows)))
-            checksums.update(_checksums(rows))
-        return cls(frozenset(digests), frozenset(checksums))
+            digests.append(rows.hashes())
+            checksums.append(_checksums(rows))
+        return cls(np.sort(np.concatenate(digests)), np.sort(np.concatenate(checksums)))
 
     def drop_from(self, rows: Rows) -> Rows:
         """The rows that are not known; the report counts the others."""
-        if not self.digests:
+        if not len(self.digests):
             return rows
-        checksums = self.checksums
-        candidates = [i for i, checksum in enumerate(_checksums(rows)) if checksum in checksums]
-        cells = _cells(rows.select(np.array(candidates, np.int64)))
-        known = [
-            i for i, texts in zip(candidates, cells, strict=True) if _digest(texts) in self.digests
-        ]
-        if not known:
+        candidates = np.flatnonzero(_is_in(self.checksums, _checksums(rows)))
+        if not len(candidates):
+            return rows
+        known = candidates[_is_in(self.digests, rows.select(candidates).hashes())]
+        if not len(known):
             return rows
         is_new = np.ones(len(rows), bool)
         is_new[known] = False
@@ -211,15 +212,16 @@ class KnownRows:
         return remaining
 
 
-def _cells(rows: Rows) -> Iterator[tuple[str, ...]]:
-    """All columns of each row: both sides of a pair, text and label."""
-    return zip(*(texts for name, texts in rows.columns.items() if name != CORPUS), strict=True)
-
-
-def _digest(texts: tuple[str, ...]) -> bytes:
-    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()
-
-
-def _checksums(rows: Rows) -> Iterator[int]:
+def _checksums(rows: Rows) -> UInt32[np.ndarray, " N"]:
+    """The checksum of the first column of each row."""
     texts = next(iter(rows.columns.values()))
-    return (crc32(text.encode("utf-8", "surrogatepass")) for text in texts)
+    checksums = (crc32(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return np.fromiter(checksums, np.uint32, len(rows))
+
+
+def _is_in(
+    ascending: NDArray[np.unsignedinteger], values: NDArray[np.unsignedinteger]
+) -> Bool[np.ndarray, " n"]:
+    """True for each value that is an element of an array that is not empty."""
+    index = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return np.asarray(ascending[index] == values)

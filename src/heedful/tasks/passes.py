@@ -1,8 +1,10 @@
 """The two passes over the rows of a task: read, filter and hold out; then encode."""
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +35,7 @@ from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
 SUMMARIES = "read.json"  # in a prepared folder: a line on each source that was read
+_READ_ROWS = 4_096  # held-out rows that are read back at once
 _PLAN = "plan.json"  # the result of the first pass, in an unfinished folder
 
 
@@ -162,7 +165,9 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
         **task.encode_options("train", plan["labels"], inherited),
     )
     files = (directory / f"{name}.jsonl" for name in SPLITS[1:])
-    held_out = [_read_back(path) for path in files if path.is_file() and not raw.may_repeat]
+    held_out = (
+        rows for path in files if path.is_file() and not raw.may_repeat for rows in _read_back(path)
+    )
     encode = ChunkEncoder(encoder, split, KnownRows.from_rows(held_out))
     writer = ColumnsWriter(directory / "train")
     starts = chunks.starts
@@ -215,8 +220,8 @@ def _write_rows(path: Path, rows: Rows) -> None:
             file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
 
 
-def _read_back(path: Path) -> Rows:
-    """The rows that `_write_rows` has written."""
+def _read_back(path: Path) -> Iterator[Rows]:
+    """The rows that `_write_rows` has written, some at a time."""
     with path.open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    return Rows({name: [row[name] for row in rows] for name in rows[0]})
+        while rows := [json.loads(line) for line in islice(lines, _READ_ROWS)]:
+            yield Rows({name: [row[name] for row in rows] for name in rows[0]})
