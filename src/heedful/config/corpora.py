@@ -5,24 +5,54 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from heedful.config.base import Strict
 from heedful.config.files import Files
-from heedful.errors import UserError
+from heedful.errors import UserError, format_names
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TAG = re.compile(r"\S+")
 
 
-def _check_weight(weight: float | list[tuple[int, float]]) -> float | list[tuple[int, float]]:
-    steps = weight if isinstance(weight, list) else [(0, weight)]
-    epochs = [epoch for epoch, _ in steps]
-    if not steps or epochs[0] != 0 or epochs != sorted(set(epochs)):
+class WeightFrom(Strict):
+    """A weight from a step on."""
+
+    from_step: int = Field(ge=0, description="Steps before the first one with the weight.")
+    weight: float = Field(ge=0, description="Passes over the corpus in an epoch.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, content: object) -> object:
+        if isinstance(content, dict) and content.keys() != {"from_step", "weight"}:
+            names = format_names([*content], str) or "none"
+            raise UserError(f"a weight by step has the keys from_step and weight, not {names}")
+        return content
+
+
+WeightValue = float | list[tuple[int, float]] | list[WeightFrom]
+
+
+def _check_weight(weight: WeightValue) -> WeightValue:
+    changes = _changes(weight)
+    firsts = [first for first, _ in changes]
+    if not changes or firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise UserError(
-            f"pairs of an epoch and a weight begin at epoch 0 and ascend, as [[0, 1], [5, 0.2]], "
-            f"not {weight}"
+            "weights of a list begin at epoch or step 0 and ascend, as [[0, 1], [5, 0.2]] by epoch "
+            "or [{from_step: 0, weight: 1}, {from_step: 5000, weight: 0.2}] by step, not "
+            f"{changes}"
         )
-    if min(value for _, value in steps) < 0 or not any(value for _, value in steps):
-        raise UserError(f"a corpus of weight {weight} is never read; raise it, or leave it out")
+    if min(value for _, value in changes) < 0 or not any(value for _, value in changes):
+        raise UserError(
+            f"a corpus of weight {weight if isinstance(weight, float) else changes} is never read; "
+            "raise it, or leave it out"
+        )
     return weight
+
+
+def _changes(weight: WeightValue) -> list[tuple[int, float]]:
+    """The weight from each epoch or step on at which it changes."""
+    if not isinstance(weight, list):
+        return [(0, weight)]
+    return [(w.from_step, w.weight) if isinstance(w, WeightFrom) else w for w in weight]
 
 
 def _check_tag(tag: str | None) -> str | None:
@@ -39,7 +69,7 @@ def check_names(corpora: dict[str, "Corpus"]) -> dict[str, "Corpus"]:
     return corpora
 
 
-Weight = Annotated[float | list[tuple[int, float]], AfterValidator(_check_weight)]
+Weight = Annotated[WeightValue, AfterValidator(_check_weight)]
 Tag = Annotated[str | None, AfterValidator(_check_tag)]
 
 
@@ -60,7 +90,8 @@ class Corpus(Files):
         1.0,
         description="Passes over the corpus in an epoch: 2 reads each row twice, 0.25 another "
         "quarter of the rows in each epoch; a list of [epoch, weight] changes it from these epochs "
-        "on (the first is 0).",
+        "on (the first is 0), a list of {from_step, weight} after these steps, at which an epoch "
+        "ends.",
     )
     src_tag: Tag = Field(
         None,
@@ -88,6 +119,10 @@ class Corpus(Files):
             raise UserError("names no files of training rows: give src and tgt, file or text")
         return self
 
+    def changes_by_step(self) -> bool:
+        """True for a list of weights by step."""
+        return isinstance(self.weight, list) and isinstance(self.weight[0], WeightFrom)
+
     def weights(self) -> list[tuple[int, float]]:
-        """The weight from each epoch on at which it changes."""
-        return self.weight if isinstance(self.weight, list) else [(0, self.weight)]
+        """The weight from each epoch on (with `changes_by_step` each step) at which it changes."""
+        return _changes(self.weight)

@@ -1,7 +1,9 @@
 """The training batches of a run, epoch by epoch."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -12,7 +14,7 @@ from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences
 from heedful.data.plans import Windows
 from heedful.data.subword_sampling import SubwordSampler
-from heedful.tasks.corpora import corpus_shares
+from heedful.tasks.corpora import corpus_shares, recipe_after, weight_steps
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 
@@ -25,13 +27,18 @@ class EpochItem(NamedTuple):
 
 
 class EpochPlan(Sequence[EpochItem]):
-    """The planned batches of an epoch; those of large epochs are planned when they are read."""
+    """The planned batches of an epoch; those of large epochs are planned when they are read.
 
-    def __init__(self, epoch: int, items: Sequence[Any]) -> None:
-        self._epoch, self._items = epoch, items
+    Args:
+        limit: the number of batches after which the epoch ends; None: all are read.
+    """
+
+    def __init__(self, epoch: int, items: Sequence[Any], limit: int | None = None) -> None:
+        self._epoch, self._items, self._limit = epoch, items, limit
 
     def __len__(self) -> int:
-        return len(self._items)
+        size = len(self._items)
+        return size if self._limit is None else min(size, self._limit)
 
     @overload
     def __getitem__(self, index: int) -> EpochItem: ...
@@ -41,18 +48,19 @@ class EpochPlan(Sequence[EpochItem]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [EpochItem(self._epoch, item) for item in self._items[index]]
-        return EpochItem(self._epoch, self._items[index])
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return EpochItem(self._epoch, self._items[range(len(self))[index]])
 
     def __iter__(self) -> Iterator[EpochItem]:
-        return (EpochItem(self._epoch, item) for item in self._items)
+        return (EpochItem(self._epoch, item) for item in islice(self._items, self._limit))
 
 
 class EpochBatches:
     """The batches of a task.
 
     With `training.subword_sampling`, words have new subword splits in each epoch, sampled when a
-    batch is loaded; with `training.compile`, batches are padded to few shapes.
+    batch is loaded; with `training.compile`, batches are padded to few shapes. Where weights of
+    corpora change by step, an epoch ends at that step, and the next one has the new weights.
 
     Raises:
         UserError: a tokenizer that does not support subword sampling; a task without fixed shapes.
@@ -64,6 +72,8 @@ class EpochBatches:
         self._shapes = task.batch_shapes(data) if training.compile else None
         self._sampler: SubwordSampler | None = None
         self._current: tuple[int, RunData] | None = None
+        self._weight_steps = weight_steps(task.recipe)
+        self._first_steps = [0]  # of the epochs whose predecessors were planned
         if training.subword_sampling is not None:
             columns = task.text_columns(data.tokenizers)
             has_limit = task.recipe_keys.includes("data.max_length")
@@ -77,8 +87,25 @@ class EpochBatches:
             )
 
     def plan_epoch(self, epoch: int) -> EpochPlan:
-        """The batches of an epoch, a pure function, as items for `load_batch`."""
-        return EpochPlan(epoch, self._task.plan_epoch(self._data_of(epoch), epoch))
+        """The batches of an epoch, a pure function, as items for `load_batch`.
+
+        With weights by step all epochs before it are planned too, to count their steps, unless
+        they were planned before.
+        """
+        if not self._weight_steps:
+            return EpochPlan(epoch, self._task.plan_epoch(self._data_of(epoch), epoch))
+        for earlier in range(len(self._first_steps) - 1, epoch):
+            self.plan_epoch(earlier)
+        first, steps = self._first_steps[epoch], self._weight_steps
+        accumulation = self._task.recipe.training.gradient_accumulation
+        end = next((step for step in steps if step > first), None)
+        task = copy(self._task)
+        task.recipe = recipe_after(task.recipe, first)
+        items = task.plan_epoch(self._data_of(epoch), epoch)
+        plan = EpochPlan(epoch, items, None if end is None else (end - first) * accumulation)
+        if len(self._first_steps) == epoch + 1:
+            self._first_steps.append(first + -(-len(plan) // accumulation))
+        return plan
 
     def mean_size(self, first: int) -> int:
         """Batches of an epoch, on average until `max_epochs`, by those of the first epoch.
