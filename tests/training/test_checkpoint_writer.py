@@ -149,7 +149,7 @@ def test_an_urgent_checkpoint_is_complete_at_once(tmp_path: Path) -> None:
 
 
 def _kill_in_write(rank: int = 0) -> None:
-    """SIGKILL in the middle of the second checkpoint, when a later step has been taken."""
+    """SIGKILL in the middle of the second checkpoint, of step 3, when step 4 has been taken."""
     from heedful.training import checkpoint
     from heedful.training.trainer import Trainer
 
@@ -160,7 +160,8 @@ def _kill_in_write(rank: int = 0) -> None:
 
     def step(self: Trainer) -> None:
         take(self)
-        if is_due.is_set():
+        if self.state.step == 4:
+            assert is_due.wait(60)
             goes_on.set()
             time.sleep(60)
 
