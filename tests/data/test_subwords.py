@@ -12,12 +12,13 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from heedful.data import subword_sampling
 from heedful.data.collate import collate_windows
 from heedful.data.columns import Columns, Sequences, pack_ids
 from heedful.data.encoding import TextColumn, encode_rows
 from heedful.data.plans import pack_rows, plan_windows
 from heedful.data.rows import Rows
-from heedful.data.subword_sampling import StoredTokens, SubwordSampler
+from heedful.data.subword_sampling import SubwordSampler
 from heedful.data.subwords import BpeDropout, UnigramSampling, make_splitter
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
@@ -163,60 +164,48 @@ def many_rows(tokenizer: Tokenizer, count: int) -> Columns:
     return encode_rows(Rows({"text": rows}), {"text": TextColumn(tokenizer, ("text",), "document")})
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_no_row_is_longer_than_planned_and_few_keep_their_ids(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "unigram"])
+def test_lengths_are_those_of_the_samples(kind: str) -> None:
+    """Also where they are computed for some rows at a time, and in another order."""
     tokenizer = tokenizer_of(kind)
-    columns = many_rows(tokenizer, 3_000)
-    stored = columns.sequences("text")
+    columns = many_rows(tokenizer, 1_000)
     sampler = sampler_of(tokenizer, 0.3, columns)
-    rows, actual = sampler.epoch(0).sequences("text"), sampled(sampler)
-    planned = rows.lengths_of(np.arange(len(rows)))
-    assert (planned == rows.lengths).all()
-    assert (actual.lengths <= planned).all()
-    assert 1.02 * stored.lengths.sum() < actual.lengths.sum() < planned.sum()
-    offsets = stored.offsets.astype(np.int64)
-    owners = np.repeat(np.arange(len(stored)), stored.lengths)
-    places = np.arange(len(owners)) - offsets[owners]
-    tokens = StoredTokens(stored.ids, owners, places, owners)
-    free = sampler.sample("text", 0, tokens).lengths(len(stored))
-    assert 0 < np.mean(free > planned) < 0.02
-    for index in np.flatnonzero(free > planned).tolist():
-        assert np.array_equal(actual[index], stored[index])
-    fits = free <= planned
-    assert (actual.lengths[fits] == free[fits]).all()
+    for epoch in (0, 3):
+        rows, actual = sampler.epoch(epoch).sequences("text"), sampled(sampler, epoch)
+        assert (rows.lengths == actual.lengths).all()
+        order = np.random.default_rng(epoch).permutation(1_000)[:300]
+        assert (rows.lengths_of(order) == actual.lengths[order]).all()
+        assert (rows.lengths_of(slice(10, 40)) == actual.lengths[10:40]).all()
+    assert actual.lengths.sum() > 1.02 * columns.sequences("text").lengths.sum()
 
 
-def test_rows_that_would_become_too_long_are_unchanged() -> None:
+@pytest.mark.parametrize("limit", ["max_length", "max_tokens"])
+def test_rows_that_would_become_too_long_are_unchanged(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all columns, also if only one is too long; the other rows are as without a limit."""
+    monkeypatch.setattr(subword_sampling, "_MEASURED_ROWS", 64)
     tokenizer = tokenizer_of("bpe")
-    columns = many_rows(tokenizer, 400)
-    stored = columns.sequences("text")
-    for limit in ({"max_length": 40}, {"max_tokens": 40}):
-        sampler = sampler_of(tokenizer, 0.9, columns, **limit)
-        rows, actual = sampler.epoch(0).sequences("text"), sampled(sampler)
-        assert (rows.lengths <= np.maximum(40, stored.lengths)).all()
-        assert (actual.lengths <= rows.lengths).all()
-        is_unchanged = [np.array_equal(a, b) for a, b in zip(stored, actual, strict=True)]
-        assert all(np.array(is_unchanged)[stored.lengths >= 40])
-        assert 0.1 < np.mean(is_unchanged) < 0.9
-
-
-def test_the_tokens_of_a_row_are_divided_among_its_columns() -> None:
-    tokenizer = tokenizer_of("bpe")
-    one, other = many_rows(tokenizer, 50), columns_of(tokenizer)
-    sides = {"src": one.sequences("text"), "tgt": one.sequences("text").take(np.arange(50)[::-1])}
-    columns = Columns(sides, other.report)
-    sampler = SubwordSampler(
-        columns, dict.fromkeys(sides, tokenizer), 0.5, seed=1, max_tokens=110, max_length=90
-    )
-    planned = sum(sampler.planned_lengths(name, slice(None)) for name in sides)
-    stored = sum(side.lengths for side in sides.values())
-    assert (planned <= np.maximum(110, stored)).all()
-    assert (planned > stored).any()
-    assert planned.max() > 100
+    src = many_rows(tokenizer, 400).sequences("text")
+    sides = {"src": src, "tgt": src.take(np.arange(400)[::-1])}
+    columns = Columns(sides, columns_of_bpe().report)
+    tokenizers = dict.fromkeys(sides, tokenizer)
+    bound = 60 if limit == "max_length" else 100
+    free = SubwordSampler(columns, tokenizers, 0.5, seed=1)
+    bounded = SubwordSampler(columns, tokenizers, 0.5, seed=1, **{limit: bound})
+    samples = {name: sampled(free, 0, name) for name in sides}
+    lengths = np.stack([samples[name].lengths for name in sides])
+    fits = (lengths.max(0) if limit == "max_length" else lengths.sum(0)) <= bound
+    assert 50 < fits.sum() < 350
+    for name, stored in sides.items():
+        actual = sampled(bounded, 0, name)
+        assert (bounded.epoch(0).sequences(name).lengths == actual.lengths).all()
+        for index, ids in enumerate(actual):
+            expected = samples[name][index] if fits[index] else stored[index]
+            assert ids.tolist() == expected.tolist()
     # Equal rows of two columns have different samples.
-    src, tgt = (sampled(sampler, 0, name) for name in sides)
-    equal = [np.array_equal(src[i], tgt[49 - i]) for i in range(50)]
-    assert sum(equal) < 25
+    equal = [np.array_equal(samples["src"][i], samples["tgt"][399 - i]) for i in range(400)]
+    assert sum(equal) < 100
 
 
 def test_words_of_rows_have_the_distribution_of_the_library() -> None:
@@ -240,9 +229,7 @@ def test_words_of_rows_have_the_distribution_of_the_library() -> None:
     for split in one.keys() | other.keys():
         p = other.get(split, 0.0)
         deviation = math.sqrt(max(p, 1e-4) * (1 - p) * (1 / len(actual) + 1 / len(expected)))
-        planned = sampler.planned_lengths("text", np.array([0]))[0]
-        if len(split) <= planned and split != tuple(ids):  # longer samples are not used
-            assert one.get(split, 0.0) == pytest.approx(p, abs=5 * deviation), split
+        assert one.get(split, 0.0) == pytest.approx(p, abs=5 * deviation), split
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -298,7 +285,7 @@ def test_packed_rows_have_sampled_tokens_of_the_same_texts() -> None:
     order = np.random.default_rng(0).permutation(len(rows))
     actual = rows.take(order)
     assert len(rows) == len(borders) - 1
-    assert (actual.lengths <= rows.lengths_of(order)).all()
+    assert (actual.lengths == rows.lengths_of(order)).all()
     assert rows.lengths.max() <= 200
     for index, ids in zip(order.tolist(), actual, strict=True):
         parts = [texts[i].tolist() for i in range(borders[index], borders[index + 1])]
@@ -322,7 +309,7 @@ def test_the_memory_of_an_epoch_does_not_depend_on_the_rows() -> None:
             rows = sampler.epoch(epoch).sequences("text")
             for first in range(0, 500, 100):
                 indices = np.arange(first, first + 100)
-                assert (rows.take(indices).lengths <= rows.lengths_of(indices)).all()
+                assert (rows.take(indices).lengths == rows.lengths_of(indices)).all()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < 500 * 400 * 2

@@ -148,8 +148,8 @@ class Training(Strict):
         le=1,
         description="Sample new subword splits each epoch: with bpe and byte_bpe the probability "
         "that a merge is skipped (BPE-dropout), with unigram the exponent of a split's "
-        "probability; null: always the best split. Batches are planned by lengths that few samples "
-        "exceed; a row or window whose sample is longer than planned keeps its best split.",
+        "probability; null: always the best split. A row whose sample is longer than max_length or "
+        "batch_tokens keeps its best split, as does a window longer than the context.",
     )
     freeze: list[str] = Field(
         [],

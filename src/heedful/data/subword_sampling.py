@@ -1,145 +1,20 @@
 """Training rows with random subword splits, which are sampled when rows are taken for a batch."""
 
-import random
 from collections.abc import Mapping
-from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer, UInt64
+from jaxtyping import Bool, Int64, Integer
 from numpy.typing import NDArray
 
 from heedful.data.columns import Columns, Sequences, offsets_from_lengths
-from heedful.data.subwords import make_splitter
 from heedful.data.tokenizer import Tokenizer
+from heedful.data.word_sampling import SampledWords, StoredTokens, WordSampler, tokens_of
 
-# Samples per distinct word and epoch. Further occurrences of a word reuse them, so that the cost of
-# an epoch depends on the number of distinct words.
-_MAX_SPLITS = 16
-_CACHED_SPLITS = 1 << 17  # of a tokenizer, about 40 MB
 # By which the growth of lengths is measured: spans of some tokens, sampled in some epochs.
 _PROBED_SPANS, _PROBED_TOKENS, _PROBED_EPOCHS = 500, 64, 4
-_DEVIATIONS = 3.0  # between the expected length and the planned one
-
-
-class StoredTokens(NamedTuple):
-    """M stored tokens of G groups: rows, or windows.
-
-    Attributes:
-        ids: (M,).
-        rows, places: (M,), the row of each token and its index in the row.
-        groups: (M,), the number of its group, ascending.
-        is_fixed: (M,), True for tokens that are not split; None: all may be.
-    """
-
-    ids: NDArray[np.integer]
-    rows: Int64[np.ndarray, " M"]
-    places: Int64[np.ndarray, " M"]
-    groups: Int64[np.ndarray, " M"]
-    is_fixed: Bool[np.ndarray, " M"] | None = None
-
-
-class SampledWords(NamedTuple):
-    """W words with sampled splits.
-
-    Attributes:
-        starts: (W,), the index of the first stored token of each word.
-        words: the sampled ids of each word.
-        groups: (W,), the group of each word.
-    """
-
-    starts: Int64[np.ndarray, " W"]
-    words: Sequences
-    groups: Int64[np.ndarray, " W"]
-
-    def lengths(self, num_groups: int) -> Int64[np.ndarray, " G"]:
-        """(G,), the sampled tokens of each group."""
-        sums = np.bincount(self.groups, self.words.lengths, num_groups)
-        return np.asarray(sums.astype(np.int64))
-
-
-class WordSampler:
-    """Random splits of the words in rows of ids, a pure function of (seed, epoch, row, place).
-
-    Words begin at special tokens, after them, and as in `Tokenizer.word_starts`. Of each word
-    `_MAX_SPLITS` splits are sampled in an epoch, when they are needed; each occurrence has one of
-    them, by a hash of its row and place. The most recent ones are in memory.
-
-    Args:
-        strength: as in `make_splitter`.
-
-    Raises:
-        UserError: the tokenizer's kind has only one split for each word.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, strength: float, seed: int) -> None:
-        split, self._seed = make_splitter(tokenizer, strength), seed
-        self._special = np.zeros(tokenizer.vocab_size, np.bool_)
-        self._special[[*tokenizer.special_ids]] = True
-        # A piece begins a word whatever piece is before it: here it is the piece itself.
-        self._begins = self._special | [
-            tokenizer.word_starts([i, i])[1] for i in range(tokenizer.vocab_size)
-        ]
-
-        @lru_cache(maxsize=_CACHED_SPLITS)
-        def sample(epoch: int, number: int, word: bytes, dtype: str) -> bytes:
-            """Split `number` of a word in an epoch; ids as bytes."""
-            rng = random.Random(f"{seed} {epoch} {number} {word.hex()}")
-            ids = split(tuple(np.frombuffer(word, dtype).tolist()), 1, rng)[0]
-            return np.array(ids, dtype).tobytes()
-
-        self._sample = sample
-
-    def __call__(
-        self,
-        tokens: StoredTokens,
-        column: int,
-        epoch: int,
-        limits: NDArray[np.number] | None = None,
-    ) -> SampledWords:
-        """Sample splits of all words of some groups.
-
-        Args:
-            column: number of the column, by which equal rows of columns differ.
-            limits: (G,), the largest number of tokens of each group: groups whose sample is longer
-                keep their stored tokens.
-        """
-        ids = np.ascontiguousarray(tokens.ids)
-        starts, is_fixed = self._word_starts(tokens)
-        chosen = _hash(self._seed, epoch, column, tokens.rows[starts], tokens.places[starts])
-        numbers = (chosen % np.uint64(_MAX_SPLITS)).astype(np.int64)
-        content, dtype, size = ids.tobytes(), ids.dtype.str, ids.itemsize
-        borders = [*(starts * size).tolist(), len(content)]
-        stored = [content[a:b] for a, b in pairwise(borders)]
-        parts = [
-            word if fixed else self._sample(epoch, number, word, dtype)
-            for word, number, fixed in zip(stored, numbers.tolist(), is_fixed, strict=True)
-        ]
-        groups = tokens.groups[starts]
-        if limits is not None:
-            lengths = np.bincount(groups, [len(part) // size for part in parts], len(limits))
-            for index in np.flatnonzero((lengths > limits)[groups]).tolist():
-                parts[index] = stored[index]
-        lengths = np.fromiter(map(len, parts), np.int64, len(parts)) // size
-        words = Sequences(np.frombuffer(b"".join(parts), dtype), offsets_from_lengths(lengths))
-        return SampledWords(starts, words, groups)
-
-    def _word_starts(self, tokens: StoredTokens) -> tuple[Int64[np.ndarray, " W"], list[bool]]:
-        """(W,), the index of the first token of each word, and True for words that are fixed."""
-        ids, is_fixed = tokens.ids, tokens.is_fixed
-        is_start = self._begins[ids]
-        is_start[:1] = True
-        is_start[1:] |= self._special[ids[:-1]]
-        is_start[1:] |= tokens.groups[1:] != tokens.groups[:-1]
-        is_start[1:] |= tokens.places[1:] != tokens.places[:-1] + 1  # another row
-        if is_fixed is None:
-            starts = np.flatnonzero(is_start)
-            return starts, [False] * len(starts)
-        is_start |= is_fixed
-        is_start[1:] |= is_fixed[:-1]
-        starts = np.flatnonzero(is_start)
-        return starts, is_fixed[starts].tolist()
+_DEVIATIONS = 3.0  # between the expected length of a window and its planned one
+_MEASURED_ROWS = 1 << 14  # whose lengths are computed at once
 
 
 class _Growth(NamedTuple):
@@ -154,17 +29,28 @@ class _Growth(NamedTuple):
         return np.maximum(lengths, np.ceil(expected - 1e-9).astype(np.int64))
 
 
+class RowLengths(NamedTuple):
+    """Lengths of n rows in an epoch.
+
+    Attributes:
+        fits: (n,), True for rows whose samples are within the limits; the others keep their ids.
+        by_column: (n,), the length of each row by column.
+    """
+
+    fits: Bool[np.ndarray, " n"]
+    by_column: dict[str, Int64[np.ndarray, " n"]]
+
+
 class SubwordSampler:
     """Training rows by epoch with other splits of their words; determined by seed and epoch.
 
-    No epoch is in memory: rows are sampled when they are taken. Batches are planned by lengths that
-    few samples exceed, as measured on some rows; a row whose sample is longer keeps its stored
-    ids, so that a batch never has more tokens than planned. Special tokens are unchanged.
+    No epoch is in memory: rows are sampled when they are taken, and their lengths when they are
+    asked for. Special tokens are unchanged.
 
     Args:
         tokenizers: the tokenizer of each column of sequences to resample.
         strength: as in `make_splitter`.
-        max_length: maximum of the planned length of a column, unless the stored row is longer.
+        max_length: rows in which a column would get longer keep their stored ids in all columns.
         max_tokens: the same for the total length of a row.
 
     Raises:
@@ -186,7 +72,9 @@ class SubwordSampler:
         samplers = {key: WordSampler(t, strength, seed) for key, t in distinct.items()}
         self._samplers = {name: samplers[id(t)] for name, t in tokenizers.items()}
         self._numbers = {name: number for number, name in enumerate(self._samplers)}
-        self._growth = {name: self._measure_growth(name) for name in self._samplers}
+        nothing = RowLengths(np.zeros(0, bool), {})
+        self._last: tuple[int, NDArray[np.integer], RowLengths] = (-1, np.zeros(0, int), nothing)
+        self._growth: dict[str, _Growth] = {}  # where it was needed
 
     @property
     def names(self) -> list[str]:
@@ -203,21 +91,42 @@ class SubwordSampler:
         """Sampled splits of tokens of a column, by `WordSampler`."""
         return self._samplers[name](tokens, self._numbers[name], epoch, limits)
 
-    def planned_lengths(
-        self, name: str, rows: NDArray[np.integer] | slice
-    ) -> Int64[np.ndarray, " n"]:
-        """Lengths by which rows are planned, which no sample exceeds."""
-        stored = {key: self.columns.sequences(key).lengths_of(rows) for key in self._samplers}
-        bounds = self._growth[name].bounds(stored[name])
+    def lengths(self, epoch: int, rows: NDArray[np.integer]) -> RowLengths:
+        """The lengths of some rows; the last result is kept for the other columns of the rows."""
+        last_epoch, last_rows, result = self._last
+        if epoch == last_epoch and np.array_equal(rows, last_rows):
+            return result
+        parts = [
+            self._lengths_of_part(epoch, rows[first : first + _MEASURED_ROWS])
+            for first in range(0, max(1, len(rows)), _MEASURED_ROWS)
+        ]
+        fits = np.concatenate([part.fits for part in parts])
+        result = RowLengths(
+            fits,
+            {n: np.concatenate([part.by_column[n] for part in parts]) for n in self._samplers},
+        )
+        self._last = epoch, rows, result
+        return result
+
+    def _lengths_of_part(self, epoch: int, rows: NDArray[np.integer]) -> RowLengths:
+        """`lengths` of few rows."""
+        stored, sampled = {}, {}
+        for name, sampler in self._samplers.items():
+            sequences, number = self.columns.sequences(name), self._numbers[name]
+            stored[name] = sequences.lengths_of(rows)
+            sampled[name] = sampler.lengths(tokens_of(sequences, rows), number, epoch, len(rows))
+        lengths, fits = np.stack([*sampled.values()]), np.ones(len(rows), bool)
         if self._max_length is not None:
-            bounds = np.minimum(bounds, self._max_length)
-        if self._max_tokens is not None:  # what the stored row leaves is divided among the columns
-            left = self._max_tokens - np.sum([*stored.values()], axis=0)
-            bounds = np.minimum(bounds, stored[name] + left // len(stored))
-        return np.maximum(bounds, stored[name])
+            fits &= lengths.max(axis=0) <= self._max_length
+        if self._max_tokens is not None:
+            fits &= lengths.sum(axis=0) <= self._max_tokens
+        kept = {name: np.where(fits, sampled[name], stored[name]) for name in sampled}
+        return RowLengths(fits, kept)
 
     def window_size(self, name: str, context: int) -> int:
         """The inputs of windows of stored tokens whose samples mostly fit `context` inputs."""
+        if name not in self._growth:
+            self._growth[name] = self._measure_growth(name)
         bounds = self._growth[name].bounds(np.arange(1, context + 2))
         return max(1, int(np.searchsorted(bounds, context + 1, side="right")) - 1)
 
@@ -262,12 +171,14 @@ class SampledSequences(Sequences):
 
     @property
     def lengths(self) -> Int64[np.ndarray, " N"]:
-        """(N,), the planned lengths."""
+        """(N,), the length of each sampled sequence."""
         return self.lengths_of(slice(None))
 
     def lengths_of(self, rows: NDArray[np.integer] | slice) -> Int64[np.ndarray, " n"]:
-        """The planned lengths of some rows, which no sample exceeds."""
-        return self._sampler.planned_lengths(self._name, rows)
+        """The lengths of some sampled sequences."""
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        return self._sampler.lengths(self._epoch, rows).by_column[self._name]
 
     def take(self, indices: NDArray[np.integer]) -> Sequences:
         """The sampled sequences at `indices`, in that order."""
@@ -276,7 +187,7 @@ class SampledSequences(Sequences):
         return Sequences(sampled.words.ids, offsets_from_lengths(lengths))
 
     def joined(self, borders: NDArray[np.integer]) -> Sequences:
-        """See `Sequences.joined`: rows by planned lengths, whose texts are sampled when taken."""
+        """See `Sequences.joined`: the texts of a row are sampled when it is taken."""
         return _JoinedSamples(self, borders)
 
     def moved(
@@ -343,19 +254,17 @@ class SampledSequences(Sequences):
         """The offsets of the stored rows at `indices`, and their samples; the last are kept."""
         key = np.asarray(indices, np.int64).tobytes()
         if self._last is None or self._last[0] != key:
-            rows = self.stored.take(indices)
-            offsets = rows.offsets.astype(np.int64)
-            groups = np.repeat(np.arange(len(indices)), rows.lengths)
-            places = np.arange(len(rows.ids)) - offsets[:-1][groups]
-            tokens = StoredTokens(rows.ids, indices.astype(np.int64)[groups], places, groups)
-            limits = self.lengths_of(indices)
+            tokens = tokens_of(self.stored, indices)
+            offsets = offsets_from_lengths(self.stored.lengths_of(indices))
+            fits = self._sampler.lengths(self._epoch, indices).fits
+            limits = np.where(fits, np.inf, -1)  # rows that do not fit keep their stored ids
             sampled = self._sampler.sample(self._name, self._epoch, tokens, limits)
             self._last = key, offsets, sampled
         return self._last[1], self._last[2]
 
 
 class _JoinedSamples(Sequences):
-    """Consecutive sampled texts as one row each; `offsets` are by their planned lengths."""
+    """Consecutive sampled texts as one row each; `offsets` are those of the sampled tokens."""
 
     def __init__(self, texts: SampledSequences, borders: NDArray[np.integer]) -> None:
         super().__init__(texts.ids, offsets_from_lengths(texts.lengths)[borders])
@@ -388,22 +297,3 @@ class SampledColumns(Columns):
         return (
             sequences.moved(rows, numbers) if isinstance(sequences, SampledSequences) else numbers
         )
-
-
-def _hash(
-    seed: int,
-    epoch: int,
-    column: int,
-    rows: Int64[np.ndarray, " W"],
-    places: Int64[np.ndarray, " W"],
-) -> UInt64[np.ndarray, " W"]:
-    """Uniform 64-bit numbers, by the mixing function of SplitMix64 (Steele et al. 2014)."""
-    base = np.random.SeedSequence([seed, epoch, column]).generate_state(1, np.uint64)
-    return _mix(_mix(base + rows.astype(np.uint64)) + places.astype(np.uint64))
-
-
-def _mix(values: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(values ^ (values >> np.uint64(31)))
