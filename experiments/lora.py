@@ -1,7 +1,7 @@
-"""LoRA beside full fine-tuning: one base model of each family, adapted to texts close to its own.
+"""LoRA beside full fine-tuning: one base model of each family, adapted to other texts.
 
-DATA holds the folders multi30k (train, val and test_2016_flickr, .en.gz and .de.gz), tatoeba
-(train.en.gz) and sst2 (train.tsv, dev.tsv). Each base is trained, exported to the Hugging Face
+DATA holds the folders multi30k (train, val and test_2016_flickr, .en.gz and .de.gz), tatoeba (train
+and val, .en.gz) and sst2 (train.tsv, dev.tsv). Each base is trained, exported to the Hugging Face
 format and imported again. On the adaptation's data, all its weights, or low-rank updates of all
 linear layers of its blocks, are trained for the same number of steps, with several learning rates
 each, of which the validation split selects one.
@@ -85,7 +85,9 @@ def main() -> None:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder of the three folders")
     parser.add_argument("--runs", type=Path, default=RUNS / "lora", help="the runs")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES], help="some")
+    parser.add_argument(
+        "--families", nargs="+", choices=FAMILIES, default=[*FAMILIES], help="default: all"
+    )
     arguments = parser.parse_args()
     sections: list[str] = []
     records: dict[str, Any] = {}
@@ -305,7 +307,7 @@ def encoder(data: Path, texts: Path) -> Family:
         "percent.",
         ("masked-lm", [*COMMON, *base]),
         ("classification", adapted),
-        {"full fine-tuning": [0.0005, 0.001, 0.002], "LoRA": [0.002, 0.005, 0.01]},
+        {"full fine-tuning": [0.0005, 0.001, 0.002], "LoRA": [0.0005, 0.001, 0.002, 0.005]},
         lambda run: {"accuracy": 100 * run.end.scores["accuracy"]},
         metric="accuracy",
         head_only=True,
