@@ -51,6 +51,10 @@ def main() -> None:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
     parser.add_argument("--runs", type=Path, default=RUNS / "back-translation", help="the runs")
+    # A net that has hardly learned ends samples alone.
+    parser.add_argument(
+        "--decodings", nargs="+", choices=DECODING, help="default: all, with --quick sampling"
+    )
     arguments = parser.parse_args()
     folder, data = arguments.runs, arguments.data
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,9 +67,8 @@ def main() -> None:
     models = {"half of the pairs": finished_run("translation", folder / "half", half).directory}
     counts: dict[str, int] = {}
     backward: Path | None = None  # one model translates back for all decodings
-    # A net that has hardly learned ends samples alone.
-    decodings = {"sampling": DECODING["sampling"]} if arguments.quick else DECODING
-    for name, decoding in decodings.items():
+    for name in arguments.decodings or (["sampling"] if arguments.quick else [*DECODING]):
+        decoding = DECODING[name]
         out = folder / f"back-{name}"
         if not (out / "forward" / "scores.json").is_file():
             settings_of = BackTranslation([mono], decoding=decoding, backward_model=backward)

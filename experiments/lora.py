@@ -244,10 +244,10 @@ def encoder_decoder(data: Path, texts: Path) -> Family:
             columns[header] = model.teacher_forced(*map(list, sides))["perplexity"]
         return columns
 
-    base = ["tokenizer.vocab_size=4000", "model.dropout=0.1", "training.max_steps=1000"]
+    base = ["tokenizer.vocab_size=4000", "model.dropout=0.1", "training.max_steps=800"]
     base += ["training.batch_tokens=2048", "training.schedule.warmup_steps=100"]
-    base += ["training.schedule.learning_rate=0.008", "training.evaluate_every=500"]
-    adapted = ["training.max_steps=200", "training.batch_tokens=2048", "model.dropout=0.1"]
+    base += ["training.schedule.learning_rate=0.008", "training.evaluate_every=400"]
+    adapted = ["training.max_steps=150", "training.batch_tokens=2048", "model.dropout=0.1"]
     both = ["evaluation.metric=loss", "evaluation.decode_sentences=0"]
     return Family(
         "Base: English to German, the captions of Multi30k that name no animal in English; "
