@@ -256,7 +256,7 @@ def encoder_decoder(data: Path, texts: Path) -> Family:
         f"perplexity) and {len(parts['test'][False]):,} without.",
         ("translation", [*COMMON, *settings[False], *base, *both]),
         ("translation", [*settings[True], *adapted, "training.evaluate_every=50", *both]),
-        {"full fine-tuning": [0.0005, 0.001, 0.002], "LoRA": [0.002, 0.005, 0.01]},
+        {"full fine-tuning": [0.001, 0.002, 0.004], "LoRA": [0.005, 0.01, 0.02]},
         scores,
     )
 
@@ -288,7 +288,7 @@ def decoder(data: Path, texts: Path) -> Family:
         "captions of Multi30k. Scores: val of both.",
         ("language-model", [*COMMON, *base, *both]),
         ("language-model", [*adapted, "training.evaluate_every=50", *both]),
-        {"full fine-tuning": [0.001, 0.002, 0.004], "LoRA": [0.005, 0.01, 0.02]},
+        {"full fine-tuning": [0.002, 0.004, 0.008], "LoRA": [0.005, 0.01, 0.02]},
         scores,
     )
 
