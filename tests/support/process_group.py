@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -17,6 +18,9 @@ from commands import Commands, default_signals, run_whole, write_recipe
 from heedful.cli import main
 from heedful.recipe_files import load_recipe
 from heedful.run import train
+from heedful.training.events import Evaluated, StepDone
+from heedful.training.loggers import read_log
+from heedful.zoo.saved import WEIGHTS, load_tensors
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,38 @@ def write_case(folder: Path, name: str, recipe: Mapping[str, Any], **more: Any) 
     path = folder / f"{name}.json"
     path.write_text(json.dumps(recipe))
     return Case(path, folder / name, **more)
+
+
+def steps_of(run: Path) -> list[tuple[int, float, float, float]]:
+    """Step, loss, negative log-likelihood and gradient norm of each step."""
+    events = [e for e in read_log(run / "log.jsonl") if isinstance(e, StepDone)]
+    return [(event.step, event.loss, event.nll, event.grad_norm) for event in events]
+
+
+def assert_equal_steps(actual: Path, expected: Path, *, of_norms: float = 1e-5) -> None:
+    """Every step equal but for the order of sums; and the scores.
+
+    Args:
+        of_norms: relative tolerance of gradient norms, which move by more than losses over many
+            steps, as Adam divides small gradients by their size.
+    """
+    steps, same_steps = np.array(steps_of(actual)), np.array(steps_of(expected))
+    np.testing.assert_allclose(steps[:, :3], same_steps[:, :3], rtol=1e-5)
+    np.testing.assert_allclose(steps[:, 3], same_steps[:, 3], rtol=of_norms)
+    scores, same = (
+        [event.loss for event in read_log(run / "log.jsonl") if isinstance(event, Evaluated)]
+        for run in (actual, expected)
+    )
+    np.testing.assert_allclose(scores, same, rtol=1e-5)
+    assert {path.name for path in actual.iterdir()} == {path.name for path in expected.iterdir()}
+
+
+def assert_equal_weights(actual: Path, expected: Path) -> None:
+    """The models of two runs equal but for the order of sums."""
+    weights, others = (load_tensors(run / WEIGHTS) for run in (actual, expected))
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        np.testing.assert_allclose(weight, others[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def _member(

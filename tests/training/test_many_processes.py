@@ -12,16 +12,24 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from commands import Commands, write_recipe
 from encoder_runs import recipe_of
 from heedful.training.checkpoint import Checkpoints
-from heedful.training.events import Evaluated, RunStarted, StepDone
+from heedful.training.events import RunStarted
 from heedful.training.loggers import read_log
-from process_group import Case, launch, run_group, run_two, train_all, write_case
+from process_group import (
+    Case,
+    assert_equal_steps,
+    launch,
+    run_group,
+    run_two,
+    steps_of,
+    train_all,
+    write_case,
+)
 
 STEPS = 4
 MOE = {"architecture": "mixtral", "d_model": 16, "num_heads": 2, "num_kv_heads": 2}
@@ -47,30 +55,6 @@ def recipe_json(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
     recipe = recipe_of(task, folder, **(defaults | keys | changes))
     content: dict[str, Any] = json.loads(recipe.model_dump_json(exclude_unset=True))
     return content
-
-
-def steps_of(run: Path) -> list[tuple[int, float, float, float]]:
-    """Step, loss, negative log-likelihood and gradient norm of each step."""
-    events = [e for e in read_log(run / "log.jsonl") if isinstance(e, StepDone)]
-    return [(event.step, event.loss, event.nll, event.grad_norm) for event in events]
-
-
-def assert_equal_steps(actual: Path, expected: Path, *, of_norms: float = 1e-5) -> None:
-    """Every step equal but for the order of sums; and the scores.
-
-    Args:
-        of_norms: relative tolerance of gradient norms, which move by more than losses over many
-            steps, as Adam divides small gradients by their size.
-    """
-    steps, same_steps = np.array(steps_of(actual)), np.array(steps_of(expected))
-    np.testing.assert_allclose(steps[:, :3], same_steps[:, :3], rtol=1e-5)
-    np.testing.assert_allclose(steps[:, 3], same_steps[:, 3], rtol=of_norms)
-    scores, same = (
-        [event.loss for event in read_log(run / "log.jsonl") if isinstance(event, Evaluated)]
-        for run in (actual, expected)
-    )
-    np.testing.assert_allclose(scores, same, rtol=1e-5)
-    assert {path.name for path in actual.iterdir()} == {path.name for path in expected.iterdir()}
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,12 @@ class Training(Strict):
         "net, or fsdp, each has a shard of weights, gradients and optimizer state; none: refuse "
         "several processes; auto: ddp; without effect for one process.",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        description="Processes (torchrun) over which attention heads and feed-forward units are "
+        "divided; groups of so many processes share the batches by ddp; 1: the net is not divided.",
+    )
     activation_checkpointing: bool = Field(
         False,
         description="Store only each block's input and recompute its activations in the backward "

@@ -1,5 +1,6 @@
 """Dropout (Srivastava et al. 2014) with cheap random numbers on a CPU."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,15 @@ _LEVELS = 2**16
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
+@dataclass(frozen=True)
+class DropoutShare:
+    """The share of a tensor that a process has, of `count` equal ones along `dim`."""
+
+    dim: int
+    index: int
+    count: int
+
+
 class Dropout(nn.Module):
     """In training, zero each element with probability `p` and scale the others by 1 / (1 - p).
 
@@ -20,6 +30,10 @@ class Dropout(nn.Module):
     element, from torch's generator (a resumed run repeats them): `p` is rounded to the nearest
     1/65536 and the scale is that of the rounded `p`, so the expectation is exact. On other devices
     it is `torch.nn.functional.dropout`.
+
+    Attributes:
+        share: the inputs are this share of a tensor (tensor parallelism, on a CPU). The mask of the
+            whole is drawn, so that it is that of one process.
 
     >>> dropout = Dropout(0.5)
     >>> sorted(set(dropout(torch.ones(1000)).tolist()))
@@ -33,6 +47,7 @@ class Dropout(nn.Module):
         if not isinstance(p, int | float) or not 0.0 <= p < 1.0:
             raise UserError(f"dropout must be at least 0 and below 1, not {p!r}")
         self.p = p
+        self.share: DropoutShare | None = None
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if not self.training or self.p == 0.0:
@@ -42,7 +57,7 @@ class Dropout(nn.Module):
         if torch.compiler.is_compiling():  # whose gradient is derived from this
             keep, scale = keep_mask(x.shape, self.p)
             return x * keep * scale
-        return _Drop.apply(x, self.p)  # type: ignore[no-untyped-call]
+        return _Drop.apply(x, self.p, self.share)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -79,12 +94,17 @@ def _multiply(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
 
 class _Drop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        keep, ctx.scale = keep_mask(x.shape, p)
+    def forward(ctx: Any, x: Tensor, p: float, share: DropoutShare | None) -> Tensor:
+        shape = [*x.shape]
+        if share is not None:
+            shape[share.dim] *= share.count
+        keep, ctx.scale = keep_mask(torch.Size(shape), p)
+        if share is not None:
+            keep = keep.chunk(share.count, share.dim)[share.index].contiguous()
         ctx.save_for_backward(keep)
         return _multiply(x, keep, ctx.scale)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (keep,) = ctx.saved_tensors
-        return _multiply(grads[0], keep, ctx.scale), None
+        return _multiply(grads[0], keep, ctx.scale), None, None

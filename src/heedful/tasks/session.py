@@ -29,6 +29,7 @@ from heedful.training.parallel import sharing_of
 from heedful.training.precision import resolve_precision
 from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.step import TrainStep
+from heedful.training.tensor_parallel import data_processes
 from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.zoo.names import trainable, weights_of
 from heedful.zoo.saved import load_tensors
@@ -72,10 +73,12 @@ def prepare_session(
     if sharing != "none":
         print_line(f"processes  {group.count} ({sharing}), each batch in parts: {batch_parts}")
     num_parts = training.gradient_accumulation * batch_parts
-    if num_parts < group.count:
-        needed = parts_per_batch(training.gradient_accumulation, group.count)
+    num_shares = data_processes(group, training).count
+    if num_parts < num_shares:
+        needed = parts_per_batch(training.gradient_accumulation, num_shares)
+        noun = "processes" if num_shares == group.count else "groups of processes"
         print_line(
-            f"{group.count - num_parts} of {group.count} processes have no share of a step: the "
+            f"{num_shares - num_parts} of {num_shares} {noun} have no share of a step: the "
             f"batches have too few parts; --set training.batch_parts={needed} gives each one"
         )
     _open_folder(recipe, rows, folder, precision, batch_parts, resume)
@@ -120,7 +123,8 @@ def _batch_parts(recipe: Recipe, out: Path, resume: bool) -> int:
         return training.batch_parts
     if resume:
         return facts_of_run(out).batch_parts
-    return parts_per_batch(training.gradient_accumulation, processes.current().count)
+    num_shares = data_processes(processes.current(), training).count
+    return parts_per_batch(training.gradient_accumulation, num_shares)
 
 
 def _precision(recipe: Recipe, out: Path, device: torch.device, resume: bool) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.processes import Processes
+from heedful.training.tensors import parameter_of
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor], processes: Processes) -> None:
@@ -57,7 +58,8 @@ def load_shards(folder: Path, net: nn.Module) -> dict[str, Tensor]:
     try:
         entries: Any = reader.read_metadata().state_dict_metadata
         state = {
-            name: _empty(entry, _parameter_of(name, parameters)) for name, entry in entries.items()
+            name: _empty(entry, parameters.get(parameter_of(name, parameters) or ""))
+            for name, entry in entries.items()
         }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -66,12 +68,6 @@ def load_shards(folder: Path, net: nn.Module) -> dict[str, Tensor]:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{folder} is damaged or incomplete: {reason}") from None
     return state
-
-
-def _parameter_of(name: str, parameters: Mapping[str, Tensor]) -> Tensor | None:
-    """The parameter to which the state of a name belongs: `average.NAME`, `NAME.exp_avg`."""
-    names = (name.partition(".")[2], name.rpartition(".")[0])
-    return next((parameters[name] for name in names if name in parameters), None)
 
 
 def _empty(entry: Any, parameter: Tensor | None) -> Tensor:
