@@ -6,8 +6,8 @@ report. Prepared data are in a cache that runs share.
 """
 
 import platform
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -20,7 +20,7 @@ from rich.console import Console
 
 import heedful
 from heedful import extras, plugins, processes
-from heedful.config import Recipe
+from heedful.config import Recipe, parse_recipe
 from heedful.data.file_names import store_stdin
 from heedful.data.prepared import cache_folder
 from heedful.errors import UserError, describe
@@ -33,10 +33,12 @@ from heedful.pipelines import (
 from heedful.progress import PrintLine, has_display, use_display
 from heedful.recipe_changes import changed_settings, check_changes, check_started
 from heedful.recipe_files import load_recipe, with_absolute_paths
+from heedful.tasks.cores import Follower, fastest_cores, follow_cores
 from heedful.tasks.in_memory import InMemoryData, TrainingData
 from heedful.tasks.scoring import FinalScores
 from heedful.tasks.session import Session, prepare_session, start_session
 from heedful.tasks.start import checked_task, follow_parts
+from heedful.tasks.task import Task
 from heedful.training.checkpoint import average_weights
 from heedful.training.display import RunDisplay
 from heedful.training.events import (
@@ -95,6 +97,7 @@ def train(
     print_line: PrintLine | None = None,
     progress: bool = True,
     command: str = "heedful.train",
+    follower: Follower | None = None,
 ) -> TrainingRun:
     """Train by a recipe, and return the run with its model.
 
@@ -117,6 +120,10 @@ def train(
         progress: display the progress on standard error, unless a display is in use
             (`heedful.progress.use_display`).
         command: the command line, for the report.
+        follower: with `training.parallel: auto` on a CPU, the run may use fewer threads, or start
+            further Python processes, if that is faster; each of these calls this function of a
+            module with the arguments of `follow`, as the command does. None: it trains in this
+            process, and leaves torch's threads as they are.
 
     Raises:
         UserError: an error in recipe, data or folder; a loss or gradient that is not finite;
@@ -125,7 +132,22 @@ def train(
     Example: `heedful.train("translation", "runs/mine", data=[("A dog.", "Ein Hund.")]).model`
     """
     with processes.join():
-        return _train(recipe, out, data, resume, changes, on_event, print_line, progress, command)
+        arguments = (data, resume, changes, on_event, print_line, progress, command, follower)
+        return _train(recipe, out, *arguments)
+
+
+def follow(recipe: Mapping[str, Any], out: str, resume: bool) -> None:
+    """Train as a further process of a run on a CPU, which another process has started.
+
+    Args:
+        recipe: as JSON.
+        out: the run's folder.
+        resume: the run continues from a checkpoint.
+    """
+    with processes.join():
+        task, device = checked_task(parse_recipe(recipe)), torch.device("cpu")
+        if follow_cores(task, follow_parts(task, Path(out), device), Path(out)):
+            _train_beside(task, Path(out), device, resume)
 
 
 def _train(
@@ -138,6 +160,7 @@ def _train(
     print_line: PrintLine | None,
     progress: bool,
     command: str,
+    follower: Follower | None,
 ) -> TrainingRun:
     """`train` among its processes."""
     if not isinstance(recipe, Recipe):
@@ -163,7 +186,7 @@ def _train(
         on_event, print_line, progress = None, None, False
     try:
         with _displayed(on_event, print_line, progress) as (listeners, print_line):
-            settings = (resume, changes, listeners, print_line, command)
+            settings = (resume, changes, listeners, print_line, command, follower)
             reason, scores = _train_in(out, recipe, rows, *settings, is_temporary=is_temporary)
     except UserError as error:  # the files of rows in memory are not the caller's
         raise error if rows is None else UserError(rows.name_rows(str(error))) from None
@@ -199,6 +222,7 @@ def _train_in(
     listeners: Sequence[Listener],
     print_line: PrintLine,
     command: str,
+    follower: Follower | None,
     *,
     is_temporary: bool,
 ) -> tuple[StopReason, FinalScores | None]:
@@ -206,10 +230,8 @@ def _train_in(
     group = processes.current()
     device = group.device(choose_device(recipe.training.device))
     if not group.is_main:
-        group.wait()  # until the main process has prepared the run
-        run = start_session(checked_task(recipe), out, follow_parts, device, resume)
-        return _train_and_score(run, out, print_line)
-    with RunFolder(out, resume=resume) as folder:
+        return _train_beside(checked_task(recipe), out, device, resume)
+    with RunFolder(out, resume=resume) as folder, ExitStack() as cores:
         with folder.undone_on_error():
             if resume:
                 check_changes(load_recipe(out / "recipe.yaml"), recipe, changes, str(out))
@@ -217,7 +239,10 @@ def _train_in(
                     check_started(event.recipe, recipe, str(out))
             task = checked_task(recipe)
             parts = prepare_session(task, rows, folder, device, resume, print_line)
-            group.wait()
+            if device.type == "cpu":
+                use = fastest_cores(task, parts, folder, follower, resume, print_line)
+                cores.enter_context(use)
+            processes.current().wait()
             run = start_session(task, out, lambda *_: parts, device, resume)
             if not run.trainer.trained.evaluates_in_all:
                 print_line(
@@ -249,6 +274,14 @@ def _train_in(
     else:
         write_run_report(out)
     return reason, scores
+
+
+def _train_beside(
+    task: Task, out: Path, device: torch.device, resume: bool
+) -> tuple[StopReason, FinalScores | None]:
+    """Train in a process that is not the main one, once that has prepared the run."""
+    processes.current().wait()
+    return _train_and_score(start_session(task, out, follow_parts, device, resume), out, print)
 
 
 def _train_and_score(

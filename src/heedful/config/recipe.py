@@ -226,7 +226,7 @@ def default_values(task: str) -> dict[str, Any]:
 
 
 def parse_recipe(
-    content: dict[str, Any],
+    content: Mapping[str, Any],
     where: str = "recipe",
     sources: Mapping[str, Collection[str]] | None = None,
 ) -> Recipe:
