@@ -72,8 +72,7 @@ def check_started(started: dict[str, Any], now: Recipe, where: str) -> None:
         UserError: a changed key that no resumed run may change.
     """
     may_change = {*MAY_CHANGE, *CHANGES_STEPS}
-    changes = changed_values(started, now.model_dump(mode="json"))
-    refused = [change for change in changes if name_of(change) not in may_change]
+    refused = [c for c in changes_since_start(started, now) if name_of(c) not in may_change]
     if refused:
         raise UserError(
             f"cannot resume {where}: its recipe.yaml was edited since it began; changed: "
@@ -81,9 +80,22 @@ def check_started(started: dict[str, Any], now: Recipe, where: str) -> None:
         )
 
 
-def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The changes between two recipes as JSON that optimizer steps depend on."""
-    return [c for c in changed_values(before, now) if name_of(c) not in MAY_CHANGE]
+def changed_settings(started: dict[str, Any], now: Recipe) -> list[str]:
+    """The changes since the start of a session that optimizer steps depend on."""
+    return [c for c in changes_since_start(started, now) if name_of(c) not in MAY_CHANGE]
+
+
+def changes_since_start(started: dict[str, Any], now: Recipe) -> list[str]:
+    """The changes since the start of a session, as `changed_keys`.
+
+    Keys that an earlier version of heedful did not have, and that `now` does not set, are left out.
+
+    Args:
+        started: the recipe of the session's start, as JSON.
+    """
+    given = flatten(now.model_dump(mode="json", exclude_unset=True))
+    changes = changed_values(started, now.model_dump(mode="json"))
+    return [c for c in changes if name_of(c) in flatten(started).keys() | given.keys()]
 
 
 def name_of(change: str) -> str:

@@ -306,10 +306,11 @@ def _train_and_score(
 
 def _started(run: Session, out: Path) -> RunStarted:
     """The first event of a session."""
-    data, recipe = run.data, run.task.recipe.model_dump(mode="json")
-    recipe["training"]["precision"] = run.trainer.precision
+    data, recipe = run.data, run.task.recipe
+    training = recipe.training.model_copy(update={"precision": run.trainer.precision})
+    recipe = recipe.model_copy(update={"training": training})
     return RunStarted(
-        recipe=recipe,
+        recipe=recipe.model_dump(mode="json"),
         num_parameters=parameter_count(run.model.net),
         num_train=run.task.split_size(data, "train"),
         num_valid=run.task.split_size(data, "valid"),
@@ -346,7 +347,7 @@ def _score(run: Session, out: Path, print_line: PrintLine) -> tuple[FinalScores,
     return scores, scored
 
 
-def _changes_on_resume(log: Path, recipe: dict[str, Any]) -> list[str]:
+def _changes_on_resume(log: Path, recipe: Recipe) -> list[str]:
     """The settings that steps depend on and that differ from those of the last session."""
     starts = session_starts(log)
     return changed_settings(starts[-1].recipe, recipe) if starts else []

@@ -1,5 +1,6 @@
 """Resuming with other settings: allowed keys, and notes in log and report."""
 
+import re
 import shlex
 
 import pytest
@@ -83,6 +84,34 @@ def test_an_edited_recipe_of_a_run_is_refused_or_noted(commands, tmp_path, old, 
         assert starts_of(out)[-1].changes == [f"{key} ({before} -> {now})"]
     else:
         assert_refused(ended, "recipe.yaml was edited", "model.d_model (16 -> 32)")
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        ("", []),
+        ("  r_drop: 0.5\n", ["training.r_drop (null -> 0.5)"]),
+        ("  layer_lr_decay: 0.5\n", None),
+    ],
+)
+def test_keys_that_are_newer_than_a_run_have_their_defaults(commands, tmp_path, line, changes):
+    """As in a run of an earlier version: neither its log nor its recipe.yaml has them."""
+    recipe, out = write_recipe(tmp_path / "recipe.json"), tmp_path / "run"
+    assert commands.train(recipe, out, kill={"interrupt_at": 7}).code == 130
+    key = line.strip().partition(":")[0] or "r_drop"
+    log, path = out / "log.jsonl", out / "recipe.yaml"
+    content, count = re.subn(rf'"{key}":[^,]*,', "", log.read_text())
+    assert count == 1
+    log.write_text(content)
+    content, count = re.subn(rf"  {key}: .*\n", line, path.read_text())
+    assert count == 1
+    path.write_text(content)
+    ended = commands.run("train", out, "--resume")
+    if changes is None:
+        assert_refused(ended, "recipe.yaml was edited", "training.layer_lr_decay (null -> 0.5)")
+    else:
+        assert ended.code == 0, ended.err
+        assert starts_of(out)[-1].changes == changes
 
 
 def test_changed_settings_stay_with_the_run_and_end_its_bands(commands, tmp_path):
