@@ -238,15 +238,13 @@ class _Gradients:
         """Add the gradients of a chunk: states `x`, logits `out` and their gradient `grad`."""
         if not self.state_grads:
             self.weights = [leaf for leaf in _leaves(out) if leaf is not x]
-            # Summed in fp32 at least: a sum in 16 bits would lose small chunks.
-            self.weight_grads = [
-                w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, torch.float32))
-                for w in self.weights
-            ]
-        state_grad, *weight_grads = torch.autograd.grad(out, (x, *self.weights), grad)
+        state_grad, *parts = torch.autograd.grad(out, (x, *self.weights), grad)
+        # Summed in fp32 at least: a sum in 16 bits would lose small chunks.
+        parts = [part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts]
+        if self.state_grads:
+            parts = [total + part for total, part in zip(self.weight_grads, parts, strict=True)]
+        self.weight_grads = parts
         self.state_grads.append(state_grad)
-        for total, part in zip(self.weight_grads, weight_grads, strict=True):
-            total += part
 
     def attach_to(self, loss: Tensor) -> Tensor:
         """The loss, with a backward pass that returns these gradients."""

@@ -11,6 +11,7 @@ from heedful.config import Training
 from heedful.processes import Processes
 from heedful.training.averaging import MovingAverage
 from heedful.training.block_compiler import BlockCompiler
+from heedful.training.freed_memory import keep_freed_memory
 from heedful.training.micro_batches import MicroBatch
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from heedful.training.parallel import TrainedNet
@@ -64,6 +65,8 @@ class WeightUpdates:
         decay = settings.ema_decay
         self.average = None if decay is None else MovingAverage(net, decay)
         self.device = next(net.parameters()).device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         # On the device: 1 from the first step with a loss or gradient that is not finite.
         self._has_failed = torch.zeros((), device=self.device)
