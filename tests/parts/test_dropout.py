@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.parts.dropout import Dropout, keep_mask
+from heedful.parts.dropout import Dropout, _random_bits, keep_mask
 
 LEVELS = 65_536
 
@@ -41,7 +41,7 @@ def test_the_fraction_of_dropped_levels_is_exact(
 ) -> None:
     """Over all 16-bit numbers, once each, the count is exact."""
     every = torch.arange(-32_768, 32_768).to(torch.int16).view(torch.int64)
-    monkeypatch.setattr(torch.Tensor, "random_", lambda self, *_: self.copy_(every))
+    monkeypatch.setattr("heedful.parts.dropout._random_bits", lambda size: every)
     keep, _ = keep_mask(torch.Size([LEVELS]), dropped / LEVELS)
     assert int((keep == 0).sum()) == dropped
 
@@ -107,8 +107,21 @@ def test_neighboring_elements_are_independent() -> None:
         assert abs(keep[lane::4].mean().item()) < 5 * 0.5 / math.sqrt(count / 4)
 
 
+def test_masks_of_successive_calls_are_independent_and_bits_uniform() -> None:
+    """Each call seeds a generator with 63 bits: no bit may be biased, no two calls correlated."""
+    torch.manual_seed(0)
+    calls = torch.stack([_random_bits((2_000,)) for _ in range(20)])
+    bits = (calls[..., None] >> torch.arange(64)) & 1
+    means = bits.double().mean((0, 1))
+    assert (means - 0.5).abs().max() < 6 * 0.5 / math.sqrt(40_000)
+    signs = bits.flatten(1).double() * 2 - 1
+    correlations = signs @ signs.T / signs.size(1)
+    assert (correlations - torch.eye(20)).abs().max() < 6 / math.sqrt(signs.size(1))
+    assert calls.unique().numel() == calls.numel()
+
+
 def test_the_same_seed_gives_the_same_mask() -> None:
-    """From torch's own generator, whose state a resumed run restores."""
+    """Seeded by torch's generator, whose state a resumed run restores."""
     dropout, x = training(0.5), torch.ones(100)
     torch.manual_seed(7)
     first, state = dropout(x), torch.get_rng_state()

@@ -17,7 +17,10 @@ READING = ("tolist", "numpy", "__array__")
 
 
 class Waits(TorchDispatchMode):
-    """Counts what waits, by name."""
+    """Counts what waits, by name.
+
+    A tensor of `randint` may be read: only dropout on a CPU does so, to seed a generator.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +40,8 @@ class Waits(TorchDispatchMode):
 
     def _counted(self, name: str, method: Any) -> Any:
         def read(tensor: Tensor, *args: Any, **keys: Any) -> Any:
-            self.seen[name] += 1
+            if not hasattr(tensor, "is_seed"):
+                self.seen[name] += 1
             return method(tensor, *args, **keys)
 
         return read
@@ -50,4 +54,7 @@ class Waits(TorchDispatchMode):
             name = "nonzero"
         if name.startswith(WAITING):
             self.seen[name] += 1
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if name == "randint":
+            result.is_seed = True
+        return result
