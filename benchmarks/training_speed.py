@@ -4,6 +4,9 @@ One optimizer step is forward, loss with label smoothing, backward, clipping and
 are those of source and target without padding. All train in one process, in alternating rounds.
 Marian's attention (eager or sdpa) is selected for each size and precision by `common.fastest`, on
 other batches than those measured. The peers compute no logits at padding either.
+
+The matrix products of heedful's steps, with their shapes, memory layouts and types, also run alone
+in these rounds. Their rate is the limit of the machine for such a step.
 """
 
 import math
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,7 @@ from common import (
     installed,
     interleaved,
     medians,
+    paired_ratio,
     ratio,
     table,
     whole,
@@ -40,6 +45,7 @@ from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.zoo import vaswani2017
+from step_products import record_products, runner
 
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT, SMOOTHING, CLIP, RATE, BETAS, EPS = 0.1, 0.1, 1.0, 1e-4, (0.9, 0.98), 1e-9
@@ -91,10 +97,11 @@ def main() -> None:
     for name, size in (QUICK if arguments.quick else SIZES).items():
         torch.manual_seed(1)
         attention = choose_attention(size, quick=arguments.quick) if "transformers" in peers else {}
-        cases, parameters = make_cases(size, ["heedful", *peers], steps, attention)
+        cases, parameters, flops = make_cases(size, ["heedful", *peers], steps, attention)
         rates = interleaved(cases, rounds=rounds, least=LEAST if not arguments.quick else 0.0)
         data[name] = {
             "parameters": parameters,
+            "product_flops_per_token": flops,
             "marian_attention": attention,
             "tokens_per_second": medians(rates),
             "tokens_per_second_by_round": rates,
@@ -143,10 +150,11 @@ def choose_attention(size: Size, *, quick: bool) -> dict[str, str]:
 
 def make_cases(
     size: Size, who: list[str], steps: int, attention: dict[str, str]
-) -> tuple[dict[str, Case], dict[str, int]]:
-    """A function that trains some steps for each implementation and precision; parameter counts.
+) -> tuple[dict[str, Case], dict[str, int], float]:
+    """Functions that train some steps, or compute their products; parameters; FLOPs per token.
 
-    Each precision trains separate weights; bf16 uses autocast.
+    There is one for each implementation and precision. Each precision trains separate weights; bf16
+    uses autocast.
 
     Args:
         attention: Marian's attention by precision.
@@ -160,7 +168,17 @@ def make_cases(
         stepper = heedful_step if name == "heedful" else plain_step
         step = stepper(net, precision)
         cases[f"{name} {precision}"] = partial(take_steps, step, cycle(batches), steps)
-    return cases, parameters
+        if name == "heedful":
+            products = {id(batch): record_products(partial(step, batch)) for batch in batches}
+            alone = {key: runner(recorded) for key, recorded in products.items()}
+            multiply = partial(_run_of, alone)
+            cases[f"products {precision}"] = partial(take_steps, multiply, cycle(batches), steps)
+            flops = sum(product.flops for recorded in products.values() for product in recorded)
+    return cases, parameters, flops / sum(batch.num_tokens for batch in batches)
+
+
+def _run_of(runs: dict[int, Callable[[], None]], batch: Batch) -> None:
+    runs[id(batch)]()
 
 
 def take_steps(step: Callable[[Batch], None], batches: Iterator[Batch], count: int) -> int:
@@ -332,13 +350,7 @@ LABELS = {
 
 def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> list[str]:
     """The sections of the page: method, rates, ratios."""
-    rates = {size: record["tokens_per_second"] for size, record in data.items()}
     rounds_of = {size: record["tokens_per_second_by_round"] for size, record in data.items()}
-    speed = [
-        [f"{LABELS[name]}, {p}", *(whole(rates[size].get(f"{name} {p}")) for size in data)]
-        for name in who
-        for p in PRECISIONS
-    ]
     compared = [
         [
             f"{LABELS[name]}, {p}",
@@ -376,12 +388,51 @@ def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> l
     return [
         how,
         table(size_header, sizes),
-        "## Tokens per second",
-        table(header, speed),
+        *rate_section(data, who),
         *(["## heedful's rate / peer's rate", table(header, compared)] if compared else []),
         "## Parameters",
         table(header, counted),
     ]
+
+
+def rate_section(data: dict[str, Any], who: list[str]) -> list[str]:
+    """The section of rates, of their share of the limit, and of the limit itself."""
+    rates = {size: record["tokens_per_second"] for size, record in data.items()}
+    rounds_of = {size: record["tokens_per_second_by_round"] for size, record in data.items()}
+    speed = [
+        [f"{LABELS[name]}, {p}", *(with_share(rounds_of[s], name, p) for s in data)]
+        for name in who
+        for p in PRECISIONS
+    ]
+    limits = [
+        [
+            f"products alone, {p}: {unit}",
+            *(whole(factors[s] * rates[s][f"products {p}"]) for s in data),
+        ]
+        for unit, factors in (
+            ("tokens per second", dict.fromkeys(data, 1.0)),
+            ("GFLOP/s", {s: data[s]["product_flops_per_token"] / 1e9 for s in data}),
+        )
+        for p in PRECISIONS
+    ]
+    limit = (
+        "The matrix products of heedful's step (linear layers, attention and output, forward and "
+        "backward) run alone in the same rounds, with the shapes, memory layouts and types of the "
+        "step. Their tokens per second are the limit: a step that takes no time for anything else. "
+        "In brackets: the rate divided by the limit of the same precision, the median of rounds."
+    )
+    return [
+        "## Tokens per second, and their share of the machine's limit",
+        limit,
+        table(["", *data], speed + limits),
+    ]
+
+
+def with_share(rates: dict[str, list[float]], name: str, precision: str) -> str:
+    """The median rate of an implementation, and its share of the limit."""
+    case = rates[f"{name} {precision}"]
+    share = paired_ratio(case, rates[f"products {precision}"])
+    return f"{whole(median(case))} ({share:.0%})"
 
 
 def _never(net: nn.Module) -> Any:

@@ -79,7 +79,7 @@ def test_training_speed(bench: Bench) -> None:
     page, data = bench("training_speed")
     actual = data["sizes"]["quick"]
     names = ("heedful", "torch", "transformers")
-    cases = {f"{who} {precision}" for who in names for precision in ("fp32", "bf16")}
+    cases = {f"{who} {p}" for who in (*names, "products") for p in ("fp32", "bf16")}
     assert (
         actual["tokens_per_second"].keys() == actual["tokens_per_second_by_round"].keys() == cases
     )
@@ -88,6 +88,35 @@ def test_training_speed(bench: Bench) -> None:
     assert actual["marian_attention"].keys() == {"fp32", "bf16"}
     assert f"fp32 {actual['marian_attention']['fp32']}" in page
     assert "torch.nn.Transformer, bf16" in page
+    rounds = actual["tokens_per_second_by_round"]
+    (rate,), (limit,) = rounds["heedful bf16"], rounds["products bf16"]
+    assert f"| heedful, bf16 | {rate:,.0f} ({rate / limit:.0%}) |" in page
+    # 6 FLOPs a token for each weight of a matrix, of which there are about 6,000.
+    assert 6 * 6_000 / 2 < actual["product_flops_per_token"] < 6 * 6_000 * 2
+
+
+def test_products_of_a_step_are_recorded_and_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from step_products import record_products, runner  # type: ignore[import-not-found]
+
+    layer = torch.nn.Linear(5, 7)
+    x, key = torch.randn(3, 5, requires_grad=True), torch.randn(4, 7, 6)
+
+    def step() -> None:
+        y = layer(x).relu()
+        (y.expand(4, 3, 7) @ key).sum().backward()
+
+    products = record_products(step)
+    # Forward, and the two factors' gradients; `key` needs none.
+    assert [product.flops for product in products] == [
+        2 * 3 * 5 * 7,
+        2 * 4 * 3 * 7 * 6,
+        2 * 4 * 3 * 6 * 7,
+        2 * 3 * 7 * 5,
+        2 * 3 * 7 * 5,
+    ]
+    assert products[1].operands[0].strides == (0, 7, 1)
+    assert record_products(runner(products)) == products
 
 
 @pytest.mark.parametrize("name", ["torch", "eager", "sdpa"])
