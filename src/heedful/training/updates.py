@@ -59,6 +59,7 @@ class WeightUpdates:
         self._compiler, self._precision = compiler, precision
         self._clip_norm = settings.clip_norm
         net = trained.net
+        self._parameters = trainable(net)
         self.optimizer = make_optimizer(
             net, settings.optimizer, layer_decay=settings.layer_lr_decay
         )
@@ -81,7 +82,8 @@ class WeightUpdates:
             micro_batches: those of this process.
             step: its number, from 1.
         """
-        self._trained.net.train()
+        if not self._trained.net.training:
+            self._trained.net.train()
         names = [*micro_batches[0].corpora]
         counts = [
             [rows.num_targets, rows.num_tokens, *rows.corpora.values()] for rows in micro_batches
@@ -108,7 +110,7 @@ class WeightUpdates:
 
     def _backward(self, rows: MicroBatch, targets: int, *, is_last: bool) -> Tensor:
         """Add the gradient of a micro-batch; (2,): its loss and its negative log-likelihood."""
-        torch.manual_seed(rows.seed)
+        self._seed(rows.seed)
         is_autocast = self._precision != "fp32"
         with (
             nullcontext() if self._compiler is None else self._compiler.step(rows.batch),
@@ -122,14 +124,20 @@ class WeightUpdates:
             self.scaler.scale(loss).backward()
         return torch.stack([sums.loss.detach(), sums.nll]) * rows.is_counted
 
+    def _seed(self, seed: int) -> None:
+        """Seed the random numbers of a pass, without the stack trace that torch stores for GPUs."""
+        if self.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+
     def _clip(self) -> Tensor:
         """Clip the gradient, and return its norm over all parameters before clipping."""
-        parameters = trainable(self._trained.net)
         norm = self._trained.gradient_norm(
-            {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         )
         if self._clip_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters.values(), self._clip_norm, norm)
+            nn.utils.clip_grads_with_norm_(self._parameters.values(), self._clip_norm, norm)
         return norm
 
     def may_overflow(self) -> bool:
