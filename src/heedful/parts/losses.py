@@ -18,7 +18,7 @@ from heedful.parts.planned import kernel_device
 
 # Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
 # writes its whole gradient.
-_CHUNK_ELEMENTS = 5_000_000
+_CHUNK_ELEMENTS = 10_000_000
 _LEAST_ROWS = 512
 # Logits per block of a chunk on a CPU, which the loss reads several times: 2 MB of fp32.
 _BLOCK_ELEMENTS = 500_000
