@@ -1,6 +1,7 @@
 """The model of a new run: inherited tokenizers, Config and net."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from heedful.zoo import architecture
 from heedful.zoo.base_model import Base
 from heedful.zoo.names import set_weights, trainable, weights_of
 from heedful.zoo.saved import initialized_net, make_config
+from heedful.zoo.sizes import parameters_on_meta
 
 
 def inherited_parts(
@@ -87,18 +89,27 @@ def build_model(
     return open_net(net, config, metadata, *data.tokenizers)
 
 
-def rebuild_model(directory: Path, data: RunData, device: torch.device) -> SavedModel:
+def rebuild_model(
+    directory: Path, data: RunData, device: torch.device, *, has_weights: bool = True
+) -> SavedModel:
     """The model of a run's folder: trained weights are initial ones, which a checkpoint then
-    replaces, and the others those of its base."""
+    replaces, and the others those of its base.
+
+    Args:
+        has_weights: False: all parameters are on the meta device, as another process has them.
+    """
     content = read_object(directory / CONFIG)
     metadata = ModelMetadata.from_dict(content)
     config = make_config(metadata.architecture, content["model"], str(directory / CONFIG))
-    net = initialized_net(metadata.architecture, config, device)
-    model = open_net(net, config, metadata, *data.tokenizers)
     base = Base.read(content, directory / CONFIG)
-    model.adapter = read_lora(content, directory / CONFIG)
-    if base is not None and model.adapter is not None:
-        add_lora(net, model.adapter)
+    adapter = read_lora(content, directory / CONFIG)
+    with nullcontext() if has_weights else parameters_on_meta():
+        net = initialized_net(metadata.architecture, config, device)
+        if base is not None and adapter is not None:
+            add_lora(net, adapter)
+    model = open_net(net, config, metadata, *data.tokenizers)
+    model.adapter = adapter
+    if base is not None and adapter is not None and has_weights:
         frozen = weights_of(net).keys() - trainable(net).keys()
         tensors = base.load(directory)
         set_weights(

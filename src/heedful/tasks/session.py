@@ -101,7 +101,8 @@ def start_session(
     group, recipe = processes.current(), task.recipe
     precision = _precision(recipe, out, device, resume)
     parts = open_parts(task, out, device)
-    parts.model.net.to(device)
+    if not next(parts.model.net.parameters()).is_meta:
+        parts.model.net.to(device)
     epochs = EpochBatches(task, parts.data)
     first = epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
     steps = total_steps(recipe.training, epochs.mean_size(len(first)))

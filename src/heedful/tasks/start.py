@@ -147,10 +147,13 @@ def resume_parts(task: Task, out: Path, device: torch.device, print_line: PrintL
 def follow_parts(task: Task, out: Path, device: torch.device) -> RunParts:
     """Data and net of a run that another process has prepared, which also has the net's weights.
 
+    With FSDP the net's parameters are on the meta device: this process gets shards of them.
+
     Raises:
         UserError: this process does not find the folders of the other.
     """
-    parts = open_prepared(task, out, device, is_checked=True)
+    has_weights = task.recipe.training.parallel != "fsdp"
+    parts = open_prepared(task, out, device, is_checked=True, has_weights=has_weights)
     if parts is None:
         raise UserError(
             f"the data that the main process prepared are not in {cache_folder()}; let "
@@ -166,12 +169,14 @@ def open_prepared(
     *,
     is_checked: bool = False,
     needs_teacher: bool = True,
+    has_weights: bool = True,
 ) -> RunParts | None:
     """Data and model of a run from its folder and prepared data; None if these are missing.
 
     Args:
         is_checked: another process compares the data with their digests.
         needs_teacher: open the teacher of word-level distillation too.
+        has_weights: as in `rebuild_model`.
     """
     recipe = task.recipe
     facts = facts_of_run(out)
@@ -184,7 +189,7 @@ def open_prepared(
     directory, *outputs = directories
     data = open_data(directory, facts.start_id)
     data = data.with_teacher_outputs(outputs[0] if outputs else None)
-    model = rebuild_model(out, data, device)
+    model = rebuild_model(out, data, device, has_weights=has_weights)
     if recipe.training.freeze:
         freeze(model.net, recipe.training.freeze, "training.freeze")
     teacher = None

@@ -5,7 +5,7 @@ al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -107,13 +107,20 @@ class _PartialNet(TrainedNet):
     The main process also has the whole net, to save it; the others have it during evaluations, if
     it fits into the memory of each: it takes a quarter of what a process needs to train with DDP
     and Adam.
+
+    Args:
+        net: a copy of the step's net, of which this process gets its part.
     """
 
-    def __init__(self, step: TrainStep, processes: Processes) -> None:
+    def __init__(self, step: TrainStep, processes: Processes, net: nn.Module) -> None:
         super().__init__(step)
         self._is_main = processes.is_main
-        self._device = next(step.net.parameters()).device
-        self.net = deepcopy(step.net)
+        kind = processes.gather(next(step.net.parameters()).device.type)[0]
+        is_cuda = kind == "cuda"
+        self._device = (
+            torch.device(kind, torch.cuda.current_device()) if is_cuda else torch.device(kind)
+        )
+        self.net = net
         self.step = step.with_net(self.net)
         fits = _fits(self.whole, self._device, processes.local_count)
         (is_too_large,) = processes.any([not fits])
@@ -144,7 +151,9 @@ class _PartialNet(TrainedNet):
 class ShardedNet(_PartialNet):
     """Parameters, gradients and optimizer state sharded over the processes (FSDP2).
 
-    Each block is a unit, and the rest of the net another one, which holds tied matrices.
+    Each block is a unit, and the rest of the net another one, which holds tied matrices. The net of
+    the step may be on the meta device in other processes than the main one, where its parameters
+    have no memory except for shards and, while these are set, one parameter at a time.
 
     Args:
         in_bf16: gather the weights in bf16; their shards and the sums of gradients are in fp32.
@@ -156,8 +165,9 @@ class ShardedNet(_PartialNet):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-        super().__init__(step, processes)
-        mesh = init_device_mesh(self._device.type, (processes.count,))
+        super().__init__(step, processes, _copy_on_meta(step.net))
+        device = self._device
+        mesh = init_device_mesh(device.type, (processes.count,))
         policy = (
             MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             if in_bf16
@@ -172,8 +182,10 @@ class ShardedNet(_PartialNet):
                 # The trainer divides by the number of targets. Gloo has no means, only sums.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        self.scatter()
+        _apply(self.step, lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
         self._release_whole()
+        _apply(self.whole, lambda t: t if t.is_meta else t.to(device))
+        self.scatter()
 
     def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
         step: Any = self.step
@@ -210,7 +222,7 @@ class DividedNet(_PartialNet):
     def __init__(self, step: TrainStep, processes: Processes, count: int) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        super().__init__(step, processes)
+        super().__init__(step, processes, deepcopy(step.net))
         num_groups, self._index = processes.count // count, processes.rank % count
         mesh = init_device_mesh(
             self._device.type, (num_groups, count), mesh_dim_names=("data", "tensor")
@@ -310,6 +322,20 @@ def _broadcast(net: nn.Module) -> None:
     """Copy the parameters of a net in the main process to those of all."""
     for parameter in net.parameters():
         torch.distributed.broadcast(parameter.detach(), src=0)
+
+
+def _apply(module: Any, function: Callable[[Tensor], Tensor]) -> None:
+    """Replace each parameter and buffer of a module by a function of it; FSDP keeps ties."""
+    module._apply(function)
+
+
+def _copy_on_meta(net: nn.Module) -> nn.Module:
+    """A copy of a net with its buffers, and with parameters on the meta device; tied as there."""
+    copies = {
+        id(old): nn.Parameter(torch.empty_like(old, device="meta"), old.requires_grad)
+        for old in net.parameters()
+    }
+    return deepcopy(net, copies)
 
 
 def _replace_parameters(net: nn.Module, device: torch.device | str) -> None:

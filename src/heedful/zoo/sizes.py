@@ -1,12 +1,15 @@
 """The size of a net before it is built, and a check that the memory is large enough."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
@@ -33,6 +36,30 @@ def meta_net(name: str, config: Any, where: str) -> nn.Module:
             raise
         raise UserError(f"{where}: the sizes exceed any memory: {error}") from None
     return net
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """In the block modules get parameters on the meta device, and buffers with their values.
+
+    A parameter that several modules share remains one if they share it by the attribute of a
+    module. One parameter at a time has memory, until it is registered.
+    """
+
+    def on_meta(
+        module: nn.Module, name: str, parameter: nn.Parameter | None
+    ) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return parameter
+        empty = torch.empty_like(parameter, device="meta")
+        return nn.Parameter(empty, requires_grad=parameter.requires_grad)
+
+    hook: Any = on_meta  # torch's annotation has no result
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def sizes_of(name: str, config: Any, where: str) -> Sizes:
