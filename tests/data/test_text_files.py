@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
@@ -128,3 +129,25 @@ def test_compressed_files_have_the_rows_of_plain_ones(
     packed.write_bytes(data)
     with pytest.raises(UserError, match=f"is named {ending} but is not"):
         read_rows([packed], fields)
+
+
+def test_blocks_of_plain_files_are_sent_as_places_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "BLOCK_LINES", 100)
+    plain, packed = tmp_path / "a.txt", tmp_path / "b.gz"
+    lines = [f"ligne {n} é\r\n".encode() for n in range(1_000)]
+    plain.write_bytes(b"".join(lines)[:-2])
+    packed.write_bytes(gzip.compress(b"".join(lines)))
+    blocks = [*read_line_blocks([plain, packed])]
+    sent = [pickle.dumps(block.sides) for block in blocks]
+    assert len(sent) == 10
+    for sides, block, data in zip(map(pickle.loads, sent), blocks, sent, strict=True):
+        assert sides == block.sides
+        assert len(data) < len(block.sides[1]) + 400  # the bytes of the packed file alone
+    plain.write_bytes(plain.read_bytes()[:-1])
+    with pytest.raises(UserError, match="became shorter while it was read"):
+        pickle.loads(sent[-1])
+    plain.unlink()
+    with pytest.raises(UserError, match="cannot read"):
+        pickle.loads(sent[0])

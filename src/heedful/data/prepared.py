@@ -6,6 +6,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def content_key(paths: Sequence[Path]) -> list[str]:
     Raises:
         UserError: a file cannot be read.
     """
-    return [_digest(file) for path in paths for file in table_files(path)]
+    return _digests([file for path in paths for file in table_files(path)])
 
 
 class Resumable(UserError):
@@ -82,8 +83,8 @@ def prepare_once(
 
     def fill(folder: Path) -> None:
         prepare(folder)
-        files = set(_files(folder)) - {MANIFEST}
-        digests = {name: _digest(folder / name) for name in sorted(files)}
+        names = sorted(set(_files(folder)) - {MANIFEST})
+        digests = dict(zip(names, _digests([folder / name for name in names]), strict=True))
         write_json(folder / MANIFEST, {"about": about, "key": key, "files": digests})
 
     if not path.is_dir():
@@ -130,7 +131,11 @@ def check_prepared(path: Path) -> None:
     digests = manifest.get("files", {}) if isinstance(manifest, dict) else {}
     files = set(_files(path)) - {MANIFEST}
     changed = files ^ digests.keys()
-    changed |= {name for name in files - changed if _digest(path / name) != digests[name]}
+    names = sorted(files - changed)
+    digests_now = _digests([path / name for name in names])
+    changed |= {
+        name for name, digest in zip(names, digests_now, strict=True) if digest != digests[name]
+    }
     if changed or not manifest:
         first = min(changed, default=MANIFEST)
         raise UserError(
@@ -162,6 +167,12 @@ class FolderLock:
 
 def _files(directory: Path) -> list[str]:
     return [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]
+
+
+def _digests(paths: Sequence[Path]) -> list[str]:
+    """The digest of each file, computed by some threads."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(_digest, paths))
 
 
 def _digest(path: Path) -> str:

@@ -29,6 +29,29 @@ _READ_BYTES = 1 << 20  # of a file at a time
 _LINE_END = ord("\n")
 
 
+class FileBytes(bytes):
+    """Bytes of a plain file. A process to which they are sent reads them in the file.
+
+    Attributes:
+        path, start: the file, and the index of the first byte in it.
+    """
+
+    path: Path
+    start: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _read_range, (self.path, self.start, len(self))
+
+
+def _read_range(path: Path, start: int, size: int) -> bytes:
+    with _named_errors(path), path.open("rb") as file:
+        file.seek(start)
+        data = file.read(size)
+    if len(data) < size:
+        raise UserError(f"{path} became shorter while it was read; start again")
+    return data
+
+
 class LineBlock(NamedTuple):
     """Consecutive lines of one file, or the same lines of line-parallel files, as bytes.
 
@@ -100,13 +123,16 @@ def read_line_blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(_opened(path)) for path in paths]
-        sides = [_Lines(stream, path) for (stream, _), path in zip(opened, paths, strict=True)]
+        sides = [
+            _Lines(stream, path, is_plain=is_plain)
+            for (stream, _, is_plain), path in zip(opened, paths, strict=True)
+        ]
         first, position = 1, 0
         while True:
             count = _count_lines(sides, paths)
             if not count and first > 1:
                 return
-            before, position = position, sum(tell() for _, tell in opened)
+            before, position = position, sum(tell() for _, tell, _ in opened)
             yield LineBlock(first, tuple(side.take(count) for side in sides), position - before)
             if not count:
                 return
@@ -140,14 +166,17 @@ def decode_lines(
 class _Lines:
     """The bytes of a file that were read ahead.
 
+    Args:
+        is_plain: the stream is the file itself, which can be read again.
+
     Attributes:
         ends: (N,), the index behind each whole line that was read and not taken.
         is_read: the file has no further lines.
     """
 
-    def __init__(self, stream: Any, path: Path) -> None:
-        self._stream, self._path = stream, path
-        self._data, self._num_taken = bytearray(), 0
+    def __init__(self, stream: Any, path: Path, *, is_plain: bool) -> None:
+        self._stream, self._path, self._is_plain = stream, path, is_plain
+        self._data, self._num_taken, self._start = bytearray(), 0, 0
         self.ends, self.is_read = np.zeros(0, np.int64), False
 
     def read(self) -> None:
@@ -167,11 +196,13 @@ class _Lines:
     def take(self, count: int) -> bytes:
         """The bytes of the first lines, which are removed."""
         end = int(self.ends[count - 1]) if count else 0
-        data = bytes(memoryview(self._data)[:end])
+        data = FileBytes(memoryview(self._data)[:end])
+        data.path, data.start = self._path, self._start
         del self._data[:end]
+        self._start += end
         self.ends = self.ends[count:] - end
         self._num_taken += count
-        return data
+        return data if self._is_plain else bytes(data)
 
     def _size(self) -> int:
         """The bytes of the whole lines."""
@@ -234,8 +265,11 @@ def _named_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int]]]:
-    """The bytes of a file, decompressed, and the position in the file itself; raises UserError."""
+def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int], bool]]:
+    """The bytes of a file, decompressed, the position in the file itself, and if they are equal.
+
+    Raises UserError.
+    """
     with ExitStack() as stack:
         with _named_errors(path):
             raw = stack.enter_context(open_bytes(path))
@@ -248,7 +282,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int]]]:
                 f"{path} is named .zst but is not Zstandard; rename it or pack it again"
             )
         stream: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-        yield _zstd_stream(path, raw) if is_zstd else stream, raw.tell
+        is_plain = not is_gzip and not is_zstd and path.is_file()
+        yield _zstd_stream(path, raw) if is_zstd else stream, raw.tell, is_plain
 
 
 def _zstd_stream(path: Path, raw: BufferedReader) -> BufferedReader:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -62,7 +63,7 @@ def map_in_order(
     try:
         for item in items:
             with without_main_module():  # submitting starts processes
-                pending.append(pool.submit(_call, item))
+                pending.append(pool.submit(_call, pickle.dumps(item)))
             if len(pending) > _ITEMS_A_WORKER * num_workers:
                 yield pending.popleft().result()
         while pending:
@@ -100,9 +101,10 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _call(item: Any) -> Any:
+def _call(pickled: bytes) -> Any:
+    """The function's result for an item, unpickled here: an error of that is one of the call."""
     assert _function is not None
-    return _function(item)
+    return _function(pickle.loads(pickled))
 
 
 @contextmanager
