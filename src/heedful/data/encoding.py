@@ -100,7 +100,7 @@ class TextColumn:
     def is_framed(self, rows: Sequence[list[int]]) -> bool:
         """True if the special tokens of one text are the same for all rows of ids.
 
-        A target that ends in EOS by itself, or has no ids, may have no further EOS.
+        A target that already ends in EOS gets no other one; that of an empty text may end in it.
         """
         if self.special_tokens != "target":
             return True

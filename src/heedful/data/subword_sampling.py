@@ -135,7 +135,7 @@ class SubwordSampler:
         stored = self.columns.sequences(name)
         total = int(stored.offsets[-1])
         begins = np.unique(np.linspace(0, max(total - 1, 0), _PROBED_SPANS).astype(np.int64))
-        # Of one type with the offsets, which are mapped: another one would copy them.
+        # The type of the offsets, which are mapped: a search with another type would copy them.
         keys = begins.astype(stored.offsets.dtype)
         rows = np.searchsorted(stored.offsets, keys, side="right") - 1
         ends = np.minimum(stored.offsets[rows + 1].astype(np.int64), begins + _PROBED_TOKENS)

@@ -22,7 +22,7 @@ class _Message(NamedTuple):
     """The part of a process in one exchange.
 
     Attributes:
-        state: going on, at the end, interrupted, or failed.
+        state: running, at its end, interrupted, or failed.
         value: what the process contributes; the description of its error.
     """
 

@@ -1,4 +1,4 @@
-"""Checkpoints that a thread writes while training goes on."""
+"""Checkpoints that a thread writes while the run continues to train."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -21,7 +21,7 @@ class CheckpointWriter:
 
     def __init__(self, checkpoints: Checkpoints, *, is_asynchronous: bool) -> None:
         self._checkpoints, self._is_asynchronous = checkpoints, is_asynchronous
-        # Of the last checkpoint; kept, since pages that are used again are copied to faster.
+        # Those of the last checkpoint are kept: copies to memory that is already mapped are faster.
         self._copies: dict[str, Tensor] = {}
         self._pending: Future[CheckpointSaved] | None = None
 
