@@ -2,6 +2,7 @@
 
     python benchmarks/bulk.py                      # a million sentences
     python benchmarks/bulk.py --sentences 20000
+    python benchmarks/bulk.py --parts rates        # keep what the page says of kills and Ray
 
 A model of the tiny size with random weights is run by CTranslate2 in int8. `heedful bulk` and
 `heedful translate` translate the same file in alternating rounds, from the start of the process to
@@ -44,6 +45,7 @@ RATE_SENTENCES = 100_000  # of the rounds that measure the rate
 NEW_TOKENS = 20  # of each sentence: with random weights no output ends
 LENGTHS = (3, 30)  # words of a sentence
 KILLS = 10
+PARTS = ("rates", "kills")
 BULK, TRANSLATE = "heedful bulk", "heedful translate"
 PROGRAM = [sys.executable, "-c", "from heedful.cli import main; main()"]
 
@@ -53,11 +55,18 @@ def main() -> None:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--sentences", type=int, default=SENTENCES, help="of the killed job")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that measure the rate")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=PARTS,
+        help="what to run; the page keeps the former results of the rest (kills: and Ray)",
+    )
     arguments = parser.parse_args()
     quick = arguments.quick
     shape = SMALL["quick"] if quick else SHAPES["tiny"]
     num_sentences = QUICK_SENTENCES if quick else arguments.sentences
-    num_kills = 2 if quick else KILLS
+    data = former_parts(arguments.results)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         words = write_model(shape, folder)
@@ -65,21 +74,12 @@ def main() -> None:
         tried = {"backends": ["ctranslate2"], "precisions": ["int8"]}
         tune(folder / "heedful", shape, setting, prompts(shape, setting, seed=2), words, tried)
         write_sentences(folder / "all.txt", words, num_sentences)
-        lines = (folder / "all.txt").read_text().splitlines(keepends=True)
-        rate_lines = lines[: min(RATE_SENTENCES, num_sentences)]
-        (folder / "rate.txt").write_text("".join(rate_lines))
-        rounds = 1 if quick else arguments.rounds
-        rates = measure_rates(folder, len(rate_lines), rounds)
-        shard_rows = 50 if quick else 4_096
-        killed = kill_and_continue(folder, shard_rows, num_kills)
-        ray = ray_equal(folder, shard_rows) if installed("ray") else None
-    data = {
-        "sentences": {"rate": len(rate_lines), "killed": num_sentences},
-        "rates": rates,
-        "ratio": paired_ratio(rates[BULK], rates[TRANSLATE]),
-        "killed": killed,
-        "ray_equal": ray,
-    }
+        if "rates" in arguments.parts:
+            data["rates"] = measure_rates(folder, 1 if quick else arguments.rounds)
+        if "kills" in arguments.parts:
+            shard_rows = 50 if quick else 4_096
+            data["kills"] = kill_and_continue(folder, shard_rows, 2 if quick else KILLS)
+            data["kills"]["ray"] = ray_equal(folder, shard_rows) if installed("ray") else None
     write_results(
         "bulk",
         "Bulk translation",
@@ -89,6 +89,13 @@ def main() -> None:
         command=command_line(),
         packages=("ctranslate2", "ray"),
     )
+
+
+def former_parts(results: Path) -> dict[str, Any]:
+    """The parts of the former page's data; empty if there is no page."""
+    path = results / "bulk.json"
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    return {part: content[part] for part in PARTS if part in content}
 
 
 def write_sentences(path: Path, words: Sequence[str], count: int) -> None:
@@ -115,8 +122,11 @@ def translate_command(folder: Path, name: str, out: str) -> list[str]:
     return [*PROGRAM, "translate", str(folder / "heedful"), *files, *decoding]
 
 
-def measure_rates(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
+def measure_rates(folder: Path, rounds: int) -> dict[str, Any]:
     """Sentences per second of both commands by round; their translations must be equal."""
+    lines = (folder / "all.txt").read_text().splitlines(keepends=True)[:RATE_SENTENCES]
+    (folder / "rate.txt").write_text("".join(lines))
+    count = len(lines)
 
     def bulk() -> float:
         subprocess.run(["rm", "-rf", folder / "rate"], check=True)
@@ -132,7 +142,8 @@ def measure_rates(folder: Path, count: int, rounds: int) -> dict[str, list[float
     outputs = [json.loads(line)["output"] for path in shards for line in path.open()]
     if outputs != (folder / "rate.out").read_text().splitlines():
         raise SystemExit("the translations of the two commands differ")
-    return rates
+    ratio = paired_ratio(rates[BULK], rates[TRANSLATE])
+    return {"command": command_line(), "sentences": count, "ratio": ratio, "by_round": rates}
 
 
 def kill_and_continue(folder: Path, shard_rows: int, num_kills: int) -> dict[str, Any]:
@@ -154,7 +165,8 @@ def kill_and_continue(folder: Path, shard_rows: int, num_kills: int) -> dict[str
         finished.append(len(log.read_text().splitlines()) if log.is_file() else None)
     subprocess.run(command("killed", *flags), check=True)
     equal = digests(folder / "killed") == digests(folder / "whole")
-    return {"kills": finished, "seconds": round(seconds, 1), "equal": equal}
+    count = len((folder / "all.txt").read_bytes().splitlines())
+    return {"command": command_line(), "sentences": count, "after": finished, "equal": equal}
 
 
 def ray_equal(folder: Path, shard_rows: int) -> bool:
@@ -174,22 +186,29 @@ def digests(folder: Path) -> dict[str, str]:
 
 def page(data: dict[str, Any]) -> list[str]:
     """The sections of the page."""
-    rates, killed, ray = data["rates"], data["killed"], data["ray_equal"]
-    rows = [(name, whole(statistics.median(values))) for name, values in rates.items()]
-    counts = data["sentences"]
-    equal = "equal, byte for byte" if killed["equal"] else "different"
-    moments = ", ".join("before the first" if n is None else f"{n:,}" for n in killed["kills"])
-    by_ray = "not installed" if ray is None else "equal" if ray else "different"
-    return [
-        f"{counts['rate']:,} sentences in each round, medians of {len(rates[BULK])} rounds; from "
-        f"the start of each process to its end. Ratio: {data['ratio']:.2f}.",
-        table(["command", "sentences/s"], rows),
-        "## Killed and continued",
-        f"A job of {counts['killed']:,} sentences ({killed['seconds']:,} s without interruption) "
-        f"was killed {len(killed['kills'])} times, after these numbers of finished shards: "
-        f"{moments}. Its folder and that of the job without interruption: {equal}.",
-        f"By Ray on two workers of this machine: {by_ray}.",
-    ]
+    sections: list[str] = []
+    if rates := data.get("rates"):
+        by_round = rates["by_round"]
+        rows = [(name, whole(statistics.median(values))) for name, values in by_round.items()]
+        sections += [
+            f"{rates['sentences']:,} sentences in each round, medians of {len(by_round[BULK])} "
+            "rounds; from the start of each process to its end. Ratio: "
+            f"{rates['ratio']:.2f} (`{rates['command']}`).",
+            table(["command", "sentences/s"], rows),
+        ]
+    if kills := data.get("kills"):
+        equal = "equal, byte for byte" if kills["equal"] else "different"
+        moments = ", ".join("before the first" if n is None else f"{n:,}" for n in kills["after"])
+        ray = kills["ray"]
+        by_ray = "not installed" if ray is None else "equal" if ray else "different"
+        sections += [
+            "## Killed and continued",
+            f"A job of {kills['sentences']:,} sentences was killed {len(kills['after'])} times, "
+            f"after these numbers of finished shards: {moments}. Its folder and that of the job "
+            f"without interruption: {equal} (`{kills['command']}`).",
+            f"By Ray on two workers of this machine: {by_ray}.",
+        ]
+    return sections
 
 
 if __name__ == "__main__":

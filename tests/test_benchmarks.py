@@ -243,9 +243,11 @@ def test_preparation(bench: Bench) -> None:
 
 def test_bulk(bench: Bench) -> None:
     page, data = bench("bulk")
-    assert data["killed"]["equal"]
-    assert len(data["killed"]["kills"]) == 2
-    assert data["ray_equal"] in (True, None)
+    assert data["rates"]["sentences"] == data["kills"]["sentences"] == 300
+    assert data["kills"]["equal"]
+    assert len(data["kills"]["after"]) == 2
+    assert data["kills"]["ray"] in (True, None)
+    assert "Ratio: " in page
     assert "equal, byte for byte" in page
 
 
