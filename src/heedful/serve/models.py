@@ -200,7 +200,11 @@ class Registry:
     async def open(self, name: str) -> None:
         """Open one model; see `open_all`."""
         async with self._opening:
-            self.add(name, await asyncio.to_thread(self.load, name))
+            # On a thread that ends: OpenMP's helpers of a thread end with it. If there are more of
+            # them than cores, none waits actively at the end of an operation, which is slower.
+            with ThreadPoolExecutor(1, f"heedful-{name}-opening") as pool:
+                loop = asyncio.get_running_loop()
+                self.add(name, await loop.run_in_executor(pool, self.load, name))
 
     def load(self, name: str) -> Any:
         """The model in its directory, after it has read a token; raises UserError."""

@@ -24,7 +24,7 @@ from heedful.serve.settings import Settings
 MAX_CONNECTIONS = 1_024
 # Seconds for which a thread may keep Python's lock. A net releases it in each of its operations,
 # and would wait 5 ms (Python's default) to continue while the event loop reads requests.
-_SWITCH_INTERVAL = 0.0005
+_SWITCH_INTERVAL = 0.00005
 _log = logging.getLogger("heedful.serve")
 
 
