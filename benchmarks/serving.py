@@ -38,7 +38,7 @@ from heedful.zoo import gpt2, marian
 
 SHARE = 0.8  # of the capacity
 NEW_TOKENS = 32
-CLIENTS = 256  # and the limit of the queue
+CLIENTS = 512  # and the limit of the queue; as many as the texts of the offline rate
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,10 @@ class Options:
         "Padded tokens times beams per batch.", least=1, most=2**63 - 1
     )
     progress: Callable[[int], None] | None = _option("Called with the prompts of each batch.")
+    on_output: Callable[[int, list[Any]], None] | None = _option(
+        "Called once for each prompt, with its index and its `Generation`s, as soon as they are "
+        "complete, while others of the batch may be in progress."
+    )
     explicit: frozenset[str] = _option("Names of the options given by the caller.", frozenset())
 
     def __post_init__(self) -> None:

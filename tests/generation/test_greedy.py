@@ -101,6 +101,20 @@ def test_without_scores_the_tokens_are_the_same_and_all_numbers_are_nan() -> Non
         assert all(map(math.isnan, [output.score, output.log_prob, *output.token_log_probs]))
 
 
+def test_a_sentence_is_reported_in_the_step_in_which_it_ends() -> None:
+    reported: dict[int, list[Hypothesis]] = {}
+
+    def on_done(sentence: int, results: list[Hypothesis]) -> None:
+        assert sentence not in reported
+        reported[sentence] = results
+
+    limits = [6, 1, 3]
+    options = {"eos_id": EOS, "max_new_tokens": limits, "min_new_tokens": limits}
+    outputs = decode(5, [[1], [2], [3]], [2], on_done=on_done, **options)
+    assert list(reported) == [1, 2, 0]
+    assert [reported[sentence] for sentence in range(3)] == [[output] for output in outputs]
+
+
 def test_no_sentences_give_no_outputs() -> None:
     assert decode(0, [], [], eos_id=EOS, max_new_tokens=[]) == []
 

@@ -100,7 +100,12 @@ def test_results_are_independent_of_batch_order_and_state(
             **options,
         )
 
+    done: dict[int, list[Hypothesis]] = {}
+    options["on_done"] = lambda sentence, results: done.update({sentence: [*results]})
     together = found(list(batch))
+    assert [done.pop(sentence) for sentence in batch] == together
+    assert not done
+    del options["on_done"]
     assert together == [found([sentence])[0] for sentence in batch]
     order = data.draw(st.permutations(batch))
     assert [together[sentence] for sentence in order] == found(list(order))
@@ -118,6 +123,34 @@ def test_results_are_independent_of_batch_order_and_state(
             assert len({tuple(one.ids) for one in results}) == len(results)
             scores = [one.score for one in results]
             assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sentence_is_reported_once_while_others_are_in_progress(kind: str) -> None:
+    calls, reported = 0, []
+    row = random_rows(4, SIZE, 0.0)
+
+    def function(prefixes: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        log_probs = from_rows(row)(prefixes).clone()
+        log_probs[:, EOS] = -torch.inf  # nothing ends before its limit
+        return log_probs
+
+    def on_done(sentence: int, results: list[Hypothesis]) -> None:
+        reported.append((calls, sentence, len(results)))
+
+    limits = {"max_new_tokens": [5, 1, 3]}
+    search(kind, function, [[1], [2], [3]], eos_id=EOS, on_done=on_done, **limits)
+    count = NUM_RETURN[kind]
+    assert [(step, sentence) for step, sentence, _ in reported] == [(1, 1), (3, 2), (5, 0)]
+    assert {number for *_, number in reported} <= set(range(1, count + 1))
+    if kind in ("beams", "groups"):
+        reported.clear()
+        options = {"num_groups": 2} if kind == "groups" else {}
+        rest = {"eos_id": EOS, "beam_size": 4, "on_done": on_done, **limits, **options}
+        beam_search(function, [[1], [2], [3]], num_return=1, **rest)
+        assert [number for *_, number in reported] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

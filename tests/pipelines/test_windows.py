@@ -29,6 +29,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.batches: list[int] = []
+        self.early: list[int] = []  # rows of each batch that are reported before its end
         self.waiting = 0
 
     def unsupported_reasons(self, rows: Any, request: Any) -> list[str]:
@@ -43,7 +44,11 @@ class Echo:
 
         def wait() -> list[list[Hypothesis]]:
             self.waiting -= 1
-            return [[Hypothesis(row, 0.0, True, 0.0, [])] for row in rows]
+            results = [[Hypothesis(row, 0.0, True, 0.0, [])] for row in rows]
+            for index in self.early:
+                if request.on_output and index < len(rows):
+                    request.on_output(index, results[index])
+            return results
 
         return wait
 
@@ -59,6 +64,23 @@ def model() -> Translator:
 
 def sentence(number: int) -> str:
     return " ".join(WORDS[(number + place) % 40] for place in range(1 + number % 7))
+
+
+@pytest.mark.parametrize("early", [[], [1], [2, 0]])
+def test_every_output_is_reported_once_with_its_index(model: Translator, early: list[int]) -> None:
+    model.backend.early = early
+    prompts = [sentence(3), "", *map(sentence, [5, 1, 9, 4, 6, 2])]
+    reported: list[tuple[int, Any]] = []
+
+    def on_output(index: int, outputs: Any) -> None:
+        reported.append((index, outputs))
+
+    windows = [prompts[:5], prompts[5:]]
+    outputs = [*model.iterate_generations(windows, on_output=on_output, batch_tokens=24)]
+    assert len(model.backend.batches) > len(windows)
+    assert sorted(index for index, _ in reported) == list(range(len(prompts)))
+    assert [outputs for _, outputs in sorted(reported, key=lambda pair: pair[0])] == outputs
+    assert outputs[0][0].text == prompts[0]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])

@@ -12,20 +12,32 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from heedful.errors import UserError
 from heedful.serve.batches import BatchEngine, call_all
-from heedful.serve.jobs import Job
+from heedful.serve.jobs import Job, OnOutput
 
 
 class Batches:
     """An engine without a thread, and the batches that it has run."""
 
-    def __init__(self, budget: int, fails: Callable[[list[int]], bool] = lambda rows: False):
+    def __init__(
+        self,
+        budget: int,
+        fails: Callable[[list[int]], bool] = lambda rows: False,
+        early: Callable[[list[int]], list[int]] = lambda rows: [],
+    ):
         self.ran: list[list[int]] = []
         self.fails = fails
+        self.early = early  # indices of the rows that are reported before the end of their batch
+        self.jobs: list[Job] = []
+        self.ended: list[list[int]] = []  # after each early report, the jobs that have ended
         self.engine = BatchEngine(budget, call_all)
 
     def job(self, sizes: list[int], key: str = "", rows_each: int = 1) -> Job:
-        def run(rows: list[int]) -> list[int]:
+        def run(rows: list[int], report: OnOutput) -> list[int]:
             self.ran.append(rows)
+            for index in self.early(rows):
+                report(index, rows[index] * 10)
+                ended = [n for n, job in enumerate(self.jobs) if job.result.done()]
+                self.ended.append(ended)
             if self.fails(rows):
                 raise UserError(f"bad {rows}")
             return [row * 10 for row in rows]
@@ -34,6 +46,7 @@ class Batches:
 
     def add(self, *args: Any, **keywords: Any) -> Job:
         job = self.job(*args, **keywords)
+        self.jobs.append(job)
         self.engine.add(job)
         return job
 
@@ -98,6 +111,36 @@ def test_a_row_that_fails_fails_alone() -> None:
         with pytest.raises(UserError, match=r"bad \[7\]"):
             bad.result.result()
         assert batches.ran == [[5, 6, 7, 8, 9], [5], [6], [7], [8], [9]]
+
+    in_loop(test)
+
+
+def test_a_job_ends_with_its_last_row_while_the_batch_goes_on() -> None:
+    def test() -> None:
+        batches = Batches(100, early=lambda rows: [2, 1, 3])
+        first, second = batches.add([5, 7]), batches.add([6, 8])
+        assert batches.engine.turn()
+        assert batches.ran == [[5, 6, 7, 8]]
+        assert batches.ended == [[], [], [1]]
+        assert second.result.result() == [60, 80]
+        assert first.result.result() == [50, 70]
+
+    in_loop(test)
+
+
+def test_rows_that_were_reported_before_an_error_do_not_run_again() -> None:
+    def test() -> None:
+        def early(rows: list[int]) -> list[int]:
+            return [0] if len(rows) > 1 else []
+
+        batches = Batches(100, lambda rows: 7 in rows, early)
+        good, other, bad = batches.add([5]), batches.add([6]), batches.add([7])
+        assert batches.engine.turn()
+        assert batches.ran == [[5, 6, 7], [6], [7]]
+        assert batches.ended == [[0]]
+        assert (good.result.result(), other.result.result()) == ([50], [60])
+        with pytest.raises(UserError, match=r"bad \[7\]"):
+            bad.result.result()
 
     in_loop(test)
 

@@ -35,7 +35,7 @@ class Settings:
 
 
 class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as long to make
-    """One call of a generation backend. The last four fields have an entry for each row.
+    """One call of a generation backend. Four fields have an entry for each row (`select`).
 
     Attributes:
         options: with every default filled in (`Options.with_defaults`).
@@ -53,6 +53,8 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
         prompt_numbers: the index of each row among all prompts, for a prefix function.
         output_prefixes: first ids of each output, after `forced_bos_id`; None: any.
         seeds: of sampling; None: no sampling.
+        on_output: called with the index and the outputs of each row, as soon as they are complete,
+            by backends that can tell before the end of the batch; the others do not call it.
     """
 
     options: Options
@@ -70,6 +72,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
     prompt_numbers: list[int]
     output_prefixes: list[list[int]] | None
     seeds: list[int] | None
+    on_output: Callable[[int, list[Hypothesis]], None] | None = None
 
     @property
     def score(self) -> LengthScore:
@@ -78,7 +81,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
         return LengthScore(options.normalization or "average", options.length_penalty or 0.0)
 
     def select(self, indices: list[int], **changes: Any) -> "GenerationRequest":
-        """The request of some of the rows, with fields changed."""
+        """The request of some of the rows, with fields changed; without `on_output`."""
         if not changes and indices == [*range(len(self.max_new_tokens))]:
             return self
         names = ("max_new_tokens", "prompt_numbers", "output_prefixes", "seeds")
@@ -87,7 +90,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
             name: column if column is None else [column[index] for index in indices]
             for name, column in columns.items()
         }
-        return self._replace(**selected | changes)
+        return self._replace(on_output=None, **selected | changes)
 
 
 @runtime_checkable

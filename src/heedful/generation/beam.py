@@ -112,29 +112,30 @@ class BeamSearch(Search):
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done: the hypotheses of each, best first."""
         beams, history = self.init(), BackPointers(self._num_entries)
-        results: dict[int, list[Hypothesis]] = {}  # by the index of the beam in the request
+        results: dict[int, list[Hypothesis]] = {}  # by the index of the sentence
         is_open = [True] * len(beams.is_open)
         while self.sentences:
             beams, choice, is_open = self._step(beams, is_open)
             history.append(choice.open, choice.endings)
-            sentences, groups = self.sentences, range(0, len(is_open), self.num_groups)
-            has_open = [any(is_open[first : first + self.num_groups]) for first in groups]
+            sentences, firsts = self.sentences, range(0, len(is_open), self.num_groups)
+            has_open = [any(is_open[first : first + self.num_groups]) for first in firsts]
             keep = self.drop_done(has_open)
             if keep is not None:
                 left = [index for index, flag in enumerate(has_open) if not flag]
                 done = torch.tensor(self._beams_of(left), device=beams.is_open.device)
                 numbers = self._beams_of([sentences[index] for index in left])
                 hypotheses = self._results(beams.select(done), history.select(done), numbers)
-                results |= dict(zip(numbers, hypotheses, strict=True))
+                for position, index in enumerate(left):
+                    groups = hypotheses[position * self.num_groups :][: self.num_groups]
+                    results[sentences[index]] = self.merge(groups)
+                    if self.request.on_done is not None:
+                        self.request.on_done(sentences[index], results[sentences[index]])
                 remaining = self._beams_of(keep)
                 indices = torch.tensor(remaining, dtype=torch.long, device=done.device)
                 beams, history = beams.select(indices), history.select(indices)
                 is_open = [is_open[beam] for beam in remaining]
             self._reorder_state(beams)
-        return [
-            self.merge([results[beam] for beam in self._beams_of([sentence])])
-            for sentence in range(self.request.batch)
-        ]
+        return [results[sentence] for sentence in range(self.request.batch)]
 
     def merge(self, groups: list[list[Hypothesis]]) -> list[Hypothesis]:
         """The hypotheses of a sentence from those of its beams, best first."""

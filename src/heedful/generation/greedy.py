@@ -46,8 +46,17 @@ def greedy_from_logits(
     banned = torch.tensor([*banned_ids], dtype=torch.long)
     eos_ids, largest_minimum = torch.tensor(request.eos_ids), max(request.min_new_tokens, default=0)
     outputs: list[tuple[list[int], list[float]]] = [([], []) for _ in range(request.batch)]
-    rows, is_open = [*range(request.batch)], [True] * request.batch
-    tokens, length = request.start, 0
+    hypotheses: dict[int, Hypothesis] = {}
+
+    def close(row: int) -> None:
+        """Complete the output of a row."""
+        ids, log_probs = outputs[row]
+        is_finished = bool(ids) and ids[-1] in request.eos_ids
+        hypotheses[row] = score.hypothesis(ids, log_probs, is_finished)
+        if request.on_done is not None:
+            request.on_done(row, [hypotheses[row]])
+
+    rows, tokens, length = [*range(request.batch)], request.start, 0
     while rows:
         logits = state.next_logits(tokens).float()
         if length == 0:
@@ -66,25 +75,23 @@ def greedy_from_logits(
         largest, tokens = first_largest(logits)
         log_probs = (largest[:, 0] - sums).tolist()
         for row, [token], log_prob in zip(rows, tokens.tolist(), log_probs, strict=True):
-            if not is_open[row]:
+            if row in hypotheses:
                 continue
             if log_prob != log_prob:
                 raise UserError(f"the model gave NaN at step {length}: look for an overflow in it")
             if log_prob == -math.inf:  # every token is banned
-                is_open[row] = False
+                close(row)
                 continue
             ids, token_log_probs = outputs[row]
             ids.append(token)
             token_log_probs.append(log_prob if with_scores else math.nan)
-            is_open[row] = request.end_reason(row, ids, None) is None
-        remaining = [is_open[row] for row in rows]
-        keep = sentences_to_keep(remaining, not any(remaining))
+            if request.end_reason(row, ids, None) is not None:
+                close(row)
+        is_open = [row not in hypotheses for row in rows]
+        keep = sentences_to_keep(is_open, not any(is_open))
         if keep is not None:
             rows = [rows[index] for index in keep]
             if rows:
                 state.select(torch.tensor(keep))
                 tokens = tokens[keep]
-    return [
-        score.hypothesis(ids, log_probs, bool(ids) and ids[-1] in request.eos_ids)
-        for ids, log_probs in outputs
-    ]
+    return [hypotheses[row] for row in range(request.batch)]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation.context import Rule
+from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.token_rules import ForcedTokens, MinLength, NoRepeatNgram
 
 Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
@@ -22,6 +23,9 @@ EndReason = Literal["eos", "stop", "length", "dead_end"]
 StopFunction = Callable[[int, list[int]], bool]
 """`stop(sentence index, new token ids)` is True where the output ends after these tokens."""
 
+DoneFunction = Callable[[int, list[Hypothesis]], None]
+"""Called with the index and the hypotheses of a sentence when a search has completed it."""
+
 
 @dataclass(frozen=True)
 class SearchRequest:
@@ -33,6 +37,7 @@ class SearchRequest:
         min_new_tokens, max_new_tokens: limits for each sentence, EOS included.
         force_eos: an EOS at the length limit is forced, and does not finish a hypothesis.
         largest_id: the largest id that the vocabulary must have.
+        on_done: called for each sentence, while others may be in progress; None: nothing is.
     """
 
     start: Int[Tensor, "B t0"]
@@ -43,6 +48,7 @@ class SearchRequest:
     rules: list[Rule]
     force_eos: bool
     largest_id: int
+    on_done: DoneFunction | None = None
 
     @classmethod
     def from_options(
@@ -57,6 +63,7 @@ class SearchRequest:
         force_eos: bool = False,
         rules: Sequence[Rule] = (),
         prompts: Sequence[Sequence[int]] | None = None,
+        on_done: DoneFunction | None = None,
     ) -> "SearchRequest":
         """The request for options that all searches share.
 
@@ -77,6 +84,8 @@ class SearchRequest:
             rules: logit rules, in order.
             prompts: the prompt tokens of each sentence without padding, for rules that read them;
                 a search does not read `start` itself. None: no prompts.
+            on_done: called with the index and the hypotheses of each sentence, best first, as soon
+                as they are complete: by a beam search when the sentence leaves the batch.
 
         Raises:
             UserError: an argument out of range.
@@ -113,6 +122,7 @@ class SearchRequest:
             all_rules,
             force_eos,
             max([*eos_ids, *(token for tokens in prefixes for token in tokens)]),
+            on_done,
         )
         for sentence, tokens in enumerate(prefixes):
             request._check_forced_prefix(sentence, tokens)

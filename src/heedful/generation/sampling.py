@@ -56,21 +56,25 @@ def sample(
 
     Args:
         score: computes the score; None: the mean log-probability of a token.
-        options: those of `sample_steps`.
+        options: those of `sample_steps`, and `on_done` (see `SearchRequest.from_options`).
     """
+    on_done, size = options.pop("on_done", None), options.get("num_samples", 1)
+    length_score = score or LengthScore()
     outputs: dict[int, tuple[list[int], list[float]]] = {}
-    ended: dict[int, EndReason] = {}
+    hypotheses: dict[int, Hypothesis] = {}
     for step in sample_steps(next_log_probs, start, **options):
-        ended |= step.ended
         for row, token, value in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
             ids, log_probs = outputs.setdefault(row, ([], []))
             ids.append(token)
             log_probs.append(value)
-    length_score = score or LengthScore()
-    return [
-        length_score.hypothesis(*outputs.get(row, ([], [])), reason in ("eos", "stop"))
-        for row, reason in sorted(ended.items())
-    ]
+        for row, reason in step.ended.items():
+            output = outputs.get(row, ([], []))
+            hypotheses[row] = length_score.hypothesis(*output, reason in ("eos", "stop"))
+        for sentence in dict.fromkeys(row // size for row in step.ended) if on_done else ():
+            rows = range(sentence * size, (sentence + 1) * size)
+            if all(row in hypotheses for row in rows):
+                on_done(sentence, [hypotheses[row] for row in rows])
+    return [hypothesis for _, hypothesis in sorted(hypotheses.items())]
 
 
 def sample_steps(

@@ -96,6 +96,8 @@ def beam_search(
         raise UserError(f"stop_rule must be one of {', '.join(get_args(Stop))}, not {stop!r}")
     if force_eos is None:
         force_eos = stop == "beam_full"
+    if (on_done := options.get("on_done")) is not None:
+        options["on_done"] = lambda sentence, kept: on_done(sentence, kept[:num_return])
     request = SearchRequest.from_options(start, force_eos=force_eos, **options)
     width = beam_size // num_groups
     capacity = min(num_return, width) if stop == "optimal" else width

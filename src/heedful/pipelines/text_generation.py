@@ -291,9 +291,21 @@ class Generator(SavedModel):
         else:
             batches = split_among(workers, self.batches(rows, options, workers))
         started: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
+        reported: set[int] = set()
+
+        def report(indices: list[int], row: int, outputs: list[Hypothesis]) -> None:
+            """Call `on_output` for a row of a batch, once."""
+            index = indices[row]
+            if options.on_output is not None and index not in reported:
+                reported.add(index)
+                generations = self._to_generations(outputs, options.stop)
+                options.on_output(first + index, generations)
+
         for indices in batches:
             batch = [rows[index] for index in indices]
             request = self._request(batch, [first + index for index in indices], options)
+            if options.on_output is not None:
+                request = request._replace(on_output=partial(report, indices))
             backend = self._backend_for(batch, request)
             if waits and len(batches) == 1:
                 started.append((indices, partial(backend.outputs, batch, request)))
@@ -304,9 +316,13 @@ class Generator(SavedModel):
             results = [[] if row else [Hypothesis([], 0.0, True, 0.0, [])] for row in rows]
             if options.progress:
                 options.progress(sum(not row for row in rows))
+            blank = [index for index, row in enumerate(rows) if not row]
+            for row, index in enumerate(blank):
+                report(blank, row, results[index])
             for indices, wait in started:
-                for index, outputs in zip(indices, wait(), strict=True):
-                    results[index] = outputs
+                for row, outputs in enumerate(wait()):
+                    results[indices[row]] = outputs
+                    report(indices, row, outputs)
                 if options.progress:
                     options.progress(len(indices))
             return results

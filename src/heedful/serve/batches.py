@@ -47,6 +47,7 @@ class BatchEngine:
         self.observe = observe
         self._waiting: list[_Row] = []
         self._arrived = 0
+        self._due: Deliveries = []  # completed, not delivered
 
     def add(self, job: Job) -> None:
         """Queue all rows of a job."""
@@ -63,14 +64,23 @@ class BatchEngine:
         orders = {row.order for row in batch}
         self._waiting = [row for row in self._waiting if row.order not in orders]
         self.observe(len(batch), len(batch) * max(row.size for row in batch))
-        results = self._results(batch)
-        deliveries: Deliveries = []
-        for row, value in zip(batch, results, strict=True):
-            if row.job.add_result(row.number, value):
-                row.job.cancelled = isinstance(value, Exception)  # its other rows need not run
-                deliveries.append(row.job.complete)
-        self.deliver(deliveries)
+        for row, value in zip(batch, self._results(batch), strict=True):
+            self._finish(row, value)
+        self._deliver_all()
         return True
+
+    def _finish(self, row: _Row, value: Any) -> None:
+        """Store the result of a row, the first time; a job with all of its results is due."""
+        if row.number in row.job.results:
+            return
+        if row.job.add_result(row.number, value):
+            row.job.cancelled = isinstance(value, Exception)  # its other rows need not run
+            self._due.append(row.job.complete)
+
+    def _deliver_all(self) -> None:
+        """Deliver the jobs that are due."""
+        deliveries, self._due = self._due, []
+        self.deliver(deliveries)
 
     def fail(self, error: Exception) -> None:
         """See `Engine.fail`."""
@@ -99,15 +109,24 @@ class BatchEngine:
     def _results(self, batch: list[_Row]) -> list[Any]:
         """The result of each row, or its error: a batch that fails is run again row by row."""
         run = batch[0].job.run
+
+        def report(index: int, value: Any) -> None:
+            """Deliver the result of a row while others are in progress."""
+            self._finish(batch[index], value)
+            self._deliver_all()
+
         try:
-            return run([row.job.rows[row.number] for row in batch])
+            return run([row.job.rows[row.number] for row in batch], report)
         except Exception as error:
             if len(batch) == 1:
                 return [_logged(error)]
         results: list[Any] = []
         for row in batch:
+            if row.number in row.job.results:  # reported before the error
+                results.append(row.job.results[row.number])
+                continue
             try:
-                results += run([row.job.rows[row.number]])
+                results += run([row.job.rows[row.number]], lambda index, value: None)
             except Exception as error:
                 results.append(_logged(error))
         return results

@@ -30,7 +30,7 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     model: Classifier = served.model
     rows, types = await encoded(served, lambda: model.encode_pairs(texts, others, "error"))
 
-    def run(items: list[tuple[list[int], list[int] | None]]) -> list[Any]:
+    def run(items: list[tuple[list[int], list[int] | None]], report: object) -> list[Any]:
         """The classes of texts, ids and token types."""
         return model.classify_rows([ids for ids, _ in items], [kinds for _, kinds in items])
 
@@ -68,7 +68,7 @@ async def fill(body: FillBody, request: Request) -> Response:
     rows = await encoded(served, lambda: model.masked_rows(body.texts))
     sizes = list(map(len, rows))
     top_k = body.top_k
-    job = Job(("fill", top_k), rows, sizes, lambda rows: model.fill_rows(rows, top_k))
+    job = Job(("fill", top_k), rows, sizes, lambda rows, report: model.fill_rows(rows, top_k))
     results = await served.run(job)
     info_of(request.scope).num_prompt = sum(sizes)
     answers = [

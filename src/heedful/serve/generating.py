@@ -13,7 +13,7 @@ from heedful.pipelines.chat import as_chats, chat_rows
 from heedful.pipelines.text_pieces import TextPieces
 from heedful.serve.bodies import ChatBody, CompletionBody, Sampling
 from heedful.serve.errors import HttpError, as_http_error, over_limit
-from heedful.serve.jobs import GenerationJob, Job, Piece, Reason
+from heedful.serve.jobs import GenerationJob, Job, OnOutput, Piece, Reason
 from heedful.serve.models import ServedModel
 
 _DEFAULT_TOKENS = 16  # new tokens of a completion, as in OpenAI's API
@@ -111,9 +111,9 @@ class Task:
             options["num_return"] = self.samples
         key = ("generate", repr(sorted(options.items(), key=str)))
 
-        def run(rows: list[tuple[list[int], int | None]]) -> list[Any]:
+        def run(rows: list[tuple[list[int], int | None]], report: OnOutput) -> list[Any]:
             """The outputs of each row, an id list and its seed."""
-            own = dict(options)
+            own = options | {"on_output": report}
             if rows[0][1] is not None:
                 own["seed"] = [seed for _, seed in rows]
             return list(model.generate([ids for ids, _ in rows], return_details=True, **own))

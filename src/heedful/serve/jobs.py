@@ -12,6 +12,11 @@ def _new_future() -> "asyncio.Future[list[Any]]":
     return asyncio.get_running_loop().create_future()
 
 
+OnOutput = Callable[[int, Any], None]
+"""Called with the index of a row and its result."""
+Run = Callable[[list[Any], OnOutput], list[Any]]
+
+
 @dataclass(eq=False)
 class Job:
     """The rows of one request, which are queued together and may run in different batches.
@@ -20,7 +25,8 @@ class Job:
         key: rows of jobs with equal keys may share a batch.
         rows: arguments of `run`, one for each text.
         sizes: tokens of each row.
-        run: returns the results of some rows, in their order.
+        run: returns the results of some rows, in their order. It may pass the index and the result
+            of a row to its second argument as soon as it has it.
         rows_each: rows of a batch that each text takes: beams or samples.
         result: of all rows; set in the event loop.
         cancelled: the results are not needed any more.
@@ -29,7 +35,7 @@ class Job:
     key: Hashable
     rows: list[Any]
     sizes: list[int]
-    run: Callable[[list[Any]], list[Any]]
+    run: Run
     rows_each: int = 1
     result: "asyncio.Future[list[Any]]" = field(default_factory=_new_future)
     cancelled: bool = False

@@ -98,7 +98,7 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
             message = f"text {number} is empty"
             raise HttpError(400, message, code="empty_text", parameter="input")
     run = served.model.vectors
-    job = Job("embed", rows, list(map(len, rows)), lambda rows: list(run(rows)))
+    job = Job("embed", rows, list(map(len, rows)), lambda rows, report: list(run(rows)))
     vectors = await served.run(job)
     info.num_prompt = sum(map(len, rows))
     as_base64 = body.encoding_format == "base64"

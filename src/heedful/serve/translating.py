@@ -14,7 +14,7 @@ from heedful.pipelines.text_generation import Generation
 from heedful.serve.bodies import DetectBody, TranslateBody
 from heedful.serve.errors import HttpError, over_limit
 from heedful.serve.guard import info_of
-from heedful.serve.jobs import Job
+from heedful.serve.jobs import Job, OnOutput
 from heedful.serve.languages import detect, name_of, targets_of
 from heedful.serve.models import Registry, ServedModel
 from heedful.serve.openai import encoded, registry_of, reserve
@@ -169,9 +169,15 @@ async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tu
     rows = await encoded(served, encode)
     resolved = model.options(**options)
 
-    def run(rows: list[list[int]]) -> list[tuple[list[Generation], list[Any]]]:
+    def run(rows: list[list[int]], report: OnOutput) -> list[tuple[list[Generation], list[Any]]]:
         """The hypotheses of each row, and their alignments if wanted."""
-        outputs = list(model.iterate_generations([rows], **options))
+
+        def report_unaligned(row: int, generations: list[Generation]) -> None:
+            """Report the hypotheses of a row without alignments."""
+            report(row, (generations, []))
+
+        more: dict[str, Any] = {"on_output": report_unaligned} if unit is None else {}
+        outputs = list(model.iterate_generations([rows], **options, **more))
         aligned = [[] for _ in rows] if unit is None else _alignments(model, rows, outputs, unit)
         return list(zip(outputs, aligned, strict=True))
 

@@ -96,7 +96,7 @@ class Searcher:
         if options.coverage_penalty and not self.net.is_encoder_decoder:
             raise UserError("coverage_penalty needs a source, and this model is decoder-only")
         start, state = self.open(rows, request, size)
-        arguments = self.arguments(rows, request)
+        arguments = self.arguments(rows, request) | {"on_done": request.on_output}
         banned_ids = self._banned_ids(request, state, arguments["rules"])
         if banned_ids is not None:
             checked, score = SearchRequest.from_options(start, **arguments), request.score
