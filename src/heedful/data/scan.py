@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, compress, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from heedful.progress import track
 SAMPLE_CHARACTERS = 1 << 28  # of the texts that a tokenizer is trained on
 _SLACK = 1.25  # a sample is cut to its size when it is larger by this factor
 _MB = 1_000_000
+_CHUNKS_A_WORKER = 8  # that hold out rows; fewer are parsed sooner than a process starts
 
 
 @dataclass
@@ -197,14 +198,25 @@ def count_training_rows(
     return sum(map_in_order(_TrainingRowCounter(split, known), chunks, num_workers))
 
 
-def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split) -> Rows:
+@dataclass(frozen=True)
+class _HeldOutRows:
+    """`Split.valid` of a chunk, in a worker process."""
+
+    split: Split
+
+    def __call__(self, chunk: ScannedChunk) -> Rows:
+        return self.split.valid(*chunk.parse())
+
+
+def take_held_out(
+    source: RowSource, chunks: ChunkFacts, split: Split, num_workers: int = 1
+) -> Rows:
     """The rows that a split holds out, in memory."""
-    parts = [
-        split.valid(*chunk.parse())
-        for chunk, size in zip(scanned_chunks(source, chunks), chunks.num_rows, strict=True)
-        if split.holds_out_some(chunk.first, chunk.first + size)
-    ]
-    return Rows.concatenate(parts)
+    ends = zip(chunks.starts[:-1], chunks.starts[1:], strict=True)
+    is_needed = [split.holds_out_some(first, end) for first, end in ends]
+    needed = compress(scanned_chunks(source, chunks), is_needed)
+    count = min(num_workers, max(1, sum(is_needed) // _CHUNKS_A_WORKER))
+    return Rows.concatenate([*map_in_order(_HeldOutRows(split), needed, count)])
 
 
 def corpus_tails(

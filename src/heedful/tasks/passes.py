@@ -74,14 +74,15 @@ class FirstPass:
         for name in SPLITS[1:]:
             if name in raw.sources:
                 held_out[name] = _collect(raw.sources[name], summaries)
-        scan = scan_rows(raw.train, raw.filters, sample_size, _num_workers(recipe, raw))
+        num_workers = _num_workers(recipe, raw)
+        scan = scan_rows(raw.train, raw.filters, sample_size, num_workers)
         labels = label_names(scan.labels) if scan.labels else ()
         for rows in held_out.values() if labels else ():
             label_ids(rows, labels)  # raises UserError for an unknown label before the slow steps
         split = Split()
         if "valid" not in held_out:
             split = raw.hold_out(scan)
-            valid = take_held_out(raw.train, scan.chunks, split)
+            valid = take_held_out(raw.train, scan.chunks, split, num_workers)
             held_out = {"valid": valid, **held_out}
             source = "data.corpora" if recipe.data.corpora else "data.train"
             summaries["valid"] = f"{len(valid):,} of {source} (data.valid_size)"
