@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from backend_models import TEXTS, model_of
 from chance import fits_outcomes
 from heedful.backends.base import Settings
+from heedful.backends.ctranslate2 import runtime
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.deploy.convert import convert_model, open_ctranslate2
 from heedful.generation import Hypothesis
@@ -364,3 +366,32 @@ def test_cached_arguments_are_not_used_for_other_requests(pair: Any) -> None:
         actual.append(written)
     assert actual[0] == actual[3] == actual[-1]
     assert all(one != actual[0] for one in (actual[1], actual[2], actual[4], actual[5]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ({"avx2", "avx512f", "avx512_vnni"}, {}, "AVX512"),
+        ({"avx2", "avx512f"}, {}, None),
+        (set(), {}, None),
+        ({"avx512_vnni"}, {"CT2_FORCE_CPU_ISA": "AVX2"}, "AVX2"),
+    ],
+)
+def test_avx512_is_used_on_processors_with_vnni_unless_the_user_names_another(
+    flags: set[str],
+    environment: dict[str, str],
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ctranslate2
+
+    monkeypatch.setattr(runtime, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(os, "environ", environment)
+    found = []
+
+    def encoder(*arguments: Any, **options: Any) -> None:
+        found.append(os.environ.get("CT2_FORCE_CPU_ISA"))
+
+    monkeypatch.setattr(ctranslate2, "Encoder", encoder)
+    runtime._open(Path("model"), "encoder_only", "int8", Settings(1), "cpu")
+    assert found == [expected]  # known before the first model is opened
