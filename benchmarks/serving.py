@@ -7,7 +7,7 @@ separate process; the clients are coroutines of this one, without an HTTP librar
 * Capacity: answers a second, with enough clients that send requests without pause to saturate the
   server.
 * Load: requests at a constant rate, 80% of the capacity, whether or not earlier ones are answered.
-* Burst: 500 requests at the same moment.
+* Burst: 700 requests at the same moment, more than the queue holds.
 * Lone: one request at a time, alternating with calls of the model in this process.
 """
 
@@ -39,6 +39,7 @@ from heedful.zoo import gpt2, marian
 SHARE = 0.8  # of the capacity
 NEW_TOKENS = 32
 CLIENTS = 512  # and the limit of the queue; as many as the texts of the offline rate
+BURST = 700  # requests at the same moment: more than the queue holds
 
 
 @dataclass(frozen=True)
@@ -346,7 +347,7 @@ async def measure(case: Case, backend: str, quick: bool, minutes: float) -> dict
             return {
                 "rates": rates,
                 "load": loaded,
-                "burst": await burst(case, port, 500),
+                "burst": await burst(case, port, BURST),
                 "lone": alone,
                 "killed": kill,
             }
@@ -385,9 +386,14 @@ def main() -> None:
     bursts = [[name, str(case["burst"])] for name, case in results_by_case.items()]
     kill = results_by_case["gpt2"]["killed"]
     sections = [
+        "Models with random weights: a tiny translator, and GPT-2 of 124M parameters, on the "
+        f"backend {arguments.backend}. Offline: texts a second of `generate` with all texts at "
+        f"once. Capacity: answers a second to {CLIENTS} clients that ask without a pause. Lone: "
+        "milliseconds of a request when there is no other one, and how many of them are beyond "
+        "those of the same call in a process.",
         table(header, rates),
         f"## Constant arrival at {SHARE:.0%} of the capacity\n\n" + table(load_header, loads),
-        "## 500 requests at once\n\n" + table(["model", "statuses"], bursts),
+        f"## {BURST} requests at once\n\n" + table(["model", "statuses"], bursts),
         "## A streaming client that goes\n\n"
         f"Its slot was free after {kill['free after ms']:.0f} ms; a step takes "
         f"{kill['step ms']:.0f} ms.",

@@ -258,7 +258,7 @@ def test_serving(bench: Bench) -> None:
     for name, model in data["models"].items():
         assert (model["load"]["lost"], model["load"]["statuses"].keys()) == (0, {"200"})
         assert set(model["burst"]) <= {"200", "429"}
-        assert sum(model["burst"].values()) == 500
+        assert sum(model["burst"].values()) == 700
         assert (model["killed"] is None) == (name == "translator")
         assert model["rates"]["ratio"] == pytest.approx(
             model["rates"]["capacity"] / model["rates"]["offline"]
