@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import heedful
 from common import installed
 from heedful.backends.base import Settings
+from heedful.backends.ctranslate2.instructions import select_instructions
 from heedful.backends.torch.threads import run_with
 from heedful.deploy.convert import convert_model
 from heedful.export.hf import export_hf
@@ -297,6 +298,7 @@ def by_openvino(path: Path, counts: Sequence[int]) -> Workers:
 def by_ctranslate2(folder: Path, counts: Sequence[int]) -> Workers:
     """CTranslate2, by layout; one thread calls each worker."""
     place = folder / "by_hand" / "backends" / "ctranslate2" / "int8"
+    select_instructions()
     tokens = read_json(place / "vocabulary.json")
 
     def states(opened: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

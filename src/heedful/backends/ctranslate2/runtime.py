@@ -1,7 +1,6 @@
 """CTranslate2 as a backend: supported requests, and its calls."""
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ import numpy as np
 
 from heedful import extras
 from heedful.backends.base import Capability, GenerationRequest, Settings
+from heedful.backends.ctranslate2.instructions import select_instructions
 from heedful.backends.ctranslate2.vocabulary import read_vocabulary
-from heedful.backends.hardware import cpu_flags
 from heedful.backends.manifest import NetFacts
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
@@ -425,10 +424,7 @@ def _power(options: Options) -> float:
 
 def _open(directory: Path, family: Family, precision: str, settings: Settings, device: str) -> Any:
     extras.require("fast", "the backend ctranslate2")
-    if "avx512_vnni" in cpu_flags():
-        # CTranslate2 uses AVX2 unless told otherwise, as early processors with AVX-512 lower their
-        # frequency for it; those with VNNI are later. It reads the variable at the first model.
-        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
+    select_instructions()
     import ctranslate2
 
     kinds = {
