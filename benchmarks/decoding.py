@@ -7,7 +7,6 @@ run in alternating rounds. Greedy outputs in float32 are compared, and rates are
 memory bandwidth and arithmetic throughput of the machine.
 """
 
-import gc
 import os
 import tempfile
 import time
@@ -21,7 +20,6 @@ import matplotlib.pyplot as plt
 from common import (
     argument_parser,
     command_line,
-    fastest,
     interleaved,
     medians,
     ratio,
@@ -30,28 +28,24 @@ from common import (
     whole,
     write_results,
 )
+from decoding_process import LEAST, MEASURED, TUNED, SystemProcess, Workload
 from decoding_systems import (
     SHAPES,
     SMALL,
     SYSTEMS,
-    Decode,
     Rows,
     Setting,
     Shape,
     Variant,
     prompts,
     references,
-    systems,
+    separate_systems,
     tune,
     write_model,
 )
-from heedful.backends.hardware import cores
 from limits import measured_limits
 
 matplotlib.use("Agg")
-# Seconds of a system in a round. Short, so that a slowdown of the machine affects all systems.
-LEAST = 0.1
-MEASURED, TUNED = 2, 3  # seeds of the prompts for measuring and for selecting settings
 PACKAGES = ("transformers", "ctranslate2", "llama-cpp-python", "gguf")
 
 
@@ -93,10 +87,10 @@ def main() -> None:
                         folder / "heedful", shape, tuned, prompts(shape, tuned, TUNED), words, tried
                     )
                     seconds[f"{name}, {tuned.search}"] = time.perf_counter() - began
-                rows = prompts(shape, setting, MEASURED)
                 if setting.beam == 1:
+                    rows = prompts(shape, setting, MEASURED)
                     agreement[f"{name}, {setting}"] = greedy_agreement(folder, shape, rows)
-                rates, variants = measure(folder, shape, setting, rows, timing)
+                rates, variants = measure(folder, shape, setting, timing)
                 records += make_records(name, shape, setting, rates, variants, limits)
                 took = time.perf_counter() - began
                 print(name, setting, {s: round(r) for s, r in medians(rates).items()}, flush=True)
@@ -125,32 +119,26 @@ def greedy_agreement(folder: Path, shape: Shape, rows: Rows) -> dict[str, float]
 
 
 def measure(
-    folder: Path, shape: Shape, setting: Setting, rows: Rows, timing: dict[str, Any]
+    folder: Path, shape: Shape, setting: Setting, timing: dict[str, Any]
 ) -> tuple[dict[str, list[float]], dict[str, Variant]]:
     """Rates of the fastest variant of each system, in alternating rounds, and these variants.
 
     Args:
         timing: keyword arguments of `interleaved`.
     """
-    is_quick = timing["rounds"] == 1
-    tuning_rows = prompts(shape, setting, TUNED)
-    best, cases = {}, {}
-    counts = (1,) if is_quick else sorted({1, cores()})
-    for system, variants in systems(folder, shape, setting, counts).items():
-        runs = [partial(count_tokens, variant.on(tuning_rows), shape.new) for variant in variants]
-        index = fastest(runs, rounds=1 if is_quick else None, least=0 if is_quick else LEAST)
-        best[system] = variants[index]
-        del runs, variants
-        gc.collect()  # contexts and nets of other variants
-        cases[system] = partial(count_tokens, best[system].on(rows), shape.new)
-    return interleaved(cases, **timing), best
-
-
-def count_tokens(run: Decode, new: int) -> float:
-    """Decode once; returns the number of tokens of the best outputs."""
-    outputs = run()
-    assert {len(ids) for ids in outputs} == {new}
-    return len(outputs) * new
+    workload = Workload(folder, shape, setting, quick=timing["rounds"] == 1)
+    best: dict[str, Variant] = {}
+    cases = {}
+    processes = []
+    for names in separate_systems(folder, shape, setting):
+        process = SystemProcess(names, workload)
+        processes.append(process)
+        best |= process.best
+        cases |= {name: partial(process.count_tokens, name) for name in names}
+    rates = interleaved({name: cases[name] for name in SYSTEMS if name in cases}, **timing)
+    for process in processes:
+        process.close()
+    return rates, best
 
 
 def make_records(
@@ -260,13 +248,12 @@ def method_text(timing: dict[str, Any], shapes: dict[str, Shape]) -> str:
         "other prompts, in the same number of warm rounds as `heedful optimize` uses: eager and "
         "transformers in float32 and bfloat16, CTranslate2 in 8 bits with one worker or a worker "
         "per core and batches of several sizes, llama.cpp (decoder-only and greedy only) in "
-        "Q8_0. Then all run in alternating order, llama.cpp in a separate process and the "
-        f"others in one, each for at least {timing.get('least', 0):g} seconds "
-        f"per round, in at least {timing['rounds']} rounds and "
+        "Q8_0. Then all run in alternating order, each in its own process, for at least "
+        f"{timing.get('least', 0):g} seconds per round, in at least {timing['rounds']} rounds and "
         f"{timing.get('lasting', 0):g} seconds. Rates are medians of the rounds, ratios "
         "medians of the ratios within a round. If optimize selected CTranslate2 with the settings "
-        "that are fastest by hand, both use the same loaded model: the speed of two copies differs "
-        "by some percent."
+        "that are fastest by hand, both are one process and use the same loaded model: the "
+        "speed of two copies differs by some percent."
     )
 
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 import heedful
 import heedful.files
 from common import installed
+from heedful.backends.ctranslate2.instructions import select_instructions
 from heedful.backends.torch.threads import run_with
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.convert import convert_model
@@ -115,14 +116,15 @@ class Variant(NamedTuple):
     """A system with settings.
 
     Attributes:
-        on: returns for prompts a function that decodes them once.
+        on: returns for prompts (`Rows`) a function (`Decode`) that decodes them once; None in
+            another process.
         detail: further settings as text.
     """
 
     precision: str
     threads: int
     workers: int
-    on: Callable[[Rows], Decode]
+    on: Any
     backend: str = ""
     detail: str = ""
 
@@ -207,38 +209,70 @@ def prompts(shape: Shape, setting: Setting, seed: int) -> Rows:
     ]
 
 
-def systems(
-    folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]
-) -> dict[str, list[Variant]]:
-    """For each system its variants with different settings; `counts` are numbers of threads."""
-    options = options_of(shape, setting.beam)
-    eager = []
-    for precision in ("float32", "bfloat16"):
-        for count in counts:
-            net = heedful.load(
-                folder / "heedful",
-                device="cpu",
-                backend="eager",
-                precision=precision,
-                threads=count,
-            )
-            eager.append(Variant(precision, count, 1, partial(heedful_generate, net, options)))
+def separate_systems(folder: Path, shape: Shape, setting: Setting) -> list[tuple[str, ...]]:
+    """All systems that support a model, in groups that share a process.
+
+    Heedful on CTranslate2 and CTranslate2 by hand share a loaded model, see `by_hand`.
+    """
+    optimized = [("optimized",), ("ctranslate2",)]
+    if optimized_backend(load_optimized(folder, setting)).name == "ctranslate2":
+        optimized = [("optimized", "ctranslate2")]
+    return [("eager",), ("transformers",), *optimized, *([("llama.cpp",)] * has_llama(shape))]
+
+
+def load_optimized(folder: Path, setting: Setting) -> Any:
+    """The model with the backend that `heedful optimize` has selected for a setting."""
     use: Any = "latency" if setting.batch == 1 else "throughput"
-    model = heedful.load(folder / "heedful", use=use)
-    backend = model.backend or model.eager
-    layout = backend.precision, backend.settings.threads, backend.settings.workers
-    variants = {
-        "eager": eager,
-        "transformers": [
+    return heedful.load(folder / "heedful", use=use)
+
+
+def optimized_backend(model: Any) -> Any:
+    """The backend of a model: the net itself if `heedful optimize` has selected that."""
+    return model.backend or model.eager
+
+
+def systems(
+    folder: Path, shape: Shape, setting: Setting, counts: Sequence[int], names: Sequence[str]
+) -> dict[str, list[Variant]]:
+    """For some systems their variants with different settings.
+
+    Args:
+        counts: numbers of threads.
+    """
+    options = options_of(shape, setting.beam)
+    variants: dict[str, list[Variant]] = {}
+    if "eager" in names:
+        variants["eager"] = [
+            Variant(precision, count, 1, partial(heedful_generate, net, options))
+            for precision in ("float32", "bfloat16")
+            for count in counts
+            for net in [
+                heedful.load(
+                    folder / "heedful",
+                    device="cpu",
+                    backend="eager",
+                    precision=precision,
+                    threads=count,
+                )
+            ]
+        ]
+    if "transformers" in names:
+        variants["transformers"] = [
             Variant(precision, count, 1, partial(transformers_run, net, shape, setting.beam, count))
             for precision in ("float32", "bfloat16")
             for net in [transformers_net(folder, shape, precision)]
             for count in counts
-        ],
-        "optimized": [Variant(*layout, partial(heedful_generate, model, options), backend.name)],
-        "ctranslate2": by_hand(folder, shape, setting, counts, backend),
-    }
-    if has_llama(shape):
+        ]
+    backend = None
+    if "optimized" in names:
+        model = load_optimized(folder, setting)
+        backend = optimized_backend(model)
+        layout = backend.precision, backend.settings.threads, backend.settings.workers
+        run = partial(heedful_generate, model, options)
+        variants["optimized"] = [Variant(*layout, run, backend.name)]
+    if "ctranslate2" in names:
+        variants["ctranslate2"] = by_hand(folder, shape, setting, counts, backend)
+    if "llama.cpp" in names:
         variants["llama.cpp"] = llama(folder, shape, setting, counts)
     return variants
 
@@ -315,11 +349,11 @@ def by_hand(
 ) -> list[Variant]:
     """CTranslate2 with one worker or one per core, in all 8-bit precisions and several batch sizes.
 
-    If heedful's backend has the same settings, its loaded model is used: the speed of two copies
-    differs by some percent, depending on their addresses in memory.
+    If heedful's backend in this process (None: none) has the same settings, its loaded model is
+    used: the speed of two copies differs by some percent, depending on their addresses in memory.
     """
     loaded = {}
-    if backend.name == "ctranslate2":
+    if backend is not None and backend.name == "ctranslate2":
         layout = backend.precision, backend.settings.workers, backend.settings.threads
         loaded[layout] = backend._model
     most = max(counts)
@@ -344,7 +378,8 @@ def eight_bit_precisions() -> list[str]:
 
 
 def open_by_hand(folder: Path, shape: Shape, precision: str, workers: int, threads: int) -> Any:
-    """A converted model, loaded by CTranslate2."""
+    """A converted model, loaded by CTranslate2, with the instructions that heedful selects."""
+    select_instructions()
     kind = ctranslate2.Translator if shape.is_translator else ctranslate2.Generator
     place = by_hand_folder(folder, precision.split("_")[0])
     layout = {"inter_threads": workers, "intra_threads": threads}
