@@ -108,6 +108,7 @@ def _results(
     with _connected(num_workers * num_cpus + 1, address) as data:
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
+        context.execution_no_progress_timeout_s = -1  # a shard may take longer than Ray's limit
         context.target_max_block_size = 1  # a shard is a block, which a free worker takes
         shards = data.read_datasource(
             _source(data, reader, done), override_num_blocks=1
