@@ -38,7 +38,7 @@ from heedful.zoo import gpt2, marian
 
 SHARE = 0.8  # of the capacity
 NEW_TOKENS = 32
-CLIENTS = 512  # and the limit of the queue; as many as the texts of the offline rate
+CLIENTS = 512  # also the limit of the queue; the translator's offline rate is of 512 texts
 BURST = 700  # requests at the same moment: more than the queue holds
 
 

@@ -81,7 +81,10 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
         return LengthScore(options.normalization or "average", options.length_penalty or 0.0)
 
     def select(self, indices: list[int], **changes: Any) -> "GenerationRequest":
-        """The request of some of the rows, with fields changed; without `on_output`."""
+        """The request of some of the rows, with fields changed.
+
+        `on_output` is left out unless the rows are all, in their order.
+        """
         if not changes and indices == [*range(len(self.max_new_tokens))]:
             return self
         names = ("max_new_tokens", "prompt_numbers", "output_prefixes", "seeds")

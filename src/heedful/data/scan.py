@@ -208,9 +208,7 @@ class _HeldOutRows:
         return self.split.valid(*chunk.parse())
 
 
-def take_held_out(
-    source: RowSource, chunks: ChunkFacts, split: Split, num_workers: int = 1
-) -> Rows:
+def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split, num_workers: int) -> Rows:
     """The rows that a split holds out, in memory."""
     ends = zip(chunks.starts[:-1], chunks.starts[1:], strict=True)
     is_needed = [split.holds_out_some(first, end) for first, end in ends]

@@ -99,8 +99,9 @@ def sample_steps(
             in the order of the results. Samples that have ended leave the batch with the last of
             their sentence, and in large batches several sentences at a time. A function with a
             state needs to read `prefixes[:, -1:]` only (at the first call, all of `start`).
-        start, options: `eos_id`, `max_new_tokens` and more, see `SearchRequest.from_options`.
-            Before `min_new_tokens` neither EOS nor `stop` ends a row, but a forced EOS does.
+        start, options: `eos_id`, `max_new_tokens` and more, see `SearchRequest.from_options`;
+            `on_done` is only for `sample`. Before `min_new_tokens` neither EOS nor `stop` ends a
+            row, but a forced EOS does.
         seeds: one for each sentence, 0 or more. None: greedy decoding, which takes the most
             probable token under the rules, of equal ones the lowest id.
         stop: called after each token other than EOS; where it returns True the row is finished.

@@ -313,6 +313,7 @@ class Generator(SavedModel):
                 started.append((indices, backend.submit(batch, request)))
 
         def wait_for_all() -> list[list[Hypothesis]]:
+            """The outputs of each prompt of the window."""
             results = [[] if row else [Hypothesis([], 0.0, True, 0.0, [])] for row in rows]
             if options.progress:
                 options.progress(sum(not row for row in rows))

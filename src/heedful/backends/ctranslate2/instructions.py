@@ -8,8 +8,8 @@ from heedful.backends.hardware import cpu_flags
 def select_instructions() -> None:
     """Let CTranslate2 use AVX-512 on processors with VNNI, unless the environment names others.
 
-    It uses AVX2 unless told otherwise, as early processors with AVX-512 lower their frequency for
-    it; those with VNNI are later. It reads the variable when the first model is opened.
+    Its default is AVX2, since early processors with AVX-512 lower their frequency for it; those
+    with VNNI are later. It reads the variable when the first model is opened.
     """
     if "avx512_vnni" in cpu_flags():
         os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
