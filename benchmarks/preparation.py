@@ -2,6 +2,7 @@
 
     python benchmarks/preparation.py                     # 20 million pairs, 10 GB of text
     python benchmarks/preparation.py --pairs 200000 --text-bytes 100000000 --work /tmp
+    python benchmarks/preparation.py --parts texts       # keep what the page says of the rest
 
 Made pairs of sentences, and texts for a language model, are prepared with 1 worker on one core and
 with 2 workers on two cores. The main process, which reads and writes, and the training of the
@@ -38,6 +39,7 @@ TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000_000, 100_000
 MADE_ROWS = 500_000  # of a file: more rows are copies of them, each with another word in front
 SENTENCES = 10  # of a text
 WORKERS = (1, 2)
+PARTS = {"pairs": ("pairs", "pairs, tokenizer given"), "texts": ("texts",), "kill": ("killed",)}
 MEBIBYTE = 1 << 20
 TRAINING = {
     "max_steps": 1,
@@ -71,56 +73,82 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS, help="number of sentence pairs")
     parser.add_argument("--text-bytes", type=int, default=TEXT_BYTES, help="size of the texts")
     parser.add_argument("--work", type=Path, help="folder for data and caches; default: temporary")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=[*PARTS],
+        help="what to run; the page keeps the former results of the rest",
+    )
     arguments = parser.parse_args()
     sizes = arguments.pairs, arguments.text_bytes
+    if arguments.quick:
+        sizes = QUICK_PAIRS, QUICK_TEXT_BYTES
+    command = command_line({arguments.work: "WORK"})
+    data = former_results(arguments.results)
     with tempfile.TemporaryDirectory(dir=arguments.work) as folder:
-        data = measure(
-            Path(folder), *((QUICK_PAIRS, QUICK_TEXT_BYTES) if arguments.quick else sizes)
-        )
+        for name, result in measure(Path(folder), arguments.parts, *sizes).items():
+            data[name] = {"command": command, **result}
     write_results(
         "preparation",
         "Preparation of large data",
         page(data),
         data,
         directory=arguments.results,
-        command=command_line({arguments.work: "WORK"}),
+        command=command,
         packages=("tokenizers", "numpy"),
     )
 
 
-def measure(folder: Path, num_pairs: int, text_bytes: int) -> dict[str, Any]:
-    """The results of all preparations, as JSON."""
-    pairs = [folder / "pairs.src", folder / "pairs.tgt"]
-    write_pairs(pairs, num_pairs)
-    translation = {
-        "task": "translation",
-        "data": {"train": {"src": str(pairs[0]), "tgt": str(pairs[1])}},
-        "training": TRAINING,
-    }
-    results: dict[str, Any] = {"pairs": compare(folder, "pairs", translation, num_pairs)}
-    tokenizer = folder / "tokenizer.json"
-    with_tokenizer = {**translation, "tokenizer": {"path": str(tokenizer)}}
-    results["pairs, tokenizer given"] = compare(folder, "given", with_tokenizer, num_pairs)
-    expected = results["pairs"].pop("files")
-    del results["pairs, tokenizer given"]["files"]
-    results["killed"] = kill_and_resume(folder / "killed", translation, expected)
-    for path in pairs:
-        path.unlink()
-    texts = folder / "texts.txt"
-    language_model = {
-        "task": "language_modeling",
-        "data": {"train": {"text": str(texts)}, "valid_size": 50},
-        "model": DECODER,
-        "training": TRAINING,
-    }
-    num_texts = write_texts(texts, text_bytes)
-    results["texts"] = compare(folder, "texts", language_model, num_texts)
-    del results["texts"]["files"]
+def former_results(results: Path) -> dict[str, Any]:
+    """The results in the former page's data by name, with their commands; empty without a page."""
+    path = results / "preparation.json"
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    names = (name for part in PARTS.values() for name in part if name in content)
+    return {name: {"command": content["command"], **content[name]} for name in names}
+
+
+def measure(folder: Path, parts: Sequence[str], num_pairs: int, text_bytes: int) -> dict[str, Any]:
+    """The results of the preparations of some parts by name, as JSON."""
+    results: dict[str, Any] = {}
+    if "pairs" in parts or "kill" in parts:
+        pairs = [folder / "pairs.src", folder / "pairs.tgt"]
+        write_pairs(pairs, num_pairs)
+        recipe = {
+            "task": "translation",
+            "data": {"train": {"src": str(pairs[0]), "tgt": str(pairs[1])}},
+            "training": TRAINING,
+        }
+        files = None
+        if "pairs" in parts:
+            results["pairs"], files = compare(folder, "pairs", recipe, num_pairs)
+            given = {**recipe, "tokenizer": {"path": str(folder / "tokenizer.json")}}
+            results["pairs, tokenizer given"], _ = compare(folder, "given", given, num_pairs)
+        if "kill" in parts:
+            results["killed"] = kill_and_resume(folder, recipe, files)
+        for path in pairs:
+            path.unlink()
+    if "texts" in parts:
+        texts = folder / "texts.txt"
+        recipe = {
+            "task": "language_modeling",
+            "data": {"train": {"text": str(texts)}, "valid_size": 50},
+            "model": DECODER,
+            "training": TRAINING,
+        }
+        num_texts = write_texts(texts, text_bytes)
+        results["texts"], _ = compare(folder, "texts", recipe, num_texts)
     return results
 
 
-def compare(folder: Path, name: str, recipe: dict[str, Any], num_rows: int) -> dict[str, Any]:
-    """Prepare data with each number of workers, and start a run on them."""
+def compare(
+    folder: Path, name: str, recipe: dict[str, Any], num_rows: int
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Prepare data with each number of workers, and start a run on them.
+
+    The tokenizer is left as `tokenizer.json` in the folder. Returns the results as JSON, and the
+    digests of the prepared files.
+    """
     runs = {}
     for workers in WORKERS:
         cache = folder / f"{name}-{workers}"
@@ -139,7 +167,7 @@ def compare(folder: Path, name: str, recipe: dict[str, Any], num_rows: int) -> d
         "training peak MiB": round(training.peak / MEBIBYTE, 1),
     }
     print(json.dumps({name: result}, indent=2))
-    return {**result, "files": files}
+    return result, files
 
 
 @dataclass
@@ -216,10 +244,18 @@ def processor_seconds() -> float:
 
 
 def kill_and_resume(
-    cache: Path, recipe: dict[str, Any], expected: dict[str, str]
+    folder: Path, recipe: dict[str, Any], expected: dict[str, str] | None
 ) -> dict[str, Any]:
-    """Kill a preparation by two workers when half is done, and start it again."""
-    name = expected["folder"]
+    """Kill a preparation by two workers when half is done, and start it again.
+
+    Args:
+        expected: the digests of the prepared files; None: of a preparation without interruption,
+            which is made first.
+    """
+    if expected is None:
+        expected = prepare(folder / "whole", recipe, WORKERS[-1]).files
+        shutil.rmtree(folder / "whole")
+    cache, name = folder / "killed", expected["folder"]
     began = time.perf_counter()
     process = start(cache, ["prepare"], recipe, WORKERS[-1])
     half = progress_at_half(cache, name)
@@ -346,7 +382,6 @@ def sentences(count: int, *, seed: int) -> Iterator[list[int]]:
 
 def page(data: dict[str, Any]) -> list[str]:
     """The sections of the page."""
-    killed = data["killed"]
     cases = {name: case for name, case in data.items() if name != "killed"}
     rows = [
         [f"{case['rows']:,} {name}", workers, *run.values()]
@@ -357,18 +392,19 @@ def page(data: dict[str, Any]) -> list[str]:
     lines = [
         f"* {name}: {case['speedup']:.2f} times as fast with {WORKERS[-1]} workers as with one;"
         f" the prepared data are {'equal, byte for byte' if case['equal'] else 'NOT EQUAL'}. A run"
-        f" on them takes {case['training peak MiB']:,} MiB at its start."
+        f" on them takes {case['training peak MiB']:,} MiB at its start (`{case['command']}`)."
         for name, case in cases.items()
     ]
-    lines.append(
-        f"* Killed after {killed['seconds before']} s and started again: {killed['seconds after']}"
-        f" s to the end; the result is {'equal' if killed['equal'] else 'NOT EQUAL'}."
-    )
-    return [
-        str(__doc__).partition("\n\n")[2].rpartition("\n\n")[2],
-        table([*header, "peak MiB, all processes"], rows),
-        "\n".join(lines),
-    ]
+    if killed := data.get("killed"):
+        lines.append(
+            f"* Killed after {killed['seconds before']} s and started again:"
+            f" {killed['seconds after']} s to the end; the result is"
+            f" {'equal' if killed['equal'] else 'NOT EQUAL'} (`{killed['command']}`)."
+        )
+    sections = [str(__doc__).partition("\n\n")[2].rpartition("\n\n")[2]]
+    if rows:
+        sections.append(table([*header, "peak MiB, all processes"], rows))
+    return [*sections, "\n".join(lines)]
 
 
 if __name__ == "__main__":

@@ -232,12 +232,19 @@ def test_settings_are_chosen_by_warm_rounds(bench: Bench, monkeypatch: pytest.Mo
 
 
 def test_preparation(bench: Bench) -> None:
-    page, data = bench("preparation")
+    _, data = bench("preparation", "--parts", "kill")
+    assert "pairs" not in data
+    killed = data["killed"]
+    page, data = bench("preparation", "--parts", "pairs", "texts")
+    assert data["killed"] == killed, "the former result"
     for name in ("pairs", "pairs, tokenizer given", "texts"):
         assert data[name]["equal"]
         assert data[name]["workers"]["2"]["peak MiB"] > 100
         assert data[name]["training peak MiB"] > 100
-    assert data["killed"]["equal"]
+        assert data[name]["command"].endswith("--parts pairs texts")
+    assert killed["equal"]
+    assert killed["command"].endswith("--parts kill")
+    assert killed["command"] in page
     assert "equal, byte for byte" in page
 
 
