@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import multiprocessing
 import os
 import random
 import signal
@@ -440,6 +441,25 @@ def test_the_default_number_of_workers_fits_the_memory(
 def end_at_once(*arguments: Any) -> None:
     """A process that ends without a result."""
     os._exit(1)
+
+
+def fail_in_two_lines(*arguments: Any) -> None:
+    """A job of Ray that fails with an error that is not Ray's own."""
+    raise ValueError("no shard was finished\nin the last hours")
+
+
+def test_any_error_of_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from heedful.bulk import on_ray
+
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    monkeypatch.setattr(on_ray, "_results", fail_in_two_lines)
+    monkeypatch.setattr(on_ray.os, "dup2", lambda *numbers: None)
+    monkeypatch.setattr(on_ray.signal, "signal", lambda *arguments: None)
+    on_ray._drive(sender)
+    with pytest.raises(UserError) as raised:
+        on_ray._receive(receiver)
+    reason = "Ray stopped: ValueError: no shard was finished; the same command continues"
+    assert str(raised.value) == reason
 
 
 @pytest.mark.benchmarks

@@ -70,12 +70,10 @@ def run_on_ray(
 def _receive(receiver: "Connection[None, Any]") -> ShardResult | None:
     """The next result, None at the end; raises an error of the process that sends them."""
     try:
-        received: ShardResult | Exception | None = receiver.recv()
+        received: ShardResult | UserError | None = receiver.recv()
     except EOFError:  # it was ended
-        raise UserError(
-            "Ray stopped: the connection to its cluster was lost; the same command continues"
-        ) from None
-    if isinstance(received, Exception):
+        raise _stopped("the connection to its cluster was lost") from None
+    if isinstance(received, UserError):
         raise received
     return received
 
@@ -92,7 +90,7 @@ def _drive(sender: "Connection[Any, None]", *arguments: Any) -> None:
     except UserError as error:
         sender.send(error)
     except Exception as error:
-        sender.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        sender.send(_stopped(f"{type(error).__name__}: {_first_line(error)}"))
 
 
 def _results(
@@ -194,7 +192,7 @@ def _connected(num_cpus: int, address: str | None) -> Iterator[Any]:
             raise _no_cluster(address, _first_line(error)) from None
         yield data
     except RayError as error:
-        raise UserError(f"Ray stopped: {_first_line(error)}; the same command continues") from None
+        raise _stopped(_first_line(error)) from None
     finally:
         ray.shutdown()
 
@@ -214,6 +212,10 @@ def _no_cluster(address: str | None, reason: str) -> UserError:
         f"no Ray cluster at {address or 'this machine'}: {reason}; start one by `ray start --head`,"
         " or leave out --address"
     )
+
+
+def _stopped(reason: str) -> UserError:
+    return UserError(f"Ray stopped: {reason}; the same command continues")
 
 
 def _first_line(error: BaseException) -> str:
