@@ -383,7 +383,10 @@ def main() -> None:
         rate = f"{entry['rate']:.3g}"
         loads.append([name, entry["requests"], rate, *numbers, entry["lost"], memory])
     load_header = ["model", "requests", "/s", "p50 ms", "p99 ms", "lost", "MiB, first to last"]
-    bursts = [[name, str(case["burst"])] for name, case in results_by_case.items()]
+    bursts = [
+        [name, ", ".join(f"{number} × {status}" for status, number in case["burst"].items())]
+        for name, case in results_by_case.items()
+    ]
     kill = results_by_case["gpt2"]["killed"]
     sections = [
         "Models with random weights: a tiny translator, and GPT-2 of 124M parameters, on the "
@@ -393,7 +396,7 @@ def main() -> None:
         "those of the same call in a process.",
         table(header, rates),
         f"## Constant arrival at {SHARE:.0%} of the capacity\n\n" + table(load_header, loads),
-        f"## {BURST} requests at once\n\n" + table(["model", "statuses"], bursts),
+        f"## {BURST} requests at once\n\n" + table(["model", "answers by status"], bursts),
         "## A streaming client that goes\n\n"
         f"Its slot was free after {kill['free after ms']:.0f} ms; a step takes "
         f"{kill['step ms']:.0f} ms.",
