@@ -1,5 +1,6 @@
 """Prepared data: prepared once per key, complete or not at all, and refused if changed."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heedful.data import prepared
 from heedful.data.column_writer import write_columns
 from heedful.data.columns import Columns, DataReport, open_columns, pack_ids
 from heedful.data.prepared import FORMAT, content_key, prepare_once
@@ -51,6 +53,29 @@ def test_only_equal_keys_share_a_folder(tmp_path: Path) -> None:
         content_key([Path("/dev/zero")])
     with pytest.raises(UserError, match=r"cannot read .*none"):
         content_key([tmp_path / "none"])
+
+
+def test_digests_of_files_in_parts_change_with_any_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "_PART_BYTES", 8)
+    monkeypatch.setattr(prepared, "_READ_BYTES", 4)
+    data, path = bytes(range(20)), tmp_path / "file"
+
+    def digest(content: bytes) -> str:
+        path.write_bytes(content)
+        [value] = content_key([path])
+        return value
+
+    parts = [hashlib.blake2b(data[i : i + 8], digest_size=16).digest() for i in (0, 8, 16)]
+    assert digest(data) == hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+    others = [data[:i] + b"x" + data[i + 1 :] for i in range(20)]
+    others += [data[:i] for i in range(20)] + [data + b"\0", data[8:16] + data[:8] + data[16:]]
+    assert len({digest(content) for content in (data, *others)}) == 1 + len(others)
+    (tmp_path / "empty").touch()
+    several = content_key([tmp_path / "empty", path, tmp_path / "empty"])
+    assert several == [digest(b""), digest(others[-1]), digest(b"")]
+    assert content_key([]) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("no text")])

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.cli import lines as cli_lines
+from heedful.data import text_files
 from heedful.data.labels import label_ids, label_names
-from heedful.data.rows import Rows, read_rows
+from heedful.data.rows import JoinedRows, Rows, open_rows, read_rows
 from heedful.data.splits import KnownRows, Split, split_random, split_tail
-from heedful.data.text_files import read_lines
+from heedful.data.text_files import BlockPlace, read_lines
 from heedful.errors import UserError
 
 PAIR: dict[str, Any] = {"src": None, "tgt": None}
@@ -307,6 +308,43 @@ def sides_of(rows: Rows, size: float) -> tuple[Rows, Rows]:
 
 def names_of(labels: list[str]) -> list[str]:
     return list(label_names(labels))
+
+
+def test_known_places_give_the_same_chunks_without_reading_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "BLOCK_LINES", 3)
+    table = "b\ta\n" + "\t\n" * 3 + "".join(f"{n}\tx {n}\n" for n in range(20))
+    named = open_rows([file_of(tmp_path, "a.tsv", table)], {"src": "a", "tgt": "b"})
+    plain = [file_of(tmp_path, f"b{n}.tsv", "\n\n\n\nA\tB\nC\tD") for n in (1, 2)]
+    packed = file_of(tmp_path, "c.tsv.gz", table)
+    objects = [json.dumps({"src": f"s {n}", "tgt": f"t {n}"}) + "\n" for n in range(7)]
+    numbered = open_rows([*plain, packed, plain[0]], {"src": 1, "tgt": 2})
+    jsonl = open_rows([file_of(tmp_path, "d.jsonl", "".join(objects))], PAIR)
+    sides = {side: [file_of(tmp_path, side, "1\n2\n3\n4\n")] for side in PAIR}
+    source = JoinedRows((named, numbered, jsonl, open_rows(sides), open_rows(sides)))
+    chunks = [*source.chunks()]
+    places: dict[int, list[BlockPlace | None]] = {}
+    for chunk in chunks:
+        places.setdefault(chunk.source, []).append(chunk.place)
+    known = {
+        index: [place for place in found if place is not None]
+        for index, found in places.items()
+        if None not in found
+    }
+    assert [*known] == [0, 1, 2, 4, 5, 6, 7], "all but the packed one"
+    find, found = text_files._find_line_blocks, list[Path]()
+    monkeypatch.setattr(
+        text_files, "_find_line_blocks", lambda paths: [found.extend(paths), *find(paths)][1:]
+    )
+    again = [*source.chunks(known)]
+    assert found == [packed]
+    assert len(again) == len(chunks) > 25
+    for one, other in zip(again, chunks, strict=True):
+        rows, expected = one.parse(), other.parse()
+        assert (one.source, one.place) == (other.source, other.place)
+        assert (rows.columns, rows.report) == (expected.columns, expected.report)
+        assert locations(rows) == locations(expected)
 
 
 def test_label_names_are_in_the_order_of_numbers() -> None:

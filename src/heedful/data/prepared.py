@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,12 @@ from heedful.files import (
     write_json,
 )
 
-FORMAT = 5  # raise it when the stored files change, or the way they are made from the same text
+FORMAT = 6  # raise it when the stored files change, or the way they are made from the same text
 MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
+
+_PART_BYTES = 1 << 26  # of a file, which one thread reads; digests depend on it
+_READ_BYTES = 1 << 20  # at a time
+_hash = partial(hashlib.blake2b, digest_size=16)
 
 UNFINISHED = ".unfinished"  # ends the name of a folder whose preparation was interrupted
 
@@ -170,11 +176,26 @@ def _files(directory: Path) -> list[str]:
 
 
 def _digests(paths: Sequence[Path]) -> list[str]:
-    """The digest of each file, computed by some threads."""
+    """A digest of each file: that of the digests of its parts, which threads compute."""
+    parts = [_parts(path) for path in paths]
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(_digest, paths))
+        digests = pool.map(_digest, *zip(*chain.from_iterable(parts), strict=True))
+        return [_hash(b"".join(islice(digests, len(part)))).hexdigest() for part in parts]
 
 
-def _digest(path: Path) -> str:
+def _parts(path: Path) -> list[tuple[Path, int]]:
+    """The parts of a file, at least one: the path, and the index of the first byte."""
+    with user_errors("read", path):
+        size = path.stat().st_size
+    return [(path, start) for start in range(0, max(1, size), _PART_BYTES)]
+
+
+def _digest(path: Path, start: int) -> bytes:
+    """The digest of the part of a file that begins at a byte."""
+    digest = _hash()
     with user_errors("read", path), open_bytes(path) as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        file.seek(start)
+        blocks = iter(partial(file.read, _READ_BYTES), b"")
+        for block in islice(blocks, _PART_BYTES // _READ_BYTES):
+            digest.update(block)
+    return digest.digest()

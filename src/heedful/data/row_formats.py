@@ -16,6 +16,7 @@ from heedful.data.text_files import (
     BLOCK_BYTES,
     BLOCK_LINES,
     COMPRESSED,
+    BlockPlace,
     LineBlock,
     decode_lines,
     read_line_blocks,
@@ -106,10 +107,12 @@ class RawChunk:
 
     Args:
         parse: returns the rows of a block; raises UserError for a wrong line.
+        place: of its lines in plain files; None: they are found by reading the file.
     """
 
     parse: Callable[[Any], ParsedRows]
     block: Block
+    place: BlockPlace | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -139,43 +142,59 @@ def format_of(path: Path) -> str:
     return path.suffix[1:] if path.suffix in (".jsonl", ".tsv") else "text"
 
 
-def read_chunks(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iterator[RawChunk]:
-    """The rows of a file in chunks, at least one; arguments as in `read_rows`."""
+def read_chunks(
+    path: Path,
+    fields: Mapping[str, Field | None],
+    unit: Unit,
+    places: Sequence[BlockPlace] | None = None,
+) -> Iterator[RawChunk]:
+    """The rows of a file in chunks, at least one; arguments as in `read_rows`.
+
+    Args:
+        places: those of all chunks, if an earlier call has found them; they are read by `rows`.
+    """
     kind = format_of(path)
     if kind == "table":
         return _table_chunks(path, fields)
     if kind == "jsonl":
         parse = partial(_parse_jsonl, str(path), _names(path, "JSONL", fields))
-        return _line_chunks([path], parse)
+        return _line_chunks([path], parse, places)
     if kind == "tsv" and [*fields.values()] != [None]:
-        return _tsv_chunks(path, fields)
+        return _tsv_chunks(path, fields, places)
     if len(fields) > 1:
         raise UserError(
             f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns"
             f" ({', '.join(fields)}); convert it"
         )
     if unit == "line":
-        return _line_chunks([path], partial(_parse_lines, [str(path)]))
+        return _line_chunks([path], partial(_parse_lines, [str(path)]), places)
     return _part_chunks({"paragraph": _paragraphs, "file": _whole_file}[unit](path))
 
 
-def read_parallel_chunks(paths: Sequence[Path]) -> Iterator[RawChunk]:
-    """The rows of line-parallel files in chunks, at least one."""
+def read_parallel_chunks(
+    paths: Sequence[Path], places: Sequence[BlockPlace] | None = None
+) -> Iterator[RawChunk]:
+    """The rows of line-parallel files in chunks, at least one; `places`: as in `read_chunks`."""
     for path in paths:
         if is_table(path) and path.is_file():
             raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
-    return _line_chunks(paths, partial(_parse_lines, [str(path) for path in paths]))
+    return _line_chunks(paths, partial(_parse_lines, [str(path) for path in paths]), places)
 
 
-def read_record_chunks(path: Path, text_of: TextOf) -> Iterator[RawChunk]:
+def read_record_chunks(
+    path: Path, text_of: TextOf, places: Sequence[BlockPlace] | None = None
+) -> Iterator[RawChunk]:
     """Rows of one text, each made by `text_of` of a whole object of JSONL or row of a table.
+
+    Args:
+        places: as in `read_chunks`.
 
     Raises:
         UserError: a file of another format.
     """
     kind = format_of(path)
     if kind == "jsonl":
-        return _line_chunks([path], partial(_parse_json_records, str(path), text_of))
+        return _line_chunks([path], partial(_parse_json_records, str(path), text_of), places)
     if kind == "table":
         parse = partial(_parse_table_records, str(path), text_of)
         return _or_empty((RawChunk(parse, batch) for batch in read_table(path)), 1)
@@ -185,10 +204,12 @@ def read_record_chunks(path: Path, text_of: TextOf) -> Iterator[RawChunk]:
 
 
 def _line_chunks(
-    paths: Sequence[Path], parse: Callable[[LineBlock], ParsedRows]
+    paths: Sequence[Path],
+    parse: Callable[[LineBlock], ParsedRows],
+    places: Sequence[BlockPlace] | None,
 ) -> Iterator[RawChunk]:
-    for block in read_line_blocks(paths):
-        yield RawChunk(parse, block)
+    for block in read_line_blocks(paths, places):
+        yield RawChunk(parse, block, block.place)
 
 
 def _part_chunks(parts: Iterator[TextPart]) -> Iterator[RawChunk]:
@@ -231,12 +252,15 @@ def _whole_file(path: Path) -> Iterator[TextPart]:
     yield TextPart(1, len(lines), text if text.strip() else "")
 
 
-def _tsv_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawChunk]:
+def _tsv_chunks(
+    path: Path, fields: Mapping[str, Field | None], places: Sequence[BlockPlace] | None
+) -> Iterator[RawChunk]:
     explicit_fields = [field for field in fields.values() if field is not None]
     columns: list[int] = []
     # The number of columns of each line; 0: that of the first line that is not blank.
     width = 0 if explicit_fields else len(fields)
-    for block in read_line_blocks([path]):
+    for block in read_line_blocks([path], places):
+        place = block.place
         if not columns and not any(isinstance(field, str) for field in explicit_fields):
             columns = [i if f is None else int(f) - 1 for i, f in enumerate(fields.values())]
             if min(columns) < 0:
@@ -248,14 +272,14 @@ def _tsv_chunks(path: Path, fields: Mapping[str, Field | None]) -> Iterator[RawC
                 raise UserError(
                     f"{path}: give all columns by name or all by number, not some of each"
                 )
-            line, end, rest = block.sides[0].partition(b"\n")
+            line, end, rest = block.data(0).partition(b"\n")
             header = next(decode_lines([line + end], str(path)), "").split("\t")
             columns, width = _header_columns(path, header, fields), len(header)
             block = LineBlock(2, (rest,), block.num_bytes)
         if not width:
-            first = (line for line in BytesIO(block.sides[0]) if line.strip())
+            first = (line for line in BytesIO(block.data(0)) if line.strip())
             width = next((line.count(b"\t") + 1 for line in first), 0)
-        yield RawChunk(partial(_parse_tsv, str(path), columns, width), block)
+        yield RawChunk(partial(_parse_tsv, str(path), columns, width), block, place)
 
 
 def _header_columns(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,11 @@ from heedful.data.row_formats import (
     read_parallel_chunks,
     read_record_chunks,
 )
+from heedful.data.text_files import BlockPlace
 from heedful.errors import UserError
+
+SourcePlaces: TypeAlias = Mapping[int, Sequence[BlockPlace]]  # of the chunks of sources
+ReadFile: TypeAlias = Callable[..., Iterator[RawChunk]]  # with the argument `places`
 
 _CHUNK_ROWS = 4_096  # of rows in memory
 
@@ -111,7 +115,7 @@ class Rows:
         """The size of the texts in characters: what progress counts for rows in memory."""
         return sum(len(text) for texts in self.columns.values() for text in texts)
 
-    def chunks(self) -> Iterator["RowChunk"]:
+    def chunks(self, places: SourcePlaces | None = None) -> Iterator["RowChunk"]:
         """The rows in parts, as those of a `RowSource`."""
         for start in range(0, max(1, len(self)), _CHUNK_ROWS):
             part = self.select(np.arange(start, min(start + _CHUNK_ROWS, len(self))))
@@ -128,12 +132,14 @@ class RowChunk:
         corpus: the name of the rows' corpus; "": none.
         parse: returns the rows, with the counts of those read in `report`; raises UserError for a
             wrong row. It can be sent to another process for rows of files.
+        place: of its lines in plain files, for `RowSource.chunks`; None: it has none.
     """
 
     source: int
     num_bytes: int
     parse: Callable[[], Rows]
     corpus: str = ""
+    place: BlockPlace | None = None
 
 
 @runtime_checkable
@@ -143,8 +149,13 @@ class RowSource(Protocol):
     def total_bytes(self) -> int:
         """The sum of the `num_bytes` of all chunks, about."""
 
-    def chunks(self) -> Iterator[RowChunk]:
-        """The rows in order, in chunks that depend on the content alone; at least one a file."""
+    def chunks(self, places: SourcePlaces | None = None) -> Iterator[RowChunk]:
+        """The rows in order, in chunks that depend on the content alone; at least one a file.
+
+        Args:
+            places: by the index of a source, those of all its chunks, which an earlier call has
+                found: its files are then read by `RowChunk.parse` alone.
+        """
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,7 @@ class FileRows:
     """
 
     columns: tuple[str, ...]
-    files: tuple[tuple[str, tuple[Path, ...], Callable[[], Iterator[RawChunk]]], ...]
+    files: tuple[tuple[str, tuple[Path, ...], ReadFile], ...]
     keep_empty: bool = False
     as_texts: bool = False
     corpus: str = ""
@@ -175,11 +186,12 @@ class FileRows:
         paths = (path for _, paths, _ in self.files for path in paths)
         return sum(_size(path) for path in paths)
 
-    def chunks(self) -> Iterator[RowChunk]:
+    def chunks(self, places: SourcePlaces | None = None) -> Iterator[RowChunk]:
+        parser = replace(self, files=())  # each chunk is sent with it
         for index, (name, _, read) in enumerate(self.files):
-            for chunk in read():
-                parse = partial(self.parse, name, chunk)
-                yield RowChunk(index, chunk.num_bytes, parse, self.corpus)
+            for chunk in read(places=(places or {}).get(index)):
+                parse = partial(parser.parse, name, chunk)
+                yield RowChunk(index, chunk.num_bytes, parse, self.corpus, chunk.place)
 
     def parse(self, name: str, chunk: RawChunk) -> Rows:
         """The rows of a chunk of a file without empty ones, which are counted."""
@@ -198,10 +210,11 @@ class JoinedRows:
     def total_bytes(self) -> int:
         return sum(source.total_bytes() for source in self.sources)
 
-    def chunks(self) -> Iterator[RowChunk]:
+    def chunks(self, places: SourcePlaces | None = None) -> Iterator[RowChunk]:
         first = 0
         for source in self.sources:
-            for chunk in source.chunks():
+            known = {index - first: found for index, found in (places or {}).items()}
+            for chunk in source.chunks(known):
                 yield replace(chunk, source=first + chunk.source)
             first += len(source.files)
 
@@ -214,7 +227,7 @@ def open_rows(
     keep_empty: bool = False,
 ) -> FileRows:
     """The rows of files, to be read in chunks; arguments and errors as in `read_rows`."""
-    groups: list[tuple[str, tuple[Path, ...], Callable[[], Iterator[RawChunk]]]]
+    groups: list[tuple[str, tuple[Path, ...], ReadFile]]
     if isinstance(files, Mapping):
         columns = tuple(files)
         if len(set(map(len, files.values()))) > 1:

@@ -16,6 +16,7 @@ from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
 from heedful.data.row_formats import CORPUS, LABEL, Unit
 from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource
 from heedful.data.splits import KnownRows, Split, Tail, split_tail
+from heedful.data.text_files import BlockPlace
 from heedful.data.workers import map_in_order
 from heedful.progress import track
 
@@ -34,24 +35,40 @@ class ChunkFacts:
         num_characters: the characters of their texts.
         corpora: the name of the corpus; "" without corpora.
         kept: `ScannedChunk.kept_bits` of each chunk.
+        sources, places: `RowChunk.source` and `RowChunk.place` of each chunk.
     """
 
     num_rows: list[int] = field(default_factory=list)
     num_characters: list[int] = field(default_factory=list)
     corpora: list[str] = field(default_factory=list)
     kept: list[bytes | None] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    places: list[BlockPlace | None] = field(default_factory=list)
 
     @property
     def starts(self) -> list[int]:
         """The index of the first row of each chunk, and the number of all rows."""
         return [*accumulate(self.num_rows, initial=0)]
 
-    def add(self, part: "_ScannedPart") -> None:
+    @property
+    def known_places(self) -> dict[int, list[BlockPlace]]:
+        """The places of the chunks of each source of which all are known."""
+        found: dict[int, list[BlockPlace | None]] = {}
+        for source, place in zip(self.sources, self.places, strict=True):
+            found.setdefault(source, []).append(place)
+        known = {source: [p for p in places if p is not None] for source, places in found.items()}
+        return {
+            source: known[source] for source in found if len(known[source]) == len(found[source])
+        }
+
+    def add(self, part: "_ScannedPart", place: BlockPlace | None) -> None:
         """Add the next chunk."""
         self.num_rows.append(part.num_rows)
         self.num_characters.append(part.num_characters)
         self.corpora.append(part.corpus)
         self.kept.append(part.bits)
+        self.sources.append(part.source)
+        self.places.append(place)
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON, which `from_json` reads."""
@@ -62,7 +79,8 @@ class ChunkFacts:
     def from_json(cls, content: Mapping[str, Any]) -> "ChunkFacts":
         """The facts that `to_json` made."""
         bitmaps = [None if bits is None else bytes.fromhex(bits) for bits in content["kept"]]
-        return cls(**{**content, "kept": bitmaps})
+        places = [place and BlockPlace.from_json(place) for place in content["places"]]
+        return cls(**{**content, "kept": bitmaps, "places": places})
 
 
 @dataclass(frozen=True)
@@ -134,7 +152,7 @@ def scan_rows(
         labels |= part.labels
         known = reports.get(part.corpus)
         reports[part.corpus] = part.report if known is None else known.plus(part.report)
-        chunks.add(part)
+        chunks.add(part, chunk.place)
         sample.add(part.number, part.sampled)
     counter.checked_total()
     report = FilterReport([*report.filters, *unique.report.filters])
@@ -169,7 +187,7 @@ class ScannedChunk(NamedTuple):
 def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Iterator[ScannedChunk]:
     """The chunks of a source from number `start` on, after its first pass."""
     facts = zip(chunks.starts[:-1], chunks.kept, strict=True)
-    pairs = zip(source.chunks(), facts, strict=True)
+    pairs = zip(source.chunks(chunks.known_places), facts, strict=True)
     for chunk, (first, kept_bits) in islice(pairs, start, None):
         yield ScannedChunk(first, kept_bits, chunk)
 

@@ -4,6 +4,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from io import BufferedReader, BytesIO
 from itertools import islice
 from pathlib import Path
@@ -29,27 +30,52 @@ _READ_BYTES = 1 << 20  # of a file at a time
 _LINE_END = ord("\n")
 
 
-class FileBytes(bytes):
-    """Bytes of a plain file. A process to which they are sent reads them in the file.
+@dataclass(frozen=True)
+class FileLines:
+    """Lines of a plain file by their place in it; the bytes are not sent to other processes.
 
     Attributes:
-        path, start: the file, and the index of the first byte in it.
+        start, size: the index of the first byte in the file, and the number of bytes.
+        held: the bytes, if they were read already.
     """
 
     path: Path
     start: int
+    size: int
+    held: bytes | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _read_range, (self.path, self.start, len(self))
+        return FileLines, (self.path, self.start, self.size)
+
+    def read(self) -> bytes:
+        """The bytes; raises UserError if the file became shorter."""
+        if self.held is not None:
+            return self.held
+        with _named_errors(self.path), self.path.open("rb") as file:
+            file.seek(self.start)
+            data = file.read(self.size)
+        if len(data) < self.size:
+            raise UserError(f"{self.path} became shorter while it was read; start again")
+        return data
 
 
-def _read_range(path: Path, start: int, size: int) -> bytes:
-    with _named_errors(path), path.open("rb") as file:
-        file.seek(start)
-        data = file.read(size)
-    if len(data) < size:
-        raise UserError(f"{path} became shorter while it was read; start again")
-    return data
+class BlockPlace(NamedTuple):
+    """The place of a block in plain files, with which it is found again without reading.
+
+    Attributes:
+        first: the number of the first line, from 1.
+        starts, sizes: for each file the index of the first byte, and the number of bytes.
+    """
+
+    first: int
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def from_json(cls, content: Sequence[Any]) -> "BlockPlace":
+        """The place of which JSON has made lists."""
+        first, starts, sizes = content
+        return cls(first, tuple(starts), tuple(sizes))
 
 
 class LineBlock(NamedTuple):
@@ -57,29 +83,44 @@ class LineBlock(NamedTuple):
 
     Attributes:
         first: the number of the first line, from 1.
-        sides: for each file the bytes of its lines, with line ends.
+        sides: for each file its lines, with line ends: bytes, or a place in a plain file.
         num_bytes: bytes of the (compressed) files that the block ends after the block before.
     """
 
     first: int
-    sides: tuple[bytes, ...]
+    sides: tuple[bytes | FileLines, ...]
     num_bytes: int
+
+    def data(self, side: int) -> bytes:
+        """The bytes of the lines of a file; raises UserError if it became shorter."""
+        lines = self.sides[side]
+        return lines if isinstance(lines, bytes) else lines.read()
+
+    @property
+    def place(self) -> BlockPlace | None:
+        """The place of the block; None unless all files are plain."""
+        lines = [side for side in self.sides if isinstance(side, FileLines)]
+        if len(lines) < len(self.sides):
+            return None
+        starts, sizes = tuple(side.start for side in lines), tuple(side.size for side in lines)
+        return BlockPlace(self.first, starts, sizes)
 
     @property
     def num_rows(self) -> int:
         """The number of lines of each file."""
-        data = self.sides[0]
+        data = self.data(0)
         return data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
 
     def part(self, start: int, stop: int) -> "LineBlock":
         """The lines from `start` to before `stop`, counted from 0 in the block."""
-        sides = tuple(b"".join(islice(BytesIO(side), start, stop)) for side in self.sides)
+        lines = (BytesIO(self.data(side)) for side in range(len(self.sides)))
+        sides = tuple(b"".join(islice(side, start, stop)) for side in lines)
         size = self.num_bytes * (stop - start) // self.num_rows
         return LineBlock(self.first + start, sides, size)
 
     def texts(self, side: int, name: str) -> list[str]:
         """The lines of a file as in `read_lines`; `name`: of the file, for messages."""
-        data = self.sides[side]
+        data = self.data(side)
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError:
@@ -109,18 +150,31 @@ def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
         UserError: the file cannot be read, is not UTF-8 (with the line), or is damaged.
     """
     for block in read_line_blocks([path]):
-        lines = BytesIO(block.sides[0])
+        lines = BytesIO(block.data(0))
         yield from decode_lines(lines, str(path), first=block.first, keep_ends=keep_ends)
 
 
-def read_line_blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
+def read_line_blocks(
+    paths: Sequence[Path], places: Sequence[BlockPlace] | None = None
+) -> Iterator[LineBlock]:
     """The lines of one file, or of line-parallel files, in blocks; an empty file is one block.
 
     Blocks depend on the content of the files alone.
 
+    Args:
+        places: of all blocks, if an earlier call has found them: they are not read here.
+
     Raises:
         UserError: a file cannot be read or is damaged; the files have different numbers of lines.
     """
+    for place in places or ():
+        sides = tuple(map(FileLines, paths, place.starts, place.sizes))
+        yield LineBlock(place.first, sides, sum(place.sizes))
+    if places is None:
+        yield from _find_line_blocks(paths)
+
+
+def _find_line_blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
     with ExitStack() as stack:
         opened = [stack.enter_context(_opened(path)) for path in paths]
         sides = [
@@ -193,16 +247,15 @@ class _Lines:
             self._check_lengths(ends)
             self.ends = np.concatenate([self.ends, ends])
 
-    def take(self, count: int) -> bytes:
-        """The bytes of the first lines, which are removed."""
+    def take(self, count: int) -> bytes | FileLines:
+        """The first lines, which are removed."""
         end = int(self.ends[count - 1]) if count else 0
-        data = FileBytes(memoryview(self._data)[:end])
-        data.path, data.start = self._path, self._start
+        data, start = bytes(memoryview(self._data)[:end]), self._start
         del self._data[:end]
         self._start += end
         self.ends = self.ends[count:] - end
         self._num_taken += count
-        return data if self._is_plain else bytes(data)
+        return FileLines(self._path, start, end, data) if self._is_plain else data
 
     def _size(self) -> int:
         """The bytes of the whole lines."""
@@ -246,7 +299,7 @@ def _raise_different_lengths(paths: Sequence[Path]) -> NoReturn:
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
     for block in read_line_blocks([path]):
-        yield from BytesIO(block.sides[0])
+        yield from BytesIO(block.data(0))
 
 
 @contextmanager
