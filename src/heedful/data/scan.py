@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float64, Int64, Integer, UInt64
 from heedful.data.columns import DataReport
 from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
+from heedful.data.packed_rows import PackedRows
 from heedful.data.row_formats import CORPUS, LABEL, Unit
 from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource
 from heedful.data.splits import KnownRows, Split, Tail, split_tail
@@ -265,7 +266,7 @@ class _SampledRows:
 
     keys: Float64[np.ndarray, " n"]
     sizes: Int64[np.ndarray, " n"]
-    rows: Rows
+    rows: PackedRows
     places: Int64[np.ndarray, " n"]
 
     def select(self, chosen: Integer[np.ndarray, " m"]) -> "_SampledRows":
@@ -352,6 +353,7 @@ class _ChunkScanner:
         rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,)))
         keys = rng.random(len(read))[indices]
         places = np.flatnonzero(keys < threshold)
+        packed = PackedRows.pack(rows.select(places))
         return _ScannedPart(
             number=number,
             source=chunk.source,
@@ -361,7 +363,7 @@ class _ChunkScanner:
             read=read.report,
             report=rows.report,
             filters=chain.report,
-            sampled=_SampledRows(keys[places], sizes[places], rows.select(places), places),
+            sampled=_SampledRows(keys[places], sizes[places], packed, places),
             indices=indices,
             sizes=sizes,
             hashes=tuple(filter.hashes(rows) for filter in self.unique),
@@ -401,7 +403,8 @@ class _Sample:
         """The sample, in the order of the rows, and the indices of its rows among all."""
         self._cut()
         indices = [starts[number] + part.places for number, part in self._parts]
-        return Rows.concatenate([part.rows for _, part in self._parts]), np.concatenate(indices)
+        rows = Rows.concatenate([part.rows.unpack() for _, part in self._parts])
+        return rows, np.concatenate(indices)
 
     def _cut(self) -> None:
         """Keep the rows with the smallest keys, at least one unless the size is 0."""

@@ -263,8 +263,8 @@ class _Lines:
 
     def _check_lengths(self, ends: Int64[np.ndarray, " n"]) -> None:
         """Raise UserError for a line, whole or not, that is too long."""
-        borders = np.array([self._size(), *ends, len(self._data)])
-        is_long = np.diff(borders) > LONGEST_LINE
+        lengths = np.diff(ends, prepend=self._size(), append=len(self._data))
+        is_long = lengths > LONGEST_LINE
         if is_long.any():
             number = self._num_taken + len(self.ends) + int(is_long.argmax()) + 1
             _raise_long_line(str(self._path), number)
