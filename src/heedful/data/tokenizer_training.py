@@ -3,13 +3,15 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
+from heedful.data.piece_counts import count_words, train_on_words
+from heedful.data.word_cache import Separation
 from heedful.errors import UserError, describe
 from heedful.progress import has_display
 
@@ -104,6 +106,13 @@ class TrainingSettings:
         """True if decoding restores all whitespace."""
         return self.keep_whitespace or self.kind in _BYTES
 
+    @property
+    def separation(self) -> Separation | None:
+        """The words, as in `WordCache`, that are split one by one; None: texts are split whole."""
+        if self.kind == "byte_bpe":
+            return "borders"
+        return None if self.keeps_whitespace or self.kind == "char" else "spaces"
+
 
 def check_texts(texts: Any, name: str = "texts") -> None:
     """Raises UserError for anything but a list of texts."""
@@ -124,13 +133,8 @@ def train_backend(lines: list[str], settings: TrainingSettings) -> Backend:
     if settings.kind != "byte" and not any(texts):
         raise UserError("no text to train a tokenizer on; give at least one line that is not blank")
     backend = _untrained(settings)
-    if settings.kind == "unigram":
-        # One more than the characters: the trainer ignores a limit that equals their number.
-        _check_minimum(
-            len(settings.specials) + len(_alphabet(backend, lines, settings)) + 1, settings
-        )
     if settings.kind != "byte":
-        backend.train_from_iterator(lines, trainer=_trainer(backend, lines, settings))
+        _train(backend, lines, settings)
     backend = _canonical(backend, settings)
     # For decoding only: `Tokenizer` encodes their names in a text as ordinary text.
     backend.add_special_tokens(list(settings.specials))
@@ -146,6 +150,23 @@ def train_backend(lines: list[str], settings: TrainingSettings) -> Backend:
             )
         _check_minimum(size, settings)
     return backend
+
+
+def _train(backend: Backend, lines: list[str], settings: TrainingSettings) -> None:
+    """Train the model of a tokenizer."""
+    words = count_words(lines, settings.separation) if settings.separation else None
+    texts = lines if words is None else words
+    if settings.kind == "unigram":
+        # One more than the characters: the trainer ignores a limit that equals their number.
+        minimum = len(settings.specials) + len(_alphabet(backend, texts, settings)) + 1
+        _check_minimum(minimum, settings)
+    # The trainers allocate memory for vocab_size pieces and abort the process if they cannot.
+    bound = 1_024 + len(settings.specials) + _PIECES_OF_CHARACTER * sum(map(len, lines))
+    trainer = _trainer(backend, texts, settings, bound)
+    if words is None:
+        backend.train_from_iterator(lines, trainer=trainer)
+    else:
+        train_on_words(backend, words, trainer)
 
 
 def byte_pieces() -> list[str]:
@@ -228,10 +249,9 @@ def _normalizers(settings: TrainingSettings) -> list[Any]:
     return steps
 
 
-def _trainer(backend: Backend, lines: list[str], settings: TrainingSettings) -> Any:
+def _trainer(backend: Backend, texts: Iterable[str], settings: TrainingSettings, bound: int) -> Any:
+    """The trainer of this kind, with a vocabulary of at most `bound` entries."""
     kind = settings.kind
-    # The trainers allocate memory for vocab_size pieces and abort the process if they cannot.
-    bound = 1_024 + len(settings.specials) + _PIECES_OF_CHARACTER * sum(map(len, lines))
     arguments: dict[str, Any] = {
         "vocab_size": min(settings.vocab_size or bound, bound),
         "special_tokens": list(settings.specials),
@@ -245,18 +265,18 @@ def _trainer(backend: Backend, lines: list[str], settings: TrainingSettings) -> 
     if kind == "wordpiece":
         # The trainer would number the continuing characters in the order of a hash table, and ties
         # are broken by these numbers; as special tokens they keep the order of this list.
-        arguments["special_tokens"] += _continuing(backend, _alphabet(backend, lines, settings))
+        arguments["special_tokens"] += _continuing(backend, _alphabet(backend, texts, settings))
         return trainers.WordPieceTrainer(continuing_subword_prefix=_CONTINUES, **arguments)
     alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "byte_bpe" else []
     return trainers.BpeTrainer(initial_alphabet=alphabet, **arguments)
 
 
-def _alphabet(backend: Backend, lines: list[str], settings: TrainingSettings) -> list[str]:
-    """The characters of the normalized text, sorted, with U+2581 for the space."""
+def _alphabet(backend: Backend, texts: Iterable[str], settings: TrainingSettings) -> list[str]:
+    """The characters of normalized texts, sorted, with U+2581 for the space."""
     characters = set() if settings.keep_whitespace else {SPACE}
-    for line in lines:
-        normalizer = backend.normalizer
-        characters.update(line if normalizer is None else normalizer.normalize_str(line))
+    normalizer = backend.normalizer
+    for text in texts:
+        characters.update(text if normalizer is None else normalizer.normalize_str(text))
     return sorted({SPACE if c == " " else c for c in characters})
 
 

@@ -29,7 +29,7 @@ class WordCache:
         self, encode: Callable[[list[str]], Iterable[Sequence[int]]], separation: Separation
     ) -> None:
         self._encode = encode
-        self._split = _split_at_spaces if separation == "spaces" else _BORDER.split
+        self._split = splitter(separation)
         self._ids: dict[str, Sequence[int]] = {}
         self._num_characters = 0
 
@@ -64,6 +64,11 @@ class WordCache:
         is_small = size <= _MAX_CHARACTERS
         self._ids, self._num_characters = (ids, size) if is_small else ({}, 0)
         return ids
+
+
+def splitter(separation: Separation) -> Callable[[str], list[str]]:
+    """The function that returns the words of a text."""
+    return _split_at_spaces if separation == "spaces" else _BORDER.split
 
 
 def _split_at_spaces(text: str) -> list[str]:

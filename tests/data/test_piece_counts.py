@@ -1,0 +1,49 @@
+"""Training on distinct words: the same tokenizer as training on the texts."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.data import piece_counts
+from heedful.data.tokenizer_training import (
+    SPECIALS,
+    TrainingSettings,
+    _canonical,
+    _trainer,
+    _untrained,
+)
+
+ALPHABET = "aaabbéΣİ.,3 \t\n\x1c\x85\xa0\u3000 \u0301\u0345\u0308\xa8\uffe3\ufdfa\u2581今😀<>"
+TEXTS = st.lists(st.text(ALPHABET, max_size=12), max_size=12)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "byte_bpe"])
+@given(texts=TEXTS, repeats=st.integers(1, 9), normalization=st.sampled_from(["nfkc", "nfc", None]))
+@settings(max_examples=40, deadline=None)
+def test_training_on_words_equals_training_on_texts(
+    kind: str, texts: list[str], repeats: int, normalization: Any
+) -> None:
+    texts = ["ab. Aa b", *texts, *texts[:3] * repeats]
+    choices = TrainingSettings(kind, 300, True, normalization, SPECIALS, False, "none", True)
+    assert choices.separation is not None
+    words = piece_counts.count_words(texts, choices.separation)
+    one, other = _untrained(choices), _untrained(choices)
+    trainer = _trainer(one, texts, choices, 300)
+    one.train_from_iterator(texts, trainer=trainer)
+    piece_counts.train_on_words(other, words, _trainer(other, words, choices, 300))
+    expected, actual = (json.loads(_canonical(b, choices).to_str()) for b in (one, other))
+    assert actual == expected
+
+
+def test_texts_for_trainers_have_each_piece_as_often_as_it_occurs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(piece_counts, "_PIECES", 4)
+    counts = Counter({"a": 9, "b": 1, "c": 4, "d": 3, "e": 3})
+    texts = [*piece_counts._repeated(counts)]
+    assert Counter(piece for text in texts for piece in text.split("\n") if piece) == counts
+    assert max(len(text.split("\n")) for text in texts) < 8
