@@ -30,8 +30,10 @@ class WordCache:
     ) -> None:
         self._encode = encode
         self._split = splitter(separation)
-        self._ids: dict[str, Sequence[int]] = {}
+        self._ids: dict[str, tuple[int, ...]] = {}
         self._num_characters = 0
+        # One object for each id: those of all words would not fit the caches of a processor.
+        self._objects: dict[int, int] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text; raises TypeError unless `texts` is a list of strings."""
@@ -52,7 +54,7 @@ class WordCache:
                 rows[index] = list(chain.from_iterable(map(ids.__getitem__, words)))
         return cast("list[list[int]]", rows)
 
-    def _with_words(self, rows: Sequence[list[str]]) -> dict[str, Sequence[int]]:
+    def _with_words(self, rows: Sequence[list[str]]) -> dict[str, tuple[int, ...]]:
         """The ids of the words of some texts, with those of other words."""
         words = set[str]().union(*rows)
         ids = self._ids
@@ -60,7 +62,9 @@ class WordCache:
         size = self._num_characters + sum(map(len, new))
         if size > _MAX_CHARACTERS:
             ids, new, size = {}, words, sum(map(len, words))
-        ids.update(zip(new, self._encode([*new]), strict=True))
+        object_of = self._objects.setdefault
+        encoded = (tuple([object_of(i, i) for i in word]) for word in self._encode([*new]))
+        ids.update(zip(new, encoded, strict=True))
         is_small = size <= _MAX_CHARACTERS
         self._ids, self._num_characters = (ids, size) if is_small else ({}, 0)
         return ids

@@ -1,5 +1,6 @@
 """Functions mapped over chunks by a pool of processes, with results in order."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -20,6 +21,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 POOL_BYTES = 1 << 24  # of text; less is done sooner by one process than a pool is started
+# Of a worker's garbage collector, in objects: what a chunk needs is freed without it, and each
+# collection reads all lists of ids once more.
+_GC_THRESHOLD = 50_000
 _ITEMS_A_WORKER = 2  # that are being processed, or wait: one result is not awaited idly
 
 
@@ -89,6 +93,7 @@ def _start_worker(function: Callable[[Any], Any]) -> None:
     """Initialize a worker process: interruptions are handled by its parent, whose end ends it."""
     global _function  # noqa: PLW0603
     _function = function
+    gc.set_threshold(_GC_THRESHOLD)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
     threading.Thread(target=_exit_with_parent, daemon=True).start()
