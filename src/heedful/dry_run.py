@@ -154,7 +154,11 @@ def _measure(
     device: torch.device,
     precision: str,
 ) -> _StepCost:
-    """Means over some steps, each of one or more batches; the first is not counted."""
+    """Means over some steps, each of one or more batches; the first is not counted.
+
+    FLOPs are counted after the last step: between steps, counting would leave other data in the
+    processor's caches than a run does.
+    """
     settings, net = task.recipe.training, parts.model.net
     step = TrainStep(
         net,
@@ -164,17 +168,18 @@ def _measure(
     timer = StepTimer(step, settings, precision, device)
     seconds: list[float] = []
     tokens: list[int] = []
-    flops: list[int] = []
+    taken: list[list[Batch]] = []
     state_bytes = 0
     for batches in steps:
         seconds.append(timer.take(batches))
         state_bytes = _state_bytes(net, timer.optimizer)
         timer.clear()
         tokens.append(sum(batch.num_tokens for batch in batches))
-        flops.append(_flops(net, batches, settings, device))
+        taken.append(batches)
         if is_enough(seconds):
             break
-    counted = [without_first(values) for values in (seconds, tokens, flops)]
+    flops = [_flops(net, batches, settings, device) for batches in without_first(taken)]
+    counted = [without_first(seconds), without_first(tokens), flops]
     seconds_per_step, mean_tokens, mean_flops = (sum(v) / len(v) for v in counted)
     return _StepCost(seconds_per_step, mean_tokens, mean_flops, state_bytes)
 

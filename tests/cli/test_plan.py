@@ -1,6 +1,7 @@
 """`heedful plan`: plans of recipes with and without data, what fits, and wrong input."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from heedful.cli.app import make_app
 from heedful.cost.devices import ACCELERATORS
 from heedful.cost.evenness import evenness
 from heedful.cost.sharing import bytes_sent, unit_sizes
+from heedful.cost.timing import StepTimer
+from heedful.data.collate import Batch
 from heedful.plan.planner import PlanOptions, make_plan
 from heedful.recipe_files import load_recipe
 from heedful.zoo.gpt2 import ARCHITECTURE
@@ -73,6 +76,17 @@ def test_a_plan_with_data_has_their_lengths(tmp_path: Path) -> None:
     too_small = planned(recipe, "--memory", "0.0001")  # its operations are measured one by one
     assert not too_small["fits"]
     assert too_small["seconds_per_step"] > 0
+
+
+def test_the_steps_of_a_plan_are_those_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(timer: StepTimer, batches: Sequence[Batch]) -> float:
+        """Most of the time does not depend on the size."""
+        return 0.002 + 1e-6 * sum(batch.num_tokens for batch in batches)
+
+    monkeypatch.setattr(StepTimer, "take", take)
+    plan = make_plan(load_recipe("rhyme", []), PlanOptions(), lambda line: None)
+    assert plan.tokens_per_step == 160, "batches of 64 and 256 tokens"
+    assert plan.seconds_per_step == pytest.approx(0.002 + 160e-6, rel=0.02)
 
 
 def test_what_does_not_fit_is_said_with_changes_that_do(gpt: Path) -> None:

@@ -355,10 +355,11 @@ class _Planner:
         timer = StepTimer(step, self.training, self.precision, torch.device("cpu"))
         seconds: list[float] = []
         tokens: list[float] = []
+        num_parts = min(MEASURED_STEPS, len(batches))
         with track("measure steps", MEASURED_STEPS + 1) as advance:
             while not is_enough(seconds):
-                # The middle batch of each of MEASURED_STEPS equal parts.
-                share = (len(seconds) % MEASURED_STEPS + 0.5) / MEASURED_STEPS
+                # The middle batch of each of equal parts.
+                share = (len(seconds) % num_parts + 0.5) / num_parts
                 batch = batches[int(share * len(batches))]
                 seconds.append(timer.take([self.part_of(batch)] * self.per_rank))
                 timer.clear()
