@@ -38,8 +38,8 @@ def first_rows(batch: Batch, rows: int) -> Batch:
     share = rows / batch.tokens.ids.size(0)
     return replace(
         batch,
-        tokens=_first(batch.tokens, rows),
-        source=None if batch.source is None else _first(batch.source, rows),
+        tokens=batch.tokens.rows(0, rows),
+        source=None if batch.source is None else batch.source.rows(0, rows),
         types=None if batch.types is None else batch.types[:rows],
         targets=batch.targets[is_kept],
         target_positions=batch.target_positions[is_kept],
@@ -51,14 +51,3 @@ def first_rows(batch: Batch, rows: int) -> Batch:
 def padded_tokens(batch: Batch) -> int:
     """Tokens of all sides with padding."""
     return batch.tokens.ids.numel() + (0 if batch.source is None else batch.source.ids.numel())
-
-
-def _first(tokens: Tokens, rows: int) -> Tokens:
-    positions = tokens.positions
-    return replace(
-        tokens,
-        ids=tokens.ids[:rows],
-        positions=positions if positions.size(0) == 1 else positions[:rows],
-        real=None if tokens.real is None else tokens.real[:rows],
-        segments=None if tokens.segments is None else tokens.segments[:rows],
-    )

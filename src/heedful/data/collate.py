@@ -262,6 +262,8 @@ def make_tokens(
 ) -> Tokens:
     """`Tokens` of rows padded on the right; without lengths where no row is padded."""
     lengths = None if real.all() else torch.from_numpy(real.sum(axis=1))
-    return Tokens.from_ids(
+    tokens = Tokens.from_ids(
         torch.from_numpy(ids), lengths, segments=segments, longest_text=longest_text
     )
+    index = None if lengths is None else torch.from_numpy(np.flatnonzero(real))
+    return replace(tokens, real_index=index)

@@ -1,6 +1,6 @@
 """Blocks of attention and feed-forward, and stacks of blocks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from heedful.parts.cache import Cache, LayerCache, LayerShape
 from heedful.parts.masks import AttentionMask, MaskSpec
+from heedful.parts.multi_head import has_hooks
+from heedful.parts.planned import kernel_device
 from heedful.parts.residual import Residual
 from heedful.parts.tokens import Span, Tokens
+from heedful.parts.unpadding import Unpadding
 
 
 class Block(nn.Module):
@@ -73,6 +76,9 @@ class Stack(nn.Module):
         activation_checkpointing: keep only the input of each block, and compute its activations
             again in the backward pass (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
             Cost").
+        skips_padding: in training on a CPU, blocks compute the real tokens only (`Unpadding`): the
+            states between their modules are (1, N, D) for N real tokens. The output has zeros at
+            padding.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Stack(nn.Module):
         self.final_norm = nn.Identity() if final_norm is None else final_norm
         self.final_dropout = nn.Identity() if final_dropout is None else final_dropout
         self.activation_checkpointing = False
+        self.skips_padding = False
         # Takes the place of `call_block` in training (`training/block_compiler.py`).
         self.compiled_block: Callable[..., Tensor] | None = None
 
@@ -120,7 +127,11 @@ class Stack(nn.Module):
             self_mask = MaskSpec.from_tokens(tokens, causal=causal)
             if source is not None:
                 cross_mask = MaskSpec(tokens.span, source, causal=False)
-        masks = self.masks(x, self_mask, cross_mask)
+        unpaddings = None if cache is not None else self._unpaddings(x, tokens, memory, source)
+        masks = self.masks(x, self_mask, cross_mask, unpaddings)
+        if unpaddings is not None:
+            x = unpaddings[0].unpad(x)
+            memory = None if memory is None else unpaddings[1].unpad(memory)
         # With a cache a block must not run twice: it writes to the cache.
         is_checkpointed = (
             self.activation_checkpointing and cache is None and torch.is_grad_enabled()
@@ -132,13 +143,47 @@ class Stack(nn.Module):
             layer = None if layers is None else layers[index]
             inputs = block, x, mask[0], memory, mask[1], layer
             x = checkpoint(run, *inputs, use_reentrant=False) if is_checkpointed else run(*inputs)
-        return self.final_dropout(self.final_norm(x)).view(shape)
+        x = self.final_dropout(self.final_norm(x))
+        return x.view(shape) if unpaddings is None else unpaddings[0].pad(x)
+
+    def _unpaddings(
+        self, x: Tensor, tokens: Tokens, memory: Tensor | None, source: Span | None
+    ) -> tuple[Unpadding, Unpadding] | None:
+        """The unpadding of the states and of the memory (without one: again of the states).
+
+        None: the states stay padded, since `skips_padding` is not set, the pass needs fixed shapes,
+        a hook reads attention weights, the real tokens are not indexed, or there are none.
+        """
+        is_eager = self.compiled_block is None and not torch.compiler.is_compiling()
+        if not (self.skips_padding and self.training and is_eager and kernel_device(x) == "cpu"):
+            return None
+        if any(has_hooks(attention.pattern) for attention in self._attentions()):
+            return None
+        sides = [(x, tokens.span)]
+        if memory is not None and source is not None:
+            sides.append((memory, source))
+        if any(span.real is not None and span.real_index is None for _, span in sides):
+            return None
+        unpaddings = [
+            Unpadding(states.shape[:2], span.real_index, x.device) for states, span in sides
+        ]
+        if not all(unpadding.num_tokens for unpadding in unpaddings):
+            return None
+        return unpaddings[0], unpaddings[-1]
+
+    def _attentions(self) -> Iterator[Any]:
+        """The self- and cross-attention of all blocks."""
+        for block in self.blocks:
+            for residual in (block.self_attention, block.cross_attention):
+                if residual is not None:
+                    yield residual.sublayer  # type: ignore[union-attr]
 
     def masks(
         self,
         x: Float[Tensor, "N T D"],
         self_mask: MaskSpec | Sequence[MaskSpec],
         cross_mask: MaskSpec | None = None,
+        unpaddings: tuple[Unpadding, Unpadding] | None = None,
     ) -> list[tuple[AttentionMask, AttentionMask | None]]:
         """Prepared masks of self-attention and cross-attention of each block; equal layers share.
 
@@ -149,6 +194,7 @@ class Stack(nn.Module):
             x: embeddings.
             self_mask: for self-attention, one for all blocks or one for each.
             cross_mask: for cross-attention; None: without it.
+            unpaddings: of the states and of the memory; None: they are padded.
         """
         needs_grad = torch.is_grad_enabled() and (
             x.requires_grad or any(p.requires_grad for p in self.parameters())
@@ -169,7 +215,12 @@ class Stack(nn.Module):
                 attention: Any = residual.sublayer  # type: ignore[union-attr]
                 key = (spec is cross_mask, attention.mask_key)
                 if key not in prepared:
-                    prepared[key] = attention.prepare_mask(spec, x, needs_grad=needs_grad)
+                    mask = attention.prepare_mask(spec, x, needs_grad=needs_grad)
+                    if unpaddings is not None:
+                        mask = attention.unpadded_mask(
+                            mask, unpaddings[0], unpaddings[spec is cross_mask]
+                        )
+                    prepared[key] = mask
                 pair.append(prepared[key])
             masks.append((pair[0], pair[1]))
         return masks

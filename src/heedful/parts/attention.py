@@ -48,6 +48,10 @@ class Attention(MultiHead):
         self.qkv = nn.Linear(d_model, sum(self.split_sizes), bias=bias)
         self.query_norm, self.key_norm = query_norm, key_norm
 
+    def _can_use_trained_attention(self, mask: AttentionMask) -> bool:
+        """As in the base, without norms of heads."""
+        return self.query_norm is None and super()._can_use_trained_attention(mask)
+
     @property
     def split_sizes(self) -> tuple[int, int, int]:
         """Numbers of rows of `qkv` that belong to queries, keys and values."""
@@ -79,8 +83,13 @@ class Attention(MultiHead):
             UserError: `x` has another width than D, or `mask` another type or shape.
         """
         prepared = self._resolve_mask(mask, x, x, causal=causal, return_weights=return_weights)
+        projected = self.qkv(x)
+        if prepared.rows is not None:
+            return self._attend_rows(projected, None, prepared)
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        both, value = self._split_heads(self.qkv(x)).split([heads + kv_heads, kv_heads], dim=1)
+        both, value = self._split_heads(projected, prepared.queries).split(
+            [heads + kv_heads, kv_heads], dim=1
+        )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = both.split([heads, kv_heads], dim=1)
             both = torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
@@ -143,12 +152,14 @@ class CrossAttention(MultiHead):
         if projected is None and keys.size(0) != x.size(0):
             raise UserError(f"memory has {keys.size(0)} rows, but x has {x.size(0)}")
         prepared = self._resolve_mask(mask, x, keys, causal=False, return_weights=return_weights)
+        if prepared.rows is not None:
+            return self._attend_rows(self.q(x), self.kv(keys), prepared)
         if projected is None:
-            projected = self.project_memory(keys)
+            projected = self._split_heads(self.kv(keys), prepared.keys)
         key, value = projected.chunk(2, dim=1)
-        query = self._split_heads(self.q(x))
+        query = self._split_heads(self.q(x), prepared.queries)
         return self._attend_and_project(query, key, value, prepared, return_weights)
 
     def project_memory(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B both S E"]:
         """Keys and then values of a source; in decoding they are computed once."""
-        return self._split_heads(self.kv(memory))
+        return self._split_heads(self.kv(memory), None)

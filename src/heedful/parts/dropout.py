@@ -59,7 +59,17 @@ class Dropout(nn.Module):
         if torch.compiler.is_compiling():  # whose gradient is derived from this
             keep, scale = keep_mask(x.shape, self.p)
             return x * keep * scale
-        return _Drop.apply(x, self.p, self.share)  # type: ignore[no-untyped-call]
+        return _Drop.apply(x, *self.draw_mask(x.shape))  # type: ignore[no-untyped-call]
+
+    def draw_mask(self, shape: torch.Size) -> tuple[Int16[Tensor, "..."], float]:
+        """Mask and scale of `apply_mask` for an input of this shape, which may be a share."""
+        share = self.share
+        if share is None:
+            return keep_mask(shape, self.p)
+        whole = [*shape]
+        whole[share.dim] *= share.count
+        keep, scale = keep_mask(torch.Size(whole), self.p)
+        return keep.chunk(share.count, share.dim)[share.index].contiguous(), scale
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -94,7 +104,7 @@ def _random_bits(size: tuple[int]) -> Int64[Tensor, " n"]:
     return torch.from_numpy(np.random.SFC64(seed.numpy()).random_raw(size).view(np.int64))
 
 
-def _multiply(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
+def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
     """x · keep · scale.
 
     The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
@@ -106,17 +116,12 @@ def _multiply(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
 
 class _Drop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, share: DropoutShare | None) -> Tensor:
-        shape = [*x.shape]
-        if share is not None:
-            shape[share.dim] *= share.count
-        keep, ctx.scale = keep_mask(torch.Size(shape), p)
-        if share is not None:
-            keep = keep.chunk(share.count, share.dim)[share.index].contiguous()
+    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(keep)
-        return _multiply(x, keep, ctx.scale)
+        ctx.scale = scale
+        return apply_mask(x, keep, scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (keep,) = ctx.saved_tensors
-        return _multiply(grads[0], keep, ctx.scale), None, None
+        return apply_mask(grads[0], keep, ctx.scale), None, None

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from heedful.errors import UserError, describe
 from heedful.parts.rotary import Rotation
 from heedful.parts.tokens import Span, Tokens
+from heedful.parts.trained_attention import HeadRows
+from heedful.parts.unpadding import Unpadding
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -206,12 +208,16 @@ class AttentionMask(NamedTuple):
     tensors and no layer computes them again where its activations are checkpointed.
 
     Attributes:
-        real: (B, T), False for queries without a visible key; None: every query has one.
+        real: (B, T), or (1, N) for states without padding; False for queries without a visible key;
+            None: every query has one.
         rotation: rotary positions; None: the attention has none.
         blocks: one block for all queries, or several along the diagonal.
         forms_weights: plain matrix products that form the weights, not a fused kernel.
         is_causal: the causal mask of the kernel is enough; there is no bias.
         block_mask: of `packed_attention`, in place of all other masks; None: it is not used.
+        queries, keys: the states of queries and of keys are those of their real tokens only, as one
+            row; None: the states are padded.
+        rows: for `trained_attention`; None: it is not used.
     """
 
     real: Bool[Tensor, "#B #T"] | None
@@ -220,3 +226,6 @@ class AttentionMask(NamedTuple):
     forms_weights: bool
     is_causal: bool
     block_mask: "BlockMask | None" = None
+    queries: Unpadding | None = None
+    keys: Unpadding | None = None
+    rows: HeadRows | None = None

@@ -17,6 +17,8 @@ from heedful.parts.packed_attention import can_skip_blocks, packed_attention, pa
 from heedful.parts.planned import kernel_device
 from heedful.parts.rotary import RotaryPositions
 from heedful.parts.tokens import Span
+from heedful.parts.trained_attention import HeadRows, trained_attention
+from heedful.parts.unpadding import Unpadding
 
 # Least number of queries in a block of a sliding-window layer: with fewer, the loop dominates.
 _LOCAL_QUERIES = 128
@@ -193,6 +195,38 @@ class MultiHead(nn.Module):
             blocks.append(MaskBlock(queries, keys, spec.bias(dtype, part=part, **options)))
         return AttentionMask(spec.real, rotation, tuple(blocks), forms_weights, is_causal=False)
 
+    def unpadded_mask(
+        self, mask: AttentionMask, queries: Unpadding, keys: Unpadding
+    ) -> AttentionMask:
+        """A prepared mask for states without padding in a training step on a CPU."""
+        # In self-attention the query itself is visible.
+        real = None if queries is keys or mask.real is None else mask.real.expand(queries.shape)
+        if real is not None:
+            real = queries.unpad(real[..., None])[..., 0]
+        rows = None
+        if self._can_use_trained_attention(mask):
+            rows = HeadRows.of_unpaddings(queries, keys, self.num_heads, self.num_kv_heads)
+        return mask._replace(real=real, queries=queries, keys=keys, rows=rows)
+
+    def _can_use_trained_attention(self, mask: AttentionMask) -> bool:
+        """True if nothing is between projection and scores, and the bias has no gradient."""
+        if not mask.forms_weights or len(mask.blocks) > 1 or self.softcap is not None:
+            return False
+        bias = mask.blocks[0].bias
+        return mask.rotation is None and (bias is None or not bias.requires_grad)
+
+    def _attend_rows(
+        self, projected: Tensor, memory: Tensor | None, mask: AttentionMask
+    ) -> Float[Tensor, "1 N D"]:
+        """The output for the real tokens, from the projections of `trained_attention`."""
+        assert mask.rows is not None
+        scale = 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+        bias = mask.blocks[0].bias
+        heads = trained_attention(
+            projected, memory, mask.rows, bias, self.dropout, scale, self.head_dim
+        )
+        return self._project_heads(heads, mask.real)
+
     @property
     def mask_key(self) -> tuple[Any, ...]:
         """Hashable key: modules with equal keys can share one prepared mask."""
@@ -301,7 +335,12 @@ class MultiHead(nn.Module):
         )
         return self.prepare_mask(mask, x, needs_grad=needs_grad, return_weights=return_weights)
 
-    def _split_heads(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B H T E"]:
+    def _split_heads(
+        self, x: Float[Tensor, "B T W"], unpadding: Unpadding | None
+    ) -> Float[Tensor, "B H T E"]:
+        """Heads of padded states, or of states without padding, which are padded here."""
+        if unpadding is not None:
+            x = unpadding.pad(x)
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _attend_and_project(
@@ -309,7 +348,8 @@ class MultiHead(nn.Module):
     ) -> Any:
         """The output (B, T, D), or (output, weights)."""
         heads, weights = self._attend_blocks(query, key, value, mask)
-        out = self._project_heads(heads, mask.real)
+        x = heads.transpose(1, 2).flatten(2)
+        out = self._project_heads(x if mask.queries is None else mask.queries.unpad(x), mask.real)
         if not return_weights:
             return out
         assert weights is not None
@@ -366,10 +406,10 @@ class MultiHead(nn.Module):
         return _unfold_heads(heads, repeats), weights
 
     def _project_heads(
-        self, heads: Float[Tensor, "B H T E"], real: Bool[Tensor, "#B #T"] | None
+        self, x: Float[Tensor, "B T HE"], real: Bool[Tensor, "#B #T"] | None
     ) -> Float[Tensor, "B T D"]:
-        """The output projection; zeros for queries without a visible key."""
-        out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        """The output projection of heads side by side; zeros for queries without a visible key."""
+        out: Tensor = self.out(x)
         # After the projection, whose bias would otherwise be added to the zeros.
         return out if real is None else out * real[..., None]
 

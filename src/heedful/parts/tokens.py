@@ -20,6 +20,7 @@ class Span(NamedTuple):
     segments: Int[Tensor, "B T"] | None = None
     is_aligned: bool = False
     longest_text: int | None = None
+    real_index: Int[Tensor, " N"] | None = None
 
     def part(self, columns: range) -> "Span":
         """The tokens of some columns."""
@@ -42,6 +43,8 @@ class Tokens:
         is_aligned: the position of each token is its column, so padding is on the right.
         longest_text: upper bound of the tokens per segment of packed rows, known on the host, so
             that attention can skip keys that are farther away. None: unknown.
+        real_index: (N,), index of each real token in the flattened B·T tokens, found on the host,
+            so that training can skip padding without waiting for the device. None: unknown.
 
     >>> tokens = Tokens.from_ids(torch.tensor([[5, 6, 7], [0, 8, 9]]), torch.tensor([3, 2]), "left")
     >>> tokens.positions
@@ -58,6 +61,7 @@ class Tokens:
     segments: Int[Tensor, "B T"] | None = None
     is_aligned: bool = False
     longest_text: int | None = None
+    real_index: Int[Tensor, " N"] | None = None
 
     @classmethod
     def from_ids(
@@ -100,7 +104,14 @@ class Tokens:
     @property
     def span(self) -> Span:
         """The tokens without their ids."""
-        return Span(self.positions, self.real, self.segments, self.is_aligned, self.longest_text)
+        return Span(
+            self.positions,
+            self.real,
+            self.segments,
+            self.is_aligned,
+            self.longest_text,
+            self.real_index,
+        )
 
     @property
     def lengths(self) -> Int[Tensor, "B"]:
@@ -111,7 +122,7 @@ class Tokens:
 
     def to(self, device: torch.device | str) -> "Tokens":
         """A copy on another device."""
-        names = ("ids", "positions", "real", "segments")
+        names = ("ids", "positions", "real", "segments", "real_index")
         tensors = {name: getattr(self, name) for name in names}
         moved: Any = {n: None if t is None else t.to(device) for n, t in tensors.items()}
         return replace(self, **moved)
@@ -123,6 +134,10 @@ class Tokens:
         parts: Any = {n: None if t is None else t[first:last] for n, t in tensors.items()}
         if self.positions.size(0) > 1:  # otherwise shared by all rows
             parts["positions"] = self.positions[first:last]
+        if self.real_index is not None:
+            start, stop = (row * self.ids.size(1) for row in (first, last))
+            index = self.real_index
+            parts["real_index"] = index[(index >= start) & (index < stop)] - start
         return replace(self, **parts)
 
     def longest(self) -> int:

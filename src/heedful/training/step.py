@@ -35,6 +35,7 @@ class TrainStep(nn.Module):
         for module in net.modules():
             if isinstance(module, Stack):
                 module.activation_checkpointing = activation_checkpointing
+                module.skips_padding = True
         experts = [module for module in net.modules() if isinstance(module, Experts)]
         self._balanced = [module for module in experts if module.balance_weight]
 
@@ -48,6 +49,8 @@ class TrainStep(nn.Module):
             return self.loss(self.net, batch)
         with record_router_logits(self._balanced) as logits:
             sums = self.loss(self.net, batch)
-        experts = self._balanced[0]
-        balance = experts.balance_weight * balance_loss(logits, experts.top_k, batch.tokens.real)
+        experts, real = self._balanced[0], batch.tokens.real
+        if logits[0].shape[:2] != batch.tokens.ids.shape:
+            real = None  # the stack skips padding
+        balance = experts.balance_weight * balance_loss(logits, experts.top_k, real)
         return sums._replace(loss=sums.loss + sums.tokens * balance)
