@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Operators by those that a step calls, which may write to a given tensor.
 _PRODUCTS = {
-    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm")
+    getattr(getattr(torch.ops.aten, name), overload): getattr(torch.ops.aten, name).default
+    for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm")
+    for overload in ("default", "out")
 }
 
 
@@ -55,7 +58,7 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         if func in _PRODUCTS:
             operands = tuple(Operand(tuple(t.shape), t.stride(), t.dtype) for t in args)
-            self.products.append(Product(func, operands))
+            self.products.append(Product(_PRODUCTS[func], operands))
         return func(*args, **(kwargs or {}))
 
 

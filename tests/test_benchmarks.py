@@ -117,6 +117,9 @@ def test_products_of_a_step_are_recorded_and_run_alone(monkeypatch: pytest.Monke
     ]
     assert products[1].operands[0].strides == (0, 7, 1)
     assert record_products(runner(products)) == products
+    x, key = torch.randn(4, 3, 7), torch.randn(4, 7, 6)
+    into = record_products(lambda: torch.bmm(x, key, out=torch.empty(4, 3, 6)))
+    assert into == record_products(lambda: x @ key)
 
 
 @pytest.mark.parametrize("name", ["torch", "eager", "sdpa"])
