@@ -25,7 +25,8 @@ from heedful.parts.dropout import Dropout
 from heedful.parts.losses import LossSum
 from heedful.parts.masks import MaskSpec
 from heedful.parts.multi_head import MultiHead
-from heedful.parts.relative import AlibiBias
+from heedful.parts.relative import AlibiBias, RelativePositionBias
+from heedful.parts.rotary import RotaryPositions, YarnScaling
 from heedful.parts.tokens import Tokens
 from heedful.parts.unpadding import Unpadding
 from heedful.training.step import TrainStep
@@ -123,7 +124,17 @@ def test_losses_and_gradients_equal_those_of_padded_states(name: str) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize(
-    "options", [{}, {"window": 2}, {"position": AlibiBias(4)}, {"scale": 0.3}, {"softcap": 2.0}]
+    "options",
+    [
+        {},
+        {"window": 2},
+        {"scale": 0.3},
+        {"softcap": 2.0},
+        {"position": AlibiBias(4)},
+        {"position": RelativePositionBias(4, 8, 16, causal=False)},
+        {"position": RotaryPositions(4)},
+        {"position": RotaryPositions(4, layout="interleaved", scaling=YarnScaling(4.0, 16))},
+    ],
 )
 def test_attention_of_real_tokens_equals_that_of_padded_rows(
     options: dict[str, Any], kv_heads: int, causal: bool

@@ -209,11 +209,8 @@ class MultiHead(nn.Module):
         return mask._replace(real=real, queries=queries, keys=keys, rows=rows)
 
     def _can_use_trained_attention(self, mask: AttentionMask) -> bool:
-        """True if nothing is between projection and scores, and the bias has no gradient."""
-        if not mask.forms_weights or len(mask.blocks) > 1 or self.softcap is not None:
-            return False
-        bias = mask.blocks[0].bias
-        return mask.rotation is None and (bias is None or not bias.requires_grad)
+        """True where the attention is what `trained_attention` computes."""
+        return mask.forms_weights and len(mask.blocks) == 1 and self.softcap is None
 
     def _attend_rows(
         self, projected: Tensor, memory: Tensor | None, mask: AttentionMask
@@ -221,9 +218,15 @@ class MultiHead(nn.Module):
         """The output for the real tokens, from the projections of `trained_attention`."""
         assert mask.rows is not None
         scale = 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
-        bias = mask.blocks[0].bias
         heads = trained_attention(
-            projected, memory, mask.rows, bias, self.dropout, scale, self.head_dim
+            projected,
+            memory,
+            mask.rows,
+            mask.blocks[0].bias,
+            self.dropout,
+            scale,
+            self.head_dim,
+            mask.rotation,
         )
         return self._project_heads(heads, mask.real)
 

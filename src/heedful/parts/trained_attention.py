@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.parts.dropout import Dropout, apply_mask
+from heedful.parts.rotary import Rotation, rotate
 from heedful.parts.unpadding import Unpadding
 
 
@@ -80,16 +81,18 @@ def trained_attention(
     dropout: Dropout,
     scale: float,
     head_dim: int,
+    rotation: Rotation | None = None,
 ) -> Float[Tensor, "1 N HE"]:
     """The heads of `attend` for real tokens, side by side; first derivatives only.
 
     Args:
         projected: queries, keys and values of self-attention, or queries of cross-attention.
         memory: keys and values of cross-attention.
-        bias: as in `attend`, without a gradient.
+        bias: as in `attend`.
         dropout: on the weights.
         scale: factor of the scores.
         head_dim: E.
+        rotation: rotary positions of self-attention.
     """
     mask = None
     if dropout.training and dropout.p > 0:
@@ -97,7 +100,8 @@ def trained_attention(
     heads: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
         projected.reshape(-1, head_dim),
         None if memory is None else memory.reshape(-1, head_dim),
-        *(rows, bias, mask, scale),
+        bias,
+        *(rows, mask, scale, rotation),
     )
     return heads.view(1, projected.size(1), -1)
 
@@ -110,15 +114,19 @@ class _Attention(torch.autograd.Function):
         ctx: Any,
         projected: Tensor,
         memory: Tensor | None,
-        rows: HeadRows,
         bias: Tensor | None,
+        rows: HeadRows,
         mask: tuple[Tensor, float] | None,
         scale: float,
+        rotation: Rotation | None,
     ) -> Tensor:
         num_queries, num_keys = rows.shape[2:]
         width, source = projected.size(1), projected if memory is None else memory
-        query = projected.index_select(0, rows.query).mul_(scale).view(-1, num_queries, width)
-        key = source.index_select(0, rows.key).view(-1, num_keys, width)
+        query = projected.index_select(0, rows.query).mul_(scale)
+        key = source.index_select(0, rows.key)
+        if rotation is not None:
+            query, key = (_rotate_rows(x, rotation, rows.shape[0]) for x in (query, key))
+        query, key = query.view(-1, num_queries, width), key.view(-1, num_keys, width)
         value = source.index_select(0, rows.value).view(-1, num_keys, width)
         scores = torch.bmm(query, key.transpose(1, 2)).view(rows.shape)
         if bias is not None:
@@ -130,7 +138,8 @@ class _Attention(torch.autograd.Function):
         keep, ctx.keep_scale = (None, 1.0) if mask is None else mask
         if keep is not None:
             dropped = apply_mask(dropped, keep, ctx.keep_scale)
-        ctx.rows, ctx.scale = rows, scale
+        ctx.rows, ctx.scale, ctx.rotation = rows, scale, rotation
+        ctx.bias_shape = None if bias is None else bias.shape
         ctx.save_for_backward(query, key, value, weights, dropped, keep)
         heads = torch.bmm(dropped.flatten(0, 1), value)
         return heads.view(-1, width).index_select(0, rows.heads)
@@ -148,16 +157,25 @@ class _Attention(torch.autograd.Function):
             weights_grad = apply_mask(weights_grad, keep, ctx.keep_scale)
         weights_grad = weights_grad.to(weights.dtype)
         scores_grad = torch._softmax_backward_data(weights_grad, weights, -1, weights.dtype)
+        bias_grad = scores_grad.sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[2] else None
         scores_grad = scores_grad.to(query.dtype).flatten(0, 1)
         joint = query.new_empty(query.numel() + 2 * key.numel())
         parts = joint.split([query.numel(), key.numel(), key.numel()])
         torch.bmm(scores_grad, key, out=parts[0].view_as(query)).mul_(ctx.scale)
         torch.bmm(scores_grad.transpose(1, 2), query, out=parts[1].view_as(key))
         torch.bmm(dropped.flatten(0, 1).transpose(1, 2), heads_grad, out=parts[2].view_as(key))
+        if ctx.rotation is not None:  # the gradient is turned back
+            back = ctx.rotation._replace(sin=-ctx.rotation.sin)
+            for part in parts[:2]:
+                rotated = part.view(-1, query.size(-1))
+                rotated.copy_(_rotate_rows(rotated, back, rows.shape[0]))
         joint = joint.view(-1, query.size(-1))
         of_memory = rows.memory_grad
-        return (
-            joint.index_select(0, rows.query_grad),
-            None if of_memory is None else joint.index_select(0, of_memory),
-            *(None,) * 4,
-        )
+        memory_grad = None if of_memory is None else joint.index_select(0, of_memory)
+        return joint.index_select(0, rows.query_grad), memory_grad, bias_grad, *(None,) * 4
+
+
+def _rotate_rows(x: Float[Tensor, "M E"], rotation: Rotation, batch: int) -> Float[Tensor, "M E"]:
+    """`rotate` for heads (B, H, T, E) as rows."""
+    heads = x.view(batch, -1, rotation.cos.size(-2), x.size(-1))
+    return rotate(heads, rotation).view_as(x)
