@@ -17,8 +17,8 @@ class Unpadding:
 
     Args:
         shape: (B, T).
-        index: (N,), index of each real token in the flattened B·T tokens, of which there must be
-            one at least; None: no padding.
+        index: (N,), index of each real token in the flattened B·T tokens, in any order, at least
+            one; None: no padding.
         device: of the states, without an index.
 
     Attributes:
@@ -112,13 +112,13 @@ class _Rows(NamedTuple):
     def of_index(cls, real: Int[Tensor, "N"], num_rows: int) -> "_Rows":
         """All indices from those of the real rows, without waiting for the device."""
         is_real = real.new_zeros(num_rows).index_fill_(0, real, 1)
-        source = is_real.cumsum(0).sub_(1)
         rows = torch.arange(num_rows, device=real.device)
+        source = real.new_zeros(num_rows).index_copy_(0, real, rows[: real.size(0)])
         num_padding = num_rows - real.size(0)
         # Real rows are written to an extra slot, which is cut off.
-        slots = torch.where(is_real > 0, num_padding, rows - source - 1)
+        slots = torch.where(is_real > 0, num_padding, rows - is_real.cumsum(0))
         padding = real.new_empty(num_padding + 1).scatter_(0, slots, rows)[:-1]
-        return cls(real, source.clamp_(min=0), padding)
+        return cls(real, source, padding)
 
     def take(self, x: Shaped[Tensor, "M D"]) -> Shaped[Tensor, "N D"]:
         """The real rows."""
