@@ -77,8 +77,7 @@ class Stack(nn.Module):
             again in the backward pass (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
             Cost").
         skips_padding: in training on a CPU, blocks compute the real tokens only (`Unpadding`): the
-            states between their modules are (1, N, D) for N real tokens. The output has zeros at
-            padding.
+            states between their modules are (1, N, D) for N real tokens, with up to 15 of padding.
     """
 
     def __init__(

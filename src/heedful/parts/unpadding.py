@@ -7,9 +7,14 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+# Products with bf16 of other numbers of rows take up to 4% more time on a CPU (docs/log.md).
+_ROW_MULTIPLE = 16
+
 
 class Unpadding:
-    """The real tokens of a padded batch (B, T) as one row of N tokens, in the order of the batch.
+    """The real tokens of a padded batch (B, T) as one row, and some padding after them.
+
+    With the padding the row has a multiple of 16 tokens, at most B·T.
 
     Modules that compute each token by itself (linear layers, norms, feed-forward) then compute
     nothing for padding; only attention needs the padded form (Zeng et al. 2022, "Boosting
@@ -17,38 +22,37 @@ class Unpadding:
 
     Args:
         shape: (B, T).
-        index: (N,), index of each real token in the flattened B·T tokens, in any order, at least
+        index: the index of each real token in the flattened B·T tokens, in any order, at least
             one; None: no padding.
         device: of the states, without an index.
 
     Attributes:
-        num_tokens: N.
+        num_tokens: length N of the row.
 
-    >>> unpadding = Unpadding(torch.Size([2, 3]), torch.tensor([0, 1, 2, 3]))
-    >>> unpadding.unpad(torch.arange(6.0).view(2, 3, 1)).flatten().tolist()
-    [0.0, 1.0, 2.0, 3.0]
-    >>> unpadding.pad(torch.ones(1, 4, 1))[..., 0]
-    tensor([[1., 1., 1.],
-            [1., 0., 0.]])
+    >>> unpadding = Unpadding(torch.Size([2, 18]), torch.arange(16) + 18)
+    >>> unpadding.unpad(torch.arange(36.0).view(2, 18, 1))[0, :3, 0]
+    tensor([18., 19., 20.])
+    >>> unpadding.pad(torch.ones(1, 16, 1)).sum(1)[:, 0]
+    tensor([ 0., 16.])
     """
 
     def __init__(
-        self, shape: torch.Size, index: Int[Tensor, "N"] | None, device: torch.device | None = None
+        self, shape: torch.Size, index: Int[Tensor, "M"] | None, device: torch.device | None = None
     ) -> None:
         self.shape = shape
-        self.num_tokens = shape.numel() if index is None else index.size(0)
         self._rows = None if index is None else _Rows.of_index(index, shape.numel())
+        self.num_tokens = shape.numel() if self._rows is None else self._rows.real.size(0)
         self._all = torch.arange(shape.numel(), device=device)
 
     def unpad(self, x: Shaped[Tensor, "B T D"]) -> Shaped[Tensor, "1 N D"]:
-        """The states, or other values, of the real tokens."""
+        """The states, or other values, of the tokens of the row."""
         rows = x.flatten(0, 1)
         if self._rows is not None:
             rows = _Take.apply(rows, self._rows)  # type: ignore[no-untyped-call]
         return rows[None]
 
     def pad(self, x: Float[Tensor, "1 N D"]) -> Float[Tensor, "B T D"]:
-        """The states of all tokens: those of the real ones, and zeros at padding."""
+        """The states of all tokens, and zeros for those that are not in the row."""
         rows = x[0]
         if self._rows is not None:
             rows = _Put.apply(rows, self._rows)  # type: ignore[no-untyped-call]
@@ -96,10 +100,10 @@ class Unpadding:
 
 
 class _Rows(NamedTuple):
-    """Indices of rows in a matrix of M rows, of which N are real.
+    """Indices of rows in a matrix of M rows, of which N are taken.
 
     Attributes:
-        real: (N,), the real rows.
+        real: (N,), the real rows, and others after them.
         source: (M,), the index in `real` of the row to copy; at padding any index.
         padding: (M - N,), the other rows.
     """
@@ -110,22 +114,24 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of_index(cls, real: Int[Tensor, "N"], num_rows: int) -> "_Rows":
-        """All indices from those of the real rows, without waiting for the device."""
+        """All indices from those of real rows, without waiting for the device."""
         is_real = real.new_zeros(num_rows).index_fill_(0, real, 1)
         rows = torch.arange(num_rows, device=real.device)
-        source = real.new_zeros(num_rows).index_copy_(0, real, rows[: real.size(0)])
         num_padding = num_rows - real.size(0)
         # Real rows are written to an extra slot, which is cut off.
         slots = torch.where(is_real > 0, num_padding, rows - is_real.cumsum(0))
         padding = real.new_empty(num_padding + 1).scatter_(0, slots, rows)[:-1]
-        return cls(real, source, padding)
+        num_kept = min(-real.size(0) % _ROW_MULTIPLE if real.size(0) else 0, num_padding)
+        real = torch.cat([real, padding[:num_kept]])
+        source = real.new_zeros(num_rows).index_copy_(0, real, rows[: real.size(0)])
+        return cls(real, source, padding[num_kept:])
 
     def take(self, x: Shaped[Tensor, "M D"]) -> Shaped[Tensor, "N D"]:
-        """The real rows."""
+        """The rows at `real`."""
         return x.index_select(0, self.real)
 
     def put(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "M D"]:
-        """A matrix with the rows of `x` as real rows, and zeros elsewhere.
+        """A matrix with the rows of `x` at `real`, and zeros elsewhere.
 
         On a CPU this takes a quarter of the time of `index_copy_` into zeros.
         """

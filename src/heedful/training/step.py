@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from heedful.data.collate import Batch
@@ -50,7 +51,9 @@ class TrainStep(nn.Module):
         with record_router_logits(self._balanced) as logits:
             sums = self.loss(self.net, batch)
         experts, real = self._balanced[0], batch.tokens.real
-        if logits[0].shape[:2] != batch.tokens.ids.shape:
-            real = None  # the stack skips padding
+        if logits[0].shape[:2] != batch.tokens.ids.shape and batch.tokens.real_index is not None:
+            # The stack skips padding: one row of the real tokens and then some padding.
+            columns = torch.arange(logits[0].size(1), device=logits[0].device)
+            real = columns[None] < batch.tokens.real_index.size(0)
         balance = experts.balance_weight * balance_loss(logits, experts.top_k, real)
         return sums._replace(loss=sums.loss + sums.tokens * balance)
