@@ -19,13 +19,19 @@ TEXT = st.text(st.sampled_from("ab\n\ud800é今😀"), max_size=5)
 def test_packed_rows_are_those_that_were_packed(
     rows: list[tuple[str, str]], data: st.DataObject
 ) -> None:
-    packed = PackedRows.pack(Rows({"src": [a for a, _ in rows], "tgt": [b for _, b in rows]}))
+    columns = {"src": [a for a, _ in rows], "tgt": [b for _, b in rows]}
+    lines = [*range(7, 7 + len(rows))]
+    locations = np.array([[0] * len(rows), lines], np.int64)
+    packed = PackedRows.pack(Rows(columns, None, ("file",), locations))
     for _ in range(4):
         unpacked = pickle.loads(pickle.dumps(packed)).unpack()
         assert [*zip(unpacked["src"], unpacked["tgt"], strict=True)] == rows
         assert len(packed) == len(unpacked) == len(rows)
+        found = [unpacked.location(index) for index in range(len(rows))]
+        assert found == [f"file, line {line}" for line in lines]
         chosen = [i for i in range(len(rows)) if data.draw(st.booleans())]
         packed, rows = packed.select(np.array(chosen, np.int64)), [rows[i] for i in chosen]
+        lines = [lines[i] for i in chosen]
 
 
 def test_rows_are_packed_anew_when_most_are_left_out() -> None:
