@@ -1,6 +1,7 @@
 """Encoding of rows as columns of ids (special tokens, lengths, counts), and their files."""
 
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from heedful.data.column_writer import ColumnsWriter, write_columns
 from heedful.data.columns import Columns, Counts, DataReport, Sequences, open_columns, pack_ids
 from heedful.data.encoding import Encoder, TextColumn, encode_rows, truncate_pair
 from heedful.data.rows import Rows, read_rows
-from heedful.data.tokenizer import train_tokenizer
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 
 # `<s>` is 1, `</s>` is 2, unknown is 3, and a to f are 4 to 9.
@@ -268,3 +269,25 @@ def test_a_writer_that_is_killed_continues_at_its_last_commit(
         np.testing.assert_array_equal(stored.sequences(name).offsets, sequences.offsets)
     np.save(folder / "ids.npy", pack_ids(rows, vocab_size).ids)
     assert (folder / "ids.npy").read_bytes() == (folder / "parts" / "src.ids.npy").read_bytes()
+
+
+@pytest.mark.parametrize("truncation", ["drop", "truncate"])
+@pytest.mark.parametrize("special_tokens", ["text", "target", "document", "none"])
+def test_arrays_of_ids_give_the_columns_of_lists(
+    special_tokens: Any, truncation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["a b c", "", "xyz q", "b " * 9, "a", "</s>"]
+    tokenizer = train_tokenizer(texts, kind="bpe", vocab_size=30, or_fewer=True)
+    rows = Rows({"text": texts})
+    columns = {"x": TextColumn(tokenizer, ("text",), special_tokens)}
+    options: dict[str, Any] = {"max_length": 7, "truncation": truncation, "drop_unknown": True}
+    assert {type(ids) for ids in columns["x"].encode_batch([texts])[0]} == {array}
+    actual = encode_rows(rows, columns, **options)
+    monkeypatch.setattr(Tokenizer, "encode_rows", Tokenizer.encode_batch)
+    assert {type(ids) for ids in columns["x"].encode_batch([texts])[0]} == {list}
+    expected = encode_rows(rows, columns, **options)
+    assert actual.report == expected.report
+    assert [ids.tolist() for ids in actual.sequences("x")] == [
+        ids.tolist() for ids in expected.sequences("x")
+    ]
+    assert actual.sequences("x").ids.dtype == expected.sequences("x").ids.dtype

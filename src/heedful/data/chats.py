@@ -260,9 +260,9 @@ class ChatColumn(TextColumn):
         """An upper bound of the stored ids, which are below it."""
         return 2 * self.tokenizer.vocab_size
 
-    def encode_batch(self, cells: Sequence[list[str]]) -> Sequence[list[list[int]]]:
+    def encode_batch(self, cells: Sequence[list[str]]) -> Sequence[list[Sequence[int]]]:
         """See `TextColumn.encode_batch`."""
-        rows = []
+        rows: list[Sequence[int]] = []
         for index, text in enumerate(cells[0]):
             try:
                 encoded = self.encoder.encode_chat(load_messages(text), self.answers)
@@ -275,7 +275,7 @@ class ChatColumn(TextColumn):
         """See `TextColumn.count_unknown`."""
         return super().count_unknown(ids // 2)
 
-    def has_targets(self, ids: Sequence[list[int]]) -> bool:
+    def has_targets(self, ids: Sequence[Sequence[int]]) -> bool:
         """See `TextColumn.has_targets`."""
         return any(i & 1 for i in ids[0][1:])
 

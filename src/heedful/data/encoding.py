@@ -1,5 +1,6 @@
 """Encode rows of text as columns of token ids: truncate or drop long rows, and count."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -59,7 +60,7 @@ class TextColumn:
         """An upper bound of the stored ids, which are below it."""
         return self.tokenizer.vocab_size
 
-    def encode_batch(self, cells: Sequence[list[str]]) -> Sequence[list[list[int]]]:
+    def encode_batch(self, cells: Sequence[list[str]]) -> Sequence[list[Sequence[int]]]:
         """For each of `texts` the ids of its rows, without special tokens.
 
         Args:
@@ -68,17 +69,19 @@ class TextColumn:
         Raises:
             RowError: a row that cannot be encoded.
         """
-        return [self.tokenizer.encode_batch(texts) for texts in cells]
+        return [[*self.tokenizer.encode_rows(texts)] for texts in cells]
 
     def count_unknown(self, ids: UInt32[np.ndarray, " T"]) -> int:
         """The number of unknown tokens."""
         return int(np.count_nonzero(ids == self.tokenizer.unk_id))
 
-    def has_targets(self, ids: Sequence[list[int]]) -> bool:
+    def has_targets(self, ids: Sequence[Sequence[int]]) -> bool:
         """False if the loss of a row has no targets."""
         return True
 
-    def with_special_tokens(self, ids: list[int], second: list[int] | None = None) -> list[int]:
+    def with_special_tokens(
+        self, ids: Sequence[int], second: Sequence[int] | None = None
+    ) -> list[int]:
         """The ids of a row as they are stored, with special tokens."""
         tokenizer = self.tokenizer
         if self.special_tokens == "text":
@@ -97,7 +100,7 @@ class TextColumn:
         place = framed.index(_TEXT)
         return framed[:place], framed[place + 1 :]
 
-    def is_framed(self, rows: Sequence[list[int]]) -> bool:
+    def is_framed(self, rows: Sequence[Sequence[int]]) -> bool:
         """True if the special tokens of one text are the same for all rows of ids.
 
         A target that already ends in EOS gets no other one; that of an empty text may end in it.
@@ -112,12 +115,12 @@ class TextColumn:
         """The number of special tokens in a sequence."""
         return len(self.with_special_tokens([], [] if len(self.texts) > 1 else None))
 
-    def truncate(self, ids: list[list[int]], max_length: int) -> list[list[int]]:
+    def truncate(self, ids: list[Sequence[int]], max_length: int) -> list[Sequence[int]]:
         """The ids of one or two texts, cut so that they fit with their special tokens."""
         size = max_length - self.num_special
         return [ids[0][:size]] if len(ids) == 1 else list(truncate_pair(ids[0], ids[1], size))
 
-    def is_unknown(self, ids: Sequence[list[int]]) -> bool:
+    def is_unknown(self, ids: Sequence[Sequence[int]]) -> bool:
         """True if all tokens are special or unknown."""
         return all(map(self.tokenizer.special_ids.issuperset, ids))
 
@@ -226,7 +229,7 @@ class Encoder:
         if not all(counts.tokens for counts in report.counts.values()):
             raise UserError("the text has no tokens for this tokenizer; give other text")
 
-    def _tokenize(self, rows: Rows) -> dict[str, Sequence[list[list[int]]]]:
+    def _tokenize(self, rows: Rows) -> dict[str, Sequence[list[Sequence[int]]]]:
         """For each column, and each of its texts, the ids of all rows."""
         try:
             return {
@@ -237,7 +240,10 @@ class Encoder:
             raise UserError(f"{rows.location(error.index)}: {error}") from None
 
     def _is_long(
-        self, rows: Rows, encoded: Mapping[str, Sequence[list[list[int]]]], corpora: Sequence[str]
+        self,
+        rows: Rows,
+        encoded: Mapping[str, Sequence[list[Sequence[int]]]],
+        corpora: Sequence[str],
     ) -> Bool[np.ndarray, " N"]:
         """(N,), True for each row with a sequence longer than `max_length`."""
         if self.max_length is None:
@@ -261,7 +267,7 @@ class Encoder:
 
     def _truncate(
         self,
-        encoded: Mapping[str, Sequence[list[list[int]]]],
+        encoded: Mapping[str, Sequence[list[Sequence[int]]]],
         corpora: Sequence[str],
         indices: Int64[np.ndarray, " n"],
     ) -> Bool[np.ndarray, " N"]:
@@ -290,7 +296,9 @@ def encode_rows(rows: Rows, columns: Mapping[str, TextColumn], **options: Any) -
     return result
 
 
-def truncate_pair(first: list[int], second: list[int], size: int) -> tuple[list[int], list[int]]:
+def truncate_pair(
+    first: Sequence[int], second: Sequence[int], size: int
+) -> tuple[Sequence[int], Sequence[int]]:
     """Both texts cut to `size` tokens in all, always from the longer one (if equal, the second)."""
     first_size = min(len(first), max(size - len(second), (size + 1) // 2))
     return first[:first_size], second[: size - first_size]
@@ -311,7 +319,7 @@ def _column(
     name: str,
     column: TextColumn,
     texts: Sequence[list[str]],
-    ids: Sequence[list[list[int]]],
+    ids: Sequence[list[Sequence[int]]],
     tags: Sequence[tuple[int, ...]],
 ) -> tuple[dict[str, Column], Counts]:
     """The arrays of a column, and its size.
@@ -325,7 +333,7 @@ def _column(
     if len(sides) == 1 and not column.tags and column.is_framed(ids[0]):
         lengths, flat = _surrounded(*sides[0], *column.frame)
     else:
-        rows: Iterable[Sequence[list[int]]] = zip(*ids, strict=True)
+        rows: Iterable[Sequence[Sequence[int]]] = zip(*ids, strict=True)
         if column.tags:
             rows = (([*tag, *row[0]], *row[1:]) for tag, row in zip(tags, rows, strict=True))
         lengths, flat = _flat([column.with_special_tokens(*row) for row in rows])
@@ -344,10 +352,13 @@ def _column(
 
 
 def _flat(
-    rows: Sequence[list[int]],
+    rows: Sequence[Sequence[int]],
 ) -> tuple[Int64[np.ndarray, " N"], UInt32[np.ndarray, " T"]]:
     """The lengths of rows of ids, and the ids of all rows, one after the other."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    arrays = [row for row in rows if isinstance(row, array)]
+    if len(arrays) == len(rows):
+        return lengths, np.frombuffer(b"".join(arrays), np.uint32)
     return lengths, np.fromiter(chain.from_iterable(rows), np.uint32, int(lengths.sum()))
 
 

@@ -211,6 +211,13 @@ class Tokenizer:
             encode = self._encode_whole if self._words is None else self._words.encode_batch
             return encode(texts)
 
+    def encode_rows(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """As `encode_batch`; tokenizers with a word cache return arrays, see `encode_arrays`."""
+        if self._words is None:
+            return self.encode_batch(texts)
+        with _text_errors(texts):
+            return self._words.encode_arrays(texts)
+
     @cached_property
     def markup(self) -> Markup:
         """The encoding of rendered chat templates, without checks of the texts."""

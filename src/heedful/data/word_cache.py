@@ -1,12 +1,13 @@
 """Batches of texts encoded word by word, so that a frequent word is tokenized once."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, cast
 
 Separation: TypeAlias = Literal["spaces", "borders"]
 
+_TYPE = "I"  # of the ids in arrays
 _MAX_CHARACTERS = 1 << 20  # of the words in a cache, which then takes about 40 MB
 # Python's whitespace includes that of the `tokenizers` library.
 _BORDER = re.compile(r"(?<=\S)(?= \S)")
@@ -30,31 +31,32 @@ class WordCache:
     ) -> None:
         self._encode = encode
         self._split = splitter(separation)
-        self._ids: dict[str, tuple[int, ...]] = {}
+        self._ids: dict[str, bytes] = {}  # of arrays of unsigned ints
         self._num_characters = 0
-        # One object for each id: those of all words would not fit the caches of a processor.
-        self._objects: dict[int, int] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text; raises TypeError unless `texts` is a list of strings."""
+        return [ids.tolist() for ids in self.encode_arrays(texts)]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list["array[int]"]:
+        """As `encode_batch`, as arrays of unsigned ints: no Python object is read for each id."""
         if not isinstance(texts, list | tuple):
             raise TypeError
         ids = self._ids  # another thread may replace the attribute
-        rows: list[list[int] | None] = []
+        rows: list[array[int] | None] = []
         # Text by text: its words are freed before those of the next one are made.
         for text in texts:
             try:
-                rows.append(list(chain.from_iterable(map(ids.__getitem__, self._split(text)))))
+                rows.append(_joined(ids, self._split(text)))
             except KeyError:
                 rows.append(None)
         if missing := [index for index, row in enumerate(rows) if row is None]:
             ids = self._with_words([self._split(texts[index]) for index in missing])
             for index in missing:
-                words = self._split(texts[index])
-                rows[index] = list(chain.from_iterable(map(ids.__getitem__, words)))
-        return cast("list[list[int]]", rows)
+                rows[index] = _joined(ids, self._split(texts[index]))
+        return cast("list[array[int]]", rows)
 
-    def _with_words(self, rows: Sequence[list[str]]) -> dict[str, tuple[int, ...]]:
+    def _with_words(self, rows: Sequence[list[str]]) -> dict[str, bytes]:
         """The ids of the words of some texts, with those of other words."""
         words = set[str]().union(*rows)
         ids = self._ids
@@ -62,12 +64,16 @@ class WordCache:
         size = self._num_characters + sum(map(len, new))
         if size > _MAX_CHARACTERS:
             ids, new, size = {}, words, sum(map(len, words))
-        object_of = self._objects.setdefault
-        encoded = (tuple([object_of(i, i) for i in word]) for word in self._encode([*new]))
+        encoded = (array(_TYPE, word).tobytes() for word in self._encode([*new]))
         ids.update(zip(new, encoded, strict=True))
         is_small = size <= _MAX_CHARACTERS
         self._ids, self._num_characters = (ids, size) if is_small else ({}, 0)
         return ids
+
+
+def _joined(ids: Mapping[str, bytes], words: list[str]) -> "array[int]":
+    """The ids of some words, one after the other; raises KeyError for a word without ids."""
+    return array(_TYPE, b"".join(map(ids.__getitem__, words)))
 
 
 def splitter(separation: Separation) -> Callable[[str], list[str]]:

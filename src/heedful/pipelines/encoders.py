@@ -78,7 +78,8 @@ class Encoder(SavedModel):
         for text, other in zip(texts, others, strict=True):
             if not isinstance(text, str):
                 raise UserError("pairs must be texts, not ids")
-            first, second = tokenizer.encode(text), tokenizer.encode(other)
+            first: Sequence[int] = tokenizer.encode(text)
+            second: Sequence[int] = tokenizer.encode(other)
             if len(first) + len(second) + num_special > longest and too_long == "truncate":
                 first, second = truncate_pair(first, second, longest - num_special)
                 self.num_truncated += 1
