@@ -180,21 +180,29 @@ def kill_and_continue(folder: Path, shard_rows: int, num_kills: int) -> dict[str
     flags = ["--shard-rows", str(shard_rows)]
     began = time.perf_counter()
     subprocess.run(command("whole", *flags), check=True)
-    seconds = time.perf_counter() - began
+    num_shards = len([*(folder / "whole").glob("part-*")])
+    seconds_per_shard = (time.perf_counter() - began) / num_shards
     source, finished = random.Random(1), []
-    for _ in range(num_kills):
+    for moment in sorted(source.sample(range(num_shards - 2), num_kills)):
         process = subprocess.Popen(command("killed", *flags), start_new_session=True)
-        try:
-            process.wait(source.uniform(0.3, 1.7) * seconds / num_kills + 2)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        log = folder / "killed" / LOG
-        finished.append(len(log.read_text().splitlines()) if log.is_file() else None)
+        while num_finished(folder / "killed") < moment and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(source.random() * seconds_per_shard)
+        if process.poll() is not None:
+            raise SystemExit("the job ended before it was killed")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        finished.append(num_finished(folder / "killed"))
     subprocess.run(command("killed", *flags), check=True)
     equal = digests(folder / "killed") == digests(folder / "whole")
     count = len((folder / "all.txt").read_bytes().splitlines())
     return {"command": command_line(), "sentences": count, "after": finished, "equal": equal}
+
+
+def num_finished(folder: Path) -> int:
+    """The number of shards that an unfinished job has written."""
+    log = folder / LOG
+    return len(log.read_text().splitlines()) if log.is_file() else 0
 
 
 def ray_equal(folder: Path, shard_rows: int) -> bool:
@@ -228,7 +236,7 @@ def page(data: dict[str, Any]) -> list[str]:
         ]
     if kills := data.get("kills"):
         equal = "equal, byte for byte" if kills["equal"] else "different"
-        moments = ", ".join("before the first" if n is None else f"{n:,}" for n in kills["after"])
+        moments = ", ".join(f"{number:,}" for number in kills["after"])
         ray = kills["ray"]
         by_ray = "not installed" if ray is None else "equal" if ray else "different"
         sections += [
