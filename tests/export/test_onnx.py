@@ -12,8 +12,8 @@ import torch
 
 import heedful
 from architectures import DECODERS, SIZES, config_of, decodes, one_layer
-from heedful.backends.onnxruntime import graphs
-from heedful.backends.onnxruntime.graphs import open_session
+from heedful.backends.onnxruntime import writing
+from heedful.backends.onnxruntime.session import open_session
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
@@ -105,14 +105,14 @@ def test_int8_is_measured_and_holds_integers(tmp_path: Path) -> None:
 @pytest.mark.benchmarks
 def test_a_graph_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("bert", num_layers=1)
-    write = graphs._write
+    write = writing._write
 
     def write_other(graph: Any, path: Path, precision: str) -> None:
         write(graph, path, precision)
         with torch.no_grad():
             next(graph.module.parameters()).mul_(1.01)
 
-    monkeypatch.setattr(graphs, "_write", write_other)
+    monkeypatch.setattr(writing, "_write", write_other)
     with pytest.raises(UserError, match="the ONNX graph encoder in float32 differs from the net"):
         export_onnx(model, tmp_path / "out")
     assert not [*tmp_path.iterdir()]
@@ -146,10 +146,3 @@ def test_the_backend_computes_the_same(name: str, keys: dict[str, Any], tmp_path
     if keys["head"] == "classify":
         logits = opened.class_logits(texts, pairs=texts[::-1])
         np.testing.assert_allclose(logits, model.class_logits(texts, pairs=texts[::-1]), atol=1e-4)
-
-
-def test_the_backend_is_for_encoders(tmp_path: Path) -> None:
-    model = model_of("gpt2")
-    model.save(tmp_path / "model")
-    with pytest.raises(UserError, match="backend onnxruntime runs encoders only"):
-        optimize(model, tmp_path / "model", [TEXT], backends=["onnxruntime"])

@@ -22,6 +22,7 @@ from heedful.backends.manifest import (
     conversion_path,
     sha256_of,
 )
+from heedful.backends.onnxruntime.facts import OnnxFacts
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
 
@@ -129,9 +130,12 @@ def open_conversion(
             ctranslate2_facts = CTranslate2Facts(**facts)
             return CTranslate2(path, ctranslate2_facts, precision, settings, device)
         if backend == "onnxruntime":
-            from heedful.backends.onnxruntime.encoder import OnnxEncoder, OnnxFacts
+            from heedful.backends.onnxruntime.decoder import OnnxGenerator
+            from heedful.backends.onnxruntime.encoder import OnnxEncoder
 
-            return OnnxEncoder(path, OnnxFacts(**facts), precision, settings, device)
+            onnx_facts = OnnxFacts(**facts)
+            opened_by = OnnxEncoder if onnx_facts.family == "encoder_only" else OnnxGenerator
+            return opened_by(path, onnx_facts, precision, settings, device)
         from heedful.backends.aot.compiled_net import CompiledFacts
         from heedful.backends.aot.decoder import Compiled
         from heedful.backends.aot.encoder import CompiledEncoder

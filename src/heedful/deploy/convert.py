@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from heedful.backends.ctranslate2.conversion import embeddings_of, longest_promp
 from heedful.backends.ctranslate2.runtime import HEAD, CTranslate2, CTranslate2Facts
 from heedful.backends.ctranslate2.vocabulary import Vocabulary, names_of
 from heedful.backends.manifest import Manifest, conversion_path
+from heedful.backends.onnxruntime.facts import OnnxFacts
 from heedful.backends.registry import open_conversion, version_mismatch
 from heedful.errors import UserError
 from heedful.files import write_directory
@@ -21,9 +22,6 @@ from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
-
-if TYPE_CHECKING:
-    from heedful.backends.onnxruntime.encoder import OnnxFacts
 
 
 def convert_model(
@@ -54,17 +52,23 @@ def convert_model(
     return facts[0]
 
 
-def _write_onnx(model: SavedModel, directory: Path, precision: str) -> "OnnxFacts":
-    """Write the ONNX graph of an encoder into an existing directory; returns its facts.
+def _write_onnx(model: SavedModel, directory: Path, precision: str) -> OnnxFacts:
+    """Write the ONNX graphs of a model into an existing directory; returns its facts.
 
     Raises UserError if a package is not installed, or as in `write_graphs`.
     """
     extras.require("onnx", "the backend onnxruntime")
-    from heedful.backends.onnxruntime.encoder import OnnxFacts
-    from heedful.backends.onnxruntime.graphs import write_graphs
+    from heedful.backends.onnxruntime.writing import write_graphs
 
-    write_graphs(model.net, model.config, directory, precision)
-    types, head = model.net.embedding.types, model.net.head
+    net = model.net
+    write_graphs(net, model.config, directory, precision, for_search=True)
+    if isinstance(model, Generator):
+        return OnnxFacts(
+            family="encoder_decoder" if isinstance(model, Translator) else "decoder_only",
+            max_length=model.config.max_length,
+            cache_layers=[*net.decoder.cache_layers],
+        )
+    types, head = net.embedding.types, net.head
     return OnnxFacts(
         family="encoder_only",
         num_types=0 if types is None else types.num_embeddings,

@@ -94,7 +94,7 @@ def optimize(
         model: opened eager, from `directory`.
         texts, answers: held-out text, as in `Prover`.
         tolerance: allowed loss of conversions that are not float32; None: `prove.TOLERANCES`.
-        backends: to try; None: `backends_for` the model.
+        backends: to try; None: `default_backends`.
         threads: counts to measure, of each worker; empty: one, and all cores.
         pairs: ids of a translator's training pairs, from which a shortlist is made; the shortlist
             is kept where it loses no more than `tolerance`. None: no shortlist.
@@ -103,7 +103,7 @@ def optimize(
         UserError: unknown names; more threads than cores; no held-out text; no backend that runs
             the model, with every reason.
     """
-    backends = backends_for(model) if backends is None else backends
+    backends = default_backends() if backends is None else backends
     check_names(backends, precisions, threads)
     check_own_format(directory)
     nonblank = [text for text in texts if text.strip()]
@@ -121,8 +121,6 @@ def optimize(
         model.shortlist = None
         prover = None
         conversions = [(b, p) for b in backends for p in precisions if _has_precision(b, p, model)]
-        if "onnxruntime" in backends and isinstance(model, Generator):
-            findings.refused["onnxruntime"] = "the backend onnxruntime runs encoders only"
         if conversions or pairs is not None:
             prover = Prover(model, texts, answers)
         with track("building and proving", len(conversions)) as advance:
@@ -156,15 +154,14 @@ def _has_precision(backend: str, precision: str, model: SavedModel) -> bool:
     """A backend has conversions in a precision."""
     if backend == "compiled":
         return precision in _COMPILED_GENERATORS or not isinstance(model, Generator)
-    if backend == "onnxruntime":  # for encoders
-        return precision != "bfloat16" and not isinstance(model, Generator)
+    if backend == "onnxruntime":
+        return precision != "bfloat16"
     return backend == CTranslate2.name
 
 
-def backends_for(model: SavedModel) -> list[str]:
-    """The backends to try where none is named: ONNX Runtime for encoders, if it is installed."""
-    is_encoder = not isinstance(model, Generator)
-    has_onnx = is_encoder and extras.missing_packages("onnx") is None
+def default_backends() -> list[str]:
+    """The backends to try where none is named: ONNX Runtime if it is installed."""
+    has_onnx = extras.missing_packages("onnx") is None
     return [name for name in BACKENDS if name != "onnxruntime" or has_onnx]
 
 

@@ -1,4 +1,4 @@
-"""Export models as ONNX graphs with their tokenizers (`heedful.backends.onnxruntime.graphs`)."""
+"""Export models as ONNX graphs with their tokenizers (`heedful.backends.onnxruntime.writing`)."""
 
 import json
 from os import PathLike
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful import extras
-from heedful.backends.onnxruntime.graphs import PRECISIONS, write_graphs
+from heedful.backends.onnxruntime.writing import PRECISIONS, write_graphs
 from heedful.data.tags import allow_in_texts
 from heedful.errors import UserError, describe
 from heedful.export.hf import OnNotice

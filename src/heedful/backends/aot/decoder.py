@@ -1,22 +1,14 @@
 """The compiled backend of nets that generate: searches of `Searcher`, decoding steps as graphs."""
 
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from heedful.backends.aot.compiled_net import CompiledFacts, CompiledNet
-from heedful.backends.base import Capability, GenerationRequest, Settings
+from heedful.backends.base import GenerationRequest, Settings
 from heedful.backends.manifest import SHORTLIST
-from heedful.backends.torch.cached_net import CachedNet
-from heedful.backends.torch.generating import TorchGenerator
-from heedful.backends.torch.target_scoring import LogProbs
-from heedful.backends.torch.threads import ThreadPolicy
-from heedful.data.collate import Batch
-from heedful.evaluation.target_scores import log_softmax
+from heedful.backends.torch.graph_generator import GraphGenerator
 
 
-class Compiled(TorchGenerator):
+class Compiled(GraphGenerator):
     """The compiled graphs of an encoder-decoder or decoder-only net as a backend; CPU only.
 
     Args:
@@ -28,7 +20,6 @@ class Compiled(TorchGenerator):
     """
 
     name = "compiled"
-    capabilities: frozenset[Capability] = frozenset()
 
     def __init__(
         self,
@@ -38,34 +29,22 @@ class Compiled(TorchGenerator):
         precision: str,
         settings: Settings,
     ) -> None:
-        self.net = CompiledNet(directory, weights, facts)
-        self.precision = precision
-        self.settings = replace(settings, threads=settings.threads or 1, workers=1)
-        self._has_shortlist = (directory.parents[1] / SHORTLIST).is_file()
-        is_encoder_decoder, device = facts.family == "encoder_decoder", torch.device("cpu")
-        self._decoding = CachedNet(self.net, facts.max_length, is_encoder_decoder, device)
-        super().__init__(self._decoding, ThreadPolicy(self.settings.threads), self._log_probs_of)
+        super().__init__(
+            CompiledNet(directory, weights, facts),
+            facts.max_length,
+            precision,
+            settings,
+            is_encoder_decoder=facts.family == "encoder_decoder",
+            has_shortlist=(directory.parents[1] / SHORTLIST).is_file(),
+        )
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """See `GenerationBackend.unsupported_reasons`."""
-        reasons = [] if request.draft is None else ["it takes no draft"]
-        if request.options.coverage_penalty:
-            reasons.append("its graphs return no attention weights")
-        if self._has_shortlist and request.options.shortlist:
-            reasons.append("it takes no shortlist")
-        longest = self._decoding.max_length
-        if not self._decoding.is_encoder_decoder and any(
+        reasons = super().unsupported_reasons(rows, request)
+        longest = self.decoding.max_length
+        if not self.decoding.is_encoder_decoder and any(
             len(row) + limit > longest
             for row, limit in zip(rows, request.max_new_tokens, strict=True)
         ):
             reasons.append(f"prompt and output may exceed the {longest} tokens of the net")
         return reasons
-
-    def _log_probs_of(self, batch: Batch) -> LogProbs:
-        """The graphs return the logits of all tokens at once."""
-        sides = [batch.tokens] if batch.source is None else [batch.source, batch.tokens]
-        ids, lengths = [side.ids for side in sides], [side.lengths for side in sides]
-        logits = (
-            self.net.logits(*ids, *lengths).flatten(0, 1).index_select(0, batch.target_positions)
-        )
-        return lambda rows: log_softmax(logits[rows])

@@ -1,29 +1,14 @@
 """Encoders in ONNX Runtime, as a backend."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from heedful import extras
 from heedful.backends.base import Capability, Settings
-from heedful.backends.manifest import NetFacts
-from heedful.backends.onnxruntime.graphs import open_session
-from heedful.errors import UserError
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnnxFacts(NetFacts):
-    """Facts of an encoder.
-
-    Attributes:
-        has_head: the graph has logits.
-        first_token_only: logits are those of the class, one row a text.
-    """
-
-    has_head: bool = False
-    first_token_only: bool = False
+from heedful.backends.onnxruntime.facts import OnnxFacts, check_runs
+from heedful.backends.onnxruntime.session import open_session
 
 
 class OnnxEncoder:
@@ -44,18 +29,11 @@ class OnnxEncoder:
         settings: Settings,
         device: str = "cpu",
     ) -> None:
-        extras.require("onnx", "the backend onnxruntime")
-        if device != "cpu":
-            raise UserError(f"the backend onnxruntime runs on the CPU, not on {device}")
+        check_runs(device)
         self.facts = facts
         self.precision = precision
         self.settings = replace(settings, threads=settings.threads or 1, workers=1)
-        path = directory / "encoder.onnx"
-        try:
-            self._session = open_session(path, self.settings.threads or 1)
-        except Exception as error:  # ONNX Runtime has no base class for its errors
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"ONNX Runtime cannot open {path}: {reason}") from None
+        self._session = open_session(directory / "encoder.onnx", self.settings.threads or 1)
         self.capabilities = frozenset({"states", "logits"} if facts.has_head else {"states"})
 
     def states(
