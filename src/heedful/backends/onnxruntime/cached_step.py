@@ -83,8 +83,9 @@ class _GraphCache:
         ]
         num_layers = sum(map(len, windows.values()))
         stores = tensors[count * len(windows) :]
-        self._source_real, *cross = stores[num_layers:] or (None,)
-        self.layers = {}
+        cross = stores[num_layers + 1 :]
+        self._source_real = stores[num_layers] if cross else None
+        self.layers: dict[int, _GraphLayer] = {}
         for (slots, read, _, _), layers in self._groups:
             for index in layers:
                 source = cross[index] if cross else None
@@ -94,7 +95,7 @@ class _GraphCache:
     def begin(self, tokens: Tokens) -> tuple[list[Any], list[MaskSpec], MaskSpec | None]:
         """See `Cache.begin`."""
         queries = Span(tokens.positions)
-        masks = {}
+        masks: dict[int, MaskSpec] = {}
         for (_, _, key_positions, visible), layers in self._groups:
             keys = Span(key_positions)
             masks |= dict.fromkeys(layers, MaskSpec(queries, keys, causal=False, allowed=visible))
