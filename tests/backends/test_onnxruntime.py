@@ -24,7 +24,7 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 from heedful.backends.onnxruntime.session import open_session
 
 # A conversion takes seconds: one of each family runs with the slow tests, the others with the
-# benchmarks. t5 has learned biases of positions and ungated sources; gpt2 has one stack.
+# benchmarks.
 FEW = ("gpt2", "t5")
 CASES = [
     pytest.param(name, marks=pytest.mark.slow if name in FEW else pytest.mark.benchmarks)

@@ -26,8 +26,7 @@ class Candidates:
     backend: list[str] | None = typer.Option(
         None,
         metavar="NAME",
-        help="Measure only this backend: eager, ctranslate2, compiled or onnxruntime; "
-        "repeatable.",
+        help="Measure only this backend: eager, ctranslate2, compiled or onnxruntime; repeatable.",
         show_default="all",
         rich_help_panel=RUN_TIME,
     )
