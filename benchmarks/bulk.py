@@ -178,16 +178,13 @@ def kill_and_continue(folder: Path, shard_rows: int, num_kills: int) -> dict[str
     """A job without interruption, and one that is killed at random moments and continued."""
     command = partial(bulk_command, folder, "all.txt")
     flags = ["--shard-rows", str(shard_rows)]
-    began = time.perf_counter()
     subprocess.run(command("whole", *flags), check=True)
     num_shards = len([*(folder / "whole").glob("part-*")])
-    seconds_per_shard = (time.perf_counter() - began) / num_shards
     source, finished = random.Random(1), []
     for moment in sorted(source.sample(range(num_shards - 2), num_kills)):
         process = subprocess.Popen(command("killed", *flags), start_new_session=True)
         while num_finished(folder / "killed") < moment and process.poll() is None:
             time.sleep(0.01)
-        time.sleep(source.random() * seconds_per_shard)
         if process.poll() is not None:
             raise SystemExit("the job ended before it was killed")
         os.killpg(process.pid, signal.SIGKILL)

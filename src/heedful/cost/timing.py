@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from heedful.training.precision import AUTOCAST
 from heedful.training.step import TrainStep
 from heedful.zoo.names import trainable
 
+Value = TypeVar("Value")
 MEASURED_STEPS = 5  # at least, after one that is not counted
 MEASURED_SECONDS = 0.3  # at least
 MAX_MEASURED_SECONDS = 20.0  # then no further step is measured
@@ -65,6 +67,6 @@ def is_enough(seconds: Sequence[float]) -> bool:
     return is_measured or total > MAX_MEASURED_SECONDS
 
 
-def without_first(values: Sequence[float]) -> Sequence[float]:
+def without_first(values: Sequence[Value]) -> Sequence[Value]:
     """The values of the counted steps: all but the first, unless it is the only one."""
     return values[1:] if len(values) > 1 else values
