@@ -55,16 +55,23 @@ def candidates(
     to_measure += [c for c in conversions if c[0] not in has_graphs or not model.shortlist]
     choices: list[tuple[Use, BackendChoice]] = []
     for (backend, precision), count in product(to_measure, sorted(set(threads) or {1, cores()})):
-        has_no_workers = backend != CTranslate2.name
-        workers = 1 if has_no_workers else max(1, cores() // count)
+        has_workers = _has_workers(backend, model)
+        workers = max(1, cores() // count) if has_workers else 1
         if "latency" in uses:
             choices.append(("latency", BackendChoice(backend, precision, count)))
         if "throughput" in uses:
-            sizes = budgets[-1:] if has_no_workers and is_generator else budgets
+            sizes = budgets[-1:] if is_generator and not has_workers else budgets
             for size in sizes:
                 choice = BackendChoice(backend, precision, count, workers, size)
                 choices.append(("throughput", choice))
     return choices
+
+
+def _has_workers(backend: str, model: SavedModel) -> bool:
+    """The backend runs batches side by side: CTranslate2, and the graphs of an encoder."""
+    return backend == CTranslate2.name or (
+        backend == "compiled" and not isinstance(model, Generator)
+    )
 
 
 def measure(
@@ -86,7 +93,7 @@ def measure(
     with track("measuring", len(settings) * num_rounds) as advance:
         for number, share in enumerate(SURVIVAL_SHARES, 1):
             for use, choice in remaining:
-                size = _NUM_BATCHED if choice.backend == CTranslate2.name else _NUM_SEQUENTIAL
+                size = _NUM_BATCHED if _has_workers(choice.backend, model) else _NUM_SEQUENTIAL
                 parts = [texts[first : first + size] for first in range(0, len(texts), size)]
                 with _using_backend(model, open_choice(choice)):
                     _rate(model, singles[:1], choice)  # the first call of a backend is slower
