@@ -19,6 +19,8 @@ from backend_models import TEXTS, VOCAB, model_of
 from heedful.backends.aot.compiled_net import CompiledFacts
 from heedful.backends.aot.encoder import CompiledEncoder, encoder_facts, encoder_graphs
 from heedful.backends.base import Settings
+from heedful.backends.manifest import Manifest
+from heedful.backends.registry import open_conversion
 
 # Architecture, head and precisions; the other encoders have the modules of these.
 ENCODERS = (
@@ -131,4 +133,10 @@ def use(folder: Path) -> None:
     for actual, name in zip(answers(model.backend), stored.files, strict=True):
         check_close(actual, stored[name], FLIPPED, name)
     check_close(model.vectors(TEXTS), eager.vectors(TEXTS), CLOSE[COMPILED], "vectors")
+    facts = Manifest.read(folder).backends["compiled"].facts
+    several = open_conversion(folder, folder, "compiled", COMPILED, facts, Settings(1, 3))
+    expected = model.vectors(TEXTS * 20, batch_tokens=16)
+    model.backend = several  # of three workers, with the same batches
+    assert several.settings.workers == 3
+    np.testing.assert_allclose(model.vectors(TEXTS * 20, batch_tokens=16), expected, atol=1e-5)
     assert model._net is None  # the net itself was not called

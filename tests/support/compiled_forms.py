@@ -9,8 +9,10 @@ import random
 import sys
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event, Lock, Thread
 from typing import Any
 
 import torch
@@ -21,8 +23,9 @@ import heedful
 from architectures import one_layer
 from backend_models import TEXTS, VOCAB, model_of
 from heedful.backends.aot.compiled_net import KERNEL
-from heedful.backends.aot.kernels import pack, pack_int8
+from heedful.backends.aot.kernels import PackedFeedForward, pack, pack_int8, text_attention
 from heedful.backends.base import Settings
+from heedful.parts.feedforward import FeedForward
 from heedful.progress import Advance, use_display
 
 REQUESTS, SENTENCES = 60, 10_000
@@ -67,6 +70,8 @@ def make_decoder(folder: Path, name: str) -> None:
     assert own < (folder / "model.safetensors").stat().st_size / 2  # no weights twice
     hold_kernels(folder / "backends" / "compiled" / "float32" / KERNEL)
     hold_attention(folder / "backends" / "compiled" / "float32" / KERNEL)
+    hold_encoder_kernels(folder / "backends" / "compiled" / "float32" / KERNEL)
+    hold_release_of_lock(folder / "backends" / "compiled" / "float32" / KERNEL)
 
 
 def hold_kernels(path: Path) -> None:
@@ -81,14 +86,15 @@ def hold_kernels(path: Path) -> None:
         whole = torch.randint(-127, 128, weight.shape, dtype=torch.int8)
         scale, shift = torch.rand(outputs), 128 * whole.sum(1, dtype=torch.int32)
         function = library.aoti_torch_cpu_heedful_int8_linear
-        actual = _call(function, x, pack_int8(whole), scale, shift, bias)
+        actual = _call(function, x, pack_int8(whole), scale, shift, bias, 0)
         size = x.abs().amax(1, keepdim=True) / 127
-        exact = (x * (1 / size)).round().double() @ whole.double().t() * size * scale + bias
+        quotient = x.double() * (1 / size).double()  # as by a fused multiplication and addition
+        exact = quotient.round() @ whole.double().t() * size * scale + bias
         torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=1e-3)
     zeros = torch.zeros(2, 4)
     whole = whole[:, :4].contiguous()
     shift = 128 * whole.sum(1, dtype=torch.int32)
-    actual = _call(function, zeros, pack_int8(whole), scale, shift, bias)
+    actual = _call(function, zeros, pack_int8(whole), scale, shift, bias, 1)
     assert torch.equal(actual, bias.expand(2, -1))
 
 
@@ -114,16 +120,97 @@ def hold_attention(path: Path) -> None:
     assert not _call(function, query, key, value, nothing).any()
 
 
-def _call(function: Any, *tensors: torch.Tensor) -> torch.Tensor:
-    handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
+def hold_encoder_kernels(path: Path) -> None:
+    """Feed-forward networks and attention of packed texts equal their references."""
+    library = ctypes.CDLL(str(path))
+    torch.manual_seed(0)
+    for rows, width, units, kind in (
+        (1, 16, 16, "relu"),
+        (100, 20, 48, "gelu"),
+        (49, 64, 80, "gelu_tanh"),
+        (7, 8, 32, "silu"),
+        (50, 36, 96, "geglu"),
+        (6, 12, 16, "swiglu"),
+    ):
+        module = FeedForward(width, units, kind)
+        assert PackedFeedForward.can_replace(module)
+        packed, x = PackedFeedForward(module), torch.randn(rows, width)
+        expected = packed(x)  # by the reference
+        layers = [*packed.up.buffers(), *packed.down.buffers()]
+        function = library.aoti_torch_cpu_heedful_int8_feed_forward
+        actual = _call(function, x, *layers, packed.activation)
+        # A hidden unit between two steps of int8 may fall to either of them.
+        assert (actual - expected).norm() < 3e-3 * expected.norm(), (kind, rows)
+        assert (actual - module(x)).norm() < 3e-2 * module(x).norm(), (kind, rows)
+    assert not PackedFeedForward.can_replace(FeedForward(16, 24))
+    lengths = [5, 1, 37, 128, 17, 64, 90]
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    for heads, kv_heads, width, window in ((3, 3, 64, 0), (4, 2, 16, 3), (2, 1, 20, 40)):
+        joined = torch.randn(sum(lengths), heads + 2 * kv_heads, width)
+        tensors = joined.split([heads, kv_heads, kv_heads], 1)
+        expected = text_attention(*tensors, starts, 0.5, window)
+        function = library.aoti_torch_cpu_heedful_text_attention
+        actual = _call(function, *tensors, starts, 0.5, window)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def hold_release_of_lock(path: Path) -> None:
+    """Kernels of encoders release Python's lock while they run, and those of decoders do not."""
+    library = ctypes.PyDLL(str(path))  # calls keep the lock
+    module = PackedFeedForward(FeedForward(64, 256, "gelu"))
+    layers = [*module.up.buffers(), *module.down.buffers()]
+    x, qkv = torch.randn(512, 64), torch.randn(512, 3, 2, 64)
+    starts = torch.tensor([0, 512])
+    linear = library.aoti_torch_cpu_heedful_int8_linear
+    feed_forward = library.aoti_torch_cpu_heedful_int8_feed_forward
+    attention = library.aoti_torch_cpu_heedful_text_attention
+    cases: list[tuple[bool, Any]] = [
+        (False, partial(_call, linear, x, *layers[:4], 0)),
+        (True, partial(_call, linear, x, *layers[:4], 1)),
+        (True, partial(_call, feed_forward, x, *layers, module.activation)),
+        (True, partial(_call, attention, *qkv.unbind(1), starts, 1.0, 0)),
+    ]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # so that only a release lets the other thread run
+    try:
+        for releases, call in cases:
+            gate, passed = Lock(), Event()
+            gate.acquire()
+
+            def wait(gate: Any = gate, passed: Event = passed) -> None:
+                gate.acquire()
+                passed.set()
+
+            thread = Thread(target=wait)
+            thread.start()
+            gate.release()
+            for _ in range(1000 if releases else 3):
+                call()
+                if passed.is_set():
+                    break
+            assert passed.is_set() == releases, call
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _call(function: Any, *arguments: torch.Tensor | int | float) -> torch.Tensor:
+    """The result of a kernel."""
+    tensors = [item for item in arguments if isinstance(item, torch.Tensor)]
+    handles = iter(torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors))
     result = ctypes.c_void_p()
     api = ctypes.pythonapi
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     api.PyCapsule_New.restype = ctypes.py_object
-    addresses = [ctypes.c_void_p(api.PyCapsule_GetPointer(handle, None)) for handle in handles]
-    assert function(*addresses, ctypes.byref(result)) == 0
+    passed: list[Any] = []
+    for item in arguments:
+        if isinstance(item, torch.Tensor):
+            passed.append(ctypes.c_void_p(api.PyCapsule_GetPointer(next(handles), None)))
+        else:
+            passed.append(ctypes.c_int64(item) if isinstance(item, int) else ctypes.c_double(item))
+    assert function(*passed, ctypes.byref(result)) == 0
     capsule = api.PyCapsule_New(result, None, None)
     return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)
 

@@ -7,11 +7,9 @@
 #include <omp.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include "vectors.h"
+
 namespace {
-using Floats = float __attribute__((vector_size(64), aligned(4), may_alias));
-using Eight = float __attribute__((vector_size(32), may_alias));
-using Four = float __attribute__((vector_size(16), may_alias));
-constexpr int64_t kLanes = 16;
 constexpr int64_t kAhead = 4;  // slots that are asked for before they are needed, into L2
 constexpr float kBlocked = -1e30f;  // a bias below says that nothing is to be seen
 
@@ -43,13 +41,9 @@ float dot(const float* a, const float* b, int64_t width, int64_t ahead) {
   int64_t e = 0;
   for (; e + kLanes <= width; e += kLanes) {
     __builtin_prefetch(b + e + ahead, 0, 2);
-    sums += *reinterpret_cast<const Floats*>(a + e) * *reinterpret_cast<const Floats*>(b + e);
+    sums += load(a + e) * load(b + e);
   }
-  const Eight* halves = reinterpret_cast<const Eight*>(&sums);
-  const Eight half = halves[0] + halves[1];
-  const Four* quarters = reinterpret_cast<const Four*>(&half);
-  const Four quarter = quarters[0] + quarters[1];
-  float sum = (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+  float sum = sum_of(sums);
   for (; e < width; e++) sum += a[e] * b[e];
   return sum;
 }
@@ -59,7 +53,7 @@ void add(float weight, const float* row, float* sums, int64_t width, int64_t ahe
   int64_t e = 0;
   for (; e + kLanes <= width; e += kLanes) {
     __builtin_prefetch(row + e + ahead, 0, 2);
-    *reinterpret_cast<Floats*>(sums + e) += weight * *reinterpret_cast<const Floats*>(row + e);
+    store(sums + e, load(sums + e) + weight * load(row + e));
   }
   for (; e < width; e++) sums[e] += weight * row[e];
 }

@@ -81,8 +81,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
     files: dict[str, list[str]] = {}
     constants: dict[str, dict[str, Tensor]] = {}
     try:
-        if not isinstance(net, EncoderOnly):
-            private.build_library(SOURCES, directory / KERNEL)
+        private.build_library(SOURCES, directory / KERNEL)
         with torch.no_grad(), quiet("torch.export", "torch._inductor"), _linked_with(directory):
             for name in graphs:
                 with track(f"compiling {precision}: {name}", 1) as advance:
@@ -143,12 +142,11 @@ def quiet(*names: str) -> Iterator[None]:
 
 @contextmanager
 def _linked_with(directory: Path) -> Iterator[None]:
-    """Link graphs with the kernels of a directory, if it has any."""
+    """Link graphs with the kernels of a directory."""
     before = os.environ.get("LIBRARY_PATH")
     os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(directory), before]))
-    libraries = [f":{KERNEL}"] if (directory / KERNEL).is_file() else []
     try:
-        with private.link_libraries(libraries):
+        with private.link_libraries([f":{KERNEL}"]):
             yield
     finally:
         del os.environ["LIBRARY_PATH"]

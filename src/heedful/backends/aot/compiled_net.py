@@ -3,6 +3,7 @@
 import ctypes
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -44,27 +45,37 @@ class CompiledNet:
 
     Args:
         weights: the model's own file of weights, which the graphs share.
+        workers: graphs that can run at the same time; each runs in one thread at a time.
 
     Raises:
         UserError: files that are missing, damaged or of another model.
     """
 
-    def __init__(self, directory: Path, weights: Path, facts: CompiledFacts) -> None:
+    def __init__(
+        self, directory: Path, weights: Path, facts: CompiledFacts, workers: int = 1
+    ) -> None:
         self.facts = facts
         table = read_object(directory / TABLE)
         sources = {source for constants in table.values() for source in constants.values()}
         tensors = _read_tensors(weights, directory / CONSTANTS, sources)
-        self._graphs = {}
-        for name in facts.graphs:
-            graph = open_graph(directory, name)
-            constants = {fqn: tensors[source] for fqn, source in table[name].items()}
-            graph.load_constants(constants, False, True, True)
-            self._graphs[name] = graph
+        self._free: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        for _ in range(workers):
+            self._graphs = {}
+            for name in facts.graphs:
+                graph = open_graph(directory, name)
+                constants = {fqn: tensors[source] for fqn, source in table[name].items()}
+                graph.load_constants(constants, False, True, True)
+                self._graphs[name] = graph
+            self._free.put(self._graphs)
         self._tensors = tensors  # the graphs do not keep them alive
 
     def run(self, name: str, inputs: list[Tensor]) -> Tensor:
-        """The only output of a graph."""
-        [output] = self._graphs[name].boxed_run(inputs)
+        """The only output of a graph that no other thread is running."""
+        graphs = self._free.get()
+        try:
+            [output] = graphs[name].boxed_run(inputs)
+        finally:
+            self._free.put(graphs)
         return output
 
     def start(self, given: Tokens | int, *, capacity: int, beams: int = 1) -> Cache:
@@ -120,15 +131,14 @@ class CompiledNet:
 
 def open_graph(directory: Path, name: str) -> Any:
     """One graph of a directory's package, without its constants."""
-    path = directory / GRAPHS
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; make it again by `heedful optimize`")
-    kernel = directory / KERNEL
+    path, kernel = directory / GRAPHS, directory / KERNEL
+    for file in (path, kernel):  # encoders made by earlier versions have no kernels
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; make it again by `heedful optimize`")
     try:
-        if kernel.is_file():
-            # Loaded without RTLD_GLOBAL, which would make torch's symbols global too: CTranslate2
-            # would then call functions of torch with the same names, and return wrong results.
-            ctypes.CDLL(str(kernel))
+        # Loaded without RTLD_GLOBAL, which would make torch's symbols global too: CTranslate2
+        # would then call functions of torch with the same names, and return wrong results.
+        ctypes.CDLL(str(kernel))
         return load_graph(path, name)
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]

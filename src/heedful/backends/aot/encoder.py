@@ -1,65 +1,64 @@
 """Encoders as compiled graphs over packed tokens, and the backend that runs them.
 
-Linear layers see the tokens of a batch one after the other without padding; only attention sees
-the padded grid.
+The tokens of a batch lie one after the other without padding, in attention too.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from heedful.backends.aot.compiled_net import CompiledFacts, CompiledNet
-from heedful.backends.aot.kernels import Int8MatmulLinear, replace_linears
+from heedful.backends.aot.kernels import (
+    PackedFeedForward,
+    packed_linear,
+    replace_linears,
+    text_attention,
+)
 from heedful.backends.base import Capability, Settings
 from heedful.backends.torch.threads import run_with
 from heedful.models.encoder_only import EncoderOnly
+from heedful.parts.attention import Attention
 from heedful.parts.heads import ClassificationHead
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens, padding_mask
+from heedful.parts.rotary import rotate
+from heedful.parts.tokens import Tokens
 
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
 
 class PackedBatch(NamedTuple):
-    """N tokens of B rows, one row after the other, and the grid (B, L) of their attention.
+    """N tokens of B rows, one row after the other.
 
     Attributes:
         ids, positions, types: (N).
-        token_indices: (B, L), the packed index of the token in each cell; any index at padding.
-        real: (B, L), False at padding.
-        cell_indices: (N), the index of each token's cell in the flattened grid.
+        starts: (B + 1), the index of the first token of each row, then N.
     """
 
     ids: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]
     types: Int[Tensor, "N"]
-    token_indices: Int[Tensor, "B L"]
-    real: Bool[Tensor, "B L"]
-    cell_indices: Int[Tensor, "N"]
+    starts: Int[Tensor, "starts"]
 
     @classmethod
     def from_rows(
         cls, rows: list[list[int]], types: list[list[int]] | None, num_types: int
     ) -> "PackedBatch":
         """Pack rows of at least one token each."""
-        ids = torch.cat([torch.tensor(row) for row in rows])
+        ids = torch.tensor([token for row in rows for token in row])
         type_ids = torch.zeros_like(ids)
         if types is not None and num_types:  # RoBERTa has a single type
-            type_ids = torch.cat([torch.tensor(row) for row in types]).clamp(max=num_types - 1)
-        lengths = torch.tensor([len(row) for row in rows])
-        indices = torch.arange(len(ids)).split(lengths.tolist())
-        token_indices = pad_sequence([*indices], batch_first=True)
-        real = padding_mask(lengths, token_indices.size(1))
-        positions = torch.arange(token_indices.size(1)).expand_as(token_indices)[real]
-        cells = real.flatten().nonzero()[:, 0]
-        return cls(ids, positions, type_ids, token_indices, real, cells)
+            flat = [kind for row in types for kind in row]
+            type_ids = torch.tensor(flat).clamp(max=num_types - 1)
+        lengths = torch.tensor([0, *map(len, rows)])
+        starts = lengths.cumsum(0)
+        positions = torch.arange(len(ids)) - starts[:-1].repeat_interleave(lengths[1:])
+        return cls(ids, positions, type_ids, starts)
 
 
 class Graph(nn.Module):
@@ -73,45 +72,53 @@ class Graph(nn.Module):
         return self.call(self.net, *inputs)
 
 
-class PackedStates:
-    """Computes the states (N, D) of a `PackedBatch` in float32.
+class PackedAttention(nn.Module):
+    """Self-attention within each text of a packed batch; the mask is a `PackedMask`."""
 
-    Args:
-        net: hooks of its attention layers move queries, keys and values into the grid and the
-            attention output back.
-    """
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        assert attention.position_scores is attention.softcap is None
+        self.qkv, self.out = attention.qkv, attention.out
+        self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        self.heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
+        self.head_dim, self.window = attention.head_dim, attention.window or 0
+        self.scale = attention.scale or attention.head_dim**-0.5
+        self.position = attention.position
 
-    batch: PackedBatch  # of the present call
+    def forward(
+        self, x: Float[Tensor, "N 1 D"], mask: "PackedMask", cache: None = None
+    ) -> Float[Tensor, "N 1 D"]:
+        query, key, value = self.qkv(x).view(x.size(0), -1, 1, self.head_dim).split(self.heads, 1)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.position is not None:
+            rotation = self.position(mask.positions)
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        tensors = [item[:, :, 0].float() for item in (query, key, value)]
+        heads = text_attention(*tensors, mask.starts, self.scale, self.window)
+        out: Tensor = self.out(heads.flatten(1)[:, None].to(x.dtype))
+        return out
 
-    def __init__(self, net: EncoderOnly) -> None:
-        blocks: Any = net.encoder.blocks
-        for block in blocks:
-            attention = block.self_attention.sublayer
-            attention.qkv.register_forward_hook(self._into_grid)
-            attention.out.register_forward_pre_hook(self._out_of_grid)
 
-    def __call__(self, net: EncoderOnly, *tensors: Tensor) -> Float[Tensor, "N D"]:
-        self.batch = batch = PackedBatch(*tensors)
-        types = None if net.embedding.types is None else batch.types[:, None]
-        x = net.embedding(Tokens(batch.ids[:, None], batch.positions[:, None]), types)
-        columns = torch.arange(batch.token_indices.size(1))[None]
-        visible = MaskSpec.from_tokens(
-            Tokens(batch.token_indices, columns, batch.real), causal=False
-        )
-        visible.real = None  # padding is not moved out of the grid
-        encoder = net.encoder
-        x = x.to(next(encoder.parameters()).dtype)
-        for block, (mask, _) in zip(encoder.blocks, encoder.masks(x, visible), strict=True):
-            x = block(x, mask)
-        return encoder.final_dropout(encoder.final_norm(x))[:, 0].float()
+class PackedMask(NamedTuple):
+    """Positions (N, 1) and `PackedBatch.starts` of a batch."""
 
-    def _into_grid(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """(N, 1, W) to (B, L, W)."""
-        return output[:, 0][self.batch.token_indices]
+    positions: Int[Tensor, "N 1"]
+    starts: Int[Tensor, "starts"]
 
-    def _out_of_grid(self, module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-        """(B, L, W) to (N, 1, W)."""
-        return inputs[0].flatten(0, 1)[self.batch.cell_indices][:, None]
+
+def packed_states(net: EncoderOnly, *tensors: Tensor) -> Float[Tensor, "N D"]:
+    """The states of a `PackedBatch` in float32, by a net with `PackedAttention`."""
+    batch = PackedBatch(*tensors)
+    types = None if net.embedding.types is None else batch.types[:, None]
+    positions = batch.positions[:, None]
+    x = net.embedding(Tokens(batch.ids[:, None], positions), types)
+    encoder: Any = net.encoder
+    x = x.to(next(encoder.parameters()).dtype)
+    for block in encoder.blocks:
+        x = block(x, PackedMask(positions, batch.starts))
+    states: Tensor = encoder.final_dropout(encoder.final_norm(x))[:, 0].float()
+    return states
 
 
 def encoder_graphs(
@@ -120,12 +127,18 @@ def encoder_graphs(
     """Each graph of a net, as in `compile.decoder_graphs`; the net's stack gets the precision."""
     if precision == "bfloat16":
         net.encoder.bfloat16()
+    blocks: Any = net.encoder.blocks
+    for block in blocks:
+        block.self_attention.sublayer = PackedAttention(block.self_attention.sublayer)
+        if precision == "int8" and PackedFeedForward.can_replace(block.feedforward.sublayer):
+            block.feedforward.sublayer = PackedFeedForward(block.feedforward.sublayer)
     if precision == "int8":
-        replace_linears(net.encoder, Int8MatmulLinear)
+        make = partial(packed_linear, precision=precision, releases_lock=True)
+        replace_linears(net.encoder, make)
     example = PackedBatch.from_rows([[1] * 5, [1] * 4, [1] * 3], None, 0)
-    one, both = {0: _DYNAMIC}, {0: _DYNAMIC, 1: _DYNAMIC}
+    one = {0: _DYNAMIC}
     graphs: dict[str, Any] = {
-        "states": (Graph(net, PackedStates(net)), tuple(example), (one, one, one, both, both, one))
+        "states": (Graph(net, packed_states), tuple(example), (one, one, one, one))
     }
     if net.head is not None:
         width = net.embedding.tokens.embedding_dim
@@ -165,9 +178,9 @@ class CompiledEncoder:
         precision: str,
         settings: Settings,
     ) -> None:
-        self.net: Any = CompiledNet(directory, weights, facts)
+        self.net: Any = CompiledNet(directory, weights, facts, settings.workers)
         self.precision = precision
-        self.settings = replace(settings, threads=settings.threads or 1, workers=1)
+        self.settings = replace(settings, threads=settings.threads or 1)
         has_head = "head" in facts.graphs
         self.capabilities = frozenset({"states", "logits"} if has_head else {"states"})
 

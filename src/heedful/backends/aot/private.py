@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 OLDEST_TORCH = "2.13"
 
@@ -78,12 +77,6 @@ def load_graph(path: Path, name: str) -> Any:
     `torch._inductor.aoti_load_package` compiles test programs only to word a warning.
     """
     return torch._C._aoti.AOTIModelPackageLoader(str(path), name, True, 1, -1)
-
-
-def int8_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The int32 product of int8 matrices (M, K) and (K, N)."""
-    product: Tensor = torch._int_mm(a, b)
-    return product
 
 
 def c_shims(functions: dict[Any, list[str]]) -> dict[Any, list[str]]:
