@@ -77,7 +77,8 @@ class PackedAttention(nn.Module):
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
-        assert attention.position_scores is attention.softcap is None
+        assert attention.position_scores is None
+        assert attention.softcap is None
         self.qkv, self.out = attention.qkv, attention.out
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
