@@ -117,6 +117,7 @@ def optimize(
     findings = Findings(Manifest.new(directory, cast(Kind, type(model).__name__)))
 
     def fill(folder: Path) -> None:
+        """Write the conversions and the manifest of a directory of backends."""
         converter = _Converter(model, directory, folder / "work", tolerance, findings)
         model.shortlist = None
         prover = None

@@ -49,7 +49,7 @@ class Attention(MultiHead):
         self.query_norm, self.key_norm = query_norm, key_norm
 
     def _can_use_trained_attention(self, mask: AttentionMask) -> bool:
-        """As in the base, without norms of heads."""
+        """False with norms of heads; otherwise as for every `MultiHead`."""
         return self.query_norm is None and super()._can_use_trained_attention(mask)
 
     @property

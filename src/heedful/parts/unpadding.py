@@ -81,7 +81,7 @@ class Unpadding:
         return self._rows_in_heads(tokens, counts, start)
 
     def padding_rows_of_heads(self, count: int) -> Int[Tensor, "P count"] | None:
-        """As `rows_of_heads`, for the tokens that are padding; None: there are none."""
+        """`rows_of_heads` of the tokens that are padding; None: no token is."""
         return None if self._rows is None else self._rows_in_heads(self._rows.padding, [count], 0)
 
     def _rows_in_heads(

@@ -89,6 +89,7 @@ class PackedAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "N 1 D"], mask: "PackedMask", cache: None = None
     ) -> Float[Tensor, "N 1 D"]:
+        """The output for each token; `cache` is that of `Block`, and unused."""
         query, key, value = self.qkv(x).view(x.size(0), -1, 1, self.head_dim).split(self.heads, 1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)

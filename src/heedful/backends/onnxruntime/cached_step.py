@@ -51,7 +51,7 @@ class CachedStep(nn.Module):
 
 
 class _GraphLayer:
-    """Stands for `LayerCache` in a graph, where nothing is written in place."""
+    """A `LayerCache` in a graph, where nothing is written in place."""
 
     def __init__(self, store: Tensor, slots: Tensor, read: Tensor, cross: Tensor | None) -> None:
         self.store = store
@@ -73,7 +73,7 @@ class _GraphLayer:
 
 
 class _GraphCache:
-    """Stands for `Cache` in a graph, with the inputs of `CachedStep`."""
+    """A `Cache` in a graph, with the inputs of `CachedStep`."""
 
     def __init__(self, windows: dict[int | None, list[int]], tensors: tuple[Tensor, ...]) -> None:
         count = len(_OF_GROUP)
