@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import islice
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ POOL_BYTES = 1 << 24  # of text; less is done sooner by one process than a pool 
 # Of a worker's garbage collector, in objects: what a chunk needs is freed without it, and each
 # collection reads all lists of ids once more.
 _GC_THRESHOLD = 50_000
-_ITEMS_A_WORKER = 2  # that are being processed, or wait: one result is not awaited idly
+_BATCHES_A_WORKER = 2  # that are being processed, or wait: one result is not awaited idly
 
 
 def choose_workers(number: int | None, num_bytes: int) -> int:
@@ -41,15 +42,18 @@ def map_in_order(
     items: Iterable[Item],
     num_workers: int,
     *,
+    batch: int = 1,
     work: str = "the preparation",
     setting: str = "data.workers",
 ) -> Iterator[Result]:
     """`map(function, items)` by a pool of processes, or in this process for one worker.
 
-    At most a few items for each worker are in memory. The function is sent to each worker once.
+    At most a few batches for each worker are in memory. The function is sent to each worker once.
     After an interruption the workers are terminated.
 
     Args:
+        batch: number of items that are sent at once, since each message costs some tenths of a
+            millisecond.
         work: name of the work, for messages.
         setting: name of the setting of the number of workers, for messages.
 
@@ -63,15 +67,16 @@ def map_in_order(
     pool = ProcessPoolExecutor(
         num_workers, multiprocessing.get_context("spawn"), _start_worker, (function,)
     )
-    pending: deque[Future[Result]] = deque()
+    pending: deque[Future[list[Result]]] = deque()
+    rest = iter(items)
     try:
-        for item in items:
+        while some := [*islice(rest, batch)]:
             with without_main_module():  # submitting starts processes
-                pending.append(pool.submit(_call, pickle.dumps(item)))
-            if len(pending) > _ITEMS_A_WORKER * num_workers:
-                yield pending.popleft().result()
+                pending.append(pool.submit(_call, pickle.dumps(some)))
+            if len(pending) > _BATCHES_A_WORKER * num_workers:
+                yield from pending.popleft().result()
         while pending:
-            yield pending.popleft().result()
+            yield from pending.popleft().result()
     except BrokenProcessPool:
         raise Resumable(
             f"a worker process of {work} was killed, as when memory runs out; start again to "
@@ -106,10 +111,10 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _call(pickled: bytes) -> Any:
-    """The function's result for an item, unpickled here: an error of that is one of the call."""
+def _call(pickled: bytes) -> list[Any]:
+    """The function's results for a batch, unpickled here: an error of that is one of the call."""
     assert _function is not None
-    return _function(pickle.loads(pickled))
+    return [*map(_function, pickle.loads(pickled))]
 
 
 @contextmanager
