@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,11 @@ def converted(model: Any, folder: Path, precision: str = "float32") -> Any:
     return reopened(folder, facts, precision)
 
 
-def reopened(folder: Path, facts: dict[str, Any], precision: str = "float32") -> Backend:
-    return open_conversion(folder, folder, "onnxruntime", precision, facts, Settings(1))
+def reopened(
+    folder: Path, facts: dict[str, Any], precision: str = "float32", *, threads: int = 1
+) -> Backend:
+    settings = Settings(threads)
+    return open_conversion(folder, folder, "onnxruntime", precision, facts, settings)
 
 
 def random_rows(draw: random.Random) -> list[list[int]]:
@@ -87,6 +91,28 @@ def test_outputs_equal_those_of_the_net(name: str, tmp_path: Path) -> None:
     both = (each.log_probs(rows, targets, request) for each in (backend, model.eager))
     for actual, expected_scores in zip(*both, strict=True):
         assert actual == pytest.approx(expected_scores, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_calls_side_by_side_have_the_outputs_of_calls_one_by_one(
+    precision: str, tmp_path: Path
+) -> None:
+    """A backend with two threads a graph is called from four threads."""
+    model = model_of("t5", **one_layer("t5"))
+    facts = convert_model(model, tmp_path, precision, "onnxruntime")
+    one, two = (reopened(tmp_path, facts, precision, threads=threads) for threads in (1, 2))
+    draw = random.Random(3)
+    calls = []
+    for number in range(REQUESTS):
+        rows = random_rows(draw)
+        calls.append((rows, model.request(rows, **random_options(draw, number))))
+    expected = [one.outputs(*call) for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        actual = [*pool.map(lambda call: two.outputs(*call), calls)]
+    for ours, reference in zip(actual, expected, strict=True):
+        ids = [[output.ids for output in outputs] for outputs in ours]
+        assert ids == [[output.ids for output in outputs] for outputs in reference]
 
 
 @pytest.mark.slow
