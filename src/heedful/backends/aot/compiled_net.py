@@ -60,22 +60,25 @@ class CompiledNet:
         tensors = _read_tensors(weights, directory / CONSTANTS, sources)
         self._free: SimpleQueue[dict[str, Any]] = SimpleQueue()
         for _ in range(workers):
-            self._graphs = {}
+            graphs = {}
             for name in facts.graphs:
-                graph = open_graph(directory, name)
+                graphs[name] = open_graph(directory, name)
                 constants = {fqn: tensors[source] for fqn, source in table[name].items()}
-                graph.load_constants(constants, False, True, True)
-                self._graphs[name] = graph
-            self._free.put(self._graphs)
+                graphs[name].load_constants(constants, False, True, True)
+            self._free.put(graphs)
         self._tensors = tensors  # the graphs do not keep them alive
 
-    def run(self, name: str, inputs: list[Tensor]) -> Tensor:
-        """The only output of a graph that no other thread is running."""
+    def run_all(self, name: str, inputs: list[Tensor]) -> list[Tensor]:
+        """The outputs of a graph that no other thread is running."""
         graphs = self._free.get()
         try:
-            [output] = graphs[name].boxed_run(inputs)
+            return graphs[name].boxed_run(inputs)
         finally:
             self._free.put(graphs)
+
+    def run(self, name: str, inputs: list[Tensor]) -> Tensor:
+        """The output of a graph that has only one."""
+        [output] = self.run_all(name, inputs)
         return output
 
     def start(self, given: Tokens | int, *, capacity: int, beams: int = 1) -> Cache:
@@ -86,7 +89,7 @@ class CompiledNet:
         if isinstance(given, int):
             return cache
         real = torch.ones_like(given.ids, dtype=torch.bool) if given.real is None else given.real
-        cross = self._graphs["encode"].boxed_run([given.ids, given.positions, real])
+        cross = self.run_all("encode", [given.ids, given.positions, real])
         return replace(cache, cross=cross, source_real=real)
 
     def decode(self, tokens: Tokens, cache: Cache) -> Float[Tensor, "N 1 V"]:
