@@ -245,6 +245,9 @@ def test_wrong_arguments_are_refused(options: dict[str, object], says: str) -> N
 def test_wrong_arguments_are_refused_at_the_call() -> None:
     with pytest.raises(UserError, match="seeds"):
         sample_steps(random_function(0), [[1]], eos_id=0, max_new_tokens=2, seeds=[])
+    limits = {"eos_id": 0, "max_new_tokens": 2, "seeds": [1]}
+    with pytest.raises(UserError, match="on_done"):
+        sample_steps(random_function(0), [[1]], on_done=lambda sentence, results: None, **limits)
     for strings, says in (("stop", "list"), (["a", ""], "empty")):
         with pytest.raises(UserError, match=says):
             StopStrings(decode, strings)

@@ -100,8 +100,8 @@ def sample_steps(
             their sentence, and in large batches several sentences at a time. A function with a
             state needs to read `prefixes[:, -1:]` only (at the first call, all of `start`).
         start, options: `eos_id`, `max_new_tokens` and more, see `SearchRequest.from_options`;
-            `on_done` is only for `sample`. Before `min_new_tokens` neither EOS nor `stop` ends a
-            row, but a forced EOS does.
+            but not `on_done`, which is for `sample`. Before `min_new_tokens` neither EOS nor `stop`
+            ends a row, but a forced EOS does.
         seeds: one for each sentence, 0 or more. None: greedy decoding, which takes the most
             probable token under the rules, of equal ones the lowest id.
         stop: called after each token other than EOS; where it returns True the row is finished.
@@ -115,6 +115,8 @@ def sample_steps(
             wrong shape.
     """
     request = SearchRequest.from_options(start, **options)
+    if request.on_done is not None:
+        raise UserError("sample_steps does not call on_done, read its steps or use sample")
     if num_samples < 1:
         raise UserError(f"num_samples must be at least 1, not {num_samples}")
     if seeds is None and num_samples > 1:
