@@ -93,13 +93,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> Path:
     return folder
 
 
+def assert_equal_to_one(commands: Commands, whole: Path, folder: Path, processes: int) -> None:
+    """Train each recipe with half of the net in each process, and compare with `whole`."""
+    cases = [case_of(name, folder, training__tensor_parallel=2) for name in RECIPES]
+    run_group(commands, folder, processes, train_all, cases)
+    for name in RECIPES:
+        assert_equal_runs(folder / name, whole / name)
+
+
 def test_two_processes_that_divide_the_net_take_the_steps_of_one(
     commands: Commands, whole: Path, tmp_path: Path
 ) -> None:
-    cases = [case_of(name, tmp_path, training__tensor_parallel=2) for name in RECIPES]
-    run_group(commands, tmp_path, 2, train_all, cases)
-    for name in RECIPES:
-        assert_equal_runs(tmp_path / name, whole / name)
+    assert_equal_to_one(commands, whole, tmp_path, 2)
 
 
 def test_a_checkpoint_goes_on_divided_otherwise(
@@ -251,7 +256,4 @@ def test_two_groups_of_two_take_the_steps_of_one(
     commands: Commands, whole: Path, tmp_path: Path
 ) -> None:
     """Each group has half of the parts of a step, and each process of it half of the net."""
-    cases = [case_of(name, tmp_path, training__tensor_parallel=2) for name in RECIPES]
-    run_group(commands, tmp_path, 4, train_all, cases)
-    for name in RECIPES:
-        assert_equal_runs(tmp_path / name, whole / name)
+    assert_equal_to_one(commands, whole, tmp_path, 4)

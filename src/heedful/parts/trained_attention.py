@@ -146,6 +146,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of `projected`, `memory` and `bias`; `heads_grad` are those of the output."""
         query, key, value, weights, dropped, keep = ctx.saved_tensors
         rows: HeadRows = ctx.rows
         heads_grad = grads[0].index_select(0, rows.heads_grad)

@@ -208,6 +208,10 @@ class BartNoise(Noise):
     rotate: bool = Field(False, description="Rotate each text to start at a random token.")
 
     def sides(self, text: Ids, rng: np.random.Generator, tokens: NoiseTokens) -> tuple[Ids, Ids]:
+        """Ids of a noisy source and of its target, each with EOS.
+
+        Sentences are permuted first, then tokens deleted, masked and infilled; rotation is last.
+        """
         noisy = text.copy()
         if self.permute_sentences:
             sentences = np.split(noisy, sentence_ends(noisy, tokens))
