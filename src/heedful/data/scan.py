@@ -215,7 +215,8 @@ def count_training_rows(
     chunks: Iterable[ScannedChunk], split: Split, known: KnownRows, num_workers: int
 ) -> int:
     """The number of the training rows of all chunks."""
-    return sum(map_in_order(_TrainingRowCounter(split, known), chunks, num_workers))
+    count = _TrainingRowCounter(split, known)
+    return sum(map_in_order(count, chunks, num_workers, batch=_BATCH))
 
 
 @dataclass(frozen=True)

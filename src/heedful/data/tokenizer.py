@@ -212,7 +212,7 @@ class Tokenizer:
             return encode(texts)
 
     def encode_rows(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """As `encode_batch`; tokenizers with a word cache return arrays, see `encode_arrays`."""
+        """The ids of `encode_batch`, as arrays (`WordCache.encode_arrays`) if there is a cache."""
         if self._words is None:
             return self.encode_batch(texts)
         with _text_errors(texts):

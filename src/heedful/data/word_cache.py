@@ -39,7 +39,7 @@ class WordCache:
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list["array[int]"]:
-        """As `encode_batch`, as arrays of unsigned ints: no Python object is read for each id."""
+        """The ids of `encode_batch` as arrays of unsigned ints, without a Python object per id."""
         if not isinstance(texts, list | tuple):
             raise TypeError
         ids = self._ids  # another thread may replace the attribute

@@ -22,8 +22,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 POOL_BYTES = 1 << 24  # of text; less is done sooner by one process than a pool is started
-# Of a worker's garbage collector, in objects: what a chunk needs is freed without it, and each
-# collection reads all lists of ids once more.
+# Of a worker's garbage collector, in objects. Reference counts free the objects of a chunk, and a
+# collection reads all lists of ids again.
 _GC_THRESHOLD = 50_000
 _BATCHES_A_WORKER = 2  # that are being processed, or wait: one result is not awaited idly
 

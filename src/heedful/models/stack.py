@@ -151,7 +151,7 @@ class Stack(nn.Module):
         """The unpadding of the states and of the memory (without one: again of the states).
 
         None: the states stay padded, since `skips_padding` is not set, the pass needs fixed shapes,
-        a hook reads attention weights, the real tokens are not indexed, or there are none.
+        a hook reads attention weights, the real tokens are not indexed, or a side has none.
         """
         is_eager = self.compiled_block is None and not torch.compiler.is_compiling()
         if not (self.skips_padding and self.training and is_eager and kernel_device(x) == "cpu"):

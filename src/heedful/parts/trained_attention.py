@@ -120,6 +120,7 @@ class _Attention(torch.autograd.Function):
         scale: float,
         rotation: Rotation | None,
     ) -> Tensor:
+        """The heads of real tokens, (N·H, E); arguments as in `trained_attention`."""
         num_queries, num_keys = rows.shape[2:]
         width, source = projected.size(1), projected if memory is None else memory
         query = projected.index_select(0, rows.query).mul_(scale)

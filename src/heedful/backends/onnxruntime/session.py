@@ -43,7 +43,7 @@ class BoundSession:
         self._binding = self._session.io_binding()
         self._lock = Lock()
         self._bound: dict[str, tuple[int, torch.Size]] = {}
-        # A graph has no input for what it does not depend on.
+        # A graph has no input for a value that no output depends on.
         self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
         self.outputs: list[str] = [each.name for each in self._session.get_outputs()]
 
@@ -55,8 +55,7 @@ class BoundSession:
     def run(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """Run on contiguous tensors by name, and write the outputs into others.
 
-        An output may have the memory of the input that it replaces: then only its changes are
-        written.
+        An output can share the memory of an input; then only the changed elements are written.
         """
         binding = self._binding
         with self._lock:
