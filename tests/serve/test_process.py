@@ -48,8 +48,8 @@ def test_what_cannot_be_served_is_refused(commands: Commands, model: Path, tmp_p
     assert (done.code, done.out.count("LanguageModel(gpt2")) == (0, 2)
 
 
-def start(model: Path, port: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "heedful", "serve", str(model), "--port", str(port)]
+def start(model: Path, port: int, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "heedful", "serve", str(model), "--port", str(port), *options]
     return subprocess.Popen(
         command,
         stderr=subprocess.PIPE,
@@ -79,9 +79,13 @@ def ask(port: int) -> str:
 
 def test_a_server_is_reloaded_and_ends_when_told(model: Path) -> None:
     port = free_port()
-    process = start(model, port)
+    process = start(model, port, "--cors", "https://a.example", "--cors", "https://b.example")
     text = ask(port)
     assert text == model_of("gpt2").generate("the cat", max_new_tokens=5)
+    for origin in ("https://a.example", "https://b.example"):
+        page = request.Request(f"http://127.0.0.1:{port}/v1/models", headers={"Origin": origin})
+        with request.urlopen(page, timeout=20) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == origin
     process.send_signal(signal.SIGHUP)
     assert process.stderr is not None
     lines = []

@@ -165,6 +165,8 @@ def _parameter(field: "Field[Any]") -> inspect.Parameter | None:
             rich_help_panel=metadata["panel"],
         )
         default, kind = None, Annotated[plain | None, flag]
+    elif get_args(kind)[:1] == (Sequence[str],):  # one value for typer; a list is several
+        kind = Annotated[list[str], *get_args(kind)[1:]]
     only = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(field.name, only, default=default, annotation=kind)
 
