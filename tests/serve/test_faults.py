@@ -325,6 +325,7 @@ def test_pages_of_other_origins_are_refused(served: Any) -> None:
         answer = httpx.get(f"{opened.url}/v1/models", headers=headers)
         assert answer.headers["access-control-allow-origin"] == "https://example.org"
         ask = {**headers, "Access-Control-Request-Method": "POST"}
+        ask["Access-Control-Request-Headers"] = "x-api-key, x-stainless-lang"
         assert httpx.options(f"{opened.url}/v1/completions", headers=ask).status_code == 200
 
 

@@ -50,7 +50,7 @@ def create_app(registry: Registry, keys: Keys) -> Any:
         guard,
         allow_origins=list(registry.settings.cors),
         allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+        allow_headers=["*"],  # OpenAI's client for JavaScript adds several of its own
         expose_headers=["Retry-After", "X-Request-ID"],
     )
 
