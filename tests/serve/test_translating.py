@@ -82,6 +82,23 @@ def test_a_list_is_one_batch(served: Any) -> None:
     assert [entry["language"] for entry in answer["detectedLanguage"]] == ["de"] * 4
 
 
+def test_a_translator_that_names_its_languages_goes_first(served: Any) -> None:
+    """Others fit every direction, but only those directions that no translator names."""
+    from backend_models import model_of
+    from running_server import running
+
+    models = {"any": model_of("t5"), "de-en": served.models["de-en"]}
+    with running(models) as server:
+        for source, target, name in (
+            ("de", "en", "de-en"),
+            ("fr", "en", "any"),
+            ("de", "fr", "any"),
+        ):
+            body = {"q": "a dog", "source": source, "target": target}
+            expected = models[name].translate("a dog")
+            assert call(server, "/translate", body) == (200, {"translatedText": expected})
+
+
 def test_alternatives_are_the_next_hypotheses(served: Any) -> None:
     model = served.models["de-en"]
     body = {"q": "a dog", "source": "de", "target": "en", "alternatives": 3}

@@ -112,15 +112,22 @@ def _sources_of(served: ServedModel) -> list[str]:
 
 
 def _translator(registry: Registry, source: str | None, target: str) -> ServedModel:
-    """The first translator from one language (None: any) into another; raises HttpError."""
+    """The first translator from one language (None: any) into another; raises HttpError.
+
+    One that names its languages goes before one that names none, which fits every direction.
+    """
     registry.check_loaded()
     translators = _translators(registry)
     if not translators:
         raise HttpError(404, "/translate needs a translator, and this server has none")
-    for served in translators:
-        known = [source] if source is None else (_sources_of(served) or [source])
-        if source in known and target in (targets_of(served.model) or [target]):
-            return served
+    fitting = [
+        served
+        for served in translators
+        if (source is None or source in (_sources_of(served) or [source]))
+        and target in (targets_of(served.model) or [target])
+    ]
+    if fitting:
+        return max(fitting, key=lambda one: len(_sources_of(one)) + bool(targets_of(one.model)))
     pairs = [
         f"{'/'.join(_sources_of(one)) or 'any'} to {', '.join(targets_of(one.model)) or 'any'}"
         for one in translators
