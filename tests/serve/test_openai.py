@@ -224,7 +224,7 @@ def test_answers_equal_those_alone_under_random_arrival(served: Any, client: Any
         ({"model": "nope"}, "no model 'nope' here"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 5_000}, "the prompt has 2 tokens, and 5000 new ones"),
-        ({"prompt": "the cat " * 60}, "tokens, and 1 new ones were asked for"),
+        ({"prompt": "the cat " * 60}, "the prompt has 120 tokens, but the model's context is 48"),
         ({"n": 9}, "n may be at most 8"),
         ({"stop": ["a"] * 5}, "stop may have 4 texts"),
         ({"stop": [""]}, "stop text is empty"),
@@ -270,6 +270,21 @@ def test_chats_that_cannot_be_answered_are_refused(client: Any) -> None:
         assert reason in error.value.body["message"]
 
 
+def test_the_limit_of_new_tokens_is_the_default_where_that_is_larger(served: Any) -> None:
+    models = {name: served.models[name] for name in ("gpt", "chat")}
+    with running(models, max_new_tokens=3) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        answer = client.completions.create(model="gpt", prompt="the cat", temperature=0)
+        assert answer.choices[0].text == alone(served, "the cat", max_new_tokens=3)
+        messages: Any = [{"role": "user", "content": "a"}]
+        chat = client.chat.completions.create(model="chat", messages=messages, temperature=0)
+        assert chat.choices[0].message.content == served.models["chat"].chat(
+            messages, temperature=0.0, max_new_tokens=3
+        )
+        with pytest.raises(openai.BadRequestError, match="at most 3 here, not 4"):
+            client.completions.create(model="gpt", prompt="the cat", max_tokens=4)
+
+
 def test_errors_are_the_exceptions_of_the_client(tmp_path: Path) -> None:
     """With its status, code and header; an error within a stream is an exception too."""
     keys, model = tmp_path / "keys", model_of("gpt2")
@@ -305,6 +320,9 @@ def test_errors_are_the_exceptions_of_the_client(tmp_path: Path) -> None:
         assert error.param == "top_p"
         long = refused(openai.BadRequestError, "max_tokens_too_large", opened, max_tokens=999)
         assert long.body["values"] == {"tokens": 2, "new": 999, "limit": 48}
+        prompt = "the cat " * 60
+        long = refused(openai.BadRequestError, "context_length_exceeded", opened, prompt=prompt)
+        assert long.body["values"] == {"tokens": 120, "limit": 48}
         late = {"max_tokens": 40}
         error = refused(openai.InternalServerError, "timeout", opened, **late)
         assert error.status_code == 504

@@ -10,6 +10,7 @@ from heedful.backends.base import GenerationRequest
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel
 from heedful.pipelines.chat import as_chats, chat_rows
+from heedful.pipelines.inputs import LengthError
 from heedful.pipelines.text_pieces import TextPieces
 from heedful.serve.bodies import ChatBody, CompletionBody, Sampling
 from heedful.serve.errors import HttpError, as_http_error, over_limit
@@ -203,10 +204,19 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
         """The task, or HttpError for prompts and limits that exceed the context."""
         rows, options = encode()
         options["scores"] = num_top is not None
-        limit, longest = options["max_new_tokens"], model.config.max_length
+        most, longest = served.settings.max_new_tokens, model.config.max_length
+        if most is not None:  # only a default may be above it
+            options["max_new_tokens"] = min(most, options["max_new_tokens"])
+        limit = options["max_new_tokens"]
         for number, row in enumerate(rows, 1):
+            where = f"prompt {number}" if len(rows) > 1 else "the prompt"
+            if len(row) >= longest:
+                problem = (
+                    f"{where} has {len(row)} tokens, but the model's context is {longest}: "
+                    "shorten it"
+                )
+                raise LengthError(problem, len(row), longest, hint="")
             if len(row) + limit > longest:
-                where = f"prompt {number}" if len(rows) > 1 else "the prompt"
                 raise HttpError(
                     400,
                     f"{where} has {len(row)} tokens, and {limit} new ones were asked for, but the "
@@ -215,7 +225,6 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
                     values={"tokens": len(row), "new": limit, "limit": longest},
                     parameter="max_tokens",
                 )
-        _check_most("max_tokens", limit, served.settings.max_new_tokens)
         whole = model.request(rows, **options)
         requests = [whole.select([index]) for index in range(len(rows))]
         return Task(served, rows, options, samples, num_top, requests)
