@@ -375,6 +375,25 @@ def test_a_model_is_replaced_while_it_is_used(tmp_path: Path) -> None:
         assert client.post("/v1/completions", json=COMPLETION).status_code == 200
 
 
+def test_models_that_are_replaced_while_they_are_asked_are_ready() -> None:
+    """One whose worker has the question, and one that would be asked next."""
+    first, second, held = model_of("gpt2"), model_of("bert"), threading.Event()
+    with running({"first": first, "second": second}) as server, ThreadPoolExecutor(1) as pool:
+        registry = server.server.registry
+        worker = registry.models["first"].worker
+        worker.submit(held.wait)
+        answer = pool.submit(httpx.get, f"{server.url}/health/ready")
+        while not worker._tasks:
+            time.sleep(0.002)
+        replaced = threading.Event()
+        for name, model in (("first", first), ("second", second)):
+            server.loop.call_soon_threadsafe(registry.add, name, model)
+        server.loop.call_soon_threadsafe(replaced.set)
+        assert replaced.wait(10)
+        held.set()
+        assert answer.result().status_code == 200
+
+
 def test_a_reload_during_a_reload_is_not_lost() -> None:
     """The files may have changed since the first one read them."""
     begun: list[asyncio.Event] = []

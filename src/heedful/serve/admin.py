@@ -29,8 +29,8 @@ async def ready(request: Request) -> Response:
     if request.app.state.guard.is_draining:
         raise shutting_down()
     registry.check_loaded()
-    for served in list(registry.models.values()):
-        await served.probe()
+    for name in list(registry.models):
+        await registry.models[name].probe()  # a model may be replaced while others are asked
     return JSONResponse({"status": "ready", "models": list(registry.models)})
 
 

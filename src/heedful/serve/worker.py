@@ -39,7 +39,7 @@ class Worker:
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread after its present turn."""
+        """End the thread after its present turn and the functions that wait for it."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -60,10 +60,11 @@ class Worker:
                 while not (has_work or self._tasks or self._is_closed):
                     self._changed.wait()
                 tasks, self._tasks = list(self._tasks), deque()
-                if self._is_closed:
-                    return
+                is_closed = self._is_closed
             for task in tasks:
                 task()
+            if is_closed:
+                return
             has_work = False
             for engine in self.engines:
                 try:
