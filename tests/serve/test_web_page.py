@@ -174,6 +174,9 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         assert " ".join(tab.locator("[role=tab]").all_inner_texts()) == "翻译 续写 对话 分类 填词"
         assert tab.evaluate("document.documentElement.lang") == "zh-Hans"
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.focus("#tab-fill")
+        tab.keyboard.press("ArrowLeft")
+        assert tab.is_hidden("#status")
         tab.focus("#theme")
         tab.keyboard.press("Enter")
         tab.keyboard.press("Enter")

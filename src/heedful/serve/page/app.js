@@ -43,7 +43,7 @@ function showTabs() {
       tab.id = `tab-${use}`;
       tab.setAttribute("role", "tab");
       tab.setAttribute("aria-controls", `panel-${use}`);
-      tab.addEventListener("click", () => select(use));
+      tab.addEventListener("click", () => choose(use));
       return tab;
     }),
   );
@@ -51,6 +51,13 @@ function showTabs() {
 }
 
 const selected = () => document.querySelector("[role=tab][aria-selected=true]")?.id.slice(4);
+
+/** Show another tab, without the error of the former one. */
+function choose(use) {
+  state.problem = null;
+  showProblem();
+  select(use);
+}
 
 function select(use) {
   stopRunning();
@@ -72,7 +79,7 @@ function moveTab(event) {
   if (!(event.key in steps)) return;
   event.preventDefault();
   const use = uses[(steps[event.key] + uses.length) % uses.length];
-  select(use);
+  choose(use);
   get(`tab-${use}`).focus();
 }
 
