@@ -11,6 +11,10 @@ memory are those of all processes of a preparation together; memory is the sum o
 set sizes (PSS), sampled. Then a run of one step is started on the data (translation: the default
 model; texts: a small one). At last a preparation is killed (SIGKILL) when half of its rows are
 tokenized, and started again.
+
+The limit of the machine: a fifth of the texts is prepared with 1 worker alone, and then twice at
+once, each with 1 worker on its own core. Two workers that share all work evenly, and exchange
+nothing, would be as much faster than one as these two together are than one alone.
 """
 
 import json
@@ -18,12 +22,14 @@ import os
 import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +45,13 @@ TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000_000, 100_000
 MADE_ROWS = 500_000  # of a file: more rows are copies of them, each with another word in front
 SENTENCES = 10  # of a text
 WORKERS = (1, 2)
-PARTS = {"pairs": ("pairs", "pairs, tokenizer given"), "texts": ("texts",), "kill": ("killed",)}
+PARTS = {
+    "pairs": ("pairs", "pairs, tokenizer given"),
+    "texts": ("texts",),
+    "limit": ("limit",),
+    "kill": ("killed",),
+}
+LIMIT_SHARE, LIMIT_ROUNDS = 5, 2  # the share of the texts is one fifth
 MEBIBYTE = 1 << 20
 TRAINING = {
     "max_steps": 1,
@@ -128,17 +140,48 @@ def measure(folder: Path, parts: Sequence[str], num_pairs: int, text_bytes: int)
             results["killed"] = kill_and_resume(folder, recipe, files)
         for path in pairs:
             path.unlink()
+    texts = folder / "texts.txt"
+    recipe = {
+        "task": "language_modeling",
+        "data": {"train": {"text": str(texts)}, "valid_size": 50},
+        "model": DECODER,
+        "training": TRAINING,
+    }
     if "texts" in parts:
-        texts = folder / "texts.txt"
-        recipe = {
-            "task": "language_modeling",
-            "data": {"train": {"text": str(texts)}, "valid_size": 50},
-            "model": DECODER,
-            "training": TRAINING,
-        }
         num_texts = write_texts(texts, text_bytes)
         results["texts"], _ = compare(folder, "texts", recipe, num_texts)
+    if "limit" in parts:
+        num_texts = write_texts(texts, max(text_bytes // LIMIT_SHARE, QUICK_TEXT_BYTES))
+        results["limit"] = measure_limit(folder, recipe, num_texts)
     return results
+
+
+def measure_limit(folder: Path, recipe: dict[str, Any], num_rows: int) -> dict[str, Any]:
+    """How much faster two preparations on two cores are together than one alone.
+
+    The medians of `LIMIT_ROUNDS` rounds.
+    """
+
+    def seconds(core: int) -> float:
+        cache = folder / f"core-{core}"
+        used = execute(cache, ["prepare"], recipe, 1, first_core=core).seconds
+        shutil.rmtree(cache)
+        return used
+
+    cores, rounds = range(WORKERS[-1]), list[dict[str, Any]]()
+    for _ in range(LIMIT_ROUNDS):
+        alone = seconds(0)
+        with ThreadPoolExecutor(len(cores)) as pool:
+            together = [*pool.map(seconds, cores)]
+        speedup = sum(alone / one for one in together)
+        rounds.append({"alone": alone, "together": together, "speedup": speedup})
+    result = {
+        "rows": num_rows,
+        "rounds": rounds,
+        "speedup": statistics.median(one["speedup"] for one in rounds),
+    }
+    print(json.dumps({"limit": result}, indent=2))
+    return result
 
 
 def compare(
@@ -189,7 +232,7 @@ class Run:
 
 
 def start(
-    cache: Path, words: Sequence[str], recipe: dict[str, Any], workers: int
+    cache: Path, words: Sequence[str], recipe: dict[str, Any], workers: int, first_core: int = 0
 ) -> "subprocess.Popen[bytes]":
     """Start a command of heedful with a separate cache, on one core per worker."""
     cache.mkdir(exist_ok=True)
@@ -203,7 +246,8 @@ def start(
         "OMP_NUM_THREADS": "1",
     }
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:workers])  # which the new process inherits
+    # Of this thread; the new process inherits it.
+    os.sched_setaffinity(0, cores[first_core : first_core + workers])
     try:
         return subprocess.Popen(
             [*command, "--set", f"data.workers={workers}"],
@@ -222,10 +266,12 @@ def prepare(cache: Path, recipe: dict[str, Any], workers: int) -> Run:
     return replace(run, files={"folder": manifest.parent.name, **digests})
 
 
-def execute(cache: Path, words: Sequence[str], recipe: dict[str, Any], workers: int) -> Run:
-    """Run a command and measure it."""
+def execute(
+    cache: Path, words: Sequence[str], recipe: dict[str, Any], workers: int, first_core: int = 0
+) -> Run:
+    """Run a command and measure it; arguments as in `start`."""
     began, used = time.perf_counter(), processor_seconds()
-    process = start(cache, words, recipe, workers)
+    process = start(cache, words, recipe, workers, first_core)
     peak = [0]
     watcher = threading.Thread(target=watch_memory, args=(process, peak))
     watcher.start()
@@ -382,7 +428,7 @@ def sentences(count: int, *, seed: int) -> Iterator[list[int]]:
 
 def page(data: dict[str, Any]) -> list[str]:
     """The sections of the page."""
-    cases = {name: case for name, case in data.items() if name != "killed"}
+    cases = {name: case for name, case in data.items() if name not in ("killed", "limit")}
     rows = [
         [f"{case['rows']:,} {name}", workers, *run.values()]
         for name, case in cases.items()
@@ -395,6 +441,12 @@ def page(data: dict[str, Any]) -> list[str]:
         f" on them takes {case['training peak MiB']:,} MiB at its start (`{case['command']}`)."
         for name, case in cases.items()
     ]
+    if limit := data.get("limit"):
+        lines.append(
+            f"* The limit of the machine for texts: two preparations of {limit['rows']:,} of them"
+            f" at once are together {limit['speedup']:.2f} times as fast as one alone, since cores"
+            f" share caches and memory (`{limit['command']}`)."
+        )
     if killed := data.get("killed"):
         lines.append(
             f"* Killed after {killed['seconds before']} s and started again:"
