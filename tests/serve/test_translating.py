@@ -55,7 +55,7 @@ def test_the_client_libretranslatepy(served: Any, tmp_path: Path) -> None:
     keys.write_text("a-key-of-a-user\n")
     with running({"de-en": model}, keys) as server:
         opened = client(server.url, api_key="a-key-of-a-user")
-        for text in ("the cat sat", "", "a dog ran home\nthe cat", "ein Hund & eine Katze = 2%"):
+        for text in ("the cat sat", "", "ein Hund & eine Katze = 2%"):
             assert opened.translate(text, "de", "en") == model.translate(text)
         assert opened.translate("a dog", "auto", "en") == model.translate("a dog")
         assert opened.detect("Das ist ein langer deutscher Satz")[0]["language"] == "de"
@@ -65,6 +65,43 @@ def test_the_client_libretranslatepy(served: Any, tmp_path: Path) -> None:
             with pytest.raises(error.HTTPError) as raised:
                 refused.translate("a", "fr", "en")
             assert raised.value.code == status
+
+
+def test_lines_are_translated_one_by_one(served: Any) -> None:
+    """A tokenizer takes a line break for a space; blank lines are kept."""
+    model = served.models["de-en"]
+    lines = ["the cat sat", "", "a dog ran home ", "  "]
+    body = {
+        "q": ["\r\n".join(lines), "\n", "the cat"],
+        "source": "de",
+        "target": "en",
+        "alternatives": 1,
+        "scores": True,
+        "alignments": "words",
+    }
+    status, answer = call(served, "/translate", body)
+    assert status == 200
+    single = [call(served, "/translate", {**body, "q": lines[n]})[1] for n in (0, 2)]
+    first, second = (one["translatedText"] for one in single)
+    assert first == model.translate(lines[0], beam_size=2)
+    other = call(served, "/translate", {**body, "q": "the cat"})[1]
+    assert answer["translatedText"] == [
+        f"{first}\n\n{second}\n  ",
+        "\n",
+        other["translatedText"],
+    ]
+    first, second = (one["alternatives"][0] for one in single)
+    assert answer["alternatives"][0] == [f"{first}\n\n{second}\n  "]
+    means = [sum(pair) / 2 for pair in zip(*(one["scores"] for one in single), strict=True)]
+    assert answer["scores"] == [pytest.approx(means, abs=1e-4), [None], other["scores"]]
+    best, *_ = answer["alignments"][0]
+    parts = [one["alignments"][0] for one in single]
+    for side in ("source", "target"):
+        assert best[side] == parts[0][side] + parts[1][side]
+    offsets = [len(parts[0][side]) for side in ("source", "target")]
+    later = [[s + offsets[0], t + offsets[1]] for s, t in parts[1]["links"]]
+    assert best["links"] == parts[0]["links"] + later
+    assert answer["alignments"][1] == [{"source": [], "target": [], "links": []}]
 
 
 def test_a_list_is_one_batch(served: Any) -> None:

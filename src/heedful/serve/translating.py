@@ -3,7 +3,10 @@
 import asyncio
 import itertools
 import math
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -21,15 +24,27 @@ from heedful.serve.openai import encoded, registry_of, reserve
 
 router = APIRouter(tags=["LibreTranslate"])
 _ALIGNED = 32  # outputs that are aligned in one pass, whose attention weights are in memory
+_LINE_END = re.compile(r"\r?\n")
+
+Alignment = dict[str, Any]
+Result = tuple[Sequence[Generation], list[Alignment]]  # of a row: its hypotheses, best first
+
+
+class Translation(NamedTuple):
+    """A translation of a text, or an alternative to it."""
+
+    text: str
+    score: float
+    alignment: Alignment
 
 
 @router.post("/translate")
 async def translate(body: TranslateBody, request: Request) -> Response:
     """Translate a text, or a list of texts as one batch; JSON or a form.
 
-    `alternatives` are further hypotheses of a beam search. With `source` auto the language is
-    detected, for all texts of a list together. Alignments are computed by the net itself,
-    whichever backend translates.
+    The lines of a text are translated one by one, and blank lines are kept. `alternatives` are
+    further hypotheses of a beam search. With `source` auto the language is detected, for all texts
+    of a list together. Alignments are computed by the net itself, whichever backend translates.
     """
     settings = registry_of(request).settings
     if 1 + body.alternatives > settings.max_outputs:
@@ -37,24 +52,27 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         message = f"alternatives may be at most {most} here, not {body.alternatives}"
         raise over_limit(message, "alternatives", body.alternatives, most)
     texts = [body.q] if isinstance(body.q, str) else body.q
+    rows = [row for text in texts for row in _rows_of(text)]
     source, detected = body.source, None
     registry = registry_of(request)
     if source == "auto":
         served = _translator(registry, None, body.target)
-        reserve(request, served, len(texts))
+        reserve(request, served, len(rows))
         detected = await _detected(registry, " ".join(texts), body.target)
         first, served = served, _translator(registry, detected["language"], body.target)
         if served is not first:
-            reserve(request, served, len(texts))
+            reserve(request, served, len(rows))
     else:
         served = _translator(registry, source, body.target)
-        reserve(request, served, len(texts))
-    job, num_tokens = await _job(served, texts, body)
+        reserve(request, served, len(rows))
+    job, num_tokens = await _job(served, rows, body)
     results = await served.run(job)
     info = info_of(request.scope)
     info.num_prompt = num_tokens
     info.num_new = sum(len(output.ids) for outputs, _ in results for output in outputs)
-    return JSONResponse(_content(body, results, detected))
+    remaining = iter(results)
+    translations = [_joined(text, remaining) for text in texts]
+    return JSONResponse(_content(body, translations, detected))
 
 
 @router.api_route("/languages", methods=["GET"])
@@ -138,28 +156,74 @@ def _translator(registry: Registry, source: str | None, target: str) -> ServedMo
     raise HttpError(400, message, code="no_translator", values={"pairs": listed})
 
 
-def _content(body: TranslateBody, results: list[Any], detected: Any) -> dict[str, Any]:
+def _rows_of(text: str) -> list[str]:
+    """The lines of a text that are translated: all but blank ones; the only line even if blank.
+
+    A model is trained on lines, and its tokenizer takes a line break for a space.
+    """
+    lines = _LINE_END.split(text)
+    return lines if len(lines) == 1 else [line for line in lines if line.strip()]
+
+
+def _joined(text: str, results: Iterator[Result]) -> list[Translation]:
+    """The translations of a text, best first, from the next results, those of `_rows_of`."""
+    lines = _LINE_END.split(text)
+    is_row = [len(lines) == 1 or bool(line.strip()) for line in lines]
+    of_rows = [_translations(*next(results)) for _ in range(sum(is_row))]
+    if not of_rows:
+        return [Translation(text, math.nan, _joined_alignment([]))]
+    joined = []
+    for hypotheses in zip(*of_rows, strict=False):
+        rest = iter(hypotheses)
+        pairs = zip(lines, is_row, strict=True)
+        joined.append(
+            Translation(
+                "\n".join(next(rest).text if is_one else line for line, is_one in pairs),
+                fmean(hypothesis.score for hypothesis in hypotheses),
+                _joined_alignment([hypothesis.alignment for hypothesis in hypotheses]),
+            )
+        )
+    return joined
+
+
+def _translations(outputs: Sequence[Generation], aligned: Sequence[Alignment]) -> list[Translation]:
+    """The hypotheses of a row; without `aligned` their alignments are empty."""
+    alignments = aligned or [_joined_alignment([])] * len(outputs)
+    return [
+        Translation(output.text, output.score, alignment)
+        for output, alignment in zip(outputs, alignments, strict=True)
+    ]
+
+
+def _joined_alignment(parts: Sequence[Alignment]) -> Alignment:
+    """The alignment of several lines, whose words are counted through."""
+    joined: Alignment = {"source": [], "target": [], "links": []}
+    for part in parts:
+        first_source, first_target = len(joined["source"]), len(joined["target"])
+        joined["source"] += part["source"]
+        joined["target"] += part["target"]
+        joined["links"] += [(first_source + s, first_target + t) for s, t in part["links"]]
+    return joined
+
+
+def _content(
+    body: TranslateBody, translations: list[list[Translation]], detected: Any
+) -> dict[str, Any]:
     """The answer: of a list of texts each value is a list."""
-    columns: dict[str, list[Any]] = {
-        "translatedText": [outputs[0].text for outputs, _ in results],
-    }
+    columns: dict[str, list[Any]] = {"translatedText": [best.text for best, *_ in translations]}
     if body.alternatives:
-        columns["alternatives"] = [
-            [output.text for output in outputs[1:]] for outputs, _ in results
-        ]
+        columns["alternatives"] = [[one.text for one in others] for _, *others in translations]
     if body.scores:
-        columns["scores"] = [
-            [_finite(output.score) for output in outputs] for outputs, _ in results
-        ]
+        columns["scores"] = [[_finite(one.score) for one in all_] for all_ in translations]
     if body.alignments is not None:
-        columns["alignments"] = [aligned for _, aligned in results]
+        columns["alignments"] = [[one.alignment for one in all_] for all_ in translations]
     if detected is not None:
-        columns["detectedLanguage"] = [detected] * len(results)
+        columns["detectedLanguage"] = [detected] * len(translations)
     is_single = isinstance(body.q, str)
     return {name: values[0] if is_single else values for name, values in columns.items()}
 
 
-async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tuple[Job, int]:
+async def _job(served: ServedModel, lines: list[str], body: TranslateBody) -> tuple[Job, int]:
     """The work of a request, and the number of its source tokens."""
     model: Translator = served.model
     tags, unit = model.metadata.language_tags, body.alignments
@@ -171,12 +235,12 @@ async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tu
     def encode() -> list[list[int]]:
         """The ids of the sources."""
         language = {"tgt_language": body.target} if tags else {}
-        return model.prompt_ids(texts, Options.from_keywords(language))
+        return model.prompt_ids(lines, Options.from_keywords(language))
 
     rows = await encoded(served, encode)
     resolved = model.options(**options)
 
-    def run(rows: list[list[int]], report: OnOutput) -> list[tuple[list[Generation], list[Any]]]:
+    def run(rows: list[list[int]], report: OnOutput) -> list[Result]:
         """The hypotheses of each row, and their alignments if wanted."""
 
         def report_unaligned(row: int, generations: list[Generation]) -> None:
@@ -195,7 +259,7 @@ async def _job(served: ServedModel, texts: list[str], body: TranslateBody) -> tu
 
 def _alignments(
     model: Translator, rows: list[list[int]], outputs: list[list[Generation]], unit: Any
-) -> list[list[dict[str, Any]]]:
+) -> list[list[Alignment]]:
     """The alignment of each output of each row, computed by the net for any backend."""
     from heedful.insight.alignment import align
 
@@ -204,7 +268,7 @@ def _alignments(
         for row, generations in zip(rows, outputs, strict=True)
         for output in generations
     ]
-    entries: list[dict[str, Any]] = []
+    entries: list[Alignment] = []
     for first in range(0, len(pairs), _ALIGNED):
         sources, targets = zip(*pairs[first : first + _ALIGNED], strict=True)
         entries += [
