@@ -329,6 +329,30 @@ def test_pages_of_other_origins_are_refused(served: Any) -> None:
         assert httpx.options(f"{opened.url}/v1/completions", headers=ask).status_code == 200
 
 
+def test_a_name_that_points_to_this_machine_is_refused_without_keys(
+    served: Any, tmp_path: Path
+) -> None:
+    """DNS rebinding: the page of another site is of the server's own origin to the browser."""
+    url, keys = httpx.URL(served.url), tmp_path / "keys"
+    keys.write_text("user-key-1\n")
+    for host, status in (("evil.example", 403), ("localhost", 200), ("127.0.0.1", 200)):
+        named = {"Host": f"{host}:{url.port}", "Origin": f"http://{host}:{url.port}"}
+        assert httpx.get(f"{url}/v1/models", headers=named).status_code == status
+    origin = {"Host": "models.example.org", "Origin": "https://models.example.org"}
+    models = {"gpt": served.models["gpt"]}
+    with running(models, keys) as opened:
+        with_key = {**origin, "X-API-Key": "user-key-1"}
+        assert httpx.get(f"{opened.url}/v1/models", headers=with_key).status_code == 200
+    with running(models, cors=(origin["Origin"],)) as opened:
+        assert httpx.get(f"{opened.url}/v1/models", headers=origin).status_code == 200
+
+
+def test_health_answers_head(client: httpx.Client) -> None:
+    for path in ("/health/live", "/health/ready"):
+        answer = client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_metrics_have_nothing_of_a_request(client: httpx.Client, served: Any) -> None:
     client.post("/v1/completions", json={**COMPLETION, "prompt": "zebra"})
     client.get("/zebra/secret")
@@ -375,6 +399,24 @@ def test_a_model_is_replaced_while_it_is_used(tmp_path: Path) -> None:
         assert client.post("/v1/completions", json=COMPLETION).status_code == 200
 
 
+def test_a_broken_model_does_not_keep_others_from_being_replaced(tmp_path: Path) -> None:
+    keys, model = tmp_path / "keys", model_of("gpt2")
+    keys.write_text("admin boss-key-1\n")
+    for name in ("first", "second"):
+        model.save(tmp_path / name)
+    with running({"first": model, "second": model}, keys) as served:
+        registry = served.server.registry
+        registry.directories.update({name: tmp_path / name for name in ("first", "second")})
+        former = dict(registry.models)
+        (tmp_path / "first" / "config.json").write_text("{}")
+        headers = {"Authorization": "Bearer boss-key-1"}
+        refused = httpx.post(f"{served.url}/admin/reload", json={}, headers=headers, timeout=20)
+        assert refused.status_code == 409
+        assert "first stays as it was" in refused.json()["error"]["message"]
+        assert registry.models["first"] is former["first"]
+        assert registry.models["second"] is not former["second"]
+
+
 def test_models_that_are_replaced_while_they_are_asked_are_ready() -> None:
     """One whose worker has the question, and one that would be asked next."""
     first, second, held = model_of("gpt2"), model_of("bert"), threading.Event()
@@ -398,13 +440,13 @@ def test_a_reload_during_a_reload_is_not_lost() -> None:
     """The files may have changed since the first one read them."""
     begun: list[asyncio.Event] = []
 
-    async def slow(again: bool) -> None:
+    async def slow(names: list[str]) -> None:
         begun.append(asyncio.Event())
         await begun[-1].wait()
 
     async def reload() -> None:
         server = Server({}, Settings(), Keys(None))
-        server.registry.open_all = slow  # type: ignore[method-assign,assignment]
+        server.registry.replace = slow  # type: ignore[method-assign,assignment]
         for _ in range(3):
             server.reload()
             await asyncio.sleep(0)

@@ -10,7 +10,6 @@ from heedful.errors import UserError
 from heedful.serve.settings import Settings
 
 _ACCESS = "Address and access"
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @spread()
@@ -57,6 +56,7 @@ def serve(
     Example: heedful serve runs/de-en runs/assistant --port 8000
     """
     extras.require("serve", "heedful serve")
+    from heedful.serve.guard import is_loopback
     from heedful.serve.server import check_models
     from heedful.serve.server import serve as run
 
@@ -68,7 +68,7 @@ def serve(
 
     def report(url: str) -> None:
         """Print the address, and a note if the server is open to others without keys."""
-        if host not in _LOOPBACK and settings.keys is None:
+        if not is_loopback(host) and settings.keys is None:
             typer.echo(f"note: anyone who can reach {host} may use this server (--keys)", err=True)
         typer.echo(f"ready at {url}", err=True)
 

@@ -15,12 +15,14 @@ from heedful.serve.openai import registry_of
 router = APIRouter(tags=["Server"])
 
 
+@router.head("/health/live", include_in_schema=False)
 @router.get("/health/live")
 async def live() -> dict[str, str]:
     """The process answers."""
     return {"status": "live"}
 
 
+@router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:
     """Every model reads a token; 503 while models are loaded, after a failure, and while the
@@ -47,7 +49,8 @@ async def metrics(request: Request) -> Response:
 async def reload(body: ReloadBody, request: Request) -> dict[str, Any]:
     """Open a model, or all, again from the directory; needs a key of the keys file's admins.
 
-    Until the new one is open the former one is served, and requests in progress end with it.
+    Until the new one is open the former one is served, and requests in progress end with it. One
+    that cannot be opened does not keep others from being replaced.
     """
     registry = registry_of(request)
     if info_of(request.scope).role != "admin":
@@ -55,9 +58,8 @@ async def reload(body: ReloadBody, request: Request) -> dict[str, Any]:
     if body.model is not None:
         registry.get(body.model, [SavedModel], "")
     names = list(registry.directories) if body.model is None else [body.model]
-    for name in names:
-        try:
-            await registry.open(name)
-        except UserError as error:
-            raise HttpError(409, f"{name} stays as it was: {error}") from None
+    try:
+        await registry.replace(names)
+    except UserError as error:
+        raise HttpError(409, str(error)) from None
     return {"reloaded": names}

@@ -9,8 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from heedful.serve.connections import MAX_HEADERS, too_many_headers
 from heedful.serve.errors import LIBRETRANSLATE, HttpError, shutting_down, timed_out
@@ -53,6 +54,20 @@ class RequestInfo:
     status: int = 0
     started: float = field(default_factory=time.perf_counter)
     resources: ExitStack = field(default_factory=ExitStack)
+
+
+def is_loopback(host: str) -> bool:
+    """True for a name or address of this machine that no other one can reach."""
+    return host == "localhost" or (not _is_name(host) and ip_address(host).is_loopback)
+
+
+def _is_name(host: str) -> bool:
+    """True for a host's name that is looked up, unlike an address and localhost."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return host != "localhost"
+    return False
 
 
 def info_of(scope: MutableMapping[str, Any]) -> RequestInfo:
@@ -111,7 +126,7 @@ class Guard:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if self.is_draining and path not in PUBLIC:
             raise shutting_down()
-        self._check_origin(headers)
+        self._check_origin(headers, scope.get("server"))
         key = _key_of(headers)
         if self.keys and path not in PUBLIC and key is None and path not in LIBRETRANSLATE:
             raise HttpError(401, "give an API key: the header `Authorization: Bearer KEY`")
@@ -190,13 +205,22 @@ class Guard:
         except TimeoutError:
             raise HttpError(408, f"the body took longer than {seconds:g} seconds") from None
 
-    def _check_origin(self, headers: dict[bytes, str]) -> None:
-        """Refuse pages of other sites: browsers send some of their requests without asking."""
+    def _check_origin(self, headers: dict[bytes, str], server: tuple[str, int] | None) -> None:
+        """Refuse pages of other sites: browsers send some of their requests without asking.
+
+        A site can let its own name point to 127.0.0.1 (DNS rebinding). So a server that only this
+        machine can reach, and that has no keys, refuses pages of any named host but localhost.
+        """
         origin, allowed = headers.get(b"origin"), self.settings.cors
         if origin is None or origin in allowed or "*" in allowed:
             return
         if origin.partition("://")[2] != headers.get(b"host"):
             raise HttpError(403, "pages of this origin are not allowed (--cors ORIGIN)")
+        is_open = not self.keys and server is not None and is_loopback(server[0])
+        if is_open and _is_name(urlsplit(origin).hostname or ""):
+            raise HttpError(
+                403, "pages of this origin are not allowed without keys (--keys FILE or --cors)"
+            )
 
     def _record(self, scope: MutableMapping[str, Any], info: RequestInfo) -> None:
         """Count and log a request that has ended."""

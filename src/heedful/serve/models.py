@@ -184,21 +184,28 @@ class Registry:
         """Every model has been opened."""
         return set(self.models) == set(self.directories)
 
-    async def open_all(self, *, again: bool) -> None:
-        """Open every model that is not open.
+    async def open_all(self) -> None:
+        """Open every model that is not open; raises UserError for one that cannot be opened."""
+        for name in list(self.directories):
+            if name not in self.models:
+                await self._open(name)
 
-        Args:
-            again: open all, in place of those that are served until then.
+    async def replace(self, names: Sequence[str]) -> None:
+        """Open models again, each in place of the one that is served until then.
 
         Raises:
-            UserError: a model that cannot be opened; models before it are replaced.
+            UserError: models that cannot be opened, which stay; all others are replaced.
         """
-        for name in list(self.directories):
-            if again or name not in self.models:
-                await self.open(name)
+        problems = []
+        for name in names:
+            try:
+                await self._open(name)
+            except UserError as error:
+                problems.append(f"{name} stays as it was: {error}")
+        if problems:
+            raise UserError("; ".join(problems))
 
-    async def open(self, name: str) -> None:
-        """Open one model; see `open_all`."""
+    async def _open(self, name: str) -> None:
         async with self._opening:
             # On a thread that ends: OpenMP's helpers of a thread end with it. If there are more of
             # them than cores, none waits actively at the end of an operation, which is slower.

@@ -130,7 +130,7 @@ class Server:
                 loop.add_signal_handler(number, self.stop)
             loop.add_signal_handler(signal.SIGHUP, self.reload)
         running = asyncio.ensure_future(self.server.serve([listener]))
-        opening = asyncio.ensure_future(self.registry.open_all(again=False))
+        opening = asyncio.ensure_future(self.registry.open_all())
         try:
             await asyncio.wait({running, opening}, return_when=asyncio.FIRST_COMPLETED)
             if opening.done() and (error := opening.exception()) is not None:
@@ -164,9 +164,9 @@ class Server:
     async def _open_again(self) -> None:
         try:
             self.keys.reload()
-            await self.registry.open_all(again=True)
+            await self.registry.replace([*self.registry.directories])
         except UserError as error:
-            _log.error("not replaced: %s", error)
+            _log.error("not all opened again: %s", error)
         except Exception as error:
             _log.error("not replaced", exc_info=error)
         else:
