@@ -134,6 +134,18 @@ def test_a_translator_that_names_its_languages_goes_first(served: Any) -> None:
             body = {"q": "a dog", "source": source, "target": target}
             expected = models[name].translate("a dog")
             assert call(server, "/translate", body) == (200, {"translatedText": expected})
+        body = {"q": "a dog", "source": "de", "target": "en"}
+        for name, model in models.items():
+            expected = model.translate("a dog")
+            answer = call(server, "/translate", {**body, "model": name})
+            assert answer == (200, {"translatedText": expected})
+        status, refused = call(server, "/translate", {**body, "model": "de-en", "source": "fr"})
+        assert (status, refused["error"]) == (
+            400,
+            "no translator from fr into en; de-en has de to en",
+        )
+        status, refused = call(server, "/translate", {**body, "model": "none"})
+        assert (status, "no model 'none' here" in refused["error"]) == (404, True)
 
 
 def test_alternatives_are_the_next_hypotheses(served: Any) -> None:

@@ -195,6 +195,11 @@ class TranslateBody(Body):
         "translation the word of the text on which its cross-attention is largest. "
         "An extension of LibreTranslate's API.",
     )
+    model: ModelName | None = Field(
+        None,
+        description="Name of a translator; default: the first for these languages. An extension of "
+        "LibreTranslate's API.",
+    )
     api_key: ShortText | None = Field(None, description=_API_KEY)
 
 

@@ -56,14 +56,14 @@ async def translate(body: TranslateBody, request: Request) -> Response:
     source, detected = body.source, None
     registry = registry_of(request)
     if source == "auto":
-        served = _translator(registry, None, body.target)
+        served = _translator(registry, None, body)
         reserve(request, served, len(rows))
-        detected = await _detected(registry, " ".join(texts), body.target)
-        first, served = served, _translator(registry, detected["language"], body.target)
+        detected = await _detected(registry, " ".join(texts), body)
+        first, served = served, _translator(registry, detected["language"], body)
         if served is not first:
             reserve(request, served, len(rows))
     else:
-        served = _translator(registry, source, body.target)
+        served = _translator(registry, source, body)
         reserve(request, served, len(rows))
     job, num_tokens = await _job(served, rows, body)
     results = await served.run(job)
@@ -109,9 +109,10 @@ def _confidence(code: str, probability: float) -> dict[str, Any]:
     return {"language": code, "confidence": round(100 * probability, 1)}
 
 
-async def _detected(registry: Registry, text: str, target: str) -> dict[str, Any]:
+async def _detected(registry: Registry, text: str, body: TranslateBody) -> dict[str, Any]:
     """The most probable language that can be translated into the target."""
-    fitting = [served for served in _translators(registry) if target in targets_of(served.model)]
+    named, target = _translators(registry, body.model), body.target
+    fitting = [served for served in named if target in targets_of(served.model)]
     known = {source for served in fitting for source in _sources_of(served)} - {target}
     if not known:
         raise HttpError(400, "source auto needs a translator that names its source language")
@@ -119,7 +120,10 @@ async def _detected(registry: Registry, text: str, target: str) -> dict[str, Any
     return _confidence(*languages[0])
 
 
-def _translators(registry: Registry) -> list[ServedModel]:
+def _translators(registry: Registry, name: str | None = None) -> list[ServedModel]:
+    """All translators, or the one of a name; raises HttpError for a name of none."""
+    if name is not None:
+        return [registry.get(name, [Translator], "/translate needs a translator")]
     return [served for served in registry.models.values() if isinstance(served.model, Translator)]
 
 
@@ -129,13 +133,16 @@ def _sources_of(served: ServedModel) -> list[str]:
     return [own] if own else []
 
 
-def _translator(registry: Registry, source: str | None, target: str) -> ServedModel:
-    """The first translator from one language (None: any) into another; raises HttpError.
+def _translator(registry: Registry, source: str | None, body: TranslateBody) -> ServedModel:
+    """The named translator, or the first from a language (None: any) into the target.
 
     One that names its languages goes before one that names none, which fits every direction.
+
+    Raises:
+        HttpError: there is none.
     """
     registry.check_loaded()
-    translators = _translators(registry)
+    translators, target = _translators(registry, body.model), body.target
     if not translators:
         raise HttpError(404, "/translate needs a translator, and this server has none")
     fitting = [
@@ -152,7 +159,7 @@ def _translator(registry: Registry, source: str | None, target: str) -> ServedMo
     ]
     direction = f"into {target}" if source is None else f"from {source} into {target}"
     listed = "; ".join(pairs)
-    message = f"no translator {direction}; this server has {listed}"
+    message = f"no translator {direction}; {body.model or 'this server'} has {listed}"
     raise HttpError(400, message, code="no_translator", values={"pairs": listed})
 
 
