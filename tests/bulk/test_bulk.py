@@ -312,6 +312,31 @@ def test_a_finished_shard_that_was_damaged_is_processed_again(
     assert run(job_of(world, out)) == [f"{out} is complete: nothing is left to do"]
 
 
+@pytest.mark.parametrize("content", ["", "other\n" * 14])
+def test_input_that_is_changed_while_a_job_runs_ends_it(
+    world: Path, tmp_path: Path, content: str
+) -> None:
+    first, second, out = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "out"
+    lines = texts_of(world)
+    rest = "\n".join(lines[16:])
+    first.write_text("\n".join(lines[:16]))
+    second.write_text(rest)
+    job = replace(job_of(world, out), inputs=[first, second])
+
+    def changing(worker: Any, reader: ShardReader, done: Collection[int]) -> Iterator[Any]:
+        for result in run_alone(worker, reader, done):
+            yield result
+            second.write_text(content)
+
+    with pytest.raises(UserError, match=r"b\.txt was changed while the job ran"):
+        run(job, changing)
+    assert not json.loads((out / MANIFEST).read_text())["complete"]
+    second.write_text(rest)
+    [line] = run(job)
+    assert "2 of 4 shards" in line
+    assert [row["text"] for row in records(out)] == lines
+
+
 def test_two_workers_killed_and_resumed_by_one(
     commands: Commands, world: Path, whole: Path, tmp_path: Path
 ) -> None:

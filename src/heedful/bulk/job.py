@@ -20,7 +20,7 @@ from heedful.data.file_names import expand_path
 from heedful.data.tables import table_files
 from heedful.data.workers import map_in_order
 from heedful.errors import UserError
-from heedful.files import MODEL_FILES
+from heedful.files import MODEL_FILES, user_errors
 from heedful.progress import PrintLine, track
 
 # Returns the results of the shards that are not done, in any order.
@@ -124,13 +124,14 @@ def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkR
 
     Raises:
         UserError: settings that contradict each other or those of the job in the folder; a folder
-            with other files; input that cannot be read, or none of whose first rows can; errors of
-            the model; a full disk. Finished shards are kept.
+            with other files; input that cannot be read, none of whose first rows can, or that is
+            changed meanwhile; errors of the model; a full disk. Finished shards are kept.
     """
     job.check()
     folder = JobFolder(job.output, SUFFIXES[job.format])
     job = _with_threads(job, folder.settings)
     reader = job.reader()
+    stamps = {str(path): _stamp(path) for path in reader.files}
     settings = job.settings(reader.files)
     _check_same(settings, folder)
     if folder.is_complete:
@@ -149,6 +150,7 @@ def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkR
                 worker = replace(job.worker(), progress=advance)
                 with closing(map_shards(worker, reader, folder.entries.keys())) as results:
                     for result in results:
+                        _check_unchanged(result.file, stamps)
                         folder.add(result)
         except (KeyboardInterrupt, SystemExit):
             print_line(
@@ -156,6 +158,8 @@ def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkR
                 "same command continues"
             )
             raise
+        for file in stamps:
+            _check_unchanged(file, stamps)
         folder.write_manifest(settings)
     return _report(folder)
 
@@ -238,6 +242,22 @@ def _check_same(settings: Mapping[str, Any], folder: JobFolder) -> None:
         raise UserError(
             f"{folder.path} was started with other settings ({', '.join(changed)}); give those "
             "again, or another folder"
+        )
+
+
+def _stamp(path: Path) -> list[tuple[int, int]]:
+    """The size and the time of the last change of each file of an input."""
+    with user_errors("read", path):
+        stats = [file.stat() for file in table_files(path)]
+    return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+
+
+def _check_unchanged(file: str, stamps: Mapping[str, list[tuple[int, int]]]) -> None:
+    """Raise UserError if an input file is not as it was when the job started."""
+    if _stamp(Path(file)) != stamps[file]:
+        raise UserError(
+            f"{file} was changed while the job ran; put it back, and the same command continues, "
+            "or give another folder"
         )
 
 
