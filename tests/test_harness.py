@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,23 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="needs a language model"):
         HeedfulLM(heedful.from_net(model_of("none").net, model_of("none").config))
+
+
+def test_the_device_that_the_harness_gives_is_no_error_without_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from heedful.harness import HeedfulLM
+
+    model_of("none").save(tmp_path / "model")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert HeedfulLM(tmp_path / "model", device="cuda:0").model.device.type != "cuda"
+
+
+@pytest.mark.slow
+def test_the_program_refuses_a_model_in_one_line(tmp_path: Path) -> None:
+    words = f"run --model heedful --model_args path={tmp_path}/none --tasks lambada_openai"
+    command = [sys.executable, "-m", "heedful.harness", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path}/none does not exist")
+    assert "Traceback" not in done.stderr

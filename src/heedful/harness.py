@@ -5,6 +5,7 @@ program: `python -m heedful.harness run --model heedful --model_args path=runs/n
 with the arguments of `lm_eval`.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class HeedfulLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
     Args:
         path: a model directory, or an open model.
         batch_tokens: padded tokens of a batch.
-        device: as in `heedful.load`.
+        device: as in `heedful.load`; one of CUDA, the default of the harness, is `auto` without it.
         batch_size, max_batch_size: accepted from the harness; `batch_tokens` bounds a batch.
 
     Raises:
@@ -52,6 +53,8 @@ class HeedfulLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            device = "auto"
         model = path if not isinstance(path, str | Path) else load(path, device=device or "auto")
         if not isinstance(model, LanguageModel) or not model.has_tokenizer:
             raise UserError("the harness needs a language model (decoder-only) with a tokenizer")
@@ -159,4 +162,7 @@ def _by_arguments(requests: Any) -> Any:
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except UserError as error:
+        sys.exit(f"error: {error}")
