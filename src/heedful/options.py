@@ -66,7 +66,7 @@ class Options:
     )
     beam_size: int | None = _option(
         "Hypotheses kept by beam search; 1 is greedy search or sampling.",
-        panel=SEARCH, least=1, shown="the model's, or 1",
+        panel=SEARCH, least=1, shown="the model's, or 5 for translators, 1 for others",
     )  # fmt: skip
     num_return: int = _option("Outputs per prompt, best first.", 1, SEARCH, least=1)
     length_penalty: float | None = _option(

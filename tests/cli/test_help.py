@@ -14,6 +14,7 @@ from commands import Commands, assert_refused
 from heedful.cli.app import COMMANDS, make_app
 from heedful.cli.help import WIDTH, panels
 from heedful.cli.suggestions import OTHER_NAMES
+from heedful.pipelines import Translator
 
 ROOT: Any = get_command(make_app())
 RUNS_A_MODEL = ("translate", "generate", "fill", "classify", "embed", "evaluate", "score")
@@ -92,6 +93,7 @@ def test_defaults_are_shown() -> None:
     rows = dict(panels(ALL["evaluate"], Context(ALL["evaluate"]))["Search"])
     assert rows["--min-new-tokens N"].endswith("[default: 0]")
     assert rows["--length-penalty X"].endswith("[default: the model's, or 1.0]")
+    assert f"or {Translator.default_options['beam_size']} for translators" in rows["--beam-size N"]
 
 
 @pytest.mark.parametrize(
