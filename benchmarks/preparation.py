@@ -157,9 +157,9 @@ def measure(folder: Path, parts: Sequence[str], num_pairs: int, text_bytes: int)
 
 
 def measure_limit(folder: Path, recipe: dict[str, Any], num_rows: int) -> dict[str, Any]:
-    """How much faster two preparations on two cores are together than one alone.
+    """The rate of two preparations at once, each on its own core, relative to that of one alone.
 
-    The medians of `LIMIT_ROUNDS` rounds.
+    The median of `LIMIT_ROUNDS` rounds, as JSON.
     """
 
     def seconds(core: int) -> float:
@@ -246,7 +246,7 @@ def start(
         "OMP_NUM_THREADS": "1",
     }
     cores = sorted(os.sched_getaffinity(0))
-    # Of this thread; the new process inherits it.
+    # The affinity of this thread, which the new process inherits.
     os.sched_setaffinity(0, cores[first_core : first_core + workers])
     try:
         return subprocess.Popen(

@@ -5,6 +5,7 @@ program: `python -m heedful.harness run --model heedful --model_args path=runs/n
 with the arguments of `lm_eval`.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from lm_eval.models.utils import normalize_gen_kwargs  # noqa: E402
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # noqa: E402
 
 Window = tuple[Any, list[int], list[int]]  # texts or None, ids of the context, of the continuation
+_log = logging.getLogger("heedful.harness")
 _NEW_TOKENS = 256  # the harness's default
 
 
@@ -53,9 +55,11 @@ class HeedfulLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
+        device = device or "auto"
         if device.startswith("cuda") and not torch.cuda.is_available():
+            _log.warning("%s is not available; the model runs on the device auto", device)
             device = "auto"
-        model = path if not isinstance(path, str | Path) else load(path, device=device or "auto")
+        model = path if not isinstance(path, str | Path) else load(path, device=device)
         if not isinstance(model, LanguageModel) or not model.has_tokenizer:
             raise UserError("the harness needs a language model (decoder-only) with a tokenizer")
         self.model, self.batch_tokens = model, int(batch_tokens)
@@ -165,4 +169,5 @@ if __name__ == "__main__":
     try:
         cli_evaluate()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -80,7 +80,7 @@ class ServedModel:
         """
         most = self.settings.max_queue
         if count > most:
-            message = f"a request may have {most} texts (or outputs), not {count}"
+            message = f"a request may have {most} texts (lines, or outputs), not {count}"
             values = {"name": "texts", "value": count, "limit": most}
             raise HttpError(400, message, code="limit_exceeded", values=values)
         if self._num_texts + count > most:

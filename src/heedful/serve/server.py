@@ -166,7 +166,7 @@ class Server:
             self.keys.reload()
             await self.registry.replace([*self.registry.directories])
         except UserError as error:
-            _log.error("not all opened again: %s", error)
+            _log.error("not replaced: %s", error)
         except Exception as error:
             _log.error("not replaced", exc_info=error)
         else:

@@ -52,20 +52,20 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         message = f"alternatives may be at most {most} here, not {body.alternatives}"
         raise over_limit(message, "alternatives", body.alternatives, most)
     texts = [body.q] if isinstance(body.q, str) else body.q
-    rows = [row for text in texts for row in _rows_of(text)]
+    lines = [line for text in texts for line, is_translated in _lines_of(text) if is_translated]
     source, detected = body.source, None
     registry = registry_of(request)
     if source == "auto":
         served = _translator(registry, None, body)
-        reserve(request, served, len(rows))
+        reserve(request, served, len(lines))
         detected = await _detected(registry, " ".join(texts), body)
         first, served = served, _translator(registry, detected["language"], body)
         if served is not first:
-            reserve(request, served, len(rows))
+            reserve(request, served, len(lines))
     else:
         served = _translator(registry, source, body)
-        reserve(request, served, len(rows))
-    job, num_tokens = await _job(served, rows, body)
+        reserve(request, served, len(lines))
+    job, num_tokens = await _job(served, lines, body)
     results = await served.run(job)
     info = info_of(request.scope)
     info.num_prompt = num_tokens
@@ -121,7 +121,7 @@ async def _detected(registry: Registry, text: str, body: TranslateBody) -> dict[
 
 
 def _translators(registry: Registry, name: str | None = None) -> list[ServedModel]:
-    """All translators, or the one of a name; raises HttpError for a name of none."""
+    """All translators, or the one of a name; raises HttpError if no translator has it."""
     if name is not None:
         return [registry.get(name, [Translator], "/translate needs a translator")]
     return [served for served in registry.models.values() if isinstance(served.model, Translator)]
@@ -136,10 +136,10 @@ def _sources_of(served: ServedModel) -> list[str]:
 def _translator(registry: Registry, source: str | None, body: TranslateBody) -> ServedModel:
     """The named translator, or the first from a language (None: any) into the target.
 
-    One that names its languages goes before one that names none, which fits every direction.
+    One that names its languages goes before one without languages, which fits every direction.
 
     Raises:
-        HttpError: there is none.
+        HttpError: no translator fits.
     """
     registry.check_loaded()
     translators, target = _translators(registry, body.model), body.target
@@ -163,29 +163,27 @@ def _translator(registry: Registry, source: str | None, body: TranslateBody) -> 
     raise HttpError(400, message, code="no_translator", values={"pairs": listed})
 
 
-def _rows_of(text: str) -> list[str]:
-    """The lines of a text that are translated: all but blank ones; the only line even if blank.
+def _lines_of(text: str) -> list[tuple[str, bool]]:
+    """The lines of a text; True for those that are translated: not blank, or the only one.
 
     A model is trained on lines, and its tokenizer takes a line break for a space.
     """
     lines = _LINE_END.split(text)
-    return lines if len(lines) == 1 else [line for line in lines if line.strip()]
+    return [(line, len(lines) == 1 or bool(line.strip())) for line in lines]
 
 
 def _joined(text: str, results: Iterator[Result]) -> list[Translation]:
-    """The translations of a text, best first, from the next results, those of `_rows_of`."""
-    lines = _LINE_END.split(text)
-    is_row = [len(lines) == 1 or bool(line.strip()) for line in lines]
-    of_rows = [_translations(*next(results)) for _ in range(sum(is_row))]
-    if not of_rows:
+    """The translations of a text, best first, from the next results, those of its lines."""
+    lines = _lines_of(text)
+    of_lines = [_translations(*next(results)) for _, is_translated in lines if is_translated]
+    if not of_lines:
         return [Translation(text, math.nan, _joined_alignment([]))]
     joined = []
-    for hypotheses in zip(*of_rows, strict=False):
+    for hypotheses in zip(*of_lines, strict=False):
         rest = iter(hypotheses)
-        pairs = zip(lines, is_row, strict=True)
         joined.append(
             Translation(
-                "\n".join(next(rest).text if is_one else line for line, is_one in pairs),
+                "\n".join(next(rest).text if translated else line for line, translated in lines),
                 fmean(hypothesis.score for hypothesis in hypotheses),
                 _joined_alignment([hypothesis.alignment for hypothesis in hypotheses]),
             )
