@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from checked_shapes import check_shapes
 from commands import Commands, run_whole
+from heedful.kernels import training as kernels
 
 gc.disable()  # until all tests are collected: imports leave nothing to be freed
 pytest_plugins = ["listed_skips"]
@@ -69,6 +70,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     listed = any(file == path or file.startswith(f"{path}/") for path in SHAPES_CHECKED)
     check_shapes(listed)
     run_whole(item.get_closest_marker("whole") is not None)
+
+
+_libraries: list[Any] = []  # kernels that a test has loaded
+
+
+@pytest.fixture(autouse=True)
+def _kernels_from_the_first_training_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test uses kernels if it trains, and not because another one did before."""
+    if kernels._library is not None:
+        _libraries[:] = [kernels._library]
+        kernels._library = None
+    if _libraries:
+        monkeypatch.setattr(kernels, "_open", lambda: _libraries[0])
 
 
 @pytest.fixture

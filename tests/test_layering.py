@@ -17,6 +17,7 @@ LAYERS = [
     {"config", "options"},
     {"recipe_changes"},
     {"recipe_files"},
+    {"kernels"},
     {"parts"},
     {"models"},
     {"zoo", "data"},

@@ -32,7 +32,14 @@ _WEIGHTS = {"model.safetensors", "model.bin"}  # every model has one of them
 LARGEST_TEXT = 512 << 20  # bytes; the largest tokenizers have a tenth
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LEFTOVER = re.compile(r"\..*\.\d+\.tmp")
+_CACHE_VARIABLE = "HEEDFUL_CACHE"  # environment variable with the folder of the cache
 _AT_CWD, _EXCHANGE = -100, 2  # constants of renameat2(2)
+
+
+def cache_home() -> Path:
+    """The folder of what can be made again: HEEDFUL_CACHE; default: in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(_CACHE_VARIABLE) or Path(home) / "heedful")
 
 
 def as_path(path: str | os.PathLike[str], name: str) -> Path:

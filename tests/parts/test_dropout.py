@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.parts.dropout import Dropout, _random_bits, keep_mask
+from heedful.kernels import training as kernels
+from heedful.parts.dropout import Dropout, _draw_seed, keep_mask, random_levels
 
 LEVELS = 65_536
 
@@ -40,9 +41,10 @@ def test_the_fraction_of_dropped_levels_is_exact(
     dropped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over all 16-bit numbers, once each, the count is exact."""
-    every = torch.arange(-32_768, 32_768).to(torch.int16).view(torch.int64)
-    monkeypatch.setattr("heedful.parts.dropout._random_bits", lambda size: every)
-    keep, _ = keep_mask(torch.Size([LEVELS]), dropped / LEVELS)
+    every = torch.arange(-32_768, 32_768).to(torch.int16)
+    monkeypatch.setattr("heedful.parts.dropout.random_levels", lambda seed, count: every)
+    with kernels.unused():
+        keep, _ = keep_mask(torch.Size([LEVELS]), dropped / LEVELS)
     assert int((keep == 0).sum()) == dropped
 
 
@@ -110,7 +112,7 @@ def test_neighboring_elements_are_independent() -> None:
 def test_masks_of_successive_calls_are_independent_and_bits_uniform() -> None:
     """Each call seeds a generator with 63 bits: no bit may be biased, no two calls correlated."""
     torch.manual_seed(0)
-    calls = torch.stack([_random_bits((2_000,)) for _ in range(20)])
+    calls = torch.stack([random_levels(_draw_seed(), 8_000).view(torch.int64) for _ in range(20)])
     bits = (calls[..., None] >> torch.arange(64)) & 1
     means = bits.double().mean((0, 1))
     assert (means - 0.5).abs().max() < 6 * 0.5 / math.sqrt(40_000)

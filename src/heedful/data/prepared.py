@@ -18,6 +18,7 @@ from filelock import FileLock
 from heedful.data.tables import table_files
 from heedful.errors import UserError
 from heedful.files import (
+    cache_home,
     cannot_write,
     open_bytes,
     read_json,
@@ -37,13 +38,10 @@ _hash = partial(hashlib.blake2b, digest_size=16)
 
 UNFINISHED = ".unfinished"  # ends the name of a folder whose preparation was interrupted
 
-_CACHE_VARIABLE = "HEEDFUL_CACHE"  # environment variable with the folder of the cache
-
 
 def cache_folder() -> Path:
     """The folder of prepared data: `data` in HEEDFUL_CACHE; default: in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(_CACHE_VARIABLE) or Path(home) / "heedful") / "data"
+    return cache_home() / "data"
 
 
 def content_key(paths: Sequence[Path]) -> list[str]:

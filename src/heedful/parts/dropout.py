@@ -5,13 +5,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int16, Int64
+from jaxtyping import Float, Int16
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from heedful.errors import UserError
+from heedful.kernels import training as kernels
 from heedful.parts.planned import is_planned
 
 _LEVELS = 2**16
+_STREAMS, _WARM_UP = 8, 18  # as in `random.cpp`
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -55,7 +59,7 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         if x.device.type != "cpu":
-            return nn.functional.dropout(x, self.p, training=True)
+            return F.dropout(x, self.p, training=True)
         if torch.compiler.is_compiling():  # whose gradient is derived from this
             keep, scale = keep_mask(x.shape, self.p)
             return x * keep * scale
@@ -81,27 +85,50 @@ def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]
     The keep probability is at least 1 / 65536, so that the scale is finite for `p` near 1.
     """
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
-    count = shape.numel()
-    size = (max(1, (count + 3) // 4),)
     first_kept = dropped - _LEVELS // 2
     scale = _LEVELS / (_LEVELS - dropped)
+    count = shape.numel()
     if torch.compiler.is_compiling():  # a graph generates numbers itself
-        bits = torch.randint(-(2**63), 2**63 - 1, size, dtype=torch.int64)
+        size = max(1, (count + 3) // 4)
+        bits = torch.randint(-(2**63), 2**63 - 1, (size,), dtype=torch.int64)
         return (bits.view(torch.int16)[:count].view(shape) >= first_kept).to(torch.int16), scale
-    levels = _random_bits(size).view(torch.int16)[:count].view(shape)
-    # A comparison is vectorized on a CPU if its result has the type of its operands.
-    return torch.ge(levels, first_kept, out=torch.empty_like(levels)), scale
-
-
-def _random_bits(size: tuple[int]) -> Int64[Tensor, " n"]:
-    """Random 64-bit integers, of NumPy's generator SFC64 with a seed from torch's generator.
-
-    Torch's own, MT19937, takes nearly twice the time, on one thread like this one.
-    """
-    seed = torch.randint(2**63 - 1, (1,))
     if is_planned():
-        return torch.empty(size, dtype=torch.int64)
-    return torch.from_numpy(np.random.SFC64(seed.numpy()).random_raw(size).view(np.int64))
+        whole = torch.empty(4 * _STREAMS * _numbers(count), dtype=torch.int16)
+        return whole[:count].view(shape), scale
+    seed = _draw_seed()
+    if kernels.is_loaded():
+        return kernels.keep_mask(seed, first_kept, shape), scale
+    levels = random_levels(seed, count).view(shape)
+    # A comparison is vectorized on a CPU if its result has the type of its operands.
+    return torch.ge(levels, first_kept, out=levels), scale
+
+
+def _draw_seed() -> int:
+    """A number below 2^63 from torch's generator, read without an operation that waits."""
+    return int(torch.randint(2**63 - 1, (1,)).numpy()[0])
+
+
+def _numbers(count: int) -> int:
+    """The 64-bit numbers of each generator for `count` 16-bit numbers."""
+    return (count + 4 * _STREAMS - 1) // (4 * _STREAMS)
+
+
+def random_levels(seed: int, count: int) -> Int16[Tensor, " n"]:
+    """Random 16-bit integers of eight generators SFC64, one after the other, with equal shares.
+
+    Torch's own generator, MT19937, takes nearly twice the time, on one thread like this one.
+    Generator k has the seed (`seed`, k, 0), and its first 18 numbers are left out, as in PractRand
+    (Doty-Humphrey 2010).
+    """
+    size = _numbers(count)
+    words = np.empty((_STREAMS, size), np.uint64)
+    generator = np.random.SFC64(0)
+    for stream in range(_STREAMS):
+        state = np.array([seed, stream, 0, 1], np.uint64)
+        generator.state = {**generator.state, "state": {"state": state}}
+        generator.random_raw(_WARM_UP, output=False)
+        words[stream] = generator.random_raw(size)
+    return torch.from_numpy(words.reshape(-1).view(np.int16))[:count]
 
 
 def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
@@ -110,6 +137,8 @@ def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
     The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
     bool or integer tensor converts one element at a time.
     """
+    if kernels.can_run(x) and keep.is_contiguous():
+        return kernels.dropout(x, keep, scale)
     integer = _INTEGERS[x.dtype.itemsize]
     return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
 
@@ -122,6 +151,7 @@ class _Drop(torch.autograd.Function):
         return apply_mask(x, keep, scale)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (keep,) = ctx.saved_tensors
         return apply_mask(grads[0], keep, ctx.scale), None, None

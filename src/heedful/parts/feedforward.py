@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.parts.checked import check_positive
 from heedful.parts.dropout import Dropout
+from heedful.parts.fused_dropout import relu_dropped
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Gate = Literal["swiglu", "geglu", "geglu_tanh", "reglu"]
@@ -78,6 +79,8 @@ class FeedForward(nn.Module):
         if self.is_gated:
             gate, hidden = hidden.chunk(2, dim=-1)
             hidden = self.activation(gate) * hidden
+        elif self.activation is F.relu:
+            return self.down(relu_dropped(hidden, self.dropout))
         else:
             hidden = self.activation(hidden)
         return self.down(self.dropout(hidden))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError
+from heedful.kernels import training as kernels
 from heedful.parts.heads import LogitsFunction, OutputHead
 from heedful.parts.planned import kernel_device
 
@@ -120,7 +121,13 @@ def head_loss(
         grad.scatter_add_(-1, index, grad.new_full((1, 1), label_smoothing - 1).expand_as(index))
         return ChunkLoss(loss, nll, correct, grad)
 
-    return chunked_loss(head, states, targets, chunk_loss)
+    def whole_chunk_loss(logits: Tensor, target: Tensor, needs_grad: bool) -> ChunkLoss:
+        """The same by a kernel, for logits in the type of the head."""
+        sums, grad = kernels.cross_entropy(logits, target, float(label_smoothing), needs_grad)
+        loss, nll, correct = sums
+        return ChunkLoss(loss, nll, correct.long() if count_correct else None, grad)
+
+    return chunked_loss(head, states, targets, chunk_loss, whole_chunk_loss)
 
 
 def chunked_loss(
@@ -128,6 +135,7 @@ def chunked_loss(
     states: Float[Tensor, "... N D"],
     targets: Int[Tensor, "N"],
     chunk_loss: ChunkLossFunction,
+    kernel: ChunkLossFunction | None = None,
 ) -> LossSum:
     """A loss of the logits of a head, computed for chunks of rows together with its gradient.
 
@@ -145,6 +153,8 @@ def chunked_loss(
         states: (N, D), or (P, N, D) from P forward passes with the same targets.
         chunk_loss: function of logits (…, n, V) in fp32, targets (n,), and a bool: the gradient
             with respect to the logits is required.
+        kernel: the same function of logits (n, V) in the type of the head, called where kernels run
+            (`heedful.kernels`).
     """
     units = [] if torch.compiler.is_compiling() else _sharded_units(head)
     is_called_once = isinstance(head, OutputHead) and units == [head]
@@ -153,7 +163,7 @@ def chunked_loss(
     needs_grad = torch.is_grad_enabled() and (
         states.requires_grad or any(p.requires_grad for p in head.parameters())
     )
-    chunks = _Chunks(targets, chunk_loss, _rows_at_once(head), needs_grad)
+    chunks = _Chunks(targets, chunk_loss, kernel, _rows_at_once(head), needs_grad)
     result: LossSum = head(states, chunks.loss) if is_called_once else chunks.loss(head, states)
     return result
 
@@ -163,6 +173,7 @@ class _Chunks(NamedTuple):
 
     targets: Int[Tensor, "N"]
     chunk_loss: ChunkLossFunction
+    kernel: ChunkLossFunction | None
     rows: int
     needs_grad: bool
 
@@ -177,25 +188,38 @@ class _Chunks(NamedTuple):
         for x, target in chunks:
             with torch.set_grad_enabled(needs_grad):
                 out = logits_of(x.requires_grad_(needs_grad))
-            grad = torch.empty_like(out) if needs_grad else out
-            passes = states.shape[:-2].numel()
-            block = max(1, _BLOCK_ELEMENTS // (passes * out.size(-1)))
-            block = block if kernel_device(out) == "cpu" else rows
-            blocks = (out.detach().split(block, -2), target.split(block), grad.split(block, -2))
-            for logits, labels, logits_grad in zip(*blocks, strict=True):
-                result = self.chunk_loss(logits.float(), labels, needs_grad)
+            results, grad = self._of_chunk(out.detach(), target)
+            for result in results:
                 loss += result.loss
                 nll += result.nll
                 if result.correct is not None:
                     correct = result.correct if correct is None else correct + result.correct
-                if result.grad is not None:
-                    logits_grad.copy_(result.grad)
-            if needs_grad:
+            if grad is not None:
                 gradients.add(x, out, grad)
         total = loss.float()
         if needs_grad:
             total = gradients.attach_to(total)
         return LossSum(total, nll.float(), correct, self.targets.numel())
+
+    def _of_chunk(
+        self, out: Float[Tensor, "... n V"], target: Int[Tensor, "n"]
+    ) -> tuple[list[ChunkLoss], Tensor | None]:
+        """The losses of a chunk of logits, on a CPU by blocks, and its gradient in their type."""
+        needs_grad = self.needs_grad
+        if self.kernel is not None and out.dim() == 2 and kernels.can_run(out):
+            result = self.kernel(out, target, needs_grad)
+            return [result], result.grad
+        is_cpu, passes = kernel_device(out) == "cpu", out.shape[:-2].numel()
+        block = max(1, _BLOCK_ELEMENTS // (passes * out.size(-1))) if is_cpu else self.rows
+        grad = torch.empty_like(out) if needs_grad else out
+        results = []
+        blocks = (out.split(block, -2), target.split(block), grad.split(block, -2))
+        for logits, labels, logits_grad in zip(*blocks, strict=True):
+            result = self.chunk_loss(logits.float(), labels, needs_grad)
+            if result.grad is not None:
+                logits_grad.copy_(result.grad)
+            results.append(result._replace(grad=None))
+        return results, grad if needs_grad else None
 
 
 def _whole_loss(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.parts.dropout import Dropout
+from heedful.parts.fused_dropout import add_dropped, add_norm
 
 Norm = Callable[[int], nn.Module]  # makes a norm from a width, for example nn.LayerNorm
 NormPlacement = Literal["post", "pre", "output", "sandwich"]
@@ -39,21 +40,21 @@ class PostNorm(Residual):
     """
 
     def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
-        return self.norm(x + self.dropout(self.sublayer(x, **inputs)))
+        return add_norm(x, self.sublayer(x, **inputs), self.dropout, self.norm)
 
 
 class PreNorm(Residual):
     """x + f(norm(x)) (GPT-2; Radford et al. 2019); a stack of these needs a final norm."""
 
     def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
-        return x + self.dropout(self.sublayer(self.norm(x), **inputs))
+        return add_dropped(x, self.sublayer(self.norm(x), **inputs), self.dropout)
 
 
 class OutputNorm(Residual):
     """x + norm(f(x)): only the output of the sub-layer is normalized."""
 
     def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
-        return x + self.dropout(self.norm(self.sublayer(x, **inputs)))
+        return add_dropped(x, self.norm(self.sublayer(x, **inputs)), self.dropout)
 
 
 class SandwichNorm(Residual):
@@ -64,7 +65,8 @@ class SandwichNorm(Residual):
         self.output_norm = copy.deepcopy(norm)
 
     def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
-        return x + self.dropout(self.output_norm(self.sublayer(self.norm(x), **inputs)))
+        out = self.output_norm(self.sublayer(self.norm(x), **inputs))
+        return add_dropped(x, out, self.dropout)
 
 
 PLACEMENTS: dict[NormPlacement, type[Residual]] = {

@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from heedful.kernels import training as kernels
 from heedful.parts.dropout import Dropout, apply_mask
 from heedful.parts.rotary import Rotation, rotate
 from heedful.parts.unpadding import Unpadding
+
+_KERNEL_WEIGHTS = 64 * 64  # of a head: with more, products in the type of the states are faster
 
 
 class HeadRows(NamedTuple):
@@ -97,13 +101,101 @@ def trained_attention(
     mask = None
     if dropout.training and dropout.p > 0:
         mask = dropout.draw_mask(torch.Size(rows.shape))
-    heads: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        projected.reshape(-1, head_dim),
-        None if memory is None else memory.reshape(-1, head_dim),
-        bias,
-        *(rows, mask, scale, rotation),
-    )
+    queries = projected.reshape(-1, head_dim)
+    source = None if memory is None else memory.reshape(-1, head_dim)
+    heads: Tensor
+    if rotation is None and _has_kernel(queries, source, rows, bias):
+        heads = _KernelAttention.apply(queries, source, rows, bias, mask, scale)  # type: ignore[no-untyped-call]
+    else:
+        heads = _Attention.apply(queries, source, bias, rows, mask, scale, rotation)  # type: ignore[no-untyped-call]
     return heads.view(1, projected.size(1), -1)
+
+
+def _has_kernel(
+    queries: Tensor, source: Tensor | None, rows: HeadRows, bias: Tensor | None
+) -> bool:
+    """The kernel runs, and is the faster one: its products are in float32."""
+    num_queries, num_keys = rows.shape[2:]
+    if num_queries * num_keys > _KERNEL_WEIGHTS or not kernels.can_run(queries, source):
+        return False
+    return bias is None or (bias.dtype == torch.float32 and not bias.requires_grad)
+
+
+class _KernelAttention(torch.autograd.Function):
+    """`_Attention` without rotation by a kernel, which computes the weights again in its backward
+    pass; the arguments are those of `_kernel_arguments`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        projected: Tensor,
+        memory: Tensor | None,
+        rows: HeadRows,
+        bias: Tensor | None,
+        mask: tuple[Tensor, float] | None,
+        scale: float,
+    ) -> Tensor:
+        keep, keep_scale = (None, 1.0) if mask is None else mask
+        ctx.rows, ctx.scales = rows, (keep_scale, scale)
+        ctx.save_for_backward(projected, memory, bias, keep)
+        arguments = _kernel_arguments(projected, memory, rows, bias, keep, *ctx.scales)
+        out = projected.new_empty(len(rows.heads), projected.size(1))
+        kernels.attention_forward(arguments.set(out=out))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        projected, memory, bias, keep = ctx.saved_tensors
+        arguments = _kernel_arguments(projected, memory, ctx.rows, bias, keep, *ctx.scales)
+        out_grad, projected_grad = grads[0].contiguous(), torch.empty_like(projected)
+        memory_grad = None if memory is None else torch.empty_like(memory)
+        kernels.attention_backward(
+            arguments.set(
+                out_grad=out_grad,
+                projected_grad=projected_grad,
+                key_value_grad=projected_grad if memory_grad is None else memory_grad,
+            )
+        )
+        return projected_grad, memory_grad, *(None,) * 4
+
+
+def _kernel_arguments(
+    projected: Float[Tensor, "NP E"],
+    memory: Float[Tensor, "SG E"] | None,
+    rows: HeadRows,
+    bias: Float[Tensor, "#B #G #T K"] | None,
+    keep: Tensor | None,
+    keep_scale: float,
+    scale: float,
+) -> kernels.AttentionArguments:
+    """The inputs of the forward and the backward kernel."""
+    batch, groups, num_queries, num_keys = rows.shape
+    strides = (0,) * 4 if bias is None else bias.expand(rows.shape).stride()
+    steps = zip(("batch", "head", "query", "key"), strides, strict=True)
+    return kernels.AttentionArguments().set(
+        type=kernels.ELEMENT_TYPES.index(projected.dtype),
+        items=batch * groups,
+        queries=num_queries,
+        keys=num_keys,
+        width=projected.size(1),
+        threads=torch.get_num_threads(),
+        scale=scale,
+        keep_scale=keep_scale,
+        projected=projected,
+        source=projected if memory is None else memory,
+        query=rows.query,
+        key=rows.key,
+        value=rows.value,
+        heads=rows.heads,
+        heads_grad=rows.heads_grad,
+        query_grad=rows.query_grad,
+        source_grad=rows.query_grad if rows.memory_grad is None else rows.memory_grad,
+        bias=bias,
+        **{f"bias_{name}": step for name, step in steps},
+        heads_of_text=groups,
+        keep=keep,
+    )
 
 
 class _Attention(torch.autograd.Function):

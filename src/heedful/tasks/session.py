@@ -13,6 +13,7 @@ from heedful import processes
 from heedful.config import Recipe
 from heedful.evaluation.likelihood import unigram_entropy
 from heedful.files import remove_unfinished
+from heedful.kernels import training as kernels
 from heedful.pipelines import SavedModel, save_description
 from heedful.progress import PrintLine
 from heedful.tasks.epochs import EpochBatches
@@ -72,6 +73,8 @@ def prepare_session(
     batch_parts = _batch_parts(recipe, out, resume)
     if sharing != "none":
         print_line(f"processes  {group.count} ({sharing}), each batch in parts: {batch_parts}")
+    if device.type == "cpu" and (reason := kernels.load()):
+        print_line(f"kernels    none, which makes training slower: {reason}")
     num_parts = training.gradient_accumulation * batch_parts
     num_shares = data_processes(group, training).count
     if num_parts < num_shares:

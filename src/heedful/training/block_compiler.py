@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
-from heedful.backends.aot.private import has_cpp_compiler
 from heedful.data.buckets import MAX_SHAPES
 from heedful.data.collate import Batch
 from heedful.errors import UserError
+from heedful.kernels.build import has_cpp_compiler
 from heedful.models.stack import Stack, call_block
 from heedful.parts.multi_head import MultiHead
 from heedful.progress import track

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.config import Training
+from heedful.kernels import training as kernels
 from heedful.processes import Processes
 from heedful.training.averaging import MovingAverage
 from heedful.training.block_compiler import BlockCompiler
@@ -68,6 +69,7 @@ class WeightUpdates:
         self.device = next(net.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
+            kernels.load()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         # On the device: 1 from the first step with a loss or gradient that is not finite.
         self._has_failed = torch.zeros((), device=self.device)

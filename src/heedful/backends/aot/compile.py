@@ -33,6 +33,7 @@ from heedful.backends.aot.kernels import (
 )
 from heedful.errors import UserError
 from heedful.files import write_json
+from heedful.kernels.build import NO_COMPILER, build_library, has_cpp_compiler
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.cache import Cache, LayerGroup, layers_by_window
@@ -41,7 +42,6 @@ from heedful.progress import track
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import save_tensors
 
-NO_COMPILER = "there is no C++ compiler: install one, for example by `apt install g++`"
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
 CacheTensors = tuple[Any, ...]  # of a `Cache`, in the order of `Cache.tensors`
@@ -63,7 +63,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
     """
     if reason := private.unsupported_reason():
         raise UserError(reason)
-    if not private.has_cpp_compiler():
+    if not has_cpp_compiler():
         raise UserError(NO_COMPILER)
     saved = weights_of(net)
     net = copy.deepcopy(net).eval().float()
@@ -81,7 +81,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
     files: dict[str, list[str]] = {}
     constants: dict[str, dict[str, Tensor]] = {}
     try:
-        private.build_library(SOURCES, directory / KERNEL)
+        build_library(SOURCES, directory / KERNEL)
         with torch.no_grad(), quiet("torch.export", "torch._inductor"), _linked_with(directory):
             for name in graphs:
                 with track(f"compiling {precision}: {name}", 1) as advance:

@@ -5,7 +5,6 @@ changed is an error of this file alone: `heedful optimize` then reports that the
 compiled.
 """
 
-import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -20,32 +19,6 @@ def unsupported_reason() -> str | None:
     if torch.__version__ >= OLDEST_TORCH:  # compared as versions
         return None
     return f"compiled nets need torch {OLDEST_TORCH} or later, this is {torch.__version__}"
-
-
-def has_cpp_compiler() -> bool:
-    """Inductor finds a C++ compiler."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return False
-    return True
-
-
-def build_library(sources: list[Path], path: Path) -> None:
-    """Compile C++ sources for this processor to a shared library with the file's name as soname."""
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    flags = [f"-Wl,-soname,{path.name}", "-ffp-contract=fast"]
-    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=flags)
-    builder = CppBuilder(path.stem, [*map(str, sources)], options, str(path.parent))
-    builder.build()
-    target = Path(builder.get_target_file_path())
-    if target != path:
-        shutil.move(target, path)
 
 
 def compile_graph(module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[str]:

@@ -1,5 +1,5 @@
-// Products of a few rows with a block of columns, whose sums stay in registers, and the conversion
-// of rows to bytes.
+// Products of bytes with a block of columns, whose sums stay in registers, and the conversion of rows
+// to bytes.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,24 +9,11 @@
 #include <immintrin.h>
 #endif
 
-#include "vectors.h"
+#include "tiles.h"
 
 namespace {
-constexpr int64_t kOutputs = 64, kRows = 6;  // of a tile
+constexpr int64_t kOutputs = 64;  // of a tile
 constexpr int64_t kBlock = 8 * kRows;   // rows that pass through a layer together
-
-// Sums (M, 16 V) of rows of x (M, K) and weights (K, 16 V); rows lie `x_step` and `w_step` apart.
-template <int M, int V>
-void tile(const float* weight, int64_t w_step, const float* x, int64_t x_step, int64_t width,
-          float* sums, int64_t s_step) {
-  Floats sum[M][V] = {};
-#pragma GCC unroll 8
-  for (int64_t k = 0; k < width; k++, weight += w_step)
-    for (int m = 0; m < M; m++)
-      for (int j = 0; j < V; j++) sum[m][j] += x[m * x_step + k] * load(weight + kLanes * j);
-  for (int m = 0; m < M; m++)
-    for (int j = 0; j < V; j++) store(sums + m * s_step + kLanes * j, sum[m][j]);
-}
 
 // Sums (M, kOutputs) of rows of x (M, K), bytes, and weights with four inputs of an output side by
 // side: (K / 4, kOutputs, 4).
@@ -60,19 +47,6 @@ void tile(const int8_t* weight, const uint8_t* x, int64_t width, int32_t* sums) 
           sums[m * kOutputs + j] += int32_t(four[i]) * int32_t(weight[4 * j + i]);
     }
 #endif
-}
-
-// `call` with the number of rows of a tile, from 1 to kRows, as a constant.
-template <class Call>
-void with_rows(int64_t count, Call call) {
-  switch (count) {
-    case 1: return call(std::integral_constant<int, 1>());
-    case 2: return call(std::integral_constant<int, 2>());
-    case 3: return call(std::integral_constant<int, 3>());
-    case 4: return call(std::integral_constant<int, 4>());
-    case 5: return call(std::integral_constant<int, 5>());
-    default: return call(std::integral_constant<int, 6>());
-  }
 }
 
 // A linear layer in int8 (`kernels.PackedInt8Linear`): weight (blocks, K / 4, kOutputs, 4); scale,

@@ -28,22 +28,6 @@ struct Tokens {
   }
 };
 
-int64_t round_up(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
-
-// Sums (M, columns) of rows of x (M, K) and weights (K, columns); columns is a multiple of kLanes.
-template <int M>
-void rows_product(const float* weight, int64_t w_step, const float* x, int64_t x_step,
-                  int64_t width, int64_t columns, float* sums, int64_t s_step) {
-  int64_t n = 0;
-  for (; n + 4 * kLanes <= columns; n += 4 * kLanes)
-    tile<M, 4>(weight + n, w_step, x, x_step, width, sums + n, s_step);
-  switch ((columns - n) / kLanes) {
-    case 1: return tile<M, 1>(weight + n, w_step, x, x_step, width, sums + n, s_step);
-    case 2: return tile<M, 2>(weight + n, w_step, x, x_step, width, sums + n, s_step);
-    case 3: return tile<M, 3>(weight + n, w_step, x, x_step, width, sums + n, s_step);
-  }
-}
-
 // e^(scale · (score - largest)) in place of scores first to last of a row, zeros in the others up to
 // `columns`; returns their sum.
 float exponentials(float* row, int64_t first, int64_t last, int64_t columns, float scale) {

@@ -1,0 +1,276 @@
+"""Kernels of training steps on a CPU, which compute what torch needs many operations for.
+
+They are compiled once for each processor, when a training begins, and are kept in the cache folder.
+Without a C++ compiler, and for tensors of other types and devices, the callers of these functions
+compute the same with torch.
+"""
+
+import ctypes
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from heedful.files import cache_home
+from heedful.kernels.build import HEADERS, NO_COMPILER, build_library, has_cpp_compiler
+from heedful.progress import track
+
+ELEMENT_TYPES = (torch.float32, torch.bfloat16)  # as `ElementType` of elements.h
+_SOURCES = [HEADERS / f"{name}.cpp" for name in ("attention", "dropout", "loss", "random")]
+_PLAIN = (Tensor, torch.nn.Parameter)  # of no subclass, whose values may be elsewhere
+_CTYPES = {"i": ctypes.c_int64, "d": ctypes.c_double, "p": ctypes.c_void_p}
+# The types of the parameters of each function.
+_PARAMETERS = {
+    "cross_entropy": "ippiidppi",
+    "keep_mask": "iipii",
+    "dropout": "ippdpii",
+    "relu_dropout": "ippdpii",
+    "relu_dropout_backward": "ippdpii",
+    "add_dropped": "ipppdpii",
+    "add_norm": "ipppdppdpppiii",
+    "add_norm_backward": "ipppppdpppiii",
+    "attention_forward": "p",
+    "attention_backward": "p",
+}
+_library: ctypes.CDLL | None = None
+_failure = ""  # the reason why there is no library
+_is_unused = False  # in the block of `unused`
+
+
+def load() -> str:
+    """Compile and load the kernels, once in a process.
+
+    Returns the reason why that is not possible; "" if they are loaded.
+    """
+    global _library, _failure  # noqa: PLW0603
+    if _library is None and not _failure:
+        try:
+            _library = _open()
+        except Exception as error:  # of compilers and linkers, of many types
+            _failure = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return _failure
+
+
+@contextmanager
+def unused() -> Iterator[None]:
+    """In the block torch computes everything."""
+    global _is_unused  # noqa: PLW0603
+    before, _is_unused = _is_unused, True
+    try:
+        yield
+    finally:
+        _is_unused = before
+
+
+def is_loaded() -> bool:
+    """The kernels are loaded and used, and no step is being compiled by torch."""
+    return _library is not None and not _is_unused and not torch.compiler.is_compiling()
+
+
+def can_run(*tensors: Tensor | None) -> bool:
+    """The kernels are loaded and take these tensors, which must be contiguous."""
+    return is_loaded() and all(
+        x is None
+        or (
+            type(x) in _PLAIN
+            and x.device.type == "cpu"
+            and x.dtype in ELEMENT_TYPES
+            and x.is_contiguous()
+        )
+        for x in tensors
+    )
+
+
+def cross_entropy(
+    logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], label_smoothing: float, grad: bool
+) -> tuple[Float[Tensor, "3"], Tensor | None]:
+    """Sums in float64, and d loss / d logits.
+
+    The sums are the loss, the negative log-likelihood and the number of targets with the highest
+    logit.
+    """
+    sums = torch.empty(3, dtype=torch.float64)
+    logits_grad = torch.empty_like(logits) if grad else None
+    _call(
+        "cross_entropy",
+        *(_type(logits), logits, targets.contiguous(), *logits.shape, label_smoothing),
+        *(logits_grad, sums),
+    )
+    return sums, logits_grad
+
+
+def keep_mask(seed: int, first_kept: int, shape: torch.Size) -> Tensor:
+    """1 where a random 16-bit number is at least `first_kept`, else 0; int16.
+
+    The numbers are those of `heedful.parts.dropout.random_levels`.
+    """
+    keep = torch.empty(shape, dtype=torch.int16)
+    _call("keep_mask", seed, first_kept, keep, keep.numel())
+    return keep
+
+
+def dropout(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """x · keep · scale."""
+    out = torch.empty_like(x)
+    _call("dropout", _type(x), x, keep, scale, out, x.numel())
+    return out
+
+
+def relu_dropout(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """max(x, 0) · keep · scale."""
+    out = torch.empty_like(x)
+    _call("relu_dropout", _type(x), x, keep, scale, out, x.numel())
+    return out
+
+
+def relu_dropout_backward(grad: Tensor, out: Tensor, scale: float) -> Tensor:
+    """The gradient of `relu_dropout` from its result."""
+    x_grad = torch.empty_like(out)
+    _call("relu_dropout_backward", _type(out), grad, out, scale, x_grad, out.numel())
+    return x_grad
+
+
+def add_dropped(x: Tensor, y: Tensor, keep: Tensor | None, scale: float) -> Tensor:
+    """x + y · keep · scale in float32; `keep` None: x + y."""
+    out = torch.empty_like(x)
+    _call("add_dropped", _type(y), x, y, keep, scale, out, x.numel())
+    return out
+
+
+def add_norm(
+    x: Float[Tensor, "... D"],
+    y: Float[Tensor, "... D"],
+    keep: Tensor | None,
+    scale: float,
+    weight: Float[Tensor, "D"],
+    bias: Float[Tensor, "D"],
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Layer normalization of the sum of `add_dropped`, this sum, and (N, 2) its statistics."""
+    out, total, width = torch.empty_like(x), torch.empty_like(x), x.size(-1)
+    rows = x.numel() // width
+    statistics = x.new_empty(rows, 2)
+    _call(
+        "add_norm",
+        *(_type(y), x, y, keep, scale, weight, bias, eps, total, statistics, out, rows, width),
+    )
+    return out, total, statistics
+
+
+def add_norm_backward(
+    grad: Tensor,
+    total: Tensor,
+    statistics: Tensor,
+    weight: Tensor,
+    keep: Tensor | None,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, of y in its type, of weight and bias in `add_norm`."""
+    x_grad, y_grad = torch.empty_like(grad), torch.empty_like(grad, dtype=dtype)
+    width = grad.size(-1)
+    parts = grad.new_empty(torch.get_num_threads(), 2, width)
+    _call(
+        "add_norm_backward",
+        *(_type(y_grad), grad, total, statistics, weight, keep, scale, x_grad, y_grad, parts),
+        *(grad.numel() // width, width),
+    )
+    weight_grad, bias_grad = parts.sum(0).unbind()
+    return x_grad, y_grad, weight_grad, bias_grad
+
+
+class AttentionArguments(ctypes.Structure):
+    """The arguments of the attention kernels, as `Attention` of attention.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("type", "items", "queries", "keys", "width")),
+        ("threads", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("scale", "keep_scale")),
+        *((name, ctypes.c_void_p) for name in ("projected", "source", "query", "key", "value")),
+        *((name, ctypes.c_void_p) for name in ("heads", "heads_grad", "query_grad", "source_grad")),
+        ("bias", ctypes.c_void_p),
+        *((f"bias_{dim}", ctypes.c_int64) for dim in ("batch", "head", "query", "key")),
+        ("heads_of_text", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("keep", "out", "out_grad", "projected_grad")),
+        ("key_value_grad", ctypes.c_void_p),
+    ]
+
+    def set(self, **values: Any) -> "AttentionArguments":
+        """Set arguments; tensors by their addresses."""
+        for name, value in values.items():
+            setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
+        return self
+
+
+def attention_forward(arguments: AttentionArguments) -> None:
+    """Compute `out`."""
+    assert _library is not None
+    _library.heedful_attention_forward(ctypes.byref(arguments))
+
+
+def attention_backward(arguments: AttentionArguments) -> None:
+    """Compute `projected_grad` and `key_value_grad` from `out_grad`."""
+    assert _library is not None
+    _library.heedful_attention_backward(ctypes.byref(arguments))
+
+
+def _type(x: Tensor) -> int:
+    return ELEMENT_TYPES.index(x.dtype)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a kernel with tensors by their addresses, and last the number of threads."""
+    assert _library is not None
+    getattr(_library, f"heedful_{name}")(
+        *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments), torch.get_num_threads()
+    )
+
+
+def _open() -> ctypes.CDLL:
+    """The library in the cache folder, which is compiled if it is not there, or damaged."""
+    path = cache_home() / "kernels" / f"training-{_key()}.so"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:
+        _build(path)
+        library = ctypes.CDLL(str(path))
+    for name, types in _PARAMETERS.items():
+        function = getattr(library, f"heedful_{name}")
+        function.argtypes, function.restype = [_CTYPES[letter] for letter in types], None
+    return library
+
+
+def _build(path: Path) -> None:
+    """Compile the library; of several processes each writes a file of its own and renames it."""
+    if not has_cpp_compiler():
+        raise RuntimeError(NO_COMPILER)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        track("compiling kernels for this processor", 1) as advance,
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as temporary,
+    ):
+        built = Path(temporary) / path.name
+        build_library(_SOURCES, built)
+        built.replace(path)
+        advance(1)
+
+
+def _key() -> str:
+    """A hash of everything that the library depends on: sources, torch and the processor."""
+    digest = hashlib.blake2b(torch.__version__.encode(), digest_size=10)
+    for file in (*_SOURCES, *sorted(HEADERS.glob("*.h")), HEADERS / "build.py"):
+        digest.update(file.read_bytes())
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        lines = information.read_text("utf-8", "replace").splitlines()
+        digest.update(next((line for line in lines if line.startswith("flags")), "").encode())
+        digest.update(next((line for line in lines if line.startswith("model name")), "").encode())
+    digest.update(repr(os.uname().machine).encode())
+    return digest.hexdigest()

@@ -1,0 +1,336 @@
+"""Kernels of training steps: equal to torch, for all sizes, types and masks."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heedful.kernels import training as kernels
+from heedful.kernels.build import has_cpp_compiler
+from heedful.parts.dropout import Dropout, apply_mask, keep_mask
+from heedful.parts.fused_dropout import add_dropped, add_norm, relu_dropped
+from heedful.parts.losses import head_loss
+from heedful.parts.trained_attention import HeadRows, trained_attention
+from heedful.parts.unpadding import Unpadding
+
+OPEN = kernels._open
+TYPES = [torch.float32, torch.bfloat16]
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
+
+
+@pytest.fixture(autouse=True)
+def loaded() -> None:
+    if not has_cpp_compiler():
+        pytest.skip("needs a C++ compiler")
+    assert kernels.load() == ""
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache folder, and kernels that are not loaded."""
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernels, "_library", None)
+    monkeypatch.setattr(kernels, "_failure", "")
+    monkeypatch.setattr(kernels, "_open", OPEN)
+    return tmp_path / "kernels"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """A list that gets an item for each call of a function of the kernels."""
+    calls: list[int] = []
+    function = getattr(kernels, name)
+
+    def call(*arguments: Any) -> Any:
+        calls.append(1)
+        return function(*arguments)
+
+    monkeypatch.setattr(kernels, name, call)
+    return calls
+
+
+def both_ways(compute: Callable[[], list[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """The results with kernels and without, with the same random numbers."""
+    torch.manual_seed(5)
+    with_kernels = compute()
+    with kernels.unused():
+        torch.manual_seed(5)
+        return with_kernels, compute()
+
+
+def assert_close(pair: tuple[list[Tensor], list[Tensor]], tolerance: float) -> None:
+    """Each difference is small beside the largest element."""
+    for actual, expected in zip(*pair, strict=True):
+        assert actual.dtype == expected.dtype
+        difference = (actual - expected).abs().max().item()
+        assert difference <= tolerance * expected.abs().max().item()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("vocab", [3, 16, 100, 8_001])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_cross_entropy(
+    dtype: torch.dtype, vocab: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch, "cross_entropy")
+    torch.manual_seed(0)
+    head = nn.Linear(8, vocab).to(dtype)
+    states = (4 * torch.randn(37, 8)).to(dtype).requires_grad_()
+    targets = torch.randint(vocab, (37,))
+
+    def compute() -> list[Tensor]:
+        states.grad = head.weight.grad = head.bias.grad = None
+        sums = head_loss(head, states, targets, label_smoothing=smoothing, count_correct=True)
+        sums.loss.backward()
+        assert sums.correct is not None and states.grad is not None  # noqa: PT018
+        grads = [p.grad for p in head.parameters() if p.grad is not None]
+        return [sums.loss.detach(), sums.nll, sums.correct, states.grad, *grads]
+
+    results = both_ways(compute)
+    assert_close(results, CLOSE[dtype])
+    assert results[0][2] == results[1][2]
+    assert len(calls) == 1
+
+
+def test_cross_entropy_without_gradient_and_with_equal_logits() -> None:
+    """The first of several highest logits counts as the prediction, as by argmax."""
+    logits = torch.zeros(3, 20)
+    logits[:, [4, 17]] = 1.0
+    sums, grad = kernels.cross_entropy(logits, torch.tensor([4, 17, 5]), 0.0, False)
+    assert grad is None
+    assert sums[2] == 1
+    assert sums[1].item() == pytest.approx(
+        nn.functional.cross_entropy(logits, torch.tensor([4, 17, 5]), reduction="sum").item()
+    )
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("column", [0, 18])
+def test_cross_entropy_of_logits_that_are_not_finite_is_not(value: float, column: int) -> None:
+    logits = torch.zeros(2, 19)
+    logits[1, column] = value
+    sums, grad = kernels.cross_entropy(logits, torch.tensor([1, 2]), 0.1, True)
+    assert grad is not None
+    assert not sums[0].isfinite()
+    assert grad[0].isfinite().all()
+    assert not grad[1].isfinite().all()
+
+
+def test_hidden_logits_have_no_gradient() -> None:
+    logits = torch.randn(4, 33)
+    logits[:, 5] = -torch.inf
+    sums, grad = kernels.cross_entropy(logits, torch.tensor([1, 2, 3, 4]), 0.0, True)
+    assert grad is not None
+    assert sums.isfinite().all()
+    assert (grad[:, 5] == 0).all()
+
+
+def test_the_loss_does_not_depend_on_the_number_of_threads() -> None:
+    logits, targets = torch.randn(101, 57), torch.randint(57, (101,))
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(kernels.cross_entropy(logits, targets, 0.1, False)[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 31, 32, 33, 1_000, 100_003])
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 1 - 1e-9])
+def test_masks_are_those_of_numpy(count: int, p: float) -> None:
+    def compute() -> list[Tensor]:
+        return [keep_mask(torch.Size([count]), p)[0]]
+
+    with_kernels, without = both_ways(compute)
+    assert torch.equal(with_kernels[0], without[0])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(), (5,), (3, 37, 16), (40_000,)])
+def test_dropout_equals_torch_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).to(dtype)
+
+    def compute() -> list[Tensor]:
+        return [apply_mask(x, *keep_mask(x.shape, 0.3))]
+
+    with_kernels, without = both_ways(compute)
+    assert torch.equal(with_kernels[0], without[0])
+
+
+FUSED: dict[str, Callable[[Tensor, Tensor, Dropout, nn.Module], Tensor]] = {
+    "add_dropped": lambda x, y, dropout, norm: add_dropped(x, y, dropout),
+    "add_norm": add_norm,
+    "relu_dropout": lambda x, y, dropout, norm: relu_dropped(y, dropout),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [1, 16, 100, 128])
+def test_fused_dropout(
+    name: str, dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch, name)
+    torch.manual_seed(1)
+    norm, dropout = nn.LayerNorm(width), Dropout(0.3)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = torch.randn(3, 37, width, requires_grad=True)
+    y = torch.randn(3, 37, width).to(dtype).requires_grad_()
+    out_grad = torch.randn(3, 37, width)
+
+    def compute() -> list[Tensor]:
+        tensors = [x, y, *norm.parameters()]
+        for tensor in tensors:
+            tensor.grad = None
+        out = FUSED[name](x, y, dropout, norm)
+        out.backward(out_grad.to(out.dtype))
+        return [out.detach(), *(t.grad for t in tensors if t.grad is not None)]
+
+    # The gradient of a norm of width 1 is a difference of equal numbers.
+    assert_close(both_ways(compute), CLOSE[dtype] if width > 1 else 1.0)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_not_finite_stays_so_unless_it_is_dropped(name: str) -> None:
+    """The trainer finds a state that is not finite by the loss."""
+    x, y = torch.zeros(50, 16), torch.full((50, 16), torch.nan)
+
+    def compute() -> list[Tensor]:
+        return [FUSED[name](x, y, Dropout(0.3), nn.LayerNorm(16)).isnan().float()]
+
+    with_kernels, without = both_ways(compute)
+    assert torch.equal(with_kernels[0], without[0])
+    assert with_kernels[0].any()
+
+
+def hidden_keys(lengths: Tensor, num_keys: int) -> Tensor:
+    hidden = torch.arange(num_keys) >= lengths[:, None]
+    return torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)[:, None, None]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("batch", "length", "num_keys", "heads", "kv_heads", "width"),
+    [(3, 7, 7, 4, 4, 32), (2, 17, 17, 4, 2, 16), (5, 3, 3, 2, 1, 8), (2, 20, 33, 2, 2, 20)],
+)
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("is_cross", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("bias_kind", ["none", "keys", "causal", "strided"])
+def test_attention(
+    dtype: torch.dtype,
+    batch: int,
+    length: int,
+    num_keys: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    is_padded: bool,
+    is_cross: bool,
+    p: float,
+    bias_kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = counted(monkeypatch, "attention_forward")
+    torch.manual_seed(batch)
+    num_keys = num_keys if is_cross else length
+
+    def unpadding(size: int) -> tuple[Unpadding, Tensor]:
+        lengths = torch.randint(1, size + 1, (batch,)) if is_padded else torch.full((batch,), size)
+        lengths[0] = size
+        is_real = torch.arange(size) < lengths[:, None]
+        index = is_real.flatten().nonzero()[:, 0] if is_padded else None
+        return Unpadding(torch.Size([batch, size]), index), lengths
+
+    queries, lengths = unpadding(length)
+    keys, key_lengths = unpadding(num_keys) if is_cross else (queries, lengths)
+    rows = HeadRows.of_unpaddings(queries, keys, heads, kv_heads)
+    own = heads if is_cross else heads + 2 * kv_heads
+    projected = torch.randn(1, queries.num_tokens, own * width).to(dtype).requires_grad_()
+    memory = None
+    if is_cross:
+        memory = torch.randn(1, keys.num_tokens, 2 * kv_heads * width).to(dtype).requires_grad_()
+    full = torch.randn(rows.shape)
+    bias = {
+        "none": None,
+        "keys": hidden_keys(key_lengths, num_keys),
+        "causal": full.masked_fill(torch.ones(full.shape[2:]).triu(1).bool(), -torch.inf),
+        "strided": torch.randn(rows.shape[3], rows.shape[2]).T[None, None],
+    }[bias_kind]
+    dropout = Dropout(p)
+    out_grad = torch.randn(1, queries.num_tokens, heads * width).to(dtype)
+
+    def compute() -> list[Tensor]:
+        inputs = [projected] if memory is None else [projected, memory]
+        for tensor in inputs:
+            tensor.grad = None
+        out = trained_attention(projected, memory, rows, bias, dropout, width**-0.5, width)
+        out.backward(out_grad)
+        return [out.detach(), *(tensor.grad for tensor in inputs if tensor.grad is not None)]
+
+    assert_close(both_ways(compute), 1e-5 if dtype == torch.float32 else 0.03)
+    assert len(calls) == 1
+
+
+def test_other_tensors_are_computed_by_torch() -> None:
+    class Subclass(Tensor):
+        pass
+
+    x = torch.zeros(4, 4)
+    assert kernels.can_run(x, None, nn.Parameter(x))
+    others = [x.double(), x.half(), x.T[1:], x.to("meta"), x.as_subclass(Subclass)]
+    assert not any(map(kernels.can_run, others))
+    with kernels.unused():
+        assert not kernels.can_run(x)
+
+
+@pytest.mark.parametrize("name", [*FUSED, "dropout"])
+def test_second_derivatives_are_refused(name: str) -> None:
+    x = torch.ones(20, 16, requires_grad=True)
+    norm, dropout = nn.LayerNorm(16), Dropout(0.5)
+    out = dropout(x) if name == "dropout" else FUSED[name](x, x, dropout, norm)
+    (grad,) = torch.autograd.grad((out**3).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_kernels_are_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.load() == ""
+    (library,) = fresh.iterdir()
+    written = library.stat().st_mtime_ns
+    monkeypatch.setattr(kernels, "_library", None)
+    monkeypatch.setattr(kernels, "_build", lambda path: pytest.fail("compiled again"))
+    assert kernels.load() == ""
+    assert library.stat().st_mtime_ns == written
+
+
+def test_a_damaged_library_is_compiled_again(fresh: Path) -> None:
+    fresh.mkdir(parents=True)
+    path = fresh / f"training-{kernels._key()}.so"
+    path.write_bytes(b"cut off")
+    assert kernels.load() == ""
+    assert path.stat().st_size > 10_000
+    assert isinstance(kernels._library, ctypes.CDLL)
+
+
+def test_without_a_compiler_torch_computes(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "has_cpp_compiler", lambda: False)
+    assert kernels.load().startswith("there is no C++ compiler")
+    assert not kernels.is_loaded()
+    assert not fresh.exists()
+    Dropout(0.5)(torch.ones(3))
+
+
+def test_a_cache_folder_that_cannot_be_written_is_a_reason(fresh: Path) -> None:
+    fresh.write_text("a file in its place")
+    assert "File exists" in kernels.load()
+    assert not kernels.is_loaded()
