@@ -1,6 +1,7 @@
 // Attention of short sequences in training: softmax(scale · QKᵀ + bias) M V and its gradients, with
-// the mask M of dropout. One head is computed at a time; its queries, keys, values and scores stay in
-// the cache of the core, and the backward pass computes the weights again. Products are in float32.
+// the mask M of dropout. One head is computed at a time; its queries, keys, values and scores stay
+// in the cache of the core, and the backward pass computes the weights again. Products are in
+// float32.
 #include <cmath>
 #include <type_traits>
 #include <vector>
@@ -19,7 +20,9 @@ struct Attention {
   const void *projected, *source;  // rows of queries; rows of keys and values
   const int64_t *query, *key, *value;  // (items, queries or keys), rows of these matrices
   const int64_t *heads, *heads_grad;  // rows of queries for the rows of `out`, and back
-  const int64_t *query_grad, *source_grad;  // the inverse of query, and of key and value, see `lead`
+  // The inverse of query, and of key and value: rows of the queries, the keys and the values of all
+  // items, in this order.
+  const int64_t *query_grad, *source_grad;
   const float* bias;  // (items, queries, keys) by its strides; null: none
   int64_t bias_batch, bias_head, bias_query, bias_key;  // strides
   int64_t heads_of_text;  // of keys
@@ -63,8 +66,8 @@ struct Head {
         __builtin_prefetch(row(matrix, indices[(item + 1) * count + i]) + e);
   }
 
-  // Reads queries (queries, wide), keys (keys, wide) and transposed keys; scores becomes the weights
-  // (queries, columns), zeros in the last columns.
+  // Reads queries (steps, wide), times the scale, keys (columns, wide) and transposed keys; scores
+  // becomes the weights (steps, columns), zeros in the last columns. factors: (steps), overwritten.
   void weights(float* q, float* k, float* k_turned, float* scores, float* factors) const {
     fetch(a.projected, a.query, a.queries);
     fetch(a.source, a.key, a.keys);
@@ -90,7 +93,8 @@ struct Head {
     }
     for (int64_t t = 0; t < a.queries; t++) {
       Floats most = all(-INFINITY);
-      for (int64_t i = 0; i < columns; i += kLanes) most = larger(most, load(scores + t * columns + i));
+      for (int64_t i = t * columns; i < (t + 1) * columns; i += kLanes)
+        most = larger(most, load(scores + i));
       factors[t] = largest_of(most);
     }
     for (int64_t t = 0; t < a.queries; t++)
@@ -130,7 +134,9 @@ struct Head {
   }
 
   // Floats of memory for a head.
-  int64_t size() const { return 3 * (steps + columns) * wide + 2 * wide * columns + (3 * columns + 1) * steps; }
+  int64_t size() const {
+    return 3 * (steps + columns) * wide + 2 * wide * columns + (3 * columns + 1) * steps;
+  }
 
   void forward(float* memory) const {
     float* q = memory;  // (steps, wide), as those of queries below
@@ -167,9 +173,10 @@ struct Head {
     fetch(a.out_grad, a.heads_grad, a.queries);
     for (int64_t t = 0; t < a.queries; t++) {
       const int64_t to = item * a.queries + t, from = a.heads_grad[to];
-      const bool is_real = a.heads[from] == to;
-      is_real ? read(row(a.out_grad, from), 1, grad + t * wide)
-              : (void)std::fill_n(grad + t * wide, wide, 0.0f);
+      if (a.heads[from] == to)
+        read(row(a.out_grad, from), 1, grad + t * wide);
+      else
+        std::fill_n(grad + t * wide, wide, 0.0f);
     }
     // Values: (P M)ᵀ times the gradient.
     drop(p, p_grad);

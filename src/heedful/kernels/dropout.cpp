@@ -10,8 +10,8 @@ constexpr int64_t kPart = 1 << 14;  // elements of a thread at a time
 }  // namespace
 
 // out = x · mask · scale, of `count` elements.
-extern "C" void heedful_dropout(int64_t type, const void* x, const int16_t* keep, double scale, void* out, int64_t count,
-                                int64_t threads) {
+extern "C" void heedful_dropout(int64_t type, const void* x, const int16_t* keep, double scale,
+                                void* out, int64_t count, int64_t threads) {
   const Mask mask{keep, float(scale)};
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
@@ -80,9 +80,10 @@ extern "C" void heedful_add_dropped(int64_t type, const float* x, const void* y,
 
 // out = (sum - mean) / √(variance + eps) · weight + bias by row, sum = x + dropout(y), (N, D).
 // statistics (N, 2): the mean and 1 / √(variance + eps).
-extern "C" void heedful_add_norm(int64_t type, const float* x, const void* y, const int16_t* keep, double scale, const float* weight,
-                                 const float* bias, double eps, float* sum, float* statistics,
-                                 float* out, int64_t rows, int64_t width, int64_t threads) {
+extern "C" void heedful_add_norm(int64_t type, const float* x, const void* y, const int16_t* keep,
+                                 double scale, const float* weight, const float* bias, double eps,
+                                 float* sum, float* statistics, float* out, int64_t rows,
+                                 int64_t width, int64_t threads) {
   const Mask mask{keep, float(scale)};
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;

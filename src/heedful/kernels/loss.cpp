@@ -1,5 +1,5 @@
-// Cross entropy of rows of logits with its gradient. A row is read from memory once: its exponentials
-// stay in the cache of the core.
+// Cross entropy of rows of logits with its gradient. A row is read from memory once: its
+// exponentials stay in the cache of the core.
 #include <cmath>
 #include <vector>
 

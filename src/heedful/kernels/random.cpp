@@ -8,8 +8,8 @@ constexpr int64_t kStreams = 8, kLevels = 4 * kStreams;  // 16-bit numbers of a 
 using Words = uint64_t __attribute__((vector_size(8 * kStreams), aligned(8), may_alias));
 using Levels = int16_t __attribute__((vector_size(2 * kLevels), aligned(2), may_alias));
 
-// Stream k is SFC64 (Doty-Humphrey 2010, PractRand) with the seed (seed, k, 0); the first 18 numbers
-// are left out, as in PractRand.
+// Stream k is SFC64 (Doty-Humphrey 2010, PractRand) with the seed (seed, k, 0); the first 18
+// numbers are left out, as in PractRand.
 struct Streams {
   Words a, b = {0, 1, 2, 3, 4, 5, 6, 7}, c = {}, count = Words{} + 1;
 

@@ -52,8 +52,8 @@ void rows_product(const float* weight, int64_t w_step, const float* x, int64_t x
   }
 }
 
-// Exchanges lanes of two rows of a square: those of `a` whose number has the bit S, and those of `b`
-// whose number lacks it.
+// Exchanges lanes of two rows of a square: those of `a` whose number has the bit S, and those of
+// `b` whose number lacks it.
 template <int S, int... lane>
 inline void exchange(Floats& a, Floats& b, std::integer_sequence<int, lane...>) {
   const Floats low = __builtin_shufflevector(a, b, (lane & S ? kLanes + lane - S : lane)...);
@@ -68,10 +68,10 @@ inline void exchange_blocks(Floats* rows) {
     if (!(i & S)) exchange<S>(rows[i], rows[i + S], std::make_integer_sequence<int, kLanes>());
 }
 
-// to (columns, rows) from (rows, columns), by squares of kLanes: both are read and written up to the
-// next multiple of kLanes in each direction.
-inline void transpose(const float* from, int64_t from_step, int64_t rows, int64_t columns, float* to,
-                      int64_t to_step) {
+// to (columns, rows) from (rows, columns), by squares of kLanes: both are read and written up to
+// the next multiple of kLanes in each direction.
+inline void transpose(const float* from, int64_t from_step, int64_t rows, int64_t columns,
+                      float* to, int64_t to_step) {
   for (int64_t i = 0; i < rows; i += kLanes)
     for (int64_t j = 0; j < columns; j += kLanes) {
       Floats square[kLanes];
