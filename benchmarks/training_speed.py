@@ -374,8 +374,8 @@ def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> l
         f"{DROPOUT} on sub-layers, attention weights and hidden units. Random ids, lengths uniform "
         "in the last quarter of the width. All run in one process in alternating rounds. Rates are "
         f"medians of {rounds} rounds of {steps} steps, ratios medians of the ratios within a "
-        "round. heedful's steps are those of its trainer, with its checks, counters and kernels. The "
-        "peers compute logits only at real targets."
+        "round. heedful's steps are those of its trainer, with its checks, counters and kernels. "
+        "The peers compute logits only at real targets."
     )
     if "transformers" in who:
         attentions = "; ".join(
