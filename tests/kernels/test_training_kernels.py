@@ -119,6 +119,23 @@ def test_cross_entropy_of_logits_that_are_not_finite_is_not(value: float, column
     assert not grad[1].isfinite().all()
 
 
+@pytest.mark.parametrize("target", [-100, -1, 19, 2**40])
+def test_a_target_out_of_range_is_an_error(target: int) -> None:
+    with pytest.raises(IndexError, match="19 classes"):
+        kernels.cross_entropy(torch.zeros(2, 19), torch.tensor([1, target]), 0.1, True)
+
+
+@pytest.mark.parametrize("part", ["norm", "dropout"])
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_full_backward_hook"])
+def test_hooks_of_fused_modules_are_called(part: str, kind: str) -> None:
+    modules = {"norm": nn.LayerNorm(16), "dropout": Dropout(0.5)}
+    calls: list[int] = []
+    getattr(modules[part], kind)(lambda *arguments: calls.append(1))
+    x = torch.randn(4, 16, requires_grad=True)
+    add_norm(x, x, modules["dropout"], modules["norm"]).sum().backward()  # type: ignore[arg-type]
+    assert calls == [1]
+
+
 def test_hidden_logits_have_no_gradient() -> None:
     logits = torch.randn(4, 33)
     logits[:, 5] = -torch.inf
@@ -144,17 +161,23 @@ def test_the_loss_does_not_depend_on_the_number_of_threads() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 31, 32, 33, 1_000, 100_003])
 @pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 1 - 1e-9])
-def test_masks_are_those_of_numpy(count: int, p: float) -> None:
+def test_masks_are_those_of_numpy(count: int, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch, "keep_mask")
+
     def compute() -> list[Tensor]:
         return [keep_mask(torch.Size([count]), p)[0]]
 
     with_kernels, without = both_ways(compute)
     assert torch.equal(with_kernels[0], without[0])
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(), (5,), (3, 37, 16), (40_000,)])
-def test_dropout_equals_torch_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_dropout_equals_torch_bit_by_bit(
+    dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch, "dropout")
     x = torch.randn(shape).to(dtype)
 
     def compute() -> list[Tensor]:
@@ -162,6 +185,7 @@ def test_dropout_equals_torch_bit_by_bit(dtype: torch.dtype, shape: tuple[int, .
 
     with_kernels, without = both_ways(compute)
     assert torch.equal(with_kernels[0], without[0])
+    assert len(calls) == 1
 
 
 FUSED: dict[str, Callable[[Tensor, Tensor, Dropout, nn.Module], Tensor]] = {

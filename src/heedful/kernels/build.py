@@ -1,4 +1,9 @@
-"""C++ sources compiled for this processor by the compiler that Inductor finds."""
+"""C++ sources compiled for this processor by the compiler that Inductor finds.
+
+The symbols of Inductor are private ones, each used in one function. A symbol that another version
+of torch lacks is an error of this file alone: nets are then not compiled, and trainings have no
+kernels.
+"""
 
 import shutil
 from collections.abc import Sequence

@@ -7,22 +7,26 @@
 
 namespace {
 constexpr int64_t kPart = 1 << 14;  // elements of a thread at a time
+
+// call(null pointer of the type, i, n) for each vector of n elements at index i, of `count` elements.
+template <class Call>
+void for_elements(int64_t type, int64_t count, int64_t threads, Call call) {
+  with_type(type, [&](auto* null) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t first = 0; first < count; first += kPart)
+      for_vectors(std::min(kPart, count - first),
+                  [&](int64_t j, int64_t n) { call(null, first + j, n); });
+  });
+}
 }  // namespace
 
 // out = x · mask · scale, of `count` elements.
 extern "C" void heedful_dropout(int64_t type, const void* x, const int16_t* keep, double scale,
                                 void* out, int64_t count, int64_t threads) {
   const Mask mask{keep, float(scale)};
-  with_type(type, [&](auto* null) {
+  for_elements(type, count, threads, [&](auto* null, int64_t i, int64_t n) {
     using T = std::remove_pointer_t<decltype(null)>;
-    const T* from = static_cast<const T*>(x);
-    T* to = static_cast<T*>(out);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < count; first += kPart)
-      for_vectors(std::min(kPart, count - first), [&](int64_t j, int64_t n) {
-        const int64_t i = first + j;
-        put(to + i, mask.drop<T>(part(from + i, n), i, n), n);
-      });
+    put(static_cast<T*>(out) + i, mask.drop<T>(part(static_cast<const T*>(x) + i, n), i, n), n);
   });
 }
 
@@ -30,17 +34,10 @@ extern "C" void heedful_dropout(int64_t type, const void* x, const int16_t* keep
 extern "C" void heedful_relu_dropout(int64_t type, const void* x, const int16_t* keep, double scale,
                                      void* out, int64_t count, int64_t threads) {
   const Mask mask{keep, float(scale)};
-  with_type(type, [&](auto* null) {
+  for_elements(type, count, threads, [&](auto* null, int64_t i, int64_t n) {
     using T = std::remove_pointer_t<decltype(null)>;
-    const T* from = static_cast<const T*>(x);
-    T* to = static_cast<T*>(out);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < count; first += kPart)
-      for_vectors(std::min(kPart, count - first), [&](int64_t j, int64_t n) {
-        const int64_t i = first + j;
-        const Floats value = part(from + i, n);
-        put(to + i, mask.drop<T>(value < 0.0f ? Floats{} : value, i, n), n);
-      });
+    const Floats value = part(static_cast<const T*>(x) + i, n);
+    put(static_cast<T*>(out) + i, mask.drop<T>(value < 0.0f ? Floats{} : value, i, n), n);
   });
 }
 
@@ -48,33 +45,23 @@ extern "C" void heedful_relu_dropout(int64_t type, const void* x, const int16_t*
 extern "C" void heedful_relu_dropout_backward(int64_t type, const void* out_grad, const void* out,
                                               double scale, void* x_grad, int64_t count,
                                               int64_t threads) {
-  with_type(type, [&](auto* null) {
+  for_elements(type, count, threads, [&](auto* null, int64_t i, int64_t n) {
     using T = std::remove_pointer_t<decltype(null)>;
-    const T *grad = static_cast<const T*>(out_grad), *value = static_cast<const T*>(out);
-    T* to = static_cast<T*>(x_grad);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < count; first += kPart)
-      for_vectors(std::min(kPart, count - first), [&](int64_t j, int64_t n) {
-        const int64_t i = first + j;
-        put(to + i, part(value + i, n) <= 0.0f ? Floats{} : part(grad + i, n) * float(scale), n);
-      });
+    const Floats grad = part(static_cast<const T*>(out_grad) + i, n) * float(scale);
+    const Floats value = part(static_cast<const T*>(out) + i, n);
+    put(static_cast<T*>(x_grad) + i, value <= 0.0f ? Floats{} : grad, n);
   });
 }
 
 // sum = x + dropout(y), of `count` elements; y has the type, x and sum are float32.
 extern "C" void heedful_add_dropped(int64_t type, const float* x, const void* y,
-                                    const int16_t* keep, double scale,
-                                    float* sum, int64_t count, int64_t threads) {
+                                    const int16_t* keep, double scale, float* sum, int64_t count,
+                                    int64_t threads) {
   const Mask mask{keep, float(scale)};
-  with_type(type, [&](auto* null) {
+  for_elements(type, count, threads, [&](auto* null, int64_t i, int64_t n) {
     using T = std::remove_pointer_t<decltype(null)>;
-    const T* added = static_cast<const T*>(y);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < count; first += kPart)
-      for_vectors(std::min(kPart, count - first), [&](int64_t j, int64_t n) {
-        const int64_t i = first + j;
-        put(sum + i, part(x + i, n) + mask.drop<T>(part(added + i, n), i, n), n);
-      });
+    const Floats added = part(static_cast<const T*>(y) + i, n);
+    put(sum + i, part(x + i, n) + mask.drop<T>(added, i, n), n);
   });
 }
 

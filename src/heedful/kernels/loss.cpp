@@ -49,10 +49,13 @@ Row row_loss(const T* logits, int64_t target, int64_t vocab, float smoothing, T*
 }  // namespace
 
 // logits (N, V), targets (N); grad: (N, V), d loss / d logits, or null. sums (3): loss, negative
-// log-likelihood and the number of targets with the highest logit.
+// log-likelihood and the number of targets with the highest logit, or -1 for a target that is not
+// from 0 to V - 1: then nothing is computed.
 extern "C" void heedful_cross_entropy(int64_t type, const void* logits, const int64_t* targets,
                                       int64_t rows, int64_t vocab, double smoothing, void* grad,
                                       double* sums, int64_t threads) {
+  sums[2] = -1;
+  if (!std::all_of(targets, targets + rows, [&](int64_t t) { return 0 <= t && t < vocab; })) return;
   std::vector<Row> found(rows);
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;

@@ -94,15 +94,18 @@ def cross_entropy(
     """Sums in float64, and d loss / d logits.
 
     The sums are the loss, the negative log-likelihood and the number of targets with the highest
-    logit.
+    logit. Raises IndexError for a target outside of 0 to V - 1.
     """
+    targets = targets.to("cpu", torch.int64).contiguous()
     sums = torch.empty(3, dtype=torch.float64)
     logits_grad = torch.empty_like(logits) if grad else None
     _call(
         "cross_entropy",
-        *(_type(logits), logits, targets.contiguous(), *logits.shape, label_smoothing),
+        *(element_type(logits), logits, targets, *logits.shape, label_smoothing),
         *(logits_grad, sums),
     )
+    if sums[2] < 0:
+        raise IndexError(f"a target is not one of the {logits.size(1)} classes of the logits")
     return sums, logits_grad
 
 
@@ -119,35 +122,35 @@ def keep_mask(seed: int, first_kept: int, shape: torch.Size) -> Tensor:
 def dropout(x: Tensor, keep: Tensor, scale: float) -> Tensor:
     """x · keep · scale."""
     out = torch.empty_like(x)
-    _call("dropout", _type(x), x, keep, scale, out, x.numel())
+    _call("dropout", element_type(x), x, keep, scale, out, x.numel())
     return out
 
 
 def relu_dropout(x: Tensor, keep: Tensor, scale: float) -> Tensor:
     """max(x, 0) · keep · scale."""
     out = torch.empty_like(x)
-    _call("relu_dropout", _type(x), x, keep, scale, out, x.numel())
+    _call("relu_dropout", element_type(x), x, keep, scale, out, x.numel())
     return out
 
 
 def relu_dropout_backward(grad: Tensor, out: Tensor, scale: float) -> Tensor:
     """The gradient of `relu_dropout` from its result."""
     x_grad = torch.empty_like(out)
-    _call("relu_dropout_backward", _type(out), grad, out, scale, x_grad, out.numel())
+    _call("relu_dropout_backward", element_type(out), grad, out, scale, x_grad, out.numel())
     return x_grad
 
 
-def add_dropped(x: Tensor, y: Tensor, keep: Tensor | None, scale: float) -> Tensor:
-    """x + y · keep · scale in float32; `keep` None: x + y."""
+def add_dropped(x: Tensor, y: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """x + y · keep · scale in float32."""
     out = torch.empty_like(x)
-    _call("add_dropped", _type(y), x, y, keep, scale, out, x.numel())
+    _call("add_dropped", element_type(y), x, y, keep, scale, out, x.numel())
     return out
 
 
 def add_norm(
     x: Float[Tensor, "... D"],
     y: Float[Tensor, "... D"],
-    keep: Tensor | None,
+    keep: Tensor,
     scale: float,
     weight: Float[Tensor, "D"],
     bias: Float[Tensor, "D"],
@@ -159,7 +162,21 @@ def add_norm(
     statistics = x.new_empty(rows, 2)
     _call(
         "add_norm",
-        *(_type(y), x, y, keep, scale, weight, bias, eps, total, statistics, out, rows, width),
+        *(
+            element_type(y),
+            x,
+            y,
+            keep,
+            scale,
+            weight,
+            bias,
+            eps,
+            total,
+            statistics,
+            out,
+            rows,
+            width,
+        ),
     )
     return out, total, statistics
 
@@ -169,7 +186,7 @@ def add_norm_backward(
     total: Tensor,
     statistics: Tensor,
     weight: Tensor,
-    keep: Tensor | None,
+    keep: Tensor,
     scale: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -179,7 +196,18 @@ def add_norm_backward(
     parts = grad.new_empty(torch.get_num_threads(), 2, width)
     _call(
         "add_norm_backward",
-        *(_type(y_grad), grad, total, statistics, weight, keep, scale, x_grad, y_grad, parts),
+        *(
+            element_type(y_grad),
+            grad,
+            total,
+            statistics,
+            weight,
+            keep,
+            scale,
+            x_grad,
+            y_grad,
+            parts,
+        ),
         *(grad.numel() // width, width),
     )
     weight_grad, bias_grad = parts.sum(0).unbind()
@@ -221,7 +249,8 @@ def attention_backward(arguments: AttentionArguments) -> None:
     _library.heedful_attention_backward(ctypes.byref(arguments))
 
 
-def _type(x: Tensor) -> int:
+def element_type(x: Tensor) -> int:
+    """The number of a tensor's type for the kernels."""
     return ELEMENT_TYPES.index(x.dtype)
 
 
@@ -248,7 +277,7 @@ def _open() -> ctypes.CDLL:
 
 
 def _build(path: Path) -> None:
-    """Compile the library; of several processes each writes a file of its own and renames it."""
+    """Compile the library under a temporary name, since several processes may do so at once."""
     if not has_cpp_compiler():
         raise RuntimeError(NO_COMPILER)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -272,5 +301,5 @@ def _key() -> str:
         lines = information.read_text("utf-8", "replace").splitlines()
         digest.update(next((line for line in lines if line.startswith("flags")), "").encode())
         digest.update(next((line for line in lines if line.startswith("model name")), "").encode())
-    digest.update(repr(os.uname().machine).encode())
+    digest.update(os.uname().machine.encode())
     return digest.hexdigest()

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from heedful.parts.cache import Cache, LayerCache, LayerShape
+from heedful.parts.hooks import has_hooks
 from heedful.parts.masks import AttentionMask, MaskSpec
-from heedful.parts.multi_head import has_hooks
 from heedful.parts.planned import kernel_device
 from heedful.parts.residual import Residual
 from heedful.parts.tokens import Span, Tokens

@@ -137,7 +137,7 @@ def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
     The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
     bool or integer tensor converts one element at a time.
     """
-    if kernels.can_run(x) and keep.is_contiguous():
+    if kernels.can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
         return kernels.dropout(x, keep, scale)
     integer = _INTEGERS[x.dtype.itemsize]
     return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)

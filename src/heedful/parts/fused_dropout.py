@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from heedful.kernels import training as kernels
 from heedful.parts.dropout import Dropout, apply_mask
+from heedful.parts.hooks import has_any_hooks
 
 
 def add_dropped(
@@ -47,7 +48,7 @@ def relu_dropped(x: Float[Tensor, "..."], dropout: Dropout) -> Float[Tensor, "..
 
 
 def _drops(dropout: Dropout) -> bool:
-    return dropout.training and dropout.p > 0
+    return dropout.training and dropout.p > 0 and not has_any_hooks(dropout)
 
 
 def _can_add(x: Tensor, y: Tensor, dropout: Dropout) -> bool:
@@ -65,10 +66,10 @@ def _is_plain(norm: nn.Module) -> bool:
     return (
         type(norm) is nn.LayerNorm
         and norm.bias is not None
-        and norm.weight.dtype == torch.float32
+        and norm.weight.dtype == norm.bias.dtype == torch.float32
         and len(norm.normalized_shape) == 1
         and kernels.can_run(norm.weight, norm.bias)
-        and not (norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks)
+        and not has_any_hooks(norm)
     )
 
 
@@ -100,6 +101,7 @@ class _AddNorm(torch.autograd.Function):
         keep: Tensor,
         scale: float,
     ) -> Tensor:
+        """norm(x + y · keep · scale), with the weight, the bias and eps of the norm."""
         out, total, statistics = kernels.add_norm(x, y, keep, scale, weight, bias, eps)
         ctx.save_for_backward(total, statistics, weight, keep)
         ctx.scale, ctx.dtype = scale, y.dtype

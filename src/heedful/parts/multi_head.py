@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.parts.checked import check_positive
 from heedful.parts.dropout import Dropout
+from heedful.parts.hooks import has_hooks
 from heedful.parts.masks import AttentionMask, MaskBlock, MaskSpec
 from heedful.parts.packed_attention import can_skip_blocks, packed_attention, packed_block_mask
 from heedful.parts.planned import kernel_device
@@ -415,11 +416,6 @@ class MultiHead(nn.Module):
         out: Tensor = self.out(x)
         # After the projection, whose bias would otherwise be added to the zeros.
         return out if real is None else out * real[..., None]
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """True if a module has forward hooks or forward pre-hooks."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _unfold_heads(x: Float[Tensor, "B G folded *n"], repeats: int) -> Float[Tensor, "B H T *n"]:

@@ -118,6 +118,8 @@ def _has_kernel(
     num_queries, num_keys = rows.shape[2:]
     if num_queries * num_keys > _KERNEL_WEIGHTS or not kernels.can_run(queries, source):
         return False
+    if source is not None and source.dtype != queries.dtype:
+        return False
     return bias is None or (bias.dtype == torch.float32 and not bias.requires_grad)
 
 
@@ -135,6 +137,7 @@ class _KernelAttention(torch.autograd.Function):
         mask: tuple[Tensor, float] | None,
         scale: float,
     ) -> Tensor:
+        """The heads of real tokens, (N·H, E); arguments as in `trained_attention`."""
         keep, keep_scale = (None, 1.0) if mask is None else mask
         ctx.rows, ctx.scales = rows, (keep_scale, scale)
         ctx.save_for_backward(projected, memory, bias, keep)
@@ -146,6 +149,7 @@ class _KernelAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of `projected` and `memory`, each with an element for every row."""
         projected, memory, bias, keep = ctx.saved_tensors
         arguments = _kernel_arguments(projected, memory, ctx.rows, bias, keep, *ctx.scales)
         out_grad, projected_grad = grads[0].contiguous(), torch.empty_like(projected)
@@ -174,7 +178,7 @@ def _kernel_arguments(
     strides = (0,) * 4 if bias is None else bias.expand(rows.shape).stride()
     steps = zip(("batch", "head", "query", "key"), strides, strict=True)
     return kernels.AttentionArguments().set(
-        type=kernels.ELEMENT_TYPES.index(projected.dtype),
+        type=kernels.element_type(projected),
         items=batch * groups,
         queries=num_queries,
         keys=num_keys,

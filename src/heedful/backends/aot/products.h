@@ -1,5 +1,5 @@
-// Products of bytes with a block of columns, whose sums stay in registers, and the conversion of rows
-// to bytes.
+// Products of bytes with a block of columns, whose sums stay in registers, and the conversion of
+// rows to bytes.
 #pragma once
 #include <algorithm>
 #include <cmath>
