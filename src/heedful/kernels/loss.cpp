@@ -49,13 +49,13 @@ Row row_loss(const T* logits, int64_t target, int64_t vocab, float smoothing, T*
 }  // namespace
 
 // logits (N, V), targets (N); grad: (N, V), d loss / d logits, or null. sums (3): loss, negative
-// log-likelihood and the number of targets with the highest logit, or -1 for a target that is not
-// from 0 to V - 1: then nothing is computed.
-extern "C" void heedful_cross_entropy(int64_t type, const void* logits, const int64_t* targets,
+// log-likelihood and the number of targets with the highest logit. False if a target is not from 0
+// to V - 1: then nothing is computed.
+extern "C" bool heedful_cross_entropy(int64_t type, const void* logits, const int64_t* targets,
                                       int64_t rows, int64_t vocab, double smoothing, void* grad,
                                       double* sums, int64_t threads) {
-  sums[2] = -1;
-  if (!std::all_of(targets, targets + rows, [&](int64_t t) { return 0 <= t && t < vocab; })) return;
+  const auto is_class = [&](int64_t target) { return 0 <= target && target < vocab; };
+  if (!std::all_of(targets, targets + rows, is_class)) return false;
   std::vector<Row> found(rows);
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
@@ -75,4 +75,5 @@ extern "C" void heedful_cross_entropy(int64_t type, const void* logits, const in
     sums[1] += row.nll;
     sums[2] += row.is_correct;
   }
+  return true;
 }

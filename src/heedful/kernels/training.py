@@ -99,12 +99,12 @@ def cross_entropy(
     targets = targets.to("cpu", torch.int64).contiguous()
     sums = torch.empty(3, dtype=torch.float64)
     logits_grad = torch.empty_like(logits) if grad else None
-    _call(
+    is_computed = _call(
         "cross_entropy",
         *(element_type(logits), logits, targets, *logits.shape, label_smoothing),
         *(logits_grad, sums),
     )
-    if sums[2] < 0:
+    if not is_computed:
         raise IndexError(f"a target is not one of the {logits.size(1)} classes of the logits")
     return sums, logits_grad
 
@@ -254,10 +254,10 @@ def element_type(x: Tensor) -> int:
     return ELEMENT_TYPES.index(x.dtype)
 
 
-def _call(name: str, *arguments: Any) -> None:
-    """Call a kernel with tensors by their addresses, and last the number of threads."""
+def _call(name: str, *arguments: Any) -> Any:
+    """The result of a kernel for tensors, by their addresses, and last the number of threads."""
     assert _library is not None
-    getattr(_library, f"heedful_{name}")(
+    return getattr(_library, f"heedful_{name}")(
         *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments), torch.get_num_threads()
     )
 
@@ -272,7 +272,8 @@ def _open() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     for name, types in _PARAMETERS.items():
         function = getattr(library, f"heedful_{name}")
-        function.argtypes, function.restype = [_CTYPES[letter] for letter in types], None
+        function.argtypes = [_CTYPES[letter] for letter in types]
+        function.restype = ctypes.c_bool if name == "cross_entropy" else None
     return library
 
 
