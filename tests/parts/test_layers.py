@@ -286,3 +286,23 @@ def test_initial_weights_have_the_documented_deviations_and_bounds(tie: Any) -> 
 def test_embeddings_are_scaled_by_the_root_of_the_width(scaled: bool, factor: float) -> None:
     net = build(tiny(scale_embeddings=scaled))
     assert [net.src_embedding.scale, net.tgt_embedding.scale] == pytest.approx([factor] * 2)
+
+
+@pytest.mark.parametrize("vocab", [64, 65, 100])
+@pytest.mark.parametrize("bias", [False, True])
+def test_aligned_logits_are_logits_with_further_columns(vocab, bias):
+    """With the same gradients; a hook on the matrix is called for the logits alone."""
+    head = OutputHead(nn.Linear(8, vocab, bias=bias), softcap=3.0).double()
+    x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+    expected, wide = head(x), head(x, aligned=True)
+    assert wide.shape == (5, 128 if vocab > 64 else 64)
+    torch.testing.assert_close(wide[:, :vocab], expected)
+    weight = torch.randn_like(expected)
+    grads = [
+        torch.autograd.grad((logits * weight).sum(), [x, *head.parameters()])
+        for logits in (expected, wide[:, :vocab])
+    ]
+    for ours, reference in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, reference)
+    with head.out.register_forward_hook(lambda *of: None):
+        assert head(x, aligned=True).shape == expected.shape

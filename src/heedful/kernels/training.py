@@ -24,7 +24,7 @@ from heedful.progress import track
 
 ELEMENT_TYPES = (torch.float32, torch.bfloat16)  # as `ElementType` of elements.h
 _SOURCES = [HEADERS / f"{name}.cpp" for name in ("attention", "dropout", "loss", "random")]
-_PLAIN = (Tensor, torch.nn.Parameter)  # of no subclass, whose values may be elsewhere
+PLAIN = (Tensor, torch.nn.Parameter)  # of no subclass, whose values may be elsewhere
 _CTYPES = {"i": ctypes.c_int64, "d": ctypes.c_double, "p": ctypes.c_void_p}
 # The types of the parameters of each function.
 _PARAMETERS = {
@@ -69,9 +69,14 @@ def unused() -> Iterator[None]:
         _is_unused = before
 
 
+def are_used() -> bool:
+    """Outside of `unused`, and no step is being compiled by torch."""
+    return not _is_unused and not torch.compiler.is_compiling()
+
+
 def is_loaded() -> bool:
-    """The kernels are loaded and used, and no step is being compiled by torch."""
-    return _library is not None and not _is_unused and not torch.compiler.is_compiling()
+    """The kernels are loaded and used."""
+    return _library is not None and are_used()
 
 
 def can_run(*tensors: Tensor | None) -> bool:
@@ -79,7 +84,7 @@ def can_run(*tensors: Tensor | None) -> bool:
     return is_loaded() and all(
         x is None
         or (
-            type(x) in _PLAIN
+            type(x) in PLAIN
             and x.device.type == "cpu"
             and x.dtype in ELEMENT_TYPES
             and x.is_contiguous()

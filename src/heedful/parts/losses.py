@@ -5,6 +5,7 @@ A training step divides once, by the count over all of its batches.
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError
+from heedful.kernels import loss_gpu
 from heedful.kernels import training as kernels
 from heedful.parts.heads import LogitsFunction, OutputHead
-from heedful.parts.planned import kernel_device
+from heedful.parts.planned import is_planned, kernel_device
 
 # Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
-# writes its whole gradient.
+# writes its whole gradient. With the kernel of a GPU a chunk fills it: 2 x 256 MiB in bf16.
 _CHUNK_ELEMENTS = 10_000_000
+_GPU_CHUNK_ELEMENTS = 2**27
 _LEAST_ROWS = 512
 # Logits per block of a chunk on a CPU, which the loss reads several times: 2 MB of fp32.
 _BLOCK_ELEMENTS = 500_000
@@ -123,7 +126,12 @@ def head_loss(
 
     def whole_chunk_loss(logits: Tensor, target: Tensor, needs_grad: bool) -> ChunkLoss:
         """The same by a kernel, for logits in the type of the head."""
-        sums, grad = kernels.cross_entropy(logits, target, float(label_smoothing), needs_grad)
+        smoothing = float(label_smoothing)
+        if kernel_device(logits) == "cuda":
+            vocab = _vocab_of(head) or logits.size(1)
+            sums, grad = loss_gpu.cross_entropy(logits, target, smoothing, needs_grad, vocab)
+        else:
+            sums, grad = kernels.cross_entropy(logits, target, smoothing, needs_grad)
         loss, nll, correct = sums
         return ChunkLoss(loss, nll, correct.long() if count_correct else None, grad)
 
@@ -154,7 +162,8 @@ def chunked_loss(
         chunk_loss: function of logits (…, n, V) in fp32, targets (n,), and a bool: the gradient
             with respect to the logits is required.
         kernel: the same function of logits (n, V) in the type of the head, called where kernels run
-            (`heedful.kernels`).
+            (`heedful.kernels`). On a GPU logits may have further columns after those of the V
+            tokens.
     """
     units = [] if torch.compiler.is_compiling() else _sharded_units(head)
     is_called_once = isinstance(head, OutputHead) and units == [head]
@@ -163,23 +172,34 @@ def chunked_loss(
     needs_grad = torch.is_grad_enabled() and (
         states.requires_grad or any(p.requires_grad for p in head.parameters())
     )
-    chunks = _Chunks(targets, chunk_loss, kernel, _rows_at_once(head), needs_grad)
+    if states.dim() != 2:
+        kernel = None
+    is_aligned = kernel is not None and isinstance(head, OutputHead) and _has_gpu_kernel(states)
+    rows = _rows_at_once(head, _GPU_CHUNK_ELEMENTS if is_aligned else _CHUNK_ELEMENTS)
+    chunks = _Chunks(targets, chunk_loss, kernel, rows, needs_grad, is_aligned)
     result: LossSum = head(states, chunks.loss) if is_called_once else chunks.loss(head, states)
     return result
 
 
 class _Chunks(NamedTuple):
-    """A loss that is computed for chunks of `rows` rows."""
+    """A loss that is computed for chunks of `rows` rows.
+
+    Attributes:
+        is_aligned: the head is called for aligned logits, which the kernel takes.
+    """
 
     targets: Int[Tensor, "N"]
     chunk_loss: ChunkLossFunction
     kernel: ChunkLossFunction | None
     rows: int
     needs_grad: bool
+    is_aligned: bool
 
     def loss(self, logits_of: LogitsFunction, states: Float[Tensor, "... N D"]) -> LossSum:
         """The loss of states, whose logits are formed chunk by chunk."""
         needs_grad, rows = self.needs_grad, self.rows
+        if self.is_aligned:
+            logits_of = partial(logits_of, aligned=True)
         sums = torch.float32 if states.device.type == "mps" else torch.float64
         loss, nll = states.new_zeros(2, dtype=sums)
         correct: Tensor | None = None
@@ -206,7 +226,7 @@ class _Chunks(NamedTuple):
     ) -> tuple[list[ChunkLoss], Tensor | None]:
         """The losses of a chunk of logits, on a CPU by blocks, and its gradient in their type."""
         needs_grad = self.needs_grad
-        if self.kernel is not None and out.dim() == 2 and kernels.can_run(out):
+        if self.kernel is not None and (self.is_aligned or _has_kernel(out)):
             result = self.kernel(out, target, needs_grad)
             return [result], result.grad
         is_cpu, passes = kernel_device(out) == "cpu", out.shape[:-2].numel()
@@ -239,10 +259,30 @@ def _sharded_units(head: nn.Module) -> list[nn.Module]:
     return [] if fsdp is None else [m for m in head.modules() if isinstance(m, fsdp.FSDPModule)]
 
 
-def _rows_at_once(head: nn.Module) -> int:
-    """Rows per chunk, from the number of logits per row."""
-    vocab = getattr(getattr(head, "out", head), "out_features", 10_000)  # wrappers may lack it
-    return max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
+def _vocab_of(head: nn.Module) -> int | None:
+    """The number of logits per row; None: not known of a wrapper."""
+    vocab: int | None = getattr(getattr(head, "out", head), "out_features", None)
+    return vocab
+
+
+def _rows_at_once(head: nn.Module, elements: int) -> int:
+    """Rows per chunk of about `elements` logits."""
+    return max(_LEAST_ROWS, elements // (_vocab_of(head) or 10_000))
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    """True if a kernel computes the loss of these logits (N, V)."""
+    return kernels.can_run(logits) or loss_gpu.can_run(logits)
+
+
+def _has_gpu_kernel(states: Tensor) -> bool:
+    """True if a kernel computes the loss of these states on their GPU, or on a planned one."""
+    if is_planned():
+        return kernel_device(states) == "cuda"
+    if states.device.type != "cuda":
+        return False
+    is_autocast = torch.is_autocast_enabled("cuda")
+    return loss_gpu.are_supported(torch.get_autocast_dtype("cuda") if is_autocast else states.dtype)
 
 
 class _Gradients:

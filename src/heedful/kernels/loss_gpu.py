@@ -1,0 +1,83 @@
+"""The loss of token logits on a GPU, by one kernel in Triton.
+
+Torch needs about fifteen operations for a chunk of logits, most of which read and write all of it
+in fp32. This kernel reads the logits twice and writes their gradient once, in their own type (as in
+Hsu et al. 2024, Liger kernel). Triton is a part of torch's builds for CUDA.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from heedful.kernels.training import PLAIN, are_used
+
+ELEMENT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_BLOCK, _WARPS = 1024, 8  # logits that a program reads at once, and its warps
+
+
+@cache
+def _is_installed() -> bool:
+    """True if Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def are_supported(dtype: torch.dtype) -> bool:
+    """The kernel is used, for logits of this type."""
+    return are_used() and dtype in ELEMENT_TYPES and _is_installed()
+
+
+def can_run(logits: Float[Tensor, "N V"]) -> bool:
+    """The kernel takes these logits."""
+    is_plain = type(logits) in PLAIN and logits.device.type == "cuda" and logits.is_contiguous()
+    return is_plain and are_supported(logits.dtype)
+
+
+def cross_entropy(
+    logits: Float[Tensor, "N W"],
+    targets: Int[Tensor, "N"],
+    label_smoothing: float,
+    grad: bool,
+    vocab: int,
+) -> tuple[Float[Tensor, "3"], Float[Tensor, "N W"] | None]:
+    """Sums in float64, and d loss / d logits in the type of the logits; does not synchronize.
+
+    The sums are the loss, the negative log-likelihood and the number of targets with the highest
+    logit. The loss is NaN for a target outside of 0 to V - 1.
+
+    Args:
+        logits: (N, W), contiguous; those after the first V of a row are left out, and have the
+            gradient 0. Logits that are not on a GPU have results without values, with which memory
+            is planned.
+        vocab: V.
+    """
+    num_rows = len(logits)
+    logits_grad = torch.empty_like(logits) if grad else None
+    rows = torch.empty(3, num_rows, device=logits.device, dtype=torch.float32)
+    if logits.device.type == "cuda" and num_rows:
+        _run(logits, targets.contiguous(), label_smoothing, logits_grad, rows, vocab)
+    return rows.sum(1, dtype=torch.float64), logits_grad
+
+
+def _run(
+    logits: Tensor,
+    targets: Tensor,
+    label_smoothing: float,
+    logits_grad: Tensor | None,
+    rows: Tensor,
+    vocab: int,
+) -> None:
+    from heedful.kernels.loss_triton import cross_entropy_kernel
+
+    kernel: Any = cross_entropy_kernel
+    with torch.cuda.device(logits.device):
+        kernel[(len(logits),)](
+            *(logits, targets, logits if logits_grad is None else logits_grad, rows),
+            *(len(logits), vocab, logits.size(1), label_smoothing),
+            needs_grad=logits_grad is not None,
+            block=_BLOCK,
+            num_warps=_WARPS,
+        )
