@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.parts.checked import check_positive
 from heedful.parts.dropout import Dropout
+from heedful.parts.fused_kernels import fused_kernels
 from heedful.parts.hooks import has_hooks
 from heedful.parts.masks import AttentionMask, MaskBlock, MaskSpec
 from heedful.parts.packed_attention import can_skip_blocks, packed_attention, packed_block_mask
@@ -395,9 +396,10 @@ class MultiHead(nn.Module):
         weights: Tensor | None = None
         if not mask.forms_weights:
             dropout = self.dropout.p if self.training else 0.0
-            heads = F.scaled_dot_product_attention(
-                query, key, value, bias, dropout, mask.is_causal, scale=self.scale
-            )
+            with fused_kernels(key):
+                heads = F.scaled_dot_product_attention(
+                    query, key, value, bias, dropout, mask.is_causal, scale=self.scale
+                )
         elif has_hooks(self.pattern):
             weights = attention_weights(query, key, bias, self.scale, self.softcap)
             weights = _unfold_heads(weights.to(value.dtype), repeats)
