@@ -25,13 +25,13 @@ class Settings:
         workers: batches run side by side.
         batch_tokens: padded tokens of a batch; None: the default of `Options`.
         records_steps: the net itself, on CUDA, records steps of a search and replays them
-            (`heedful.backends.torch.captured`). Off by default: not yet measured on a GPU.
+            (`heedful.backends.torch.captured`).
     """
 
     threads: int | None = None
     workers: int = 1
     batch_tokens: int | None = None
-    records_steps: bool = False
+    records_steps: bool = True
 
 
 class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as long to make
