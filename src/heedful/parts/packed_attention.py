@@ -1,7 +1,6 @@
 """FlexAttention over packed rows on GPUs: blocks without a visible key are not computed.
 
-Used in compiled training only (`training.compile`). Tested uncompiled on a CPU; on a GPU neither
-the kernel nor its speed has been tested.
+Used in compiled training only (`training.compile`).
 """
 
 from functools import cache
