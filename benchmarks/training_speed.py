@@ -42,6 +42,7 @@ from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import pack_ids
 from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import training as kernels
+from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Trainer, TrainingHooks
@@ -192,7 +193,7 @@ def take_steps(step: Callable[[Batch], None], batches: Iterator[Batch], count: i
     return tokens
 
 
-def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
+def heedful_step(net: Any, precision: str, *, compiled: bool = False) -> Callable[[Batch], None]:
     """A step of the trainer, with its checks and counters."""
     upcoming: list[Batch] = []
     settings = Training.model_validate(
@@ -210,7 +211,15 @@ def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
     )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
     train_step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
-    trainer = Trainer(train_step, hooks, settings, lambda step: RATE, nowhere, precision=precision)
+    trainer = Trainer(
+        train_step,
+        hooks,
+        settings,
+        lambda step: RATE,
+        nowhere,
+        precision=precision,
+        compiler=BlockCompiler(net) if compiled else None,
+    )
 
     def step(batch: Batch) -> None:
         upcoming[:] = [batch]
@@ -223,11 +232,12 @@ def plain_step(net: nn.Module, precision: str) -> Callable[[Batch], None]:
     """A plain training step for a module that returns logits."""
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, betas=BETAS, eps=EPS, fused=True)
     net.train()
+    device = next(net.parameters()).device.type
 
     def step(batch: Batch) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            assert batch.source is not None
-            logits = net(batch.source.ids, batch.tokens.ids, batch.target_positions)
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            source = None if batch.source is None else batch.source.ids
+            logits = net(source, batch.tokens.ids, batch.target_positions)
             loss = F.cross_entropy(logits, batch.targets, label_smoothing=SMOOTHING)
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), CLIP)
@@ -266,7 +276,8 @@ class TorchTransformer(nn.Module):
 
         Causal attention masks the target's padding, which is on the right.
         """
-        causal = nn.Transformer.generate_square_subsequent_mask(tgt.size(1)).isinf()
+        width = tgt.size(1)
+        causal = nn.Transformer.generate_square_subsequent_mask(width, device=tgt.device).isinf()
         states = self.transformer(
             self.embed(src),
             self.embed(tgt),

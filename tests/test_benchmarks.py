@@ -95,6 +95,29 @@ def test_training_speed(bench: Bench) -> None:
     assert 6 * 6_000 / 2 < actual["product_flops_per_token"] < 6 * 6_000 * 2
 
 
+def test_training_speed_on_a_gpu(bench: Bench) -> None:
+    """On the CPU, compiled steps included."""
+    page, data = bench("training_speed_gpu", "--device", "cpu")
+    pairs, texts = (data["sizes"][name]["tokens_per_second"] for name in ("base", "gpt2"))
+    ways = ("eager", "compiled")
+    assert pairs.keys() == {f"{n} {w}" for n in ("heedful", "torch", "transformers") for w in ways}
+    assert texts.keys() == {f"{n} {w}" for n in ("heedful", "transformers") for w in ways}
+    best = {n: max(pairs[f"{n} {w}"][0] for w in ways) for n in ("heedful", "torch")}
+    assert f"| torch.nn.Transformer | {best['heedful'] / best['torch']:.2f} |  |" in page
+
+
+def test_decoding_speed_on_a_gpu(bench: Bench) -> None:
+    page, data = bench("decoding_gpu", "--device", "cpu", "--static")
+    for setting, rates in data["tokens_per_second"].items():
+        best = {
+            system: max(rate for name, [rate] in rates.items() if name.startswith(system))
+            for system in ("heedful", "transformers")
+        }
+        assert "transformers, static cache" in rates
+        assert f"| {setting} |" in page
+        assert f" {best['heedful'] / best['transformers']:.2f} |" in page
+
+
 def test_products_of_a_step_are_recorded_and_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from step_products import record_products, runner  # type: ignore[import-not-found]

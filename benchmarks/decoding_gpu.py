@@ -1,0 +1,246 @@
+"""Decoding speed on a GPU in tokens/s: heedful, with and without recorded steps, and transformers.
+
+Random models with a fixed number of new tokens. Transformers runs with a growing cache and, where
+it supports that, with a static cache, whose steps it compiles; the faster one is compared.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import heedful
+from common import (
+    argument_parser,
+    command_line,
+    facts,
+    interleaved,
+    medians,
+    ratio,
+    table,
+    whole,
+    write_results,
+)
+from heedful.backends.base import Settings
+from heedful.data.tokenizer import train_tokenizer
+from heedful.export.hf import export_hf
+from heedful.pipelines import GenerationIds, ModelMetadata, open_net
+from heedful.zoo import gpt2, marian
+
+START, END = 0, 2
+Rows = list[list[int]]
+
+
+class Workload(NamedTuple):
+    """A model, and what it decodes: `new` tokens after prompts of `prompt` tokens."""
+
+    name: str
+    d_model: int
+    num_heads: int
+    num_layers: int
+    d_ff: int
+    vocab_size: int
+    prompt: int
+    new: int
+    settings: tuple[tuple[int, int], ...]  # beams and prompts at once
+
+    @property
+    def is_translator(self) -> bool:
+        return self.name == "marian"
+
+
+WORKLOADS = (
+    Workload("marian", 512, 8, 6, 2048, 32_000, 32, 32, ((1, 1), (1, 64), (4, 1), (4, 64))),
+    Workload("gpt2", 768, 12, 12, 3072, 50_257, 128, 128, ((1, 1), (1, 64))),
+)
+QUICK = (
+    Workload("marian", 16, 2, 1, 32, 50, 4, 4, ((1, 2), (2, 1))),
+    Workload("gpt2", 16, 2, 1, 32, 50, 4, 4, ((1, 2),)),
+)
+
+
+def main() -> None:
+    """Measure all workloads and write the page."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--static", action="store_true", help="also measure static caches")
+    arguments = parser.parse_args()
+    rounds = 1 if arguments.quick else arguments.rounds
+    data: dict[str, dict[str, list[float]]] = {}
+    for workload in QUICK if arguments.quick else WORKLOADS:
+        with tempfile.TemporaryDirectory() as folder:
+            for beam, batch in workload.settings:
+                rates = measure(
+                    workload, beam, batch, Path(folder), arguments.device, rounds, arguments.static
+                )
+                search = "greedy" if beam == 1 else f"beam {beam}"
+                data[f"{workload.name}, {search}, batch {batch}"] = rates
+                print(search, batch, {k: round(v) for k, v in medians(rates).items()}, flush=True)
+    write_results(
+        "decoding_gpu",
+        "Decoding speed on a GPU",
+        sections(data, rounds, arguments.device),
+        {"tokens_per_second": data},
+        directory=arguments.results,
+        command=command_line(),
+        packages=("transformers",),
+    )
+
+
+def measure(
+    workload: Workload,
+    beam: int,
+    batch: int,
+    folder: Path,
+    device: str,
+    rounds: int,
+    has_static: bool,
+) -> dict[str, list[float]]:
+    """Tokens per second of each system in alternating rounds."""
+    if not (folder / "hf").exists():
+        write_model(workload, folder)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, workload.vocab_size, (batch, workload.prompt), generator=generator)
+    if workload.is_translator:
+        ids[:, -1] = END
+    runs: dict[str, Callable[[], Any]] = {}
+    for records in (False, True):
+        model = heedful.load(folder / "heedful", device=device, precision="bfloat16")
+        eager: Any = model
+        eager.settings = Settings(records_steps=records)
+        options: dict[str, Any] = {"stop_rule": "beam_full"} if beam > 1 else {}
+        options |= {"beam_size": beam}
+        options |= dict.fromkeys(("min_new_tokens", "max_new_tokens"), workload.new)
+        run = partial(eager.generate, ids.tolist(), **options)
+        runs["heedful, recorded" if records else "heedful"] = run
+    caches = [None, "static"] if has_static else [None]
+    for cache in caches:
+        name = "transformers" if cache is None else "transformers, static cache"
+        net = transformers_net(workload, folder, device)
+        runs[name] = partial(transformers_run, net, workload, beam, ids.to(device), cache)
+    outputs = {name: run() for name, run in runs.items()}
+    assert all(len(rows) == batch for rows in outputs.values())
+    cases = {name: partial(counted, run, batch * workload.new) for name, run in runs.items()}
+    return interleaved(cases, rounds=rounds)
+
+
+def counted(run: Callable[[], Any], tokens: int) -> int:
+    """Decode; outputs are on the host, so that the device has finished."""
+    run()
+    return tokens
+
+
+def write_model(workload: Workload, folder: Path) -> None:
+    """Write a random model for heedful and transformers."""
+    words = [f"w{number}" for number in range(workload.vocab_size - 4)]
+    tokenizer = train_tokenizer([" ".join(words)], kind="word")
+    torch.manual_seed(1)
+    sizes: dict[str, int] = {
+        "d_model": workload.d_model,
+        "num_heads": workload.num_heads,
+        "d_ff": workload.d_ff,
+    }
+    config: Any
+    if workload.is_translator:
+        config = marian.Config(
+            src_vocab_size=workload.vocab_size,
+            tgt_vocab_size=workload.vocab_size,
+            num_encoder_layers=workload.num_layers,
+            num_decoder_layers=workload.num_layers,
+            activation="relu",
+            max_length=64,
+            **sizes,
+        )
+        ids = GenerationIds(decoder_start_ids=(START,), eos_ids=(END,), suppressed_ids=(0, 1, 3))
+        net: Any = marian.build(config)
+    else:
+        config = gpt2.Config(
+            vocab_size=workload.vocab_size, num_layers=workload.num_layers, **sizes
+        )
+        ids = GenerationIds(eos_ids=(END,))
+        net = gpt2.build(config)
+    metadata = ModelMetadata(workload.name, "b", generation=ids)
+    model = open_net(net, config, metadata, tokenizer)
+    model.save(folder / "heedful")
+    export_hf(model, folder / "hf")
+
+
+def transformers_net(workload: Workload, folder: Path, device: str) -> Any:
+    """The exported model, loaded by transformers."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind: Any = AutoModelForSeq2SeqLM if workload.is_translator else AutoModelForCausalLM
+    net = kind.from_pretrained(folder / "hf", dtype=torch.bfloat16).eval().to(device)
+    net.generation_config.max_length = None
+    return net
+
+
+@torch.inference_mode()
+def transformers_run(
+    net: Any, workload: Workload, beam: int, ids: torch.Tensor, cache: str | None
+) -> Rows:
+    """Decoding by transformers' `generate`."""
+    options = {} if cache is None else {"cache_implementation": cache}
+    outputs = net.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        num_beams=beam,
+        do_sample=False,
+        max_new_tokens=workload.new,
+        min_new_tokens=workload.new,
+        length_penalty=1.0,
+        bad_words_ids=[[0], [1], [3]] if workload.is_translator else None,
+        forced_eos_token_id=None,
+        pad_token_id=0,
+        **options,
+    )
+    rows: Rows = outputs[:, -workload.new :].tolist()
+    return rows
+
+
+def sections(data: dict[str, dict[str, list[float]]], rounds: int, device: str) -> list[str]:
+    """Method, rates and ratios."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
+    systems = [*dict.fromkeys(system for rates in data.values() for system in rates)]
+    rows = [
+        [setting, *(whole(medians(rates).get(system)) for system in systems), best_ratio(rates)]
+        for setting, rates in data.items()
+    ]
+    shapes = "; ".join(
+        f"{w.name}: {w.num_layers} layers of width {w.d_model}, {w.vocab_size:,} tokens, "
+        f"{w.new} new tokens after {w.prompt}"
+        for w in WORKLOADS
+    )
+    how = (
+        "New tokens per second, prompts and encoder included, in bf16, random weights "
+        f"({shapes}). Medians of {rounds} alternating rounds in one process. Recorded: decoding "
+        "steps in CUDA graphs. Transformers: a growing cache"
+        + (
+            ", and a static one whose steps it compiles."
+            if any("static" in s for s in systems)
+            else "."
+        )
+    )
+    return [
+        facts({"GPU": name}),
+        how,
+        table(["", *systems, "heedful / transformers, each at its best"], rows),
+    ]
+
+
+def best_ratio(rates: dict[str, list[float]]) -> str:
+    """The ratio of the fastest ways."""
+    middle = medians(rates)
+    best = {
+        system: max((way for way in rates if way.startswith(system)), key=middle.__getitem__)
+        for system in ("heedful", "transformers")
+    }
+    return ratio(rates[best["heedful"]], rates[best["transformers"]])
+
+
+if __name__ == "__main__":
+    main()
