@@ -29,13 +29,15 @@ def test_packed_rows_are_those_that_were_packed(
         assert len(packed) == len(unpacked) == len(rows)
         found = [unpacked.location(index) for index in range(len(rows))]
         assert found == [f"file, line {line}" for line in lines]
-        chosen = [i for i in range(len(rows)) if data.draw(st.booleans())]
+        order = data.draw(st.permutations(range(len(rows))))
+        chosen = order[: data.draw(st.integers(0, len(rows)))]
         packed, rows = packed.select(np.array(chosen, np.int64)), [rows[i] for i in chosen]
         lines = [lines[i] for i in chosen]
+        count = data.draw(st.integers(0, len(rows)))
+        packed, rows, lines = packed.first(count), rows[:count], lines[:count]
+        assert sum(map(len, packed.texts.values())) == size_of(rows)
 
 
-def test_rows_are_packed_anew_when_most_are_left_out() -> None:
-    packed = PackedRows.pack(Rows({"text": ["x" * 1_000] * 10}))
-    assert packed.select(np.arange(5)).texts["text"] is packed.texts["text"]
-    assert len(packed.select(np.arange(4)).texts["text"]) == 4_000
-    assert len(packed.select(np.arange(5)).select(np.arange(4)).texts["text"]) == 4_000
+def size_of(rows: list[tuple[str, str]]) -> int:
+    """The bytes of the texts of rows."""
+    return sum(len(text.encode("utf-8", "surrogatepass")) for row in rows for text in row)

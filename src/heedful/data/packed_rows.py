@@ -1,7 +1,8 @@
 """Rows of text as a few large objects, which are small in memory and cheap to send."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -12,47 +13,73 @@ from heedful.data.rows import Rows
 
 @dataclass(frozen=True)
 class PackedRows:
-    """N rows of text, n of which are chosen.
+    """N rows of text.
 
     Attributes:
-        texts: for each column the texts of all rows, joined, in UTF-8.
-        borders: for each column (M,), M = N + 1: the index of the first character of each text in
-            the joined ones, and the number of all characters.
-        chosen: (n,), the indices of the chosen rows.
+        texts: for each column the texts, joined, in UTF-8.
+        borders: for each column (M,), M = N + 1: the index of the first byte of each text in the
+            joined ones, and the number of all bytes.
         sources, locations: as in `Rows`.
     """
 
     texts: Mapping[str, bytes]
     borders: Mapping[str, Int64[np.ndarray, " M"]]
-    chosen: Int64[np.ndarray, " n"]
     sources: tuple[str, ...] = ()
     locations: NDArray[np.int64] | None = None
 
     @classmethod
     def pack(cls, rows: Rows) -> "PackedRows":
-        """Pack rows, all of which are chosen; their report is left out."""
-        texts, borders = {}, {}
-        for name, cells in rows.columns.items():
-            texts[name] = "".join(cells).encode("utf-8", "surrogatepass")
-            lengths = np.fromiter(map(len, cells), np.int64, len(cells))
-            borders[name] = np.cumsum(np.concatenate([[0], lengths]), dtype=np.int64)
-        return cls(texts, borders, np.arange(len(rows)), rows.sources, rows.locations)
+        """Pack rows; their report is left out."""
+        cells = {
+            name: [text.encode("utf-8", "surrogatepass") for text in texts]
+            for name, texts in rows.columns.items()
+        }
+        return cls._joined(cells, rows.sources, rows.locations)
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(next(iter(self.borders.values()))) - 1
 
     def select(self, indices: Integer[np.ndarray, " m"]) -> "PackedRows":
-        """The chosen rows at `indices`; packed anew if they are less than half of the N rows."""
-        selected = replace(self, chosen=self.chosen[indices])
-        num_rows = len(next(iter(self.borders.values()))) - 1
-        return selected if 2 * len(selected) >= num_rows else PackedRows.pack(selected.unpack())
+        """The rows at `indices`, in that order."""
+        selected = indices.tolist()
+        cells = {}
+        for name in self.texts:
+            texts = self._cells(name)
+            cells[name] = [texts[index] for index in selected]
+        locations = None if self.locations is None else self.locations[:, indices]
+        return self._joined(cells, self.sources, locations)
+
+    def first(self, count: int) -> "PackedRows":
+        """The first rows."""
+        borders = {name: ends[: count + 1].copy() for name, ends in self.borders.items()}
+        texts = {name: data[: int(borders[name][-1])] for name, data in self.texts.items()}
+        locations = None if self.locations is None else self.locations[:, :count].copy()
+        return PackedRows(texts, borders, self.sources, locations)
 
     def unpack(self) -> Rows:
-        """The chosen rows."""
-        columns = {}
-        for name, data in self.texts.items():
-            text, borders = data.decode("utf-8", "surrogatepass"), self.borders[name]
-            starts, ends = borders[self.chosen].tolist(), borders[self.chosen + 1].tolist()
-            columns[name] = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-        locations = None if self.locations is None else self.locations[:, self.chosen]
-        return Rows(columns, None, self.sources, locations)
+        """The rows."""
+        columns = {
+            name: [text.decode("utf-8", "surrogatepass") for text in self._cells(name)]
+            for name in self.texts
+        }
+        return Rows(columns, None, self.sources, self.locations)
+
+    def _cells(self, name: str) -> list[bytes]:
+        """The texts of a column in UTF-8."""
+        data, borders = self.texts[name], self.borders[name].tolist()
+        return [data[start:end] for start, end in pairwise(borders)]
+
+    @classmethod
+    def _joined(
+        cls,
+        cells: Mapping[str, list[bytes]],
+        sources: tuple[str, ...],
+        locations: NDArray[np.int64] | None,
+    ) -> "PackedRows":
+        """Rows with these texts in UTF-8 by column."""
+        texts = {name: b"".join(column) for name, column in cells.items()}
+        borders = {
+            name: np.cumsum([0, *map(len, column)], dtype=np.int64)
+            for name, column in cells.items()
+        }
+        return cls(texts, borders, sources, locations)

@@ -8,22 +8,20 @@ from itertools import accumulate, compress, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer, UInt64
+from jaxtyping import Bool, Int64, UInt64
 
 from heedful.data.columns import DataReport
 from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
-from heedful.data.packed_rows import PackedRows
 from heedful.data.row_formats import CORPUS, LABEL, Unit
+from heedful.data.row_samples import RowSample, SampledRows
 from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource
 from heedful.data.splits import KnownRows, Split, Tail, split_tail
 from heedful.data.text_files import BlockPlace
 from heedful.data.workers import map_in_order
 from heedful.progress import track
 
-SAMPLE_CHARACTERS = 1 << 28  # of the texts that a tokenizer is trained on
 _BATCH = 8  # chunks that are sent to a worker at once: to scan one takes about a millisecond
-_SLACK = 1.25  # a sample is cut to its size when it is larger by this factor
 _MB = 1_000_000
 _CHUNKS_A_WORKER = 8  # that hold out rows; fewer are parsed sooner than a process starts
 
@@ -135,7 +133,7 @@ def scan_rows(
     assert [*by_row, *unique.filters] == [*filters]
     report = FilterChain(by_row).report
     reports: dict[str, DataReport] = {}
-    labels, counter, sample = set[str](), ReadCounter(), _Sample(sample_size)
+    labels, counter, sample = set[str](), ReadCounter(), RowSample(sample_size)
     chunks, waiting = ChunkFacts(), deque[RowChunk]()
 
     def items() -> Iterator[tuple[int, RowChunk, float]]:
@@ -155,7 +153,7 @@ def scan_rows(
         known = reports.get(part.corpus)
         reports[part.corpus] = part.report if known is None else known.plus(part.report)
         chunks.add(part, chunk.place)
-        sample.add(part.number, part.sampled)
+        sample.add(part.sampled)
     counter.checked_total()
     report = FilterReport([*report.filters, *unique.report.filters])
     report.check()
@@ -257,27 +255,6 @@ def corpus_tails(
 
 
 @dataclass(frozen=True)
-class _SampledRows:
-    """Rows of a chunk that may belong to the sample.
-
-    Attributes:
-        keys: (n,), by which they are sampled.
-        sizes: (n,), in characters.
-        places: (n,), their indices among the rows of the chunk that filters keep.
-    """
-
-    keys: Float64[np.ndarray, " n"]
-    sizes: Int64[np.ndarray, " n"]
-    rows: PackedRows
-    places: Int64[np.ndarray, " n"]
-
-    def select(self, chosen: Integer[np.ndarray, " m"]) -> "_SampledRows":
-        """The rows at the positions `chosen`."""
-        rows = self.rows.select(chosen)
-        return _SampledRows(self.keys[chosen], self.sizes[chosen], rows, self.places[chosen])
-
-
-@dataclass(frozen=True)
 class _ScannedPart:
     """The result of `_ChunkScanner`.
 
@@ -288,7 +265,6 @@ class _ScannedPart:
         hashes: (N,), of these rows, for each filter `Unique`.
     """
 
-    number: int
     source: int
     name: str
     corpus: str
@@ -296,7 +272,7 @@ class _ScannedPart:
     read: DataReport
     report: DataReport
     filters: FilterReport
-    sampled: _SampledRows
+    sampled: SampledRows
     indices: Int64[np.ndarray, " N"]
     sizes: Int64[np.ndarray, " N"]
     hashes: tuple[UInt64[np.ndarray, " N"], ...]
@@ -354,10 +330,7 @@ class _ChunkScanner:
         # A spawn key, as trailing zeros of a seed sequence are ignored.
         rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,)))
         keys = rng.random(len(read))[indices]
-        places = np.flatnonzero(keys < threshold)
-        packed = PackedRows.pack(rows.select(places))
         return _ScannedPart(
-            number=number,
             source=chunk.source,
             name=next(iter(read.sources), ""),
             corpus=chunk.corpus,
@@ -365,7 +338,7 @@ class _ChunkScanner:
             read=read.report,
             report=rows.report,
             filters=chain.report,
-            sampled=_SampledRows(keys[places], sizes[places], packed, places),
+            sampled=SampledRows.choose(rows, keys, sizes, threshold),
             indices=indices,
             sizes=sizes,
             hashes=tuple(filter.hashes(rows) for filter in self.unique),
@@ -375,54 +348,6 @@ class _ChunkScanner:
 def _kept_by_row(filters: Sequence[Filter], chunk: RowChunk) -> Rows:
     """The rows of a chunk that the filters keep."""
     return FilterChain(filters).apply(chunk.parse())[0]
-
-
-@dataclass
-class _Sample:
-    """The rows with the smallest keys so far, within two limits."""
-
-    size: int
-    threshold: float = 1.0  # all rows of the sample have smaller keys
-    _parts: list[tuple[int, _SampledRows]] = field(default_factory=list)
-    _num_rows: int = 0
-    _num_characters: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.size:
-            self.threshold = 0.0
-
-    def add(self, number: int, rows: _SampledRows) -> None:
-        """Add rows of a chunk."""
-        self._parts.append((number, rows))
-        self._num_rows += len(rows.keys)
-        self._num_characters += int(rows.sizes.sum())
-        if self._num_rows > _SLACK * self.size or self._num_characters > (
-            _SLACK * SAMPLE_CHARACTERS
-        ):
-            self._cut()
-
-    def rows(self, starts: Sequence[int]) -> tuple[Rows, Int64[np.ndarray, " S"]]:
-        """The sample, in the order of the rows, and the indices of its rows among all."""
-        self._cut()
-        indices = [starts[number] + part.places for number, part in self._parts]
-        rows = Rows.concatenate([part.rows.unpack() for _, part in self._parts])
-        return rows, np.concatenate(indices)
-
-    def _cut(self) -> None:
-        """Keep the rows with the smallest keys, at least one unless the size is 0."""
-        keys = np.concatenate([part.keys for _, part in self._parts])
-        order = np.argsort(keys, kind="stable")
-        sizes = np.concatenate([part.sizes for _, part in self._parts])[order]
-        num_fitting = int(np.searchsorted(np.cumsum(sizes), SAMPLE_CHARACTERS, side="right"))
-        num_kept = min(self.size, max(1, num_fitting))
-        if num_kept < len(keys):
-            self.threshold = float(keys[order[num_kept]])
-        self._parts = [
-            (number, part.select(np.flatnonzero(part.keys < self.threshold)))
-            for number, part in self._parts
-        ]
-        self._num_rows = sum(len(part.keys) for _, part in self._parts)
-        self._num_characters = sum(int(part.sizes.sum()) for _, part in self._parts)
 
 
 def _tracked(source: RowSource) -> Iterator[RowChunk]:
