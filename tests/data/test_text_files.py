@@ -88,6 +88,79 @@ def test_blocks_have_the_lines_of_parallel_files(
     assert [block.data(1) for block in again] == [block.data(1) for block in blocks]
 
 
+def blocks_by_hand(
+    sides: list[list[bytes]], most_lines: int, most_bytes: int, longest: int
+) -> list[tuple[int, list[bytes]]] | int:
+    """The first line and the sides of each block, line by line; or the number of a long line."""
+    blocks: list[tuple[int, list[bytes]]] = []
+    block, size, first = [b""] * len(sides), 0, 1
+    for number, lines in enumerate(zip(*sides, strict=True), 1):
+        if max(map(len, lines)) > longest:
+            return number
+        block = [data + line for data, line in zip(block, lines, strict=True)]
+        size += sum(map(len, lines))
+        if number - first + 1 == most_lines or size >= most_bytes:
+            blocks.append((first, block))
+            block, size, first = [b""] * len(sides), 0, number + 1
+    return [*blocks, (first, block)] if size or not blocks else blocks
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 50), st.sampled_from([b"\n", b"\r\n"])),
+        max_size=25,
+    ),
+    is_ended=st.booleans(),
+    packed=st.lists(st.booleans(), min_size=1, max_size=3),
+    limits=st.tuples(
+        st.integers(1, 9), st.integers(1, 60), st.integers(1, 40), st.integers(20, 90)
+    ),
+)
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_blocks_end_at_the_first_limit(
+    rows: list[tuple[int, int, bytes]],
+    is_ended: bool,
+    packed: list[bool],
+    limits: tuple[int, int, int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("BLOCK_LINES", "BLOCK_BYTES", "_READ_BYTES", "LONGEST_LINE")
+    for name, limit in zip(names, limits, strict=True):
+        monkeypatch.setattr(text_files, name, limit)
+    paths, sides = [], []
+    for number, is_packed in enumerate(packed):  # files with other lengths of the same lines
+        sizes = [(row[number % 2], row[2]) for row in rows]
+        lines = [b"x" * size + end for size, end in sizes]
+        if lines and not is_ended:
+            lines[-1] = lines[-1].rstrip() or b"y"
+        paths.append(tmp_path / f"{number}{'.gz' * is_packed}")
+        data = b"".join(lines)
+        paths[-1].write_bytes(gzip.compress(data) if is_packed else data)
+        sides.append(lines)
+    expected = blocks_by_hand(sides, limits[0], limits[1], limits[3])
+    if isinstance(expected, int):
+        numbers = [[n for n, line in enumerate(side, 1) if len(line) > limits[3]] for side in sides]
+        found = "|".join(
+            f"{path.name}, line {of_path[0]}"
+            for path, of_path in zip(paths, numbers, strict=True)
+            if of_path
+        )
+        with pytest.raises(UserError, match=f"({found}): longer than"):
+            list(read_line_blocks(paths))
+        return
+    blocks = [*read_line_blocks(paths)]
+    assert [
+        (block.first, [block.data(side) for side in range(len(paths))]) for block in blocks
+    ] == expected
+    assert sum(block.num_bytes for block in blocks) == sum(p.stat().st_size for p in paths)
+    places = [(first, tuple(map(len, data))) for first, data in expected]
+    found_places = [(b.place.first, b.place.sizes) for b in blocks if b.place]
+    assert found_places == (places if not any(packed) else [])
+
+
 def test_a_wrong_byte_and_a_long_line_are_named_in_any_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 from itertools import islice
 from pathlib import Path
@@ -36,21 +36,14 @@ class FileLines:
 
     Attributes:
         start, size: the index of the first byte in the file, and the number of bytes.
-        held: the bytes, if they were read already.
     """
 
     path: Path
     start: int
     size: int
-    held: bytes | None = field(default=None, compare=False, repr=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FileLines, (self.path, self.start, self.size)
 
     def read(self) -> bytes:
         """The bytes; raises UserError if the file became shorter."""
-        if self.held is not None:
-            return self.held
         with _named_errors(self.path), self.path.open("rb") as file:
             file.seek(self.start)
             data = file.read(self.size)
@@ -218,10 +211,10 @@ def decode_lines(
 
 
 class _Lines:
-    """The bytes of a file that were read ahead.
+    """The lines of a file that were read ahead.
 
     Args:
-        is_plain: the stream is the file itself, which can be read again.
+        is_plain: the stream is the file itself: bytes are not kept, as they can be read again.
 
     Attributes:
         ends: (N,), the index behind each whole line that was read and not taken.
@@ -230,32 +223,43 @@ class _Lines:
 
     def __init__(self, stream: Any, path: Path, *, is_plain: bool) -> None:
         self._stream, self._path, self._is_plain = stream, path, is_plain
-        self._data, self._num_taken, self._start = bytearray(), 0, 0
+        # Used again for each read: the system would clear the pages of new arrays.
+        self._buffer, self._is_end = np.empty(_READ_BYTES, np.uint8), np.empty(_READ_BYTES, bool)
+        self._data, self._num_read = bytearray(), 0  # bytes of lines that were not taken
+        self._num_taken, self._start = 0, 0
         self.ends, self.is_read = np.zeros(0, np.int64), False
 
     def read(self) -> None:
         """Read lines for a block, unless there are enough."""
         while not self.is_read and len(self.ends) < BLOCK_LINES and self._size() < BLOCK_BYTES:
             with _named_errors(self._path):  # not those of the line-parallel file beside it
-                data = self._stream.read(_READ_BYTES)
-            ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _LINE_END) + 1 + len(self._data)
-            self._data += data
-            if not data:
+                size = self._stream.readinto(self._buffer.data)
+            data = self._buffer[:size]
+            is_end = np.equal(data, _LINE_END, out=self._is_end[:size])
+            ends = np.flatnonzero(is_end) + 1 + self._num_read
+            self._num_read += size
+            if not self._is_plain:
+                self._data += data.data
+            if not size:
                 self.is_read = True
-                if self._size() < len(self._data):  # a last line without a line end
-                    ends = np.array([len(self._data)])
+                if self._size() < self._num_read:  # a last line without a line end
+                    ends = np.array([self._num_read])
             self._check_lengths(ends)
             self.ends = np.concatenate([self.ends, ends])
 
     def take(self, count: int) -> bytes | FileLines:
         """The first lines, which are removed."""
         end = int(self.ends[count - 1]) if count else 0
-        data, start = bytes(memoryview(self._data)[:end]), self._start
-        del self._data[:end]
+        start = self._start
         self._start += end
+        self._num_read -= end
         self.ends = self.ends[count:] - end
         self._num_taken += count
-        return FileLines(self._path, start, end, data) if self._is_plain else data
+        if self._is_plain:
+            return FileLines(self._path, start, end)
+        data = bytes(memoryview(self._data)[:end])
+        del self._data[:end]
+        return data
 
     def _size(self) -> int:
         """The bytes of the whole lines."""
@@ -263,7 +267,7 @@ class _Lines:
 
     def _check_lengths(self, ends: Int64[np.ndarray, " n"]) -> None:
         """Raise UserError for a line, whole or not, that is too long."""
-        lengths = np.diff(ends, prepend=self._size(), append=len(self._data))
+        lengths = np.diff(ends, prepend=self._size(), append=self._num_read)
         is_long = lengths > LONGEST_LINE
         if is_long.any():
             number = self._num_taken + len(self.ends) + int(is_long.argmax()) + 1
