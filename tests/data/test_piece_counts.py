@@ -1,6 +1,7 @@
 """Training on distinct words: the same tokenizer as training on the texts."""
 
 import json
+import random
 from collections import Counter
 from typing import Any
 
@@ -16,6 +17,7 @@ from heedful.data.tokenizer_training import (
     _trainer,
     _untrained,
 )
+from heedful.data.word_cache import splitter
 
 ALPHABET = "aaabbéΣİ.,3 \t\n\x1c\x85\xa0\u3000 \u0301\u0345\u0308\xa8\uffe3\ufdfa\u2581今😀<>"
 TEXTS = st.lists(st.text(ALPHABET, max_size=12), max_size=12)
@@ -37,6 +39,28 @@ def test_training_on_words_equals_training_on_texts(
     piece_counts.train_on_words(other, words, _trainer(other, words, choices, 300))
     expected, actual = (json.loads(_canonical(b, choices).to_str()) for b in (one, other))
     assert actual == expected
+
+
+@pytest.mark.parametrize("separation", ["spaces", "borders"])
+def test_words_have_the_order_and_counts_of_one_process(
+    separation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(3)
+    texts = [" ".join(draw.choices(f"{ALPHABET}\ud800", k=draw.randint(0, 9))) for _ in range(300)]
+    texts = [*map("".join, zip(texts, map(str, range(300)), strict=True))]  # new words everywhere
+    split = splitter(separation)
+    expected = Counter(word for text in texts for word in split(text))
+    monkeypatch.setattr(piece_counts, "_WORKER_CHARACTERS", 1)
+    for size in (1, 100, 1 << 20):
+        monkeypatch.setattr(piece_counts, "_PART_BYTES", size)
+        parts = [*piece_counts._parts(texts)]
+        sent = [text.decode("utf-8", "surrogatepass") for part in parts for text in part]
+        assert sent == texts
+        assert all(sum(map(len, part[:-1])) < size for part in parts)
+        for num_workers in (1, 2, 3) if size == 100 else (1,):
+            words = piece_counts.count_words(texts, separation, num_workers)
+            assert [*words.items()] == [*expected.items()]
+    assert not piece_counts.count_words([], separation, 2)
 
 
 def test_texts_for_trainers_have_each_piece_as_often_as_it_occurs(

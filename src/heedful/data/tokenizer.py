@@ -47,6 +47,7 @@ def train_tokenizer(
     extra_specials: Sequence[str] = (),
     template: Literal["none", "bos", "eos", "both"] = "none",
     keep_whitespace: bool = False,
+    num_workers: int = 1,
 ) -> "Tokenizer":
     """Train a tokenizer on text. It is deterministic: equal texts give equal tokenizers.
 
@@ -75,6 +76,8 @@ def train_tokenizer(
         keep_whitespace: preserve newlines and repeated spaces (U+2581 is decoded as a space, except
             by `char`) and add no space before a text. `byte_bpe` and `byte` always do; not
             possible for `word`.
+        num_workers: maximum number of processes that count the words of much text; the tokenizer
+            does not depend on it.
 
     Raises:
         UserError: an unknown kind or normalization; a vocabulary larger than the text allows, or
@@ -89,7 +92,7 @@ def train_tokenizer(
     settings = TrainingSettings(
         kind, vocab_size, lowercase, normalization, specials, keep_whitespace, template, or_fewer
     )
-    backend = train_backend(list(lines), settings)
+    backend = train_backend(list(lines), settings, num_workers)
     roles = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
     if "<mask>" in settings.specials:
         roles["mask"] = "<mask>"

@@ -123,8 +123,11 @@ def check_texts(texts: Any, name: str = "texts") -> None:
             raise UserError(f"{name} must be a list of texts, but one is {describe(text)}")
 
 
-def train_backend(lines: list[str], settings: TrainingSettings) -> Backend:
+def train_backend(lines: list[str], settings: TrainingSettings, num_workers: int) -> Backend:
     """Train a tokenizer of the `tokenizers` library; its first ids are `settings.specials`.
+
+    Args:
+        num_workers: as in `count_words`.
 
     Raises:
         UserError: no text; a vocabulary larger than the text allows, or too small for it.
@@ -134,7 +137,7 @@ def train_backend(lines: list[str], settings: TrainingSettings) -> Backend:
         raise UserError("no text to train a tokenizer on; give at least one line that is not blank")
     backend = _untrained(settings)
     if settings.kind != "byte":
-        _train(backend, lines, settings)
+        _train(backend, lines, settings, num_workers)
     backend = _canonical(backend, settings)
     # For decoding only: `Tokenizer` encodes their names in a text as ordinary text.
     backend.add_special_tokens(list(settings.specials))
@@ -152,9 +155,12 @@ def train_backend(lines: list[str], settings: TrainingSettings) -> Backend:
     return backend
 
 
-def _train(backend: Backend, lines: list[str], settings: TrainingSettings) -> None:
+def _train(
+    backend: Backend, lines: list[str], settings: TrainingSettings, num_workers: int
+) -> None:
     """Train the model of a tokenizer."""
-    words = count_words(lines, settings.separation) if settings.separation else None
+    separation = settings.separation
+    words = count_words(lines, separation, num_workers) if separation else None
     texts = lines if words is None else words
     if settings.kind == "unigram":
         # One more than the characters: the trainer ignores a limit that equals their number.

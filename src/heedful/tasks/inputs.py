@@ -20,6 +20,7 @@ from heedful.data.rows import FileRows, Rows, open_rows
 from heedful.data.scan import Scan, corpus_tails
 from heedful.data.splits import Split, split_random
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.data.workers import choose_workers
 from heedful.errors import UserError
 from heedful.task_keys import TaskKeys, alternatives
 from heedful.tasks.corpora import (
@@ -133,7 +134,8 @@ def make_tokenizer(recipe: Recipe, texts: list[str], **options: Any) -> Tokenize
     if settings["vocab_size"] == "auto":
         default_size = None if settings["kind"] == "byte" else 8_000
         settings |= {"vocab_size": default_size, "or_fewer": True}
-    return train_tokenizer(texts, **settings, **options)
+    num_workers = choose_workers(recipe.data.workers, sum(map(len, texts)))
+    return train_tokenizer(texts, **settings, **options, num_workers=num_workers)
 
 
 def training_shapes(recipe: Recipe, num_rows: int, lengths_of: LengthsOf) -> list[BatchShape]:
