@@ -24,7 +24,7 @@ def test_packed_rows_are_those_that_were_packed(
     locations = np.array([[0] * len(rows), lines], np.int64)
     packed = PackedRows.pack(Rows(columns, None, ("file",), locations))
     for _ in range(4):
-        unpacked = pickle.loads(pickle.dumps(packed)).unpack()
+        unpacked = pickle.loads(pickle.dumps(packed)).unpack(np.arange(len(rows)))
         assert [*zip(unpacked["src"], unpacked["tgt"], strict=True)] == rows
         assert len(packed) == len(unpacked) == len(rows)
         found = [unpacked.location(index) for index in range(len(rows))]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -41,11 +40,7 @@ class PackedRows:
 
     def select(self, indices: Integer[np.ndarray, " m"]) -> "PackedRows":
         """The rows at `indices`, in that order."""
-        selected = indices.tolist()
-        cells = {}
-        for name in self.texts:
-            texts = self._cells(name)
-            cells[name] = [texts[index] for index in selected]
+        cells = {name: self._cells(name, indices) for name in self.texts}
         locations = None if self.locations is None else self.locations[:, indices]
         return self._joined(cells, self.sources, locations)
 
@@ -56,18 +51,20 @@ class PackedRows:
         locations = None if self.locations is None else self.locations[:, :count].copy()
         return PackedRows(texts, borders, self.sources, locations)
 
-    def unpack(self) -> Rows:
-        """The rows."""
+    def unpack(self, indices: Integer[np.ndarray, " m"]) -> Rows:
+        """The rows at `indices`, in that order."""
         columns = {
-            name: [text.decode("utf-8", "surrogatepass") for text in self._cells(name)]
+            name: [text.decode("utf-8", "surrogatepass") for text in self._cells(name, indices)]
             for name in self.texts
         }
-        return Rows(columns, None, self.sources, self.locations)
+        locations = None if self.locations is None else self.locations[:, indices]
+        return Rows(columns, None, self.sources, locations)
 
-    def _cells(self, name: str) -> list[bytes]:
-        """The texts of a column in UTF-8."""
-        data, borders = self.texts[name], self.borders[name].tolist()
-        return [data[start:end] for start, end in pairwise(borders)]
+    def _cells(self, name: str, indices: Integer[np.ndarray, " m"]) -> list[bytes]:
+        """The texts of a column at `indices`, in UTF-8."""
+        data, borders = self.texts[name], self.borders[name]
+        starts, ends = borders[indices].tolist(), borders[indices + 1].tolist()
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
     @classmethod
     def _joined(

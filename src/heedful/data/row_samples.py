@@ -83,18 +83,19 @@ class RowSample:
     def rows(self, starts: Sequence[int]) -> tuple[Rows, Int64[np.ndarray, " S"]]:
         """The sample, in the order of the rows, and the indices of its rows among all.
 
+        The sample is empty afterwards: packed rows are deleted when they are unpacked.
+
         Args:
             starts: the index of the first row of each chunk.
         """
         self._cut()
+        ends = np.cumsum(np.bincount(self._chunks, minlength=len(self._rows)))
+        waiting, self._rows = self._rows[::-1], []
         indices, rows = [], []
-        counts = np.bincount(self._chunks, minlength=len(self._rows))
-        for start, places, packed in zip(
-            starts, np.split(self._places, np.cumsum(counts)), self._rows, strict=False
-        ):
+        for start, places in zip(starts, np.split(self._places, ends[:-1]), strict=False):
             order = np.argsort(places)
             indices.append(start + places[order])
-            rows.append(packed.select(order).unpack())
+            rows.append(waiting.pop().unpack(order))
         return Rows.concatenate(rows), np.concatenate(indices)
 
     def _cut(self) -> None:
