@@ -103,7 +103,9 @@ class Commands:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["preloaded"])
         variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        variables |= {"TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
+        # Threads of autograd for GPUs would not survive a fork: a child that trains ends at once.
+        variables |= {"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+        variables |= {"COLUMNS": "200"}
         with patch.dict(os.environ, variables, PYTHONPATH=os.pathsep.join(sys.path)):
             forkserver.ensure_running()
         started = self.run("--version", first=_assert_preloaded)  # waits for the imports
