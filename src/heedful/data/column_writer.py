@@ -1,8 +1,7 @@
 """Columns written to a folder part by part; an interrupted writer continues at its last commit."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -54,17 +53,12 @@ class ColumnsWriter:
         directory: a folder that is new, or that an unfinished writer has left: then everything
             after its last `commit` is dropped.
 
-    A commit is made durable by a thread while further parts are appended: to wait for the disk
-    several hundred times would leave the workers that make the parts without work.
-
     Attributes:
         position: the number of the last commit; 0 at the start.
         report: the sums of the reports of all parts.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._thread = ThreadPoolExecutor(1, "heedful-commit")
-        self._last: Future[None] | None = None  # the commit that is being made durable
         self.directory, self.position = directory, 0
         self.report: DataReport | None = None
         self._names: list[str] = []
@@ -97,24 +91,20 @@ class ColumnsWriter:
         return [CorpusRange(name, end - size, end) for (name, size), end in pairs]
 
     def commit(self, position: int) -> None:
-        """Make everything that was appended durable, as the result of the work up to `position`.
-
-        Waits for the commit before this one, and raises its error.
-        """
-        self._finish()
+        """Make everything that was appended durable, as the result of the work up to `position`."""
         for file in self._files.values():
             file.handle.flush()
+            os.fsync(file.handle.fileno())
         self.position = position
         files = {name: [f.dtype.str, f.size, f.header] for name, f in self._files.items()}
         content = {
             "position": position,
             "columns": self._names,
-            "corpora": dict(self._corpora),
+            "corpora": self._corpora,
             "files": files,
             "report": None if self.report is None else asdict(self.report),
         }
-        handles = [file.handle.fileno() for file in self._files.values()]
-        self._last = self._thread.submit(_make_durable, handles, self.directory / PROGRESS, content)
+        write_json(self.directory / PROGRESS, content)
 
     def complete(self, report: DataReport, info: Mapping[str, Any]) -> None:
         """Complete the folder.
@@ -123,8 +113,6 @@ class ColumnsWriter:
             report: to store with the columns.
             info: as in `Columns`; the ranges of corpora are added.
         """
-        self._finish()
-        self._thread.shutdown()
         for name, file in self._files.items():
             if file.header:
                 file.handle.seek(0)
@@ -141,19 +129,10 @@ class ColumnsWriter:
         (self.directory / PROGRESS).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the files of an unfinished folder, after its last commit."""
-        with suppress(OSError):
-            self._finish()
-        self._thread.shutdown()
+        """Close the files of an unfinished folder."""
         for file in self._files.values():
             with suppress(OSError):
                 file.handle.close()
-
-    def _finish(self) -> None:
-        """Wait for the last commit; raises its error."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
 
     def _append(self, name: str, array: NDArray[Any], *, header: int = _HEADER) -> None:
         file = self._files.get(name)
@@ -174,13 +153,6 @@ class ColumnsWriter:
             handle.truncate(header + size * file.dtype.itemsize)
             handle.seek(0, os.SEEK_END)
             self._files[name] = file
-
-
-def _make_durable(handles: Sequence[int], path: Path, content: Mapping[str, Any]) -> None:
-    """Sync files, given by their descriptors, and then write what they hold to `path`."""
-    for handle in handles:
-        os.fsync(handle)
-    write_json(path, content)
 
 
 def _write_header(handle: BinaryIO, dtype: np.dtype[Any], size: int) -> None:
