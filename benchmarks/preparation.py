@@ -453,7 +453,8 @@ def page(data: dict[str, Any]) -> list[str]:
             f" {killed['seconds after']} s to the end; the result is"
             f" {'equal' if killed['equal'] else 'NOT EQUAL'} (`{killed['command']}`)."
         )
-    sections = [str(__doc__).partition("\n\n")[2].rpartition("\n\n")[2]]
+    _, _, method, of_limit = str(__doc__).split("\n\n")
+    sections = [method, *([of_limit.strip()] if limit else [])]
     if rows:
         sections.append(table([*header, "peak MiB, all processes"], rows))
     return [*sections, "\n".join(lines)]
