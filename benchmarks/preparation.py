@@ -98,6 +98,8 @@ def main() -> None:
         sizes = QUICK_PAIRS, QUICK_TEXT_BYTES
     command = command_line({arguments.work: "WORK"})
     data = former_results(arguments.results)
+    if arguments.work is not None:
+        arguments.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work) as folder:
         for name, result in measure(Path(folder), arguments.parts, *sizes).items():
             data[name] = {"command": command, **result}
