@@ -35,7 +35,7 @@ Rows = list[list[int]]
 
 
 class Workload(NamedTuple):
-    """A model, and what it decodes: `new` tokens after prompts of `prompt` tokens."""
+    """A model and its workload: `new` tokens after prompts of `prompt` tokens."""
 
     name: str
     d_model: int

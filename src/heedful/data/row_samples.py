@@ -64,7 +64,7 @@ class RowSample:
         self._size = size
         # The sample, and rows that the last cuts have left out; one entry for each chunk.
         self._rows: list[PackedRows] = []
-        # Of the rows of the sample, chunk by chunk: keys, sizes, and places as in `SampledRows`.
+        # Keys, sizes and places (see `SampledRows`) of the rows of the sample, chunk by chunk.
         self._keys, self._sizes = np.zeros(0), np.zeros(0, np.int64)
         self._places, self._chunks = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._added: list[SampledRows] = []  # since the last cut
@@ -106,7 +106,7 @@ class RowSample:
         num_fitting = int(np.searchsorted(sizes, SAMPLE_CHARACTERS, side="right"))
         num_kept = min(self._size, max(1, num_fitting))
         if num_kept < len(order):
-            # Not raised: of the rows with keys above it only some are known, by chunks sent before.
+            # It never rises: earlier chunks were read without their rows of larger keys.
             self.threshold = min(self.threshold, float(self._keys[order[num_kept]]))
         is_kept = self._keys < self.threshold
         self._keys, self._sizes = self._keys[is_kept], self._sizes[is_kept]

@@ -5,6 +5,7 @@ in fp32. This kernel reads the logits twice and writes their gradient once, in t
 Hsu et al. 2024, Liger kernel). Triton is a part of torch's builds for CUDA.
 """
 
+import logging
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -20,19 +21,35 @@ _BLOCK, _WARPS = 1024, 8  # logits that a program reads at once, and its warps
 
 
 @cache
-def _is_installed() -> bool:
-    """True if Triton is installed."""
-    return find_spec("triton") is not None
+def _is_usable() -> bool:
+    """True if Triton is installed and compiles the kernel; the reason is logged if it does not.
+
+    Triton needs a C compiler and Python's header files, which images for deployment may lack.
+    """
+    if find_spec("triton") is None:
+        return False
+    try:
+        logits = torch.zeros(1, 2, device="cuda")
+        targets = torch.zeros(1, device="cuda", dtype=torch.int64)
+        _run(logits, targets, 0.0, None, torch.empty(3, 1, device="cuda"), 2)
+    except Exception as error:  # of compilers and drivers, of many types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        logging.getLogger("heedful").warning(
+            f"note: the loss runs without its kernel for GPUs, which is slower: {reason}; install "
+            "a C compiler and Python's header files (gcc, python3-dev)"
+        )
+        return False
+    return True
 
 
 def are_supported(dtype: torch.dtype) -> bool:
-    """The kernel is used, for logits of this type."""
-    return are_used() and dtype in ELEMENT_TYPES and _is_installed()
+    """The kernel is used, for logits of this type on a GPU."""
+    return are_used() and dtype in ELEMENT_TYPES and _is_usable()
 
 
 def can_run(logits: Float[Tensor, "N V"]) -> bool:
     """The kernel takes these logits."""
-    is_plain = type(logits) in PLAIN and logits.device.type == "cuda" and logits.is_contiguous()
+    is_plain = type(logits) in PLAIN and logits.device.type == "cuda"
     return is_plain and are_supported(logits.dtype)
 
 
@@ -49,12 +66,12 @@ def cross_entropy(
     logit. The loss is NaN for a target outside of 0 to V - 1.
 
     Args:
-        logits: (N, W), contiguous; those after the first V of a row are left out, and have the
+        logits: (N, W); those after the first V of a row are left out, and have the
             gradient 0. Logits that are not on a GPU have results without values, with which memory
             is planned.
         vocab: V.
     """
-    num_rows = len(logits)
+    logits, num_rows = logits.contiguous(), len(logits)
     logits_grad = torch.empty_like(logits) if grad else None
     rows = torch.empty(3, num_rows, device=logits.device, dtype=torch.float32)
     if logits.device.type == "cuda" and num_rows:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-# Triton reads the annotations, of which it knows only its own.
+# Triton evaluates the annotations and rejects all types but its own.
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     logits,
@@ -37,7 +37,8 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     is_class = (target >= 0) & (target < vocab)
     of_target = tl.load(logits + target, mask=is_class, other=float("nan")).to(tl.float32)
     # The largest logit so far, the sum of exp of the differences to it, the sum of the logits, and
-    # the number of logits before the target in the order of `argmax`. No logit is below the start.
+    # the number of logits before the target in the order of `argmax`. The start is finite, so that
+    # no difference of infinities is formed.
     largest = tl.full((block,), -3.0e38, tl.float32)
     exps = tl.zeros((block,), tl.float32)
     total = tl.zeros((block,), tl.float32)

@@ -128,7 +128,9 @@ def head_loss(
         """The same by a kernel, for logits in the type of the head."""
         smoothing = float(label_smoothing)
         if kernel_device(logits) == "cuda":
-            vocab = _vocab_of(head) or logits.size(1)
+            # Only such a head gives further columns.
+            is_plain = isinstance(head, OutputHead) and type(head.out) is nn.Linear
+            vocab = (_vocab_of(head) if is_plain else None) or logits.size(1)
             sums, grad = loss_gpu.cross_entropy(logits, target, smoothing, needs_grad, vocab)
         else:
             sums, grad = kernels.cross_entropy(logits, target, smoothing, needs_grad)
