@@ -31,6 +31,19 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def gpu_parser(description: str) -> argparse.ArgumentParser:
+    """A parser of a benchmark of GPUs; without one it ends in a line that says so."""
+    parser = argument_parser(description)
+    parser.add_argument("--device", type=_present_device, default="cuda", help="cuda, or cpu")
+    return parser
+
+
+def _present_device(name: str) -> str:
+    if torch.device(name).type == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("there is no CUDA device here; try --device cpu --quick")
+    return name
+
+
 def machine() -> dict[str, str]:
     """The processor, its cores, and the threads and instructions that torch uses."""
     return {

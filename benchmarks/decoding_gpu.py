@@ -14,9 +14,9 @@ import torch
 
 import heedful
 from common import (
-    argument_parser,
     command_line,
     facts,
+    gpu_parser,
     interleaved,
     medians,
     ratio,
@@ -64,8 +64,7 @@ QUICK = (
 
 def main() -> None:
     """Measure all workloads and write the page."""
-    parser = argument_parser(__doc__ or "")
-    parser.add_argument("--device", default="cuda")
+    parser = gpu_parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--static", action="store_true", help="also measure static caches")
     arguments = parser.parse_args()

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common import (
-    argument_parser,
     command_line,
     facts,
+    gpu_parser,
     interleaved,
     medians,
     paired_ratio,
@@ -79,8 +79,7 @@ class Measured:
 
 def main() -> None:
     """Measure every size and write the page."""
-    parser = argument_parser(__doc__ or "")
-    parser.add_argument("--device", default="cuda")
+    parser = gpu_parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="steps of a case in a round")
     arguments = parser.parse_args()

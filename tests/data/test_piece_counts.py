@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data import piece_counts
+from heedful.data.tokenizer import train_tokenizer
 from heedful.data.tokenizer_training import (
     SPECIALS,
     TrainingSettings,
@@ -18,6 +19,7 @@ from heedful.data.tokenizer_training import (
     _untrained,
 )
 from heedful.data.word_cache import splitter
+from heedful.errors import UserError
 
 ALPHABET = "aaabbéΣİ.,3 \t\n\x1c\x85\xa0\u3000 \u0301\u0345\u0308\xa8\uffe3\ufdfa\u2581今😀<>"
 TEXTS = st.lists(st.text(ALPHABET, max_size=12), max_size=12)
@@ -71,3 +73,9 @@ def test_texts_for_trainers_have_each_piece_as_often_as_it_occurs(
     texts = [*piece_counts._repeated(counts)]
     assert Counter(piece for text in texts for piece in text.split("\n") if piece) == counts
     assert max(len(text.split("\n")) for text in texts) < 8
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 2.0, "2", None])
+def test_a_wrong_number_of_workers_is_one_line(number: Any) -> None:
+    with pytest.raises(UserError, match=r"^num_workers must be a whole number from 1, not "):
+        train_tokenizer(["a b c"], kind="word", num_workers=number)

@@ -81,7 +81,8 @@ def train_tokenizer(
 
     Raises:
         UserError: an unknown kind or normalization; a vocabulary larger than the text allows, or
-            too small for its characters; no text; a setting that the kind does not support.
+            too small for its characters; no text; a setting that the kind does not support; a
+            wrong number of workers.
 
     Example: `heedful.train_tokenizer(lines, kind="bpe", vocab_size=8000).encode("A dog runs.")`
     """
@@ -89,6 +90,8 @@ def train_tokenizer(
     check_texts(lines)
     check_texts(extra_specials, "extra_specials")
     specials = SPECIALS + tuple(extra_specials)
+    if type(num_workers) is not int or num_workers < 1:
+        raise UserError(f"num_workers must be a whole number from 1, not {describe(num_workers)}")
     settings = TrainingSettings(
         kind, vocab_size, lowercase, normalization, specials, keep_whitespace, template, or_fewer
     )
