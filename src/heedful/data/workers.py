@@ -22,8 +22,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 POOL_BYTES = 1 << 24  # of text; less is done sooner by one process than a pool is started
-# Of a worker's garbage collector, in objects. Reference counts free the objects of a chunk, and a
-# collection reads all lists of ids again.
+# Of the garbage collector, in objects. Reference counts free the objects of a chunk; a collection
+# reads all lists of ids again, and a full one the objects of all modules (150 ms with torch).
 _GC_THRESHOLD = 50_000
 _BATCHES_A_WORKER = 2  # that are being processed, or wait: one result is not awaited idly
 
@@ -60,9 +60,22 @@ def map_in_order(
     Raises:
         UserError: as the function; a worker was killed.
     """
-    if num_workers == 1:
-        yield from map(function, items)
-        return
+    with _collecting_rarely():
+        if num_workers == 1:
+            yield from map(function, items)
+        else:
+            yield from _map_by_pool(function, items, num_workers, batch, work, setting)
+
+
+def _map_by_pool(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_workers: int,
+    batch: int,
+    work: str,
+    setting: str,
+) -> Iterator[Result]:
+    """`map_in_order` for several workers."""
     others = {process.pid for process in multiprocessing.active_children()}
     pool = ProcessPoolExecutor(
         num_workers, multiprocessing.get_context("spawn"), _start_worker, (function,)
@@ -89,6 +102,17 @@ def map_in_order(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """In the block the garbage collector runs rarely."""
+    before = gc.get_threshold()
+    gc.set_threshold(_GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 _function: Callable[[Any], Any] | None = None  # of a worker process
