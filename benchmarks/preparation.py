@@ -8,9 +8,9 @@ Made pairs of sentences, and texts for a language model, are prepared with 1 wor
 with 2 workers on two cores. The main process, which reads and writes, and the training of the
 tokenizer use the same cores; "tokenizer given" leaves that training out. Processor seconds and
 memory are those of all processes of a preparation together; memory is the sum of their proportional
-set sizes (PSS), sampled. Then a run of one step is started on the data (translation: the default
-model; texts: a small one). At last a preparation is killed (SIGKILL) when half of its rows are
-tokenized, and started again.
+set sizes (PSS), sampled, which takes at most 1% of a core. Then a run of one step is started on the
+data (translation: the default model; texts: a small one). At last a preparation is killed (SIGKILL)
+when half of its rows are tokenized, and started again.
 
 The limit of the machine: a fifth of the texts is prepared with 1 worker alone, and then twice at
 once, each with 1 worker on its own core. Two workers that share all work evenly, and exchange
@@ -76,7 +76,8 @@ _SYLLABLES = (
     "ün",
 )
 _NUM_WORDS = 50_000
-_INTERVAL = 0.1  # seconds between two samples of memory
+_INTERVAL = 0.1  # seconds between two samples of memory, at least
+_SAMPLING = 0.01  # the share of a core that samples of memory take at most
 
 
 def main() -> None:
@@ -350,10 +351,14 @@ def progress_at_half(cache: Path, name: str) -> Any:
 
 
 def watch_memory(process: "subprocess.Popen[bytes]", peak: list[int]) -> None:
-    """Store in `peak` the largest memory of a process and its descendants together, in bytes."""
+    """Store in `peak` the largest memory of a process and its descendants together, in bytes.
+
+    Linux reads the page tables for a sample, on a core that the workers need.
+    """
     while process.poll() is None:
+        began = time.thread_time()
         peak[0] = max(peak[0], sum(map(proportional_set_size, descendants(process.pid))))
-        time.sleep(_INTERVAL)
+        time.sleep(max(_INTERVAL, (time.thread_time() - began) / _SAMPLING))
 
 
 def descendants(pid: int) -> Iterator[int]:
