@@ -13,6 +13,7 @@ from heedful.kernels import training as kernels
 from heedful.kernels.build import has_cpp_compiler
 from heedful.parts.dropout import Dropout, apply_mask, keep_mask
 from heedful.parts.fused_dropout import add_dropped, add_norm, relu_dropped
+from heedful.parts.heads import OutputHead
 from heedful.parts.losses import head_loss
 from heedful.parts.trained_attention import HeadRows, trained_attention
 from heedful.parts.unpadding import Unpadding
@@ -95,12 +96,38 @@ def test_cross_entropy(
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_the_loss_of_an_output_head_and_its_gradients(
+    dtype: torch.dtype, softcap: float | None
+) -> None:
+    """The gradient takes the place of the logits unless a backward pass reads them (softcap)."""
+    torch.manual_seed(0)
+    head = OutputHead(nn.Linear(8, 100), softcap=softcap).to(dtype)
+    states = (4 * torch.randn(37, 8)).to(dtype).requires_grad_()
+    targets = torch.randint(100, (37,))
+
+    def compute() -> list[Tensor]:
+        inputs = [states, *head.parameters()]
+        return [*torch.autograd.grad(head_loss(head, states, targets).loss, inputs)]
+
+    assert_close(both_ways(compute), CLOSE[dtype])
+
+
+@pytest.mark.parametrize("part", ["", "out"])
+def test_a_hook_may_keep_the_logits_of_a_head(part: str) -> None:
+    head = OutputHead(nn.Linear(8, 20))
+    states, kept = torch.randn(5, 8), list[Tensor]()
+    head.get_submodule(part).register_forward_hook(lambda module, inputs, out: kept.append(out))
+    head_loss(head, states, torch.arange(5)).loss.backward()
+    torch.testing.assert_close(kept[0], head.out(states))
+
+
 def test_cross_entropy_without_gradient_and_with_equal_logits() -> None:
     """The first of several highest logits counts as the prediction, as by argmax."""
     logits = torch.zeros(3, 20)
     logits[:, [4, 17]] = 1.0
-    sums, grad = kernels.cross_entropy(logits, torch.tensor([4, 17, 5]), 0.0, False)
-    assert grad is None
+    sums = kernels.cross_entropy(logits, torch.tensor([4, 17, 5]), 0.0)
     assert sums[2] == 1
     assert sums[1].item() == pytest.approx(
         nn.functional.cross_entropy(logits, torch.tensor([4, 17, 5]), reduction="sum").item()
@@ -112,8 +139,8 @@ def test_cross_entropy_without_gradient_and_with_equal_logits() -> None:
 def test_cross_entropy_of_logits_that_are_not_finite_is_not(value: float, column: int) -> None:
     logits = torch.zeros(2, 19)
     logits[1, column] = value
-    sums, grad = kernels.cross_entropy(logits, torch.tensor([1, 2]), 0.1, True)
-    assert grad is not None
+    grad = torch.empty_like(logits)
+    sums = kernels.cross_entropy(logits, torch.tensor([1, 2]), 0.1, grad)
     assert not sums[0].isfinite()
     assert grad[0].isfinite().all()
     assert not grad[1].isfinite().all()
@@ -122,7 +149,7 @@ def test_cross_entropy_of_logits_that_are_not_finite_is_not(value: float, column
 @pytest.mark.parametrize("target", [-100, -1, 19, 2**40])
 def test_a_target_out_of_range_is_an_error(target: int) -> None:
     with pytest.raises(IndexError, match="19 classes"):
-        kernels.cross_entropy(torch.zeros(2, 19), torch.tensor([1, target]), 0.1, True)
+        kernels.cross_entropy(torch.zeros(2, 19), torch.tensor([1, target]), 0.1)
 
 
 @pytest.mark.parametrize("part", ["norm", "dropout"])
@@ -139,8 +166,8 @@ def test_hooks_of_fused_modules_are_called(part: str, kind: str) -> None:
 def test_hidden_logits_have_no_gradient() -> None:
     logits = torch.randn(4, 33)
     logits[:, 5] = -torch.inf
-    sums, grad = kernels.cross_entropy(logits, torch.tensor([1, 2, 3, 4]), 0.0, True)
-    assert grad is not None
+    grad = torch.empty_like(logits)
+    sums = kernels.cross_entropy(logits, torch.tensor([1, 2, 3, 4]), 0.0, grad)
     assert sums.isfinite().all()
     assert (grad[:, 5] == 0).all()
 
@@ -152,7 +179,7 @@ def test_the_loss_does_not_depend_on_the_number_of_threads() -> None:
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            results.append(kernels.cross_entropy(logits, targets, 0.1, False)[0])
+            results.append(kernels.cross_entropy(logits, targets, 0.1))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])

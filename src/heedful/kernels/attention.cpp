@@ -222,11 +222,12 @@ void run(const Attention& a) {
     using T = std::remove_pointer_t<decltype(null)>;
 #pragma omp parallel num_threads(a.threads)
     {
-      std::vector<float> memory(Head<T>{a, 0}.size());
+      std::vector<Line> lines(Head<T>{a, 0}.size() / kLanes);
+      float* memory = lines.data()->floats;
 #pragma omp for schedule(static)
       for (int64_t item = 0; item < a.items; item++) {
         const Head<T> head{a, item};
-        is_forward ? head.forward(memory.data()) : head.backward(memory.data());
+        is_forward ? head.forward(memory) : head.backward(memory);
       }
     }
   });

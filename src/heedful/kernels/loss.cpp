@@ -61,12 +61,12 @@ extern "C" bool heedful_cross_entropy(int64_t type, const void* logits, const in
     using T = std::remove_pointer_t<decltype(null)>;
 #pragma omp parallel num_threads(threads)
     {
-      std::vector<float> buffer(vocab);
+      std::vector<Line> buffer(round_up(vocab) / kLanes);
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < rows; i++)
         found[i] = row_loss(static_cast<const T*>(logits) + i * vocab, targets[i], vocab,
                             float(smoothing), grad ? static_cast<T*>(grad) + i * vocab : nullptr,
-                            buffer.data());
+                            buffer.data()->floats);
     }
   });
   std::fill(sums, sums + 3, 0.0);

@@ -9,9 +9,6 @@
 namespace {
 constexpr int64_t kRows = 6;  // of a tile
 
-// A multiple of kLanes.
-inline int64_t round_up(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
-
 // Sums (M, 16 V) of rows of x (M, K) and weights (K, 16 V); rows lie `x_step` and `w_step` apart.
 template <int M, int V>
 void tile(const float* weight, int64_t w_step, const float* x, int64_t x_step, int64_t width,

@@ -94,24 +94,28 @@ def can_run(*tensors: Tensor | None) -> bool:
 
 
 def cross_entropy(
-    logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], label_smoothing: float, grad: bool
-) -> tuple[Float[Tensor, "3"], Tensor | None]:
-    """Sums in float64, and d loss / d logits.
+    logits: Float[Tensor, "N V"],
+    targets: Int[Tensor, "N"],
+    label_smoothing: float,
+    grad: Float[Tensor, "N V"] | None = None,
+) -> Float[Tensor, "3"]:
+    """The loss, the negative log-likelihood, and the number of targets with the highest logit.
 
-    The sums are the loss, the negative log-likelihood and the number of targets with the highest
-    logit. Raises IndexError for a target outside of 0 to V - 1.
+    These sums are in float64. Raises IndexError for a target outside of 0 to V - 1.
+
+    Args:
+        grad: becomes d loss / d logits; it may be `logits`.
     """
     targets = targets.to("cpu", torch.int64).contiguous()
     sums = torch.empty(3, dtype=torch.float64)
-    logits_grad = torch.empty_like(logits) if grad else None
     is_computed = _call(
         "cross_entropy",
         *(element_type(logits), logits, targets, *logits.shape, label_smoothing),
-        *(logits_grad, sums),
+        *(grad, sums),
     )
     if not is_computed:
         raise IndexError(f"a target is not one of the {logits.size(1)} classes of the logits")
-    return sums, logits_grad
+    return sums
 
 
 def keep_mask(seed: int, first_kept: int, shape: torch.Size) -> Tensor:

@@ -11,6 +11,14 @@ using Ints = int32_t __attribute__((vector_size(64), aligned(4), may_alias));
 using Eight = float __attribute__((vector_size(32), may_alias));
 using Four = float __attribute__((vector_size(16), may_alias));
 
+// A multiple of kLanes.
+inline int64_t round_up(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+// Memory of floats as whole cache lines: a vector that crosses two lines is loaded twice as slowly.
+struct alignas(64) Line {
+  float floats[kLanes];
+};
+
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
 
 inline Ints load(const int32_t* from) { return *reinterpret_cast<const Ints*>(from); }

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.kernels import loss_gpu
 from heedful.kernels import training as kernels
-from heedful.parts.heads import LogitsFunction, OutputHead
+from heedful.parts.heads import LogitsFunction, MaskedTokenHead, OutputHead
+from heedful.parts.hooks import has_any_hooks
 from heedful.parts.planned import is_planned, kernel_device
 
 # Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
@@ -133,7 +134,10 @@ def head_loss(
             vocab = (_vocab_of(head) if is_plain else None) or logits.size(1)
             sums, grad = loss_gpu.cross_entropy(logits, target, smoothing, needs_grad, vocab)
         else:
-            sums, grad = kernels.cross_entropy(logits, target, smoothing, needs_grad)
+            grad = None
+            if needs_grad:
+                grad = logits if _can_overwrite(head) else torch.empty_like(logits)
+            sums = kernels.cross_entropy(logits, target, smoothing, grad)
         loss, nll, correct = sums
         return ChunkLoss(loss, nll, correct.long() if count_correct else None, grad)
 
@@ -270,6 +274,19 @@ def _vocab_of(head: nn.Module) -> int | None:
 def _rows_at_once(head: nn.Module, elements: int) -> int:
     """Rows per chunk of about `elements` logits."""
     return max(_LEAST_ROWS, elements // (_vocab_of(head) or 10_000))
+
+
+def _can_overwrite(head: nn.Module) -> bool:
+    """True if nothing but the loss reads the logits of a head: its backward pass does not.
+
+    Their gradient in the same memory stays in the cache of a CPU.
+    """
+    return (
+        type(head) in (OutputHead, MaskedTokenHead)
+        and type(head.out) is nn.Linear
+        and not has_any_hooks(head)
+        and not has_any_hooks(head.out)
+    )
 
 
 def _has_kernel(logits: Tensor) -> bool:
