@@ -26,6 +26,8 @@ LOWEST := .venv-lowest
 LOWEST_STAMP := $(LOWEST)/.installed
 
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
+# The markers of the tests that `make test` runs; .ci/run takes the slow ones along.
+TESTS := not slow and not benchmarks
 
 QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers.py parts/test_losses.py \
 	parts/test_masks.py models/test_properties.py models/test_packed.py generation/test_search.py \
@@ -75,7 +77,7 @@ test: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	@types=$$(mktemp); $(BIN)/mypy >"$$types" 2>&1 & mypy=$$!; \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m 'not slow and not benchmarks' --durations=10; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m '$(TESTS)' --durations=10; \
 	tests=$$?; wait $$mypy; mypy=$$?; cat "$$types"; rm -f "$$types"; exit $$((tests || mypy))
 
 # What takes most of a minute each; in .ci/run, not in `make test`.
