@@ -1,5 +1,6 @@
 """Preparation in a stream: independent of workers and chunks, continued after an interruption."""
 
+import gc
 import os
 import random
 import subprocess
@@ -249,6 +250,17 @@ def test_results_are_in_order_and_few_items_wait(monkeypatch: pytest.MonkeyPatch
     many, gib = workers.choose_workers(None, 1 << 30), 1 << 30
     assert (workers.choose_workers(None, 1_000), workers.choose_workers(3, gib)) == (1, 3)
     assert many >= 1
+
+
+def test_garbage_is_collected_rarely_with_one_worker_and_as_before_afterwards() -> None:
+    before = gc.get_threshold()
+    during = [*workers.map_in_order(lambda item: gc.get_threshold()[0], range(2), 1)]
+    assert min(during) > before[0]
+    assert gc.get_threshold() == before
+    interrupted = workers.map_in_order(abs, range(2), 1)
+    next(interrupted)
+    interrupted.close()
+    assert gc.get_threshold() == before
 
 
 def kill_worker(item: int) -> int:
