@@ -172,6 +172,20 @@ def test_hidden_logits_have_no_gradient() -> None:
     assert (grad[:, 5] == 0).all()
 
 
+@pytest.mark.parametrize("count", [1, 5, 31, 33, 1_000, 4_099])
+def test_a_mask_does_not_depend_on_the_number_of_threads(count: int) -> None:
+    threads = torch.get_num_threads()
+    masks = []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            masks.append(kernels.keep_mask(7, 6_000, torch.Size([count])))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], masks[2])
+
+
 def test_the_loss_does_not_depend_on_the_number_of_threads() -> None:
     logits, targets = torch.randn(101, 57), torch.randint(57, (101,))
     threads = torch.get_num_threads()

@@ -106,7 +106,7 @@ class RowSample:
         num_fitting = int(np.searchsorted(sizes, SAMPLE_CHARACTERS, side="right"))
         num_kept = min(self._size, max(1, num_fitting))
         if num_kept < len(order):
-            # It never rises: earlier chunks were read without their rows of larger keys.
+            # The threshold never rises: rows of earlier chunks with larger keys were not kept.
             self.threshold = min(self.threshold, float(self._keys[order[num_kept]]))
         is_kept = self._keys < self.threshold
         self._keys, self._sizes = self._keys[is_kept], self._sizes[is_kept]

@@ -22,8 +22,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 POOL_BYTES = 1 << 24  # of text; less is done sooner by one process than a pool is started
-# Of the garbage collector, in objects. Reference counts free the objects of a chunk; a collection
-# reads all lists of ids again, and a full one the objects of all modules (150 ms with torch).
+# Threshold of the garbage collector, in objects. Reference counts free the objects of a chunk; a
+# collection reads all lists of ids again, a full one also the objects of all modules, which takes
+# 150 ms if torch is loaded.
 _GC_THRESHOLD = 50_000
 _BATCHES_A_WORKER = 2  # that are being processed, or wait: one result is not awaited idly
 
