@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from heedful.deploy.measure import SURVIVAL_SHARES as STAY
+from heedful.deploy.rounds import MAX_ROUNDS, find_fastest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -162,28 +162,23 @@ def interleaved(
 def fastest(
     cases: Sequence[Callable[[], float]], *, rounds: int | None = None, least: float = 0.1
 ) -> int:
-    """The index of the case with the highest median rate, to select the settings of a system.
+    """The index of the case with the highest rate in the paired rounds of `heedful optimize`.
 
-    Successive halving as in `heedful optimize`: a call that is not counted, then rounds, after each
-    of which cases with a median far below the best are dropped.
+    It selects the settings of a system. The first call of a case is not counted.
 
     Args:
         rounds: maximum number of rounds; default: that of `heedful optimize`.
         least: minimum seconds of a case in a round.
     """
-    rates: list[list[float]] = [[] for _ in cases]
-    left = list(range(len(cases)))
-    for share in STAY[:rounds]:
-        if len(left) == 1:
-            break
-        for index in left:
-            if not rates[index]:
-                cases[index]()
-            rates[index].append(_rate(cases[index], least))
-        medians = {index: statistics.median(rates[index]) for index in left}
-        best = max(medians.values())
-        left = [index for index in left if medians[index] >= share * best]
-    return max(left, key=lambda index: statistics.median(rates[index] or [0.0]))
+    if len(cases) == 1:
+        return 0
+    for case in cases:
+        case()
+
+    def rate(index: int) -> float:
+        return _rate(cases[index], least)
+
+    return find_fastest(range(len(cases)), rate, max_rounds=rounds or MAX_ROUNDS).fastest
 
 
 def _rate(case: Callable[[], float], least: float = 0.0) -> float:

@@ -137,7 +137,8 @@ def test_only_requested_candidates_are_measured(folder, files) -> None:
 
     with use_display(show):
         found = optimize(model, folder, TEXTS, backends=["eager"], uses=["latency"], threads=[1])
-    [(use, choice, rate)] = found.rates
+    [(use, outcome)] = found.outcomes.items()
+    [(choice, rate)] = outcome.rates.items()
     assert (use, choice.backend, choice.threads) == ("latency", "eager", 1)
     assert rate > 0
     assert told[-1] == ("measuring", 6, 6)
@@ -185,11 +186,10 @@ def test_a_conversion_above_its_tolerance_is_refused_and_reported(folder, monkey
     assert found.refused == {"ctranslate2 int8": "it loses more"}
     assert [*found.proofs] == ["ctranslate2 float32"]
     assert {path.name for path in (folder / "backends" / "ctranslate2").iterdir()} == {"float32"}
-    assert all(choice.precision == "float32" for _, choice, _ in found.rates)
-    best = {use: max(rate for u, _, rate in found.rates if u == use) for use, _, _ in found.rates}
-    for use, choice, rate in found.rates:
-        if rate == best[use]:
-            assert record_of(folder)["best"][use]["backend"] == choice.backend
+    assert [*found.outcomes] == ["latency", "throughput"]
+    for use, outcome in found.outcomes.items():
+        assert all(choice.precision == "float32" for choice in outcome.rates)
+        assert record_of(folder)["best"][use]["backend"] == outcome.fastest.backend
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ LISTED = (
     "there is no C++ compiler",
     "this torch compiles no nets ahead of time",  # one of `make test-lowest`
     "no CUDA device here",
+    "this is not Linux",
     "there is no Chromium",
     "the package ray is not installed",  # of an extra that `make setup` may leave out
     "the extra serve is not installed",

@@ -14,6 +14,7 @@ from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
+    from heedful.backends.manifest import BackendChoice
     from heedful.deploy.optimize import Findings
 
 _SHOWN = 6  # settings per use in the table
@@ -190,11 +191,19 @@ def _content(findings: "Findings") -> dict[str, Any]:
     """The findings as JSON; rates are in tokens per second, the best first."""
     rates = [
         {"use": use, **asdict(choice), "tokens_per_second": rate}
-        for use, choice, rate in findings.rates
+        for use, outcome in findings.outcomes.items()
+        for choice, rate in outcome.rates.items()
     ]
     proofs = {form: asdict(proof) for form, proof in findings.proofs.items()}
     shortlist = asdict(findings.shortlist) if findings.shortlist else None
-    return {"proofs": proofs, "refused": findings.refused, "rates": rates, "shortlist": shortlist}
+    undecided = [use for use, outcome in findings.outcomes.items() if outcome.rival is not None]
+    return {
+        "proofs": proofs,
+        "refused": findings.refused,
+        "rates": rates,
+        "undecided": undecided,
+        "shortlist": shortlist,
+    }
 
 
 def _show(findings: "Findings") -> None:
@@ -216,9 +225,21 @@ def _show(findings: "Findings") -> None:
         )
     row = "{:<12}{:<13}{:<11}{:>8}{:>9}{:>14}{:>12}".format
     typer.echo(row("for", "backend", "precision", "threads", "workers", "batch tokens", "tokens/s"))
-    shown: dict[str, int] = {}
-    for use, choice, rate in findings.rates:
-        shown[use] = shown.get(use, 0) + 1
-        if shown[use] <= _SHOWN:
+    for use, outcome in findings.outcomes.items():
+        for choice, rate in [*outcome.rates.items()][:_SHOWN]:
             cells = (choice.threads or "", choice.workers, choice.batch_tokens or "")
             typer.echo(row(use, choice.backend, choice.precision, *cells, f"{rate:,.0f}"))
+    for use, outcome in findings.outcomes.items():
+        if outcome.rival is not None:
+            typer.echo(
+                f"{use}: the machine is too busy to decide: {_named(outcome.fastest)} was not "
+                f"faster than {_named(outcome.rival)} in most rounds; optimize again when nothing "
+                "else runs"
+            )
+
+
+def _named(choice: "BackendChoice") -> str:
+    """The backend, precision and settings in words."""
+    settings = {"threads": choice.threads, "workers": choice.workers, "batch": choice.batch_tokens}
+    words = [f"{value} {name}" for name, value in settings.items() if value]
+    return f"{choice.backend} {choice.precision} ({', '.join(words)})"

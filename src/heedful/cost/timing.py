@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from heedful import openmp
 from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.training.optimizer import make_optimizer
@@ -32,6 +33,8 @@ class StepTimer:
         self, step: TrainStep, settings: Training, precision: str, device: torch.device
     ) -> None:
         self.step, self.settings, self.device = step.train(), settings, device
+        if device.type == "cpu":
+            openmp.watch()
         self.optimizer = make_optimizer(
             step.net, settings.optimizer, layer_decay=settings.layer_lr_decay
         )

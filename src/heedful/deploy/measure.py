@@ -1,9 +1,9 @@
 """Measures the speed of a model with each candidate backend and setting."""
 
-import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle, product
 from typing import Any
 
@@ -13,6 +13,7 @@ from heedful.backends.hardware import cores
 from heedful.backends.manifest import BackendChoice, Use
 from heedful.backends.torch.eager import Eager
 from heedful.deploy.prove import cut_ids
+from heedful.deploy.rounds import SURVIVAL_SHARES, Outcome, find_fastest
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
@@ -21,8 +22,6 @@ from heedful.progress import track
 
 _NUM_SINGLE, _NUM_BATCHED = 12, 256  # texts measured one at a time, and in one call
 _NUM_SEQUENTIAL = 64  # texts in one call of a backend without workers
-# For each round of timing, the share of the best median rate that a setting must reach.
-SURVIVAL_SHARES = (0.7, 0.7, 0.9, 0.9, 0.9, 0.9)
 _MIN_SECONDS, _MAX_SECONDS = 0.1, 2.0  # least and most seconds of a measurement
 _BATCH_SIZES = (8, 16, 32, 64)  # prompts of mean length in a batch
 _NEW_TOKENS = 32  # of a language model
@@ -79,37 +78,25 @@ def measure(
     texts: Sequence[str],
     settings: list[tuple[Use, BackendChoice]],
     open_choice: Callable[[BackendChoice], Backend],
-) -> list[tuple[Use, BackendChoice, float]]:
-    """Each setting with its median tokens per second, sorted by use, the fastest first.
-
-    Successive halving: the settings are measured in rounds, and a setting stays only while its
-    median reaches its round's share of the best median (`SURVIVAL_SHARES`).
-    """
+) -> dict[Use, Outcome[BackendChoice]]:
+    """Each use with the tokens per second of its settings, the fastest first."""
     count = min(_NUM_SINGLE, len(texts))
     singles = [[texts[number * len(texts) // count]] for number in range(count)]
-    rates: dict[tuple[Use, BackendChoice], list[float]] = {setting: [] for setting in settings}
-    medians: dict[tuple[Use, BackendChoice], float] = {}
-    remaining, num_rounds = settings, len(SURVIVAL_SHARES)
-    with track("measuring", len(settings) * num_rounds) as advance:
-        for number, share in enumerate(SURVIVAL_SHARES, 1):
-            for use, choice in remaining:
-                size = _NUM_BATCHED if _has_workers(choice.backend, model) else _NUM_SEQUENTIAL
-                parts = [texts[first : first + size] for first in range(0, len(texts), size)]
-                with _using_backend(model, open_choice(choice)):
-                    _rate(model, singles[:1], choice)  # the first call of a backend is slower
-                    rate = _rate(model, singles if use == "latency" else parts, choice)
-                rates[use, choice].append(rate)
-                medians[use, choice] = statistics.median(rates[use, choice])
-                advance(1)
-            best = {
-                use: max(medians[setting] for setting in remaining if setting[0] == use)
-                for use, _ in remaining
-            }
-            survivors = [s for s in remaining if medians[s] >= share * best[s[0]]]
-            advance((len(remaining) - len(survivors)) * (num_rounds - number))
-            remaining = survivors
-    rates_by_setting = [(use, choice, medians[use, choice]) for use, choice in settings]
-    return sorted(rates_by_setting, key=lambda row: (row[0], -row[2]))
+
+    def rate(use: Use, choice: BackendChoice) -> float:
+        size = _NUM_BATCHED if _has_workers(choice.backend, model) else _NUM_SEQUENTIAL
+        parts = [texts[first : first + size] for first in range(0, len(texts), size)]
+        with _using_backend(model, open_choice(choice)):
+            _rate(model, singles[:1], choice)  # the first call of a backend is slower
+            return _rate(model, singles if use == "latency" else parts, choice)
+
+    with track("measuring", len(settings) * (1 + len(SURVIVAL_SHARES))) as advance:
+        return {
+            use: find_fastest(
+                [choice for other, choice in settings if other == use], partial(rate, use), advance
+            )
+            for use in dict.fromkeys(use for use, _ in settings)
+        }
 
 
 @contextmanager

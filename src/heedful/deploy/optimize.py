@@ -28,6 +28,7 @@ from heedful.backends.torch.eager import Eager
 from heedful.deploy.convert import convert_model, reusable_conversion
 from heedful.deploy.measure import Conversion, candidates, measure
 from heedful.deploy.prove import Proof, Prover
+from heedful.deploy.rounds import Outcome
 from heedful.errors import UserError
 from heedful.files import read_object, write_directory, write_json
 from heedful.pipelines.base import CONFIG, SavedModel
@@ -49,14 +50,14 @@ class Findings:
         manifest: of the kept conversions.
         proofs: of each kept conversion, by backend and precision.
         refused: the reason why a conversion is not kept, by backend and precision.
-        rates: (use, setting, tokens per second), the fastest of each use first.
+        outcomes: for each use the tokens per second of its settings, the fastest first.
         shortlist: a report of the kept shortlist; None: not requested, or refused.
     """
 
     manifest: Manifest
     proofs: dict[str, Proof] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    rates: list[tuple[Use, BackendChoice, float]] = field(default_factory=list)
+    outcomes: dict[Use, Outcome[BackendChoice]] = field(default_factory=dict)
     shortlist: "ShortlistReport | None" = None
 
 
@@ -139,8 +140,8 @@ def optimize(
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"no requested backend runs this model: {reasons}")
-        findings.rates = measure(model, nonblank, settings, converter.open_choice)
-        best = {use: choice for use, choice, _ in reversed(findings.rates)}
+        findings.outcomes = measure(model, nonblank, settings, converter.open_choice)
+        best = {use: outcome.fastest for use, outcome in findings.outcomes.items()}
         for backend in {backend for backend, _ in converter.conversions}:
             (converter.work / FOLDER / backend).rename(folder / backend)
         shutil.rmtree(converter.work, ignore_errors=True)

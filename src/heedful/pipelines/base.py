@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import heedful
+from heedful import openmp
 from heedful.backends.base import Backend, Capability, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.data.tokenizer import Tokenizer
@@ -67,6 +68,7 @@ class SavedModel:
         backend: Backend | None = None,
         open_net: Callable[[], tuple[Any, Any]] | None = None,
     ) -> None:
+        openmp.watch()
         self._net = net
         self.config = config
         self.metadata = metadata

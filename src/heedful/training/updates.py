@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from heedful import openmp
 from heedful.config import Training
 from heedful.kernels import training as kernels
 from heedful.processes import Processes
@@ -70,6 +71,7 @@ class WeightUpdates:
         if self.device.type == "cpu":
             keep_freed_memory()
             kernels.load()
+            openmp.watch()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         # On the device: 1 from the first step with a loss or gradient that is not finite.
         self._has_failed = torch.zeros((), device=self.device)

@@ -1,0 +1,117 @@
+"""How threads of OpenMP wait: they spin while cores are free, and sleep while they are shared.
+
+A parallel loop ends when its last thread has. In libgomp, which torch uses on Linux, the others
+spin for some milliseconds. On idle cores that is fastest: a sleeping thread takes longer to wake
+than most loops of a small net run. Beside another program, spinning threads take the core that the
+late thread waits for, and a training is several times slower than its share of the cores.
+
+`watch` therefore measures how long the threads of this process wait for a core, and switches.
+libgomp has one switch at run time: with more threads than cores it spins briefly
+(https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html), so a team of sleeping threads is
+kept while the cores are shared. Results do not change, only times.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from pathlib import Path
+
+_SECONDS = 0.2  # between two looks
+# Seconds that threads wait for a core, of each second: above and below which waiting threads sleep
+# and spin. Measured in docs/log.md.
+_SHARED, _FREE = 0.3, 0.1
+_TASKS = Path("/proc/self/task")
+_watching: int | None = None  # the process that has a watching thread
+
+
+def watch() -> None:
+    """Start to adapt how threads wait, once in a process.
+
+    Without effect where the user has set OMP_WAIT_POLICY or GOMP_SPINCOUNT, on systems other than
+    Linux, and where the kernel does not count waiting times.
+    """
+    global _watching  # noqa: PLW0603
+    is_set = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ
+    if is_set or _watching == os.getpid() or _seconds_without_core() is None:
+        return
+    _watching = os.getpid()
+    threading.Thread(target=_adapt, name="openmp-watch", daemon=True).start()
+
+
+class SleepingTeam:
+    """Idle threads in each loaded libgomp, because of which its waiting threads sleep."""
+
+    def __init__(self) -> None:
+        self._is_released = threading.Event()
+        self._is_made = threading.Event()
+        self._thread = threading.Thread(target=self._hold, name="openmp-team", daemon=True)
+        self._thread.start()
+        self._is_made.wait()
+
+    def release(self) -> None:
+        """End the threads; waiting threads spin again."""
+        self._is_released.set()
+        self._thread.join()
+
+    def _hold(self) -> None:
+        """Start a team of this thread, which libgomp frees when the thread ends."""
+        nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
+        for path in loaded_libgomps():
+            library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
+            library.GOMP_parallel(nothing, None, (os.cpu_count() or 1) + 1, 0)
+        self._is_made.set()
+        self._is_released.wait()
+
+
+def loaded_libgomps() -> list[Path]:
+    """The files of this process's libgomps: torch's, and those of other packages.
+
+    Kernels and compiled nets that name another libgomp than torch's run with torch's, since torch
+    makes the functions of its libraries global.
+    """
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sorted({Path(line.split(maxsplit=5)[-1]) for line in lines if "/libgomp" in line})
+
+
+class Watcher:
+    """Makes a sleeping team while the cores are shared.
+
+    Args:
+        seconds: that threads have waited for a core, at the time `now`.
+    """
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self.team: SleepingTeam | None = None
+        self._seconds, self._now = seconds, now
+        self._share = 0.0  # of the time that threads wait, a mean of the last looks
+
+    def look(self, seconds: float, now: float) -> None:
+        """Make or release the team."""
+        waited = max(0.0, seconds - self._seconds)  # threads that have ended are no longer counted
+        self._share += (waited / (now - self._now) - self._share) / 2
+        self._seconds, self._now = seconds, now
+        if self.team is None and self._share > _SHARED:
+            self.team = SleepingTeam()
+        elif self.team is not None and self._share < _FREE:
+            self.team.release()
+            self.team = None
+
+
+def _adapt() -> None:
+    watcher = Watcher(_seconds_without_core() or 0.0, time.monotonic())
+    while True:
+        time.sleep(_SECONDS)
+        watcher.look(_seconds_without_core() or 0.0, time.monotonic())
+
+
+def _seconds_without_core() -> float | None:
+    """Time that the threads of this process were ready to run and had no core; None: unknown."""
+    total, is_counted = 0, False
+    for task in os.listdir(_TASKS) if _TASKS.is_dir() else []:
+        try:
+            total += int((_TASKS / task / "schedstat").read_text().split()[1])
+        except (OSError, IndexError, ValueError):  # the thread has ended, or nothing is counted
+            continue
+        is_counted = True
+    return total / 1e9 if is_counted else None

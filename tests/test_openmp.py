@@ -1,0 +1,137 @@
+"""How threads of OpenMP wait, and that there is one OpenMP in a process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heedful import openmp
+from heedful.kernels.build import build_library, has_cpp_compiler
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="this is not Linux")
+# A loop of two threads, compiled to a call of GOMP_parallel; that of RUNTIME runs nothing.
+LOOP = """
+int calls = 0;
+extern "C" int run_loop() {
+#pragma omp parallel num_threads(2)
+  calls += 100;
+  return calls;
+}
+"""
+RUNTIME = """
+extern "C" void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) {}
+"""
+KERNELS = """
+import torch
+from heedful import openmp
+from heedful.kernels import training
+reason = training.load()
+torch.ones(2 ** 20).exp()
+print(reason, *openmp.loaded_libgomps())
+"""
+
+
+class FakeTeam:
+    made: list["FakeTeam"]
+
+    def __init__(self) -> None:
+        self.is_released = False
+        self.made.append(self)
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+def test_threads_sleep_while_the_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training beside two busy loops took 15 s per step, of which 0.6 s was its fair share."""
+    FakeTeam.made = []
+    monkeypatch.setattr(openmp, "SleepingTeam", FakeTeam)
+    watcher, seconds, now = openmp.Watcher(5.0, 0.0), 5.0, 0.0
+
+    def look(waited: float, count: int = 8) -> None:
+        nonlocal seconds, now
+        for _ in range(count):
+            seconds, now = seconds + waited, now + 1
+            watcher.look(seconds, now)
+
+    look(0.02)  # idle cores: nothing changes
+    assert FakeTeam.made == []
+    look(1.0)
+    [team] = FakeTeam.made
+    assert not team.is_released
+    look(0.2)  # a little less: it stays
+    assert not team.is_released
+    look(0.0)
+    assert team.is_released
+    assert watcher.team is None
+    seconds -= 4  # a thread has ended
+    look(0.0, 1)
+    look(0.9)
+    assert len(FakeTeam.made) == 2
+
+
+def test_a_sleeping_team_has_more_threads_than_cores_until_it_is_released() -> None:
+    """In a process of its own, in which no other threads begin and end."""
+    code = (
+        "import os, torch; torch.set_num_threads(2); torch.ones(2 ** 20).exp()\n"
+        "from heedful.openmp import SleepingTeam\n"
+        "count = lambda: len(os.listdir('/proc/self/task'))\n"
+        "before = count(); team = SleepingTeam(); print(count() - before); team.release()\n"
+        "while count() > before: pass"  # the threads of the team end after the one that made it
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == (os.cpu_count() or 1) + 1
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_a_wait_policy_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(openmp, "_watching", None)
+    monkeypatch.setenv(name, "active")
+    openmp.watch()
+    assert openmp._watching is None
+
+
+def test_one_thread_watches_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    class Thread:
+        def __init__(self, target: object, name: str, daemon: bool) -> None:
+            assert daemon
+            started.append(name)
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(openmp, "_watching", None)
+    monkeypatch.setattr("threading.Thread", Thread)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    openmp.watch()
+    openmp.watch()
+    assert started == ["openmp-watch"]
+
+
+def test_kernels_use_the_openmp_of_torch() -> None:
+    if not has_cpp_compiler():
+        pytest.skip("there is no C++ compiler")
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True
+    )
+    assert [Path(path).parts[-3] for path in done.stdout.split()] == ["torch"], done.stdout
+
+
+def test_a_library_uses_the_openmp_of_torch_under_another_name(tmp_path: Path) -> None:
+    """Some builds of torch have a libgomp with a hash in its name."""
+    if not has_cpp_compiler():
+        pytest.skip("there is no C++ compiler")
+    for name, source in (("runtime", RUNTIME), ("loop", LOOP)):
+        (tmp_path / f"{name}.cpp").write_text(source)
+        build_library([tmp_path / f"{name}.cpp"], tmp_path / f"lib{name}.so")
+    code = (
+        f"import ctypes; ctypes.CDLL('{tmp_path}/libruntime.so', mode=ctypes.RTLD_GLOBAL)\n"
+        f"library = ctypes.CDLL('{tmp_path}/libloop.so'); print(library.run_loop())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"  # libgomp would run the loop twice
