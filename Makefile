@@ -120,6 +120,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/bulk.py
 	$(BIN)/python benchmarks/training_speed.py
+	$(BIN)/python benchmarks/shared_cores.py
 	$(BIN)/python benchmarks/decoding.py
 	$(BIN)/python benchmarks/command.py
 	$(BIN)/python benchmarks/encoding.py

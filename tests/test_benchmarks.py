@@ -16,6 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from heedful.backends.hardware import cores
 from heedful.recipe_files import RECIPES, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -184,6 +185,21 @@ def test_decoding(bench: Bench, tmp_path: Path) -> None:
     assert "| quick gpt2, greedy, batch 2, mixed lengths |" in page
     assert data["limits"].keys() == {"bytes/s", "float32 products/s", "int8 products/s"}
     ElementTree.parse(tmp_path / "results" / "decoding.svg")
+
+
+def test_shared_cores(bench: Bench) -> None:
+    names = ["heedful", "no kernels", "two processes", "torch", "eager", "ctranslate2"]
+    page, data = bench("shared_cores", "--systems", ",".join(names))
+    assert [*data["rates_by_round"]] == names
+    for name, rates in data["rates_by_round"].items():
+        loads = {"nothing", "one busy loop", "two busy loops"}
+        if name not in ("eager", "ctranslate2"):
+            loads.add("a second training")
+        assert rates.keys() == loads
+        assert all(rate > 0 for of_load in rates.values() for rate in of_load)
+    times = {load: 1 / rates[0] for load, rates in data["rates_by_round"]["torch"].items()}
+    slowdown = times["two busy loops"] / times["nothing"]
+    assert f"{slowdown * cores() / (cores() + 2):.2f} ({slowdown:.2f})" in page
 
 
 def test_command(bench: Bench) -> None:

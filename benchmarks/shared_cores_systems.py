@@ -1,0 +1,164 @@
+"""Systems of the benchmark of shared cores, each in a process of its own."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import cycle
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import heedful
+from decoding_systems import (
+    SHAPES,
+    SMALL,
+    Setting,
+    Shape,
+    heedful_generate,
+    options_of,
+    prompts,
+    transformers_net,
+    transformers_run,
+)
+from heedful import processes
+from heedful.backends.hardware import cores
+from heedful.config import Training
+from heedful.data.collate import Batch
+from heedful.evaluation.likelihood import batch_loss
+from heedful.kernels import training as kernels
+from heedful.processes import Processes
+from heedful.training.micro_batches import MicroBatches
+from heedful.training.parallel import share_net
+from heedful.training.step import TrainStep
+from heedful.training.updates import WeightUpdates
+from training_speed import (
+    QUICK,
+    SIZES,
+    SMOOTHING,
+    Marian,
+    TorchTransformer,
+    heedful_model,
+    make_batches,
+    plain_step,
+)
+
+Work = Callable[[], object]
+TRAINING = {
+    "heedful": "heedful",
+    "no kernels": "heedful, without kernels",
+    "two processes": "heedful, a process for each core",
+    "torch": "torch.nn.Transformer",
+    "transformers": "transformers MarianMTModel",
+}
+DECODING = {
+    "eager": "heedful, the net",
+    "compiled": "heedful, compiled",
+    "ctranslate2": "heedful, CTranslate2",
+    "generate": "transformers generate",
+}
+BATCH = 16  # sentences that are decoded together
+
+
+@contextmanager
+def in_process(*arguments: Any) -> Iterator[Connection]:
+    """In the block a system waits in its process for (seconds to settle, seconds to measure)."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run_system, args=(theirs, *arguments))
+    process.start()
+    assert ours.recv() == "ready"
+    try:
+        yield ours
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def _run_system(
+    commands: Connection, name: str, size: str, precision: str, shape: str, folder: str
+) -> None:
+    """Repeat a system's work for the seconds of each command, and send its rate."""
+    with ExitStack() as stack:
+        if name in DECODING:
+            work = decoding_work(name, Path(folder), (SHAPES | SMALL)[shape])
+        else:
+            work = training_work(name, size, precision, stack)
+        for _ in range(3):
+            work()
+        commands.send("ready")
+        while (command := commands.recv()) is not None:
+            for seconds in command:
+                count, began = 0, time.perf_counter()
+                while count == 0 or time.perf_counter() - began < seconds:
+                    work()
+                    count += 1
+                rate = count / (time.perf_counter() - began)
+            commands.send(rate)
+
+
+def training_work(name: str, size: str, precision: str, stack: ExitStack) -> Work:
+    """A function that takes an optimizer step."""
+    shape = (SIZES | QUICK)[size]
+    batches = make_batches(shape, seed=1)
+    if name in ("torch", "transformers"):
+        net = TorchTransformer(shape) if name == "torch" else Marian(shape, "sdpa")
+        step, upcoming = plain_step(net, precision), cycle(batches)
+        return lambda: step(next(upcoming))
+    if name == "two processes":
+        group = stack.enter_context(processes.start_others(cores(), follow, size, precision))
+        stack.callback(group.from_main, lambda: False)
+        take = trained(size, precision, batches, group)
+
+        def together() -> None:
+            group.from_main(lambda: True)
+            take()
+
+        return together
+    if name == "no kernels":
+        stack.enter_context(kernels.unused())
+    return trained(size, precision, batches, Processes())
+
+
+def follow(size: str, precision: str) -> None:
+    """Take the steps of the main process, as long as it takes one."""
+    with processes.join() as group:
+        take = trained(size, precision, make_batches((SIZES | QUICK)[size], seed=1), group)
+        while group.from_main(lambda: True):
+            take()
+
+
+def trained(size: str, precision: str, batches: Sequence[Batch], group: Processes) -> Work:
+    """A function that takes an optimizer step of heedful's trainer in each process of a group."""
+    torch.manual_seed(1)
+    settings = Training.model_validate({"label_smoothing": SMOOTHING})
+    net = heedful_model((SIZES | QUICK)[size])
+    step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
+    shared = share_net(step, settings, group, precision)
+    updates = WeightUpdates(shared, settings, group, precision=precision, compiler=None)
+    micro_batches = MicroBatches(
+        lambda epoch: range(len(batches)),
+        lambda index: batches[index],
+        group,
+        num_batches=1,
+        num_parts=group.count,
+        seed=1,
+        device=torch.device("cpu"),
+    )
+    steps = cycle([micro_batches.of_step(1, number)[0] for number in range(len(batches))])
+    return lambda: updates.take(next(steps), 1e-4, 1)
+
+
+def decoding_work(name: str, folder: Path, shape: Shape) -> Work:
+    """A function that decodes a batch greedily."""
+    rows = prompts(shape, Setting(1, BATCH), seed=1)
+    if name == "generate":
+        net = transformers_net(folder, shape, "float32")
+        return transformers_run(net, shape, 1, cores(), rows)
+    model = heedful.load(
+        folder / "heedful", device="cpu", backend=name, precision="float32", threads=cores()
+    )
+    return heedful_generate(model, options_of(shape, 1), rows)
