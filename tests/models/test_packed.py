@@ -50,6 +50,27 @@ def packed(lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Ten
     return rows, torch.cat(rows)[None], torch.cat(numbers)[None]
 
 
+@pytest.mark.parametrize("windows", [(None, None), (2, None)])
+@pytest.mark.parametrize("longest_text", [None, 3])
+def test_a_segment_number_that_recurs_is_another_segment(
+    windows: tuple[int | None, ...], longest_text: int | None
+) -> None:
+    """With and without padding, and in rows long enough for diagonal blocks."""
+    net = decoder(Single("rotary", windows=windows))
+    rows, ids, _ = packed([3, 2, 3] * 20)
+    segments = torch.tensor([0, 0, 0, 1, 1, 0, 0, 0] * 20)[None]
+    # Runs of one number that touch would be one segment.
+    for start in range(8, 160, 16):
+        segments[:, start : start + 8] += 2
+    apart = torch.cat([net(row[None])[0] for row in rows])
+    tokens = Tokens.from_ids(ids, segments=segments, longest_text=longest_text)
+    torch.testing.assert_close(net.head(net.decode(tokens))[0], apart, **EXACT)
+    padded = torch.nn.functional.pad(ids, (0, 5))
+    numbers = torch.nn.functional.pad(segments, (0, 5))
+    out = net(padded, torch.tensor([ids.size(1)]), segments=numbers)
+    torch.testing.assert_close(out[0, : ids.size(1)], apart, **EXACT)
+
+
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_packed_rows_of_short_texts_use_diagonal_blocks(scheme: str, window: int | None) -> None:

@@ -39,7 +39,8 @@ class Tokens:
             from 0. Padding has any valid position.
         real: (B, T), padding mask, False at padding; None: no padding.
         segments: (B, T), number of the segment (text) of each token in a packed row; attention
-            stays within a segment (Krell et al. 2021). None: one segment per row.
+            stays within a segment (Krell et al. 2021), so no two of a row may have one number.
+            None: one segment per row.
         is_aligned: the position of each token is its column, so padding is on the right.
         longest_text: upper bound of the tokens per segment of packed rows, known on the host, so
             that attention can skip keys that are farther away. None: unknown.
@@ -81,7 +82,8 @@ class Tokens:
             ids: (B, T).
             lengths: (B,), real tokens of each row; default: all.
             padding_side: side of the padding.
-            segments: see `Tokens`.
+            segments: (B, T), any numbers that differ between adjacent segments; they are numbered
+                from 0 in each row, so that a number that recurs is another segment.
             longest_text: see `Tokens`.
         """
         size = ids.size(1)
@@ -91,11 +93,11 @@ class Tokens:
         if lengths is None:
             if segments is None:
                 return cls(ids, columns[None], is_aligned=True)
-            positions = _segment_positions(segments, None)
+            segments, positions = _number_segments(segments, None)
             return cls(ids, positions, None, segments, longest_text=longest_text)
         real = padding_mask(lengths, size, padding_side)
         if segments is not None:
-            positions = _segment_positions(segments, real)
+            segments, positions = _number_segments(segments, real)
             return cls(ids, positions, real, segments, longest_text=longest_text)
         if padding_side == "right":
             return cls(ids, columns[None], real, is_aligned=True)
@@ -209,16 +211,20 @@ def padding_mask(
     return columns < lengths[:, None]
 
 
-def _segment_positions(
+def _number_segments(
     segments: Int[Tensor, "B T"], real: Bool[Tensor, "B T"] | None
-) -> Int[Tensor, "B T"]:
-    """Positions that start at 0 in every segment of a packed row, for any ids at its padding."""
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Numbers from 0 of the segments of packed rows, and positions that start at 0 in each.
+
+    Adjacent tokens of one number are one segment; padding, with any numbers, is one of its own.
+    """
     columns = torch.arange(segments.size(1), device=segments.device).expand_as(segments)
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     if real is not None:
         begins[:, 1:] |= real[:, 1:] != real[:, :-1]
-    return columns - torch.where(begins, columns, 0).cummax(dim=1).values
+    positions = columns - torch.where(begins, columns, 0).cummax(dim=1).values
+    return begins.cumsum(dim=1) - 1, positions
 
 
 torch.export.register_dataclass(Tokens)  # for `torch.export` of nets
