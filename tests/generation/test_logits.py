@@ -312,3 +312,18 @@ def test_settings_out_of_range_are_refused(build: Callable[[], Rule], says: str)
 def test_wrong_calls_are_refused(rule: Rule, says: str) -> None:
     with pytest.raises(UserError, match=says):
         apply_rules([rule], torch.zeros(1, 4), NOTHING)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-40, 1e-38, 1e-20])
+def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
+    """The quotients were all -inf, or NaN, so that the output was empty."""
+    log_probs = torch.tensor([[-9.0, -1.0, -INF, -1.0001], [-3.0, -8.0, -2.0, -INF]])
+    out = Temperature(temperature)(log_probs, context_of([[]] * 2))
+    expected = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    assert torch.equal(out.softmax(-1), expected)
+
+
+@pytest.mark.parametrize("temperature", [1e38, 1e40, 1e308])
+def test_a_huge_temperature_makes_all_possible_tokens_equal(temperature: float) -> None:
+    out = Temperature(temperature)(torch.tensor([[-9.0, -1.0, -INF]]), NOTHING)
+    assert torch.equal(out.softmax(-1), torch.tensor([[0.5, 0.5, 0.0]]))

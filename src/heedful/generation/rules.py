@@ -106,10 +106,14 @@ class _NumberRule:
 
 
 class Temperature(_NumberRule, option="temperature", limits=_POSITIVE):
-    """Divides log-probabilities by the temperature: sharper below 1, flatter above 1."""
+    """Divides log-probabilities by the temperature: sharper below 1, flatter above 1.
+
+    Temperatures below 1e-30 and above 1e30 act as these: in fp32 all quotients could be -inf, or
+    NaN. There only the most probable tokens, or all with equal probability, are left anyway.
+    """
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
-        return log_probs / self.value
+        return log_probs / min(max(self.value, 1e-30), 1e30)
 
 
 class TopK(_NumberRule, option="top_k", limits=_Range(lambda k: k >= 1, "at least 1")):
