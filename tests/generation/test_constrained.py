@@ -104,6 +104,7 @@ def plain_constrained(
     row: Row, phrases: list[list[int]], width: int, limit: int, score: LengthScore
 ) -> list[int]:
     """Dynamic beam allocation over lists of prefixes, with EOS 0 and one result."""
+    width = max(width, sum(map(len, phrases)) + 1)
     open_: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     best: tuple[float, tuple[int, ...]] = (-INF, ())
     prefix: tuple[int, ...] = ()
@@ -161,6 +162,32 @@ def test_a_narrow_beam_finds_what_a_plain_implementation_finds(
         max_new_tokens=limit,
     )
     assert actual.ids == plain_constrained(row, phrases, width, limit, LengthScore())
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("phrase", [[1], [1, 2], [1, 2, 4]])
+def test_a_beam_smaller_than_its_banks_does_not_prefer_an_early_phrase(
+    width: int, phrase: list[int]
+) -> None:
+    """The model wants two other tokens first. Without a slot for each bank, the hypotheses that
+    begin the phrase at once were all that the beam held, and the result was 1e3 times less
+    probable."""
+    best = [3, 3, *phrase, 0]
+
+    def row(ids: tuple[int, ...]) -> list[float]:
+        wanted = best[len(ids)] if list(ids) == best[: len(ids)] and len(ids) < len(best) else 0
+        return [math.log(0.96 if token == wanted else 0.01) for token in range(SIZE)]
+
+    [[actual]] = constrained_beam_search(
+        from_rows(row),
+        torch.zeros(1, 0, dtype=torch.long),
+        [phrase],
+        beam_size=width,
+        length_penalty=0.0,
+        eos_id=0,
+        max_new_tokens=8,
+    )
+    assert actual.ids == best
 
 
 @pytest.mark.parametrize("seed", [4, 5, 16, 22, 32, 34])

@@ -46,7 +46,9 @@ def constrained_beam_search(
 
     Args:
         phrases: ids of each phrase; phrases may overlap in an output, and may be equal.
-        start, state, options: as in `beam_search`.
+        beam_size: hypotheses of a beam; at least one for each bank, see `least_beam_size`.
+        state: as in `beam_search`; it needs room for as many beams as are searched.
+        start, options: as in `beam_search`.
 
     Raises:
         UserError: as `beam_search`; a phrase that is empty, contains an EOS, or does not fit.
@@ -66,6 +68,7 @@ def constrained_beam_search(
     if phrases:
         largest = max(int(token) for phrase in phrases for token in phrase)
         request = replace(request, largest_id=max(largest, request.largest_id))
+        beam_size = max(beam_size, least_beam_size(phrases))
     score = LengthScore(normalization, length_penalty)
     arguments = next_log_probs, state, request, "optimal", score, beam_size, num_return
     search = BeamSearch(*arguments)
@@ -74,6 +77,15 @@ def constrained_beam_search(
         search = ConstrainedBeamSearch(*arguments, phrases=ids)
     with torch.no_grad():
         return search.run()
+
+
+def least_beam_size(phrases: Phrases) -> int:
+    """The number of banks: a smaller beam could not hold a hypothesis of each.
+
+    In such a beam, hypotheses that begin a phrase would push out the better ones that begin it
+    later. So one with these many is searched in its place.
+    """
+    return sum(map(len, phrases)) + 1
 
 
 class _Candidate(NamedTuple):
@@ -113,7 +125,7 @@ class ConstrainedBeamSearch(BeamSearch):
         device = self.request.start.device
         self._alphabet = torch.tensor(self._progress.alphabet, device=device)
         self._lengths = torch.tensor([*map(len, self.phrases)], device=device)
-        self._quota = self.width // (sum(map(len, self.phrases)) + 1)  # of each bank
+        self._quota = self.width // least_beam_size(self.phrases)  # of each bank
         # At least `width` of these tokens are not EOS, even if all extend one hypothesis.
         self._num_likely = self.width * (1 + len(self._eos))
         self._complete_from = math.inf  # new tokens from which on all hypotheses have all phrases

@@ -14,7 +14,7 @@ from heedful.backends.torch.coverage import Coverage
 from heedful.backends.torch.state import DecodingState
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.errors import UserError
-from heedful.generation.constrained import constrained_beam_search
+from heedful.generation.constrained import constrained_beam_search, least_beam_size
 from heedful.generation.context import Rule
 from heedful.generation.greedy import greedy_from_logits
 from heedful.generation.hypotheses import Hypothesis
@@ -95,6 +95,8 @@ class Searcher:
         options, size = request.options, request.options.rows
         if options.coverage_penalty and not self.net.is_encoder_decoder:
             raise UserError("coverage_penalty needs a source, and this model is decoder-only")
+        if request.required_ids:
+            size = max(size, least_beam_size(request.required_ids))
         start, state = self.open(rows, request, size)
         arguments = self.arguments(rows, request) | {"on_done": request.on_output}
         banned_ids = self._banned_ids(request, state, arguments["rules"])
