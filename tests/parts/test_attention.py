@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from heedful.errors import UserError
 from heedful.parts import multi_head
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.masks import MaskSpec
@@ -20,6 +21,7 @@ from heedful.parts.multi_head import attend
 from heedful.parts.relative import AlibiBias, RelativePositionBias
 from heedful.parts.rotary import RotaryPositions
 from heedful.parts.tokens import Span, Tokens
+from heedful.parts.unpadding import Unpadding
 from option_space import EXACT, SEARCH, SIDES, lengths_of
 
 B, T, S, H, D, E = 2, 4, 5, 3, 12, 4
@@ -438,3 +440,90 @@ def test_memory_writes_of_a_windowed_layer_are_linear_in_the_length(
             module(x, MaskSpec.from_tokens(tokens, causal=causal)).sum().backward()
         totals.append(mode.total)
     assert totals[2] - totals[1] == pytest.approx(2 * (totals[1] - totals[0]), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"position": RotaryPositions(E)}, "no rotary positions"),
+        ({"window": 3}, "no window"),
+    ],
+)
+def test_cross_attention_refuses_options_of_one_text(options: Any, words: str) -> None:
+    """They were ignored in one path and applied in another."""
+    with pytest.raises(UserError, match=words):
+        CrossAttention(D, H, head_dim=E, **options)
+
+
+@pytest.mark.parametrize("name", ["query_norm", "key_norm"])
+def test_a_single_norm_of_heads_is_refused(name: str) -> None:
+    """It was ignored."""
+    norms: dict[str, Any] = {name: nn.RMSNorm(E)}
+    with pytest.raises(UserError, match="query_norm and key_norm"):
+        Attention(D, H, head_dim=E, **norms)
+
+
+def all_paths(module: Any, x: Tensor, memory: Tensor | None, spec: MaskSpec) -> dict[str, Tensor]:
+    """The output by the fused kernel, by plain products, with weights, with a hook, for projected
+    keys, and in a training step without padding."""
+    keys = () if memory is None else (memory,)
+    with torch.no_grad():
+        outs = {"fused": module(x, *keys, spec)}
+    outs["trained"] = module(x, *keys, spec)
+    outs["weights"] = module(x, *keys, spec, return_weights=True)[0]
+    handle = module.pattern.register_forward_hook(lambda *_: None)
+    outs["hook"] = module(x, *keys, spec)
+    handle.remove()
+    if memory is not None:
+        outs["projected"] = module(x, mask=spec, projected=module.project_memory(memory))
+    sides = {}
+    for span, states in ((spec.queries, x), (spec.keys, x if memory is None else memory)):
+        if id(span) not in sides:
+            index = span.real.flatten().nonzero()[:, 0]
+            sides[id(span)] = Unpadding(states.shape[:2], index)
+    queries, others = (sides[id(span)] for span in (spec.queries, spec.keys))
+    mask = module.prepare_mask(spec, x, needs_grad=True)
+    mask = module.unpadded_mask(mask, queries, others)
+    rest = () if memory is None else (others.unpad(memory),)
+    outs["unpadded"] = queries.pad(module(queries.unpad(x), *rest, mask))
+    return {name: out.detach() for name, out in outs.items()}
+
+
+@SEARCH
+@given(
+    HEADS,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["none", "alibi", "buckets", "rotary"]),
+    st.sampled_from([None, 1, 2]),
+    st.sampled_from([None, 0.7]),
+    st.sampled_from([None, 0.9]),
+    st.booleans(),
+    SIDES,
+)
+def test_every_path_applies_every_option(
+    heads: tuple[int, int], cross: bool, causal: bool, scheme: str, window: int | None,
+    softcap: float | None, scale: float | None, normed: bool, side: str,
+) -> None:  # fmt: skip
+    """Outputs of all paths are equal, for padded rows; one option that a path ignores fails."""
+    options: dict[str, Any] = {"softcap": softcap, "scale": scale}
+    if cross:
+        scheme, window, causal = "none" if scheme == "rotary" else scheme, None, False
+    else:
+        options["window"] = window
+        if normed:
+            options |= {"query_norm": nn.RMSNorm(E), "key_norm": nn.RMSNorm(E)}
+    module = attention(*heads, cross=cross, scheme=scheme, **options)
+    lengths = torch.tensor([T, 2])
+    target = Tokens.from_ids(torch.ones(2, T, dtype=torch.long), lengths, side)
+    if not cross:
+        outs = all_paths(module, random(2, T, D), None, MaskSpec.from_tokens(target, causal=causal))
+    else:
+        source = Tokens.from_ids(torch.ones(2, S, dtype=torch.long), torch.tensor([3, S]), side)
+        spec = MaskSpec(target.span, source.span, causal=False)
+        outs = all_paths(module, random(2, T, D), random(2, S, D, seed=1), spec)
+    real = target.real
+    for name, out in outs.items():
+        torch.testing.assert_close(
+            out[real], outs["fused"][real], **EXACT, msg=lambda text, n=name: f"{n}: {text}"
+        )

@@ -10,7 +10,7 @@ from heedful.errors import UserError
 from heedful.parts.cache import LayerCache
 from heedful.parts.masks import AttentionMask, MaskSpec
 from heedful.parts.multi_head import MultiHead
-from heedful.parts.rotary import rotate
+from heedful.parts.rotary import RotaryPositions, rotate
 
 
 class Attention(MultiHead):
@@ -19,8 +19,11 @@ class Attention(MultiHead):
     Args:
         bias: bias of that matrix.
         query_norm, key_norm: norms over the width of each head, before the rotation (Qwen 3,
-            Gemma 3); default: none.
+            Gemma 3), both or none; default: none.
         options: see `MultiHead`.
+
+    Raises:
+        UserError: only one of the norms is given; as in `MultiHead`.
 
     >>> attention = Attention(16, 2)
     >>> x = torch.randn(3, 5, 16)
@@ -45,6 +48,8 @@ class Attention(MultiHead):
         **options: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **options)
+        if (query_norm is None) != (key_norm is None):
+            raise UserError("query_norm and key_norm work together; give both, or none")
         self.qkv = nn.Linear(d_model, sum(self.split_sizes), bias=bias)
         self.query_norm, self.key_norm = query_norm, key_norm
 
@@ -108,7 +113,11 @@ class CrossAttention(MultiHead):
 
     Args:
         bias: bias of both matrices.
-        options: see `MultiHead`.
+        options: see `MultiHead`; no window, and no rotary positions: positions of a source and of
+            a target are those of different texts.
+
+    Raises:
+        UserError: a window or rotary positions; as in `MultiHead`.
 
     >>> attention = CrossAttention(16, 2)
     >>> target, source = torch.randn(3, 5, 16), torch.randn(3, 7, 16)
@@ -118,6 +127,13 @@ class CrossAttention(MultiHead):
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)
+        if self.window is not None:
+            raise UserError("cross-attention has no window: leave out window")
+        if isinstance(self.position, RotaryPositions):
+            raise UserError(
+                "cross-attention has no rotary positions; leave out position, or give a scheme "
+                "that adds to the scores (parts/relative.py)"
+            )
         self.q = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
         self.kv = nn.Linear(d_model, 2 * self.num_kv_heads * self.head_dim, bias=bias)
         # Initialized like parts of one matrix, as in self-attention (`parts/init.py`).

@@ -341,7 +341,7 @@ class MultiHead(nn.Module):
         return self.prepare_mask(mask, x, needs_grad=needs_grad, return_weights=return_weights)
 
     def _split_heads(
-        self, x: Float[Tensor, "B T W"], unpadding: Unpadding | None
+        self, x: Float[Tensor, "rows tokens W"], unpadding: Unpadding | None
     ) -> Float[Tensor, "B H T E"]:
         """Heads of padded states, or of states without padding, which are padded here."""
         if unpadding is not None:
