@@ -89,6 +89,22 @@ class TestParity(DecoderParityTests):
     case = GEMMA3
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_embeddings_are_scaled_by_the_factor_in_their_type(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """√12 is 3.4641, in bf16 3.46875."""
+    model = GEMMA3.model()
+    net = imported(model, tmp_path).net.to(dtype)
+    ids = torch.stack(random_rows(23, [9]))
+    theirs = model.to(dtype).model.embed_tokens(ids)
+    assert torch.equal(net.embedding(Tokens.from_ids(ids)), theirs)
+    assert (net.embedding.tokens(ids) * net.embedding.scale == theirs).all() == (
+        dtype == torch.float32
+    )
+
+
 def test_scores_are_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by the function of transformers, which its Gemma 3 does not use."""
     model = GEMMA3.model(attn_logit_softcapping=0.5)

@@ -17,6 +17,7 @@ class TokenEmbedding(nn.Module):
         max_length: most tokens of a sequence; default: no limit.
         scale: factor of the token embeddings: √D in the paper, whose embeddings are initialized
             with standard deviation 1/√D, so that they are as large as the position table.
+        round_scale: round the factor to the type of the embeddings, as Gemma's code does.
         dropout: on the result, in training only.
         norm: over the sum, as in BERT and BART; default: none.
         types: (N, D), the token type embedding of BERT; default: none.
@@ -33,6 +34,7 @@ class TokenEmbedding(nn.Module):
         *,
         max_length: int = 2**31 - 1,
         scale: float = 1.0,
+        round_scale: bool = False,
         dropout: float = 0.0,
         norm: nn.Module | None = None,
         types: nn.Embedding | None = None,
@@ -43,7 +45,7 @@ class TokenEmbedding(nn.Module):
         self.tokens = tokens
         self.positions = positions
         self.max_length = max_length
-        self.scale = scale
+        self.scale, self.round_scale = scale, round_scale
         self.types = types
         self.norm = nn.Identity() if norm is None else norm
         self.dropout = Dropout(dropout)
@@ -68,7 +70,7 @@ class TokenEmbedding(nn.Module):
             )
         x = self.tokens(tokens.ids)
         if self.scale != 1.0:
-            x = x * self.scale
+            x = x * (x.new_full((), self.scale) if self.round_scale else self.scale)
         if self.positions is not None:
             x = x + self.positions(tokens.positions)
         if self.types is not None:

@@ -217,6 +217,7 @@ def embed(
     positions: Positions | None,
     *,
     scale: float = 1.0,
+    round_scale: bool = False,
     types: nn.Embedding | None = None,
     norm: nn.Module | None = None,
 ) -> TokenEmbedding:
@@ -230,6 +231,7 @@ def embed(
         norm=norm,
         max_length=length,
         scale=scale,
+        round_scale=round_scale,
         dropout=config.dropout,
     )
 
@@ -240,6 +242,7 @@ def decoder_only(
     *,
     positions: Positions | None = None,
     scale: float = 1.0,
+    round_scale: bool = False,
     softcap: float | None = None,
     shrink_residuals: bool = True,
 ) -> DecoderOnly:
@@ -249,14 +252,15 @@ def decoder_only(
         config: `tie_embeddings`: share the matrix of the embeddings with the output.
         decoder: the stack.
         positions: makes the position table added to the embeddings; default: none.
-        scale: factor of the embeddings.
+        scale, round_scale: factor of the embeddings, see `TokenEmbedding`.
         softcap: bound of the logits; default: none.
         shrink_residuals: divide the last weight of each residual branch by √(2L), as in GPT-2.
     """
     stack = decoder.build()
     tokens = nn.Embedding(config.vocab_size, config.d_model)
     head = OutputHead(tied_linear(tokens.weight, tied=config.tie_embeddings), softcap=softcap)
-    net = DecoderOnly(embed(config, tokens, positions, scale=scale), stack, head)
+    embedding = embed(config, tokens, positions, scale=scale, round_scale=round_scale)
+    net = DecoderOnly(embedding, stack, head)
     init_weights(net, normal(0.02))
     if shrink_residuals:
         init.shrink_residuals(net)

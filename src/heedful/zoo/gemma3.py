@@ -100,6 +100,7 @@ def build(config: Config) -> DecoderOnly:
         config,
         StackSpec(config.d_model, blocks, final_norm=norm),
         scale=config.d_model**0.5,
+        round_scale=True,
         softcap=config.logit_softcap,
         shrink_residuals=False,
     )
