@@ -45,6 +45,18 @@ def test_values_and_gradients_equal_those_of_torch(
         )
 
 
+@pytest.mark.parametrize("dtype", loss_gpu.ELEMENT_TYPES)
+def test_the_gradient_has_its_factor_before_it_is_rounded(dtype: torch.dtype) -> None:
+    """A gradient that is 0 in fp16 is not after a large factor."""
+    logits = torch.tensor([[0.0, 18.0, -3.0]], device="cuda", dtype=dtype)
+    targets = torch.tensor([1], device="cuda")
+    factor = torch.tensor(1e4, device="cuda")
+    _, grad = loss_gpu.cross_entropy(logits, targets, 0.0, True, 3, factor)
+    expected = logits.double().softmax(1)
+    expected[0, 1] -= 1
+    torch.testing.assert_close(grad.double(), expected * 1e4, rtol=5e-3, atol=1e-7)
+
+
 def test_logits_without_a_finite_value_and_wrong_targets() -> None:
     """As torch: -inf has no part in the loss; NaN stays; a target that is no class gives NaN."""
     logits = torch.randn(6, 9000, device="cuda")

@@ -14,7 +14,7 @@ from heedful.kernels.build import has_cpp_compiler
 from heedful.parts.dropout import Dropout, apply_mask, keep_mask
 from heedful.parts.fused_dropout import add_dropped, add_norm, relu_dropped
 from heedful.parts.heads import OutputHead
-from heedful.parts.losses import head_loss
+from heedful.parts.losses import gradient_factor, head_loss
 from heedful.parts.trained_attention import HeadRows, trained_attention
 from heedful.parts.unpadding import Unpadding
 
@@ -112,6 +112,24 @@ def test_the_loss_of_an_output_head_and_its_gradients(
         return [*torch.autograd.grad(head_loss(head, states, targets).loss, inputs)]
 
     assert_close(both_ways(compute), CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_gradient_of_the_loss_has_its_factor(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    head = OutputHead(nn.Linear(8, 100)).to(dtype)
+    states = (4 * torch.randn(37, 8)).to(dtype).requires_grad_()
+    targets, inputs = torch.randint(100, (37,)), [states, *head.parameters()]
+
+    def compute() -> list[Tensor]:
+        with gradient_factor(torch.tensor(0.3)):
+            loss = head_loss(head, states, targets).loss
+        return [*torch.autograd.grad(loss, inputs)]
+
+    with_factor = both_ways(compute)
+    assert_close(with_factor, CLOSE[dtype])
+    without = [*torch.autograd.grad(head_loss(head, states, targets).loss, inputs)]
+    assert_close((with_factor[0], without), CLOSE[dtype])
 
 
 @pytest.mark.parametrize("part", ["", "out"])

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from heedful.evaluation.likelihood import sum_losses, token_metrics
 from heedful.parts import losses
 from heedful.parts.heads import OutputHead
-from heedful.parts.losses import cross_entropy, head_loss
+from heedful.parts.losses import cross_entropy, gradient_factor, head_loss
 
 N, D, V = 17, 6, 11
 
@@ -209,3 +209,49 @@ def test_weight_gradients_of_half_precision_are_summed_in_fp32(dtype: torch.dtyp
     assert tensors[0].grad.dtype == tensors[1].grad.dtype == dtype
     torch.testing.assert_close(tensors[0].grad.double(), grads[0], rtol=0.05, atol=0.05)
     torch.testing.assert_close(tensors[1].grad.double(), grads[1], rtol=0.02, atol=3.0)
+
+
+def scaled_gradients(loss: Any, tensors: list[Tensor], scale: float) -> list[Tensor]:
+    """The gradients of a scaled mean loss, without the scale, as `GradScaler` computes them."""
+    for tensor in tensors:
+        tensor.grad = None
+    result = loss()
+    (result.loss / result.tokens * scale).backward()
+    return [tensor.grad / scale for tensor in tensors]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("is_compiling", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_gradient_of_the_sum_may_overflow_fp16_where_that_of_the_mean_does_not(
+    is_compiling: bool, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One channel of the states is large, and half of the targets are one token."""
+    tensors, scale = data(8192), 128.0
+    hidden, weight, targets, bias = tensors
+    hidden.data[:, 0], weight.data[:, 0] = 40.0, 0.0
+    targets[::2] = 3
+    learned = [hidden, weight, bias]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
+
+    def whole() -> Any:
+        return linear(tensors, smoothing, rows=8192, block=500)
+
+    with torch.autocast("cpu", torch.float16):
+        factor = torch.tensor(scale / len(targets))
+        with gradient_factor(factor):
+            actual = scaled_gradients(whole, learned, scale)
+        expected = scaled_gradients(lambda: plain(tensors, smoothing), learned, scale)
+        sums = scaled_gradients(whole, learned, scale)
+    if not is_compiling:
+        assert not sums[1].isfinite().all()  # the check above can fail
+    assert expected[1].abs().max() > 10
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("factor", [2.0**-10, 3e-4, 7.0])
+def test_a_gradient_factor_changes_rounding_only(factor: float) -> None:
+    tensors = data(40)
+    with gradient_factor(torch.tensor(factor)):
+        result = linear(tensors, 0.1, rows=7)
+    check(result, tensors, 0.1, scale=factor / 2)

@@ -83,6 +83,27 @@ def test_a_step_in_fp16_is_nearly_that_in_fp32(tmp_path):
     assert 0 < error < 0.1 * change
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_gradient_that_is_finite_at_a_loss_scale_is_not_skipped_there(tmp_path, parts):
+    """The gradient of the sum over the targets overflows fp16; that of the mean does not."""
+    net = small_net()
+    with torch.no_grad():
+        net.head.out.weight[:, 0] = 0.0
+
+    def large_channel(module, inputs, out):
+        return torch.cat([torch.full_like(out[..., :1], 2.0**14), out[..., 1:]], dim=-1)
+
+    net.decoder.final_dropout.register_forward_hook(large_channel)
+    store, rows = pairs([(3, 9)] * 24), list(range(24))
+    plan = [rows[first::parts] for first in range(parts)]
+    keys = settings(gradient_accumulation=parts)
+    trainer, _ = trainer_of(net, store, plan, keys, tmp_path, precision="fp16")
+    trainer.updates.scaler = GradScaler("cpu", init_scale=4.0)
+    trainer._step()
+    assert trainer.updates.scaler.get_scale() == 4.0
+    assert net.head.out.weight[:, 0].any()
+
+
 def test_a_step_whose_gradient_overflows_fp16_is_skipped_and_halves_the_scale(tmp_path):
     net = small_net()
     trainer = fp16_trainer(tmp_path, net=net, max_steps=30, log_every=2, scale=2.0**24)

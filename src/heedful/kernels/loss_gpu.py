@@ -31,7 +31,7 @@ def _is_usable() -> bool:
     try:
         logits = torch.zeros(1, 2, device="cuda")
         targets = torch.zeros(1, device="cuda", dtype=torch.int64)
-        _run(logits, targets, 0.0, None, torch.empty(3, 1, device="cuda"), 2)
+        _run(logits, targets, 0.0, None, torch.empty(3, 1, device="cuda"), 2, None)
     except Exception as error:  # of compilers and drivers, of many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         logging.getLogger("heedful").warning(
@@ -59,6 +59,7 @@ def cross_entropy(
     label_smoothing: float,
     grad: bool,
     vocab: int,
+    factor: Float[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "3"], Float[Tensor, "N W"] | None]:
     """Sums in float64, and d loss / d logits in the type of the logits; does not synchronize.
 
@@ -70,12 +71,13 @@ def cross_entropy(
             gradient 0. Logits that are not on a GPU have results without values, with which memory
             is planned.
         vocab: V.
+        factor: of the gradient, in fp32; None: 1.
     """
     logits, num_rows = logits.contiguous(), len(logits)
     logits_grad = torch.empty_like(logits) if grad else None
     rows = torch.empty(3, num_rows, device=logits.device, dtype=torch.float32)
     if logits.device.type == "cuda" and num_rows:
-        _run(logits, targets.contiguous(), label_smoothing, logits_grad, rows, vocab)
+        _run(logits, targets.contiguous(), label_smoothing, logits_grad, rows, vocab, factor)
     return rows.sum(1, dtype=torch.float64), logits_grad
 
 
@@ -86,6 +88,7 @@ def _run(
     logits_grad: Tensor | None,
     rows: Tensor,
     vocab: int,
+    factor: Tensor | None,
 ) -> None:
     from heedful.kernels.loss_triton import cross_entropy_kernel
 
@@ -93,8 +96,10 @@ def _run(
     with torch.cuda.device(logits.device):
         kernel[(len(logits),)](
             *(logits, targets, logits if logits_grad is None else logits_grad, rows),
+            rows if factor is None else factor,
             *(len(logits), vocab, logits.size(1), label_smoothing),
             needs_grad=logits_grad is not None,
+            has_factor=factor is not None,
             block=_BLOCK,
             num_warps=_WARPS,
         )

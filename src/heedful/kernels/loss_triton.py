@@ -11,11 +11,13 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     targets,
     logits_grad,
     rows,
+    factor,
     num_rows,
     vocab,
     width,
     smoothing,
     needs_grad: tl.constexpr,
+    has_factor: tl.constexpr,
     block: tl.constexpr,
 ):
     """Loss, negative log-likelihood and a correct target (1 or 0) of a row, and its gradient.
@@ -25,6 +27,7 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     Args:
         logits, logits_grad: (N, W).
         rows: (3, N).
+        factor: (1,), of the gradient, which is rounded after it; read with `has_factor` only.
         vocab: the logits V of a row that are classes.
         width: W.
         block: logits that are read at once.
@@ -64,6 +67,9 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     tl.store(rows + 2 * num_rows + row, tl.where(tl.sum(before, 0) == 0, 1.0, 0.0))
     if needs_grad:
         uniform = smoothing / vocab
+        scale = 1.0
+        if has_factor:
+            scale = tl.load(factor)
         for start in range(0, width, block):
             columns = start + lanes
             inside = columns < vocab
@@ -71,4 +77,4 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
             grad = tl.where(inside, tl.exp(x - log_sum) - uniform, 0.0)
             grad = tl.where(columns == target, grad - (1.0 - smoothing), grad)
             kind = logits_grad.dtype.element_ty
-            tl.store(logits_grad + columns, grad.to(kind), mask=columns < width)
+            tl.store(logits_grad + columns, (grad * scale).to(kind), mask=columns < width)

@@ -4,7 +4,8 @@ A training step divides once, by the count over all of its batches.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +28,27 @@ _GPU_CHUNK_ELEMENTS = 2**27
 _LEAST_ROWS = 512
 # Logits per block of a chunk on a CPU, which the loss reads several times: 2 MB of fp32.
 _BLOCK_ELEMENTS = 500_000
+
+_factor: Tensor | None = None  # in the block of `gradient_factor`
+
+
+@contextmanager
+def gradient_factor(factor: Float[Tensor, ""] | None) -> Iterator[None]:
+    """In the block, gradients that a loss computes with it have this factor before their products.
+
+    Gradients of a sum of losses may overflow fp16 at any loss scale, and those of one target may
+    underflow. With the factor of the sum in the loss whose backward pass will run (loss scale /
+    number of targets) they are those of that loss. It changes the results only by rounding.
+
+    Args:
+        factor: not zero; None: 1.
+    """
+    global _factor  # noqa: PLW0603
+    before, _factor = _factor, factor
+    try:
+        yield
+    finally:
+        _factor = before
 
 
 class LossSum(NamedTuple):
@@ -89,6 +111,9 @@ class ChunkLoss(NamedTuple):
 
 
 ChunkLossFunction = Callable[[Float[Tensor, "... n V"], Int[Tensor, "n"], bool], ChunkLoss]
+ChunkLossKernel = Callable[
+    [Float[Tensor, "n V"], Int[Tensor, "n"], bool, Float[Tensor, ""] | None], ChunkLoss
+]
 
 
 def head_loss(
@@ -125,19 +150,24 @@ def head_loss(
         grad.scatter_add_(-1, index, grad.new_full((1, 1), label_smoothing - 1).expand_as(index))
         return ChunkLoss(loss, nll, correct, grad)
 
-    def whole_chunk_loss(logits: Tensor, target: Tensor, needs_grad: bool) -> ChunkLoss:
+    def whole_chunk_loss(
+        logits: Tensor, target: Tensor, needs_grad: bool, factor: Tensor | None
+    ) -> ChunkLoss:
         """The same by a kernel, for logits in the type of the head."""
         smoothing = float(label_smoothing)
         if kernel_device(logits) == "cuda":
             # Only such a head gives further columns.
             is_plain = isinstance(head, OutputHead) and type(head.out) is nn.Linear
             vocab = (_vocab_of(head) if is_plain else None) or logits.size(1)
-            sums, grad = loss_gpu.cross_entropy(logits, target, smoothing, needs_grad, vocab)
+            options = smoothing, needs_grad, vocab, factor
+            sums, grad = loss_gpu.cross_entropy(logits, target, *options)
         else:
             grad = None
             if needs_grad:
                 grad = logits if _can_overwrite(head) else torch.empty_like(logits)
             sums = kernels.cross_entropy(logits, target, smoothing, grad)
+            if grad is not None and factor is not None:  # not in fp16, which this kernel lacks
+                grad.mul_(factor)
         loss, nll, correct = sums
         return ChunkLoss(loss, nll, correct.long() if count_correct else None, grad)
 
@@ -149,7 +179,7 @@ def chunked_loss(
     states: Float[Tensor, "... N D"],
     targets: Int[Tensor, "N"],
     chunk_loss: ChunkLossFunction,
-    kernel: ChunkLossFunction | None = None,
+    kernel: ChunkLossKernel | None = None,
 ) -> LossSum:
     """A loss of the logits of a head, computed for chunks of rows together with its gradient.
 
@@ -167,9 +197,9 @@ def chunked_loss(
         states: (N, D), or (P, N, D) from P forward passes with the same targets.
         chunk_loss: function of logits (…, n, V) in fp32, targets (n,), and a bool: the gradient
             with respect to the logits is required.
-        kernel: the same function of logits (n, V) in the type of the head, called where kernels run
-            (`heedful.kernels`). On a GPU logits may have further columns after those of the V
-            tokens.
+        kernel: the same function of logits (n, V) in the type of the head, and of the factor of
+            its gradient (`gradient_factor`), called where kernels run (`heedful.kernels`). On a GPU
+            logits may have further columns after those of the V tokens.
     """
     units = [] if torch.compiler.is_compiling() else _sharded_units(head)
     is_called_once = isinstance(head, OutputHead) and units == [head]
@@ -182,7 +212,7 @@ def chunked_loss(
         kernel = None
     is_aligned = kernel is not None and isinstance(head, OutputHead) and _has_gpu_kernel(states)
     rows = _rows_at_once(head, _GPU_CHUNK_ELEMENTS if is_aligned else _CHUNK_ELEMENTS)
-    chunks = _Chunks(targets, chunk_loss, kernel, rows, needs_grad, is_aligned)
+    chunks = _Chunks(targets, chunk_loss, kernel, rows, needs_grad, is_aligned, _factor)
     result: LossSum = head(states, chunks.loss) if is_called_once else chunks.loss(head, states)
     return result
 
@@ -192,14 +222,16 @@ class _Chunks(NamedTuple):
 
     Attributes:
         is_aligned: the head is called for aligned logits, which the kernel takes.
+        factor: see `gradient_factor`.
     """
 
     targets: Int[Tensor, "N"]
     chunk_loss: ChunkLossFunction
-    kernel: ChunkLossFunction | None
+    kernel: ChunkLossKernel | None
     rows: int
     needs_grad: bool
     is_aligned: bool
+    factor: Float[Tensor, ""] | None
 
     def loss(self, logits_of: LogitsFunction, states: Float[Tensor, "... N D"]) -> LossSum:
         """The loss of states, whose logits are formed chunk by chunk."""
@@ -224,7 +256,7 @@ class _Chunks(NamedTuple):
                 gradients.add(x, out, grad)
         total = loss.float()
         if needs_grad:
-            total = gradients.attach_to(total)
+            total = gradients.attach_to(total, self.factor)
         return LossSum(total, nll.float(), correct, self.targets.numel())
 
     def _of_chunk(
@@ -233,7 +265,7 @@ class _Chunks(NamedTuple):
         """The losses of a chunk of logits, on a CPU by blocks, and its gradient in their type."""
         needs_grad = self.needs_grad
         if self.kernel is not None and (self.is_aligned or _has_kernel(out)):
-            result = self.kernel(out, target, needs_grad)
+            result = self.kernel(out, target, needs_grad, self.factor)
             return [result], result.grad
         is_cpu, passes = kernel_device(out) == "cpu", out.shape[:-2].numel()
         block = max(1, _BLOCK_ELEMENTS // (passes * out.size(-1))) if is_cpu else self.rows
@@ -243,7 +275,7 @@ class _Chunks(NamedTuple):
         for logits, labels, logits_grad in zip(*blocks, strict=True):
             result = self.chunk_loss(logits.float(), labels, needs_grad)
             if result.grad is not None:
-                logits_grad.copy_(result.grad)
+                logits_grad.copy_(_times(result.grad, self.factor))
             results.append(result._replace(grad=None))
         return results, grad if needs_grad else None
 
@@ -255,8 +287,14 @@ def _whole_loss(
     result = chunk_loss(logits.detach().float(), targets, logits.requires_grad)
     loss = result.loss.float()
     if result.grad is not None:
-        loss = _AttachGradients.apply(loss, (result.grad.to(logits.dtype),), logits)  # type: ignore[no-untyped-call]
+        grads = (_times(result.grad, _factor).to(logits.dtype),)
+        loss = _AttachGradients.apply(loss, grads, _factor, logits)  # type: ignore[no-untyped-call]
     return LossSum(loss, result.nll.float(), result.correct, targets.numel())
+
+
+def _times(grad: Tensor, factor: Tensor | None) -> Tensor:
+    """A gradient with a factor, in the same memory; None: 1."""
+    return grad if factor is None else grad.mul_(factor)
 
 
 def _sharded_units(head: nn.Module) -> list[nn.Module]:
@@ -329,27 +367,34 @@ class _Gradients:
         self.weight_grads = parts
         self.state_grads.append(state_grad)
 
-    def attach_to(self, loss: Tensor) -> Tensor:
-        """The loss, with a backward pass that returns these gradients."""
+    def attach_to(self, loss: Tensor, factor: Tensor | None) -> Tensor:
+        """The loss, with a backward pass that returns these gradients, which have the factor."""
         state_grad = torch.cat(self.state_grads, -2)
         weight_grads = [g.to(w.dtype) for g, w in zip(self.weight_grads, self.weights, strict=True)]
         attached: Tensor = _AttachGradients.apply(  # type: ignore[no-untyped-call]
-            loss, (state_grad, *weight_grads), self.states, *self.weights
+            loss, (state_grad, *weight_grads), factor, self.states, *self.weights
         )
         return attached
 
 
 class _AttachGradients(torch.autograd.Function):
-    """A loss whose gradients with respect to `inputs` were computed before."""
+    """A loss whose gradients with respect to `inputs`, times a factor, were computed before."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, grads: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
-        ctx.grads = grads
+    def forward(
+        ctx: Any,
+        loss: Tensor,
+        grads: tuple[Tensor, ...],
+        factor: Tensor | None,
+        *inputs: Tensor,
+    ) -> Tensor:
+        ctx.grads, ctx.factor = grads, factor
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(grad * scales[0] for grad in ctx.grads)
+        scale = scales[0] if ctx.factor is None else scales[0] / ctx.factor
+        return None, None, None, *(grad * scale for grad in ctx.grads)
 
 
 def _leaves(out: Tensor) -> list[Tensor]:

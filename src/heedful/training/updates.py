@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from heedful import openmp
 from heedful.config import Training
 from heedful.kernels import training as kernels
+from heedful.parts.losses import gradient_factor
 from heedful.processes import Processes
 from heedful.training.averaging import MovingAverage
 from heedful.training.block_compiler import BlockCompiler
@@ -116,7 +117,12 @@ class WeightUpdates:
         """Add the gradient of a micro-batch; (2,): its loss and its negative log-likelihood."""
         self._seed(rows.seed)
         is_autocast = self._precision != "fp32"
+        factor: Tensor | None = None
+        if self.scaler.is_enabled():  # that of the sum in the loss below
+            whole = torch.full((), float(self._trained.gradient_factor), device=self.device)
+            factor = self.scaler.scale(whole) / max(1, targets)
         with (
+            gradient_factor(factor),
             nullcontext() if self._compiler is None else self._compiler.step(rows.batch),
             self._trained.exchange(is_last=is_last),
         ):
