@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from heedful.errors import UserError
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
 from option_space import (
@@ -69,6 +70,14 @@ def test_a_segment_number_that_recurs_is_another_segment(
     numbers = torch.nn.functional.pad(segments, (0, 5))
     out = net(padded, torch.tensor([ids.size(1)]), segments=numbers)
     torch.testing.assert_close(out[0, : ids.size(1)], apart, **EXACT)
+
+
+def test_packed_rows_with_a_cache_are_refused() -> None:
+    """The segments were ignored."""
+    net = decoder(Single("none"))
+    _, ids, segments = packed([3, 2])
+    with pytest.raises(UserError, match="one text for each row"):
+        net.decode(Tokens.from_ids(ids, segments=segments), net.start(1, capacity=5))
 
 
 @pytest.mark.parametrize("window", [None, 20])

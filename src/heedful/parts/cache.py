@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful.errors import UserError
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Span, Tokens
 
@@ -313,7 +314,12 @@ class Cache:
 
         Returns:
             The cache and the self-attention mask of each layer, and the cross-attention mask.
+
+        Raises:
+            UserError: packed rows; a row of a cache is one text.
         """
+        if tokens.segments is not None:
+            raise UserError("a cache has one text for each row: leave out segments, or the cache")
         rows, length = tokens.ids.shape
         texts, beams = self.num_sources, rows // self.num_sources
         assert rows in (texts, texts * self.beams), (rows, self.beams)
