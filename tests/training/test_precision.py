@@ -1,6 +1,7 @@
 """Precision of training steps: resolution of `auto`, resuming, loss scaling in fp16."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,6 +103,23 @@ def test_a_gradient_that_is_finite_at_a_loss_scale_is_not_skipped_there(tmp_path
     trainer._step()
     assert trainer.updates.scaler.get_scale() == 4.0
     assert net.head.out.weight[:, 0].any()
+
+
+def test_a_gradient_in_fp16_has_the_factor_of_the_processes_and_no_part_of_uncounted_rows(tmp_path):
+    updates = (trainer := fp16_trainer(tmp_path, scale=256.0)).updates
+    (rows,), _ = trainer.micro_batches((0, 0))
+    trainer.micro_batches.close()
+
+    def gradients(rows, processes, targets):
+        updates._trained.gradient_factor = processes
+        updates._trained.net.zero_grad()
+        updates._backward(rows, targets, is_last=True)
+        return torch.cat([p.grad.flatten() for p in updates._trained.net.parameters()])
+
+    one = gradients(rows, 1, 4)
+    assert one.any()
+    torch.testing.assert_close(gradients(rows, 8, 16), 2 * one, rtol=0.01, atol=0.01)
+    assert not gradients(replace(rows, is_counted=False), 8, 4).any()
 
 
 def test_a_step_whose_gradient_overflows_fp16_is_skipped_and_halves_the_scale(tmp_path):
