@@ -302,6 +302,8 @@ def test_model_outputs_contain_the_required_phrases(name: str) -> None:
     options = {"beam_size": 6, "max_new_tokens": 16}
     actual = model.generate(TEXTS, require=["dog", "the mat"], **options)
     assert all("dog" in text and "the mat" in text for text in actual), actual
+    enlarged = model.generate(TEXTS, require=["dog", "the mat"], **options | {"beam_size": 2})
+    assert all("dog" in text and "the mat" in text for text in enlarged), enlarged
     assert not all("dog" in text for text in model.generate(TEXTS, **options))
     for wrong in ({"beam_size": 1}, {"temperature": 1.0}, {"beam_size": 4, "num_groups": 2}):
         with pytest.raises(UserError, match="require needs a beam"):
