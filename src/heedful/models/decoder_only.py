@@ -41,7 +41,8 @@ class DecoderOnly(nn.Module):
             lengths: (B,), real tokens of each row; default: all.
             padding_side: side of the padding.
             segments: (B, T), number of the segment (text) of each token in a packed row: attention
-                stays within a segment, and its positions start at 0. Default: one segment per row.
+                stays within a segment, and its positions start at 0. A number that recurs later in
+                the row is another segment. Default: one segment per row.
 
         Raises:
             UserError: ids, lengths or the width of the batch are out of range.
