@@ -1,5 +1,6 @@
 """Every check of `insight.verify` fails for a small net with exactly that defect."""
 
+import inspect
 import io
 import json
 from collections.abc import Callable
@@ -12,14 +13,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from checked_shapes import check_shapes
-from flawed_nets import HEADS, VOCAB, WIDTH, OneStack, TwoStacks, net_of
+from flawed_nets import (
+    HEADS,
+    VOCAB,
+    WIDTH,
+    Attention,
+    OneStack,
+    Renormalized,
+    TwoStacks,
+    net_of,
+)
 from heedful.errors import UserError
 from heedful.insight import Report, learning_checks, verify
+from heedful.insight.checks import gradient_beyond_rounding
 from heedful.insight.verification import CHECKS, checks_of
 from single_stacks import Single, decoder
 
 UNASKED = {"one batch overfits"}
 NO_LEFT = {"source padding, left", "target padding, left"}
+NO_WINDOW = {"attention window"}
 # Of each kind of net, what does not apply to it.
 SKIPPED: dict[str, set[str]] = {
     "two stacks": set(),
@@ -28,8 +40,13 @@ SKIPPED: dict[str, set[str]] = {
     "classifier": {"causality", "bidirectional attention", "cached = uncached"},
     "states": {"causality", "cached = uncached", "initial loss", "one batch overfits"},
 }
+for kind, of_kind in SKIPPED.items():
+    of_kind |= NO_WINDOW if kind != "two stacks" else set()
 ALL: dict[str, set[str]] = {
-    **{flaw: {"output shape"} for flaw in ("squeezed", "a tuple", "NaN", "integers")},
+    **{flaw: {"output shape"} for flaw in ("a tuple", "NaN", "integers")},
+    "squeezed": {"one row, one token"},
+    "state of the last call": {"no state between calls"},
+    "size of the first call": {"no state between calls"},
     "dropout in evaluation": {"no dropout in evaluation"},
     "batch statistics": {"batch independence"},
     "unused parameter": {"gradient flow"},
@@ -50,13 +67,29 @@ LEARNT: dict[str, set[str]] = {
 PADDED: dict[str, set[str]] = {
     "spoilt by an empty row": {"empty rows"},
     "positions count padding": {"padding, left"},
-    "scaled by the width": {"padding, right"},
+    "scaled by the padding": {"padding, right"},
 }
 CAUSAL: dict[str, set[str]] = {
     "mask of the other family": {"causality"},
     "causal mask off by one": {"causality"},
     "hidden gradient from the future": {"causality"},
     "inverted causal mask": {"causality", "mask polarity"},
+    "leak at distance 1": {"causality"},
+    "leak at distance 12": {"causality"},
+    "leak at distance 100": {"causality"},
+    "sees the later ones of a block": {"causality"},
+    "sees the later ones of the end": {"causality"},
+    "mean of the whole text removed": {"causality"},
+    "scaled by the width": {"causality"},
+    "norm over time": {"normalization", "causality", "one row, one token"},
+    "norm over positions and features": {"normalization", "causality"},
+    "norm over the batch": {
+        *("normalization", "causality", "one row, one token", "batch independence"),
+    },
+    "norm over the batch in training": {"normalization"},
+    "cache loses keys when it grows": {"cached = uncached"},
+    "cache of a fixed size wraps": {"cached = uncached"},
+    "cache forgets after 12": {"cached = uncached"},
     "token before hidden": {"mask polarity"},
     "sequence first": {"output shape"},
     "cache off by one": {"cached = uncached"},
@@ -71,7 +104,10 @@ FLAWS: dict[str, dict[str, set[str]]] = {
         "source padding attended": {"source padding, right"},
         "positions count padding": NO_LEFT,
         "target padding attended": {"target padding, left"},
-        "scaled by the width": {"target padding, right"},
+        "scaled by the padding": {"target padding, right"},
+        "cross-attention to padding": {"source padding, right"},
+        "causal encoder": {"bidirectional attention"},
+        "positions end early": {"position awareness"},
         "even on empty rows": {"empty rows"},
         "detached encoder": {"gradient flow"},
     },
@@ -85,6 +121,9 @@ FLAWS: dict[str, dict[str, set[str]]] = {
     },
     "encoder": {
         **ALL | LEARNT | PADDED,
+        "scaled by the width": {"padding, right"},
+        "norm over time": {"normalization", "one row, one token", "padding, right"},
+        "positions end early": {"position awareness"},
         "sequence first": {"output shape"},
         "mask of the other family": {"bidirectional attention"},
         "last token hidden": {"bidirectional attention"},
@@ -97,18 +136,27 @@ FLAWS: dict[str, dict[str, set[str]]] = {
         **ALL | LEARNT | PADDED,
         "mask of the other family": {"mask polarity", "gradient flow"},
         "last token hidden": {"mask polarity"},
+        "norm over time": {"normalization", "one row, one token", "padding, right"},
         "padding attended": {"padding, right"},
         "class of the first column": {"padding, left"},
     },
     "states": {
         **ALL | PADDED,
+        "norm over the batch": {
+            *("normalization", "one row, one token", "batch independence"),
+        },
         "sequence first": {"output shape"},
         "mask of the other family": {"bidirectional attention"},
         "detached": {"gradient flow"},
         "padding attended": {"padding, right"},
     },
 }
-
+# Flaws that only long texts show.
+OF_LONG_TEXTS = {
+    "leak at distance 100",
+    "sees the later ones of the end",
+    "positions end early",
+}
 
 # The last words of a failed check, with its observation.
 SEEN = {
@@ -119,6 +167,15 @@ SEEN = {
     ("decoder", "inverted causal mask"): "mask inverted",
     ("decoder", "token before hidden"): "token 0 does not change the logits at 1",
     ("decoder", "cache without padding"): "the prompt padded on the left",
+    ("decoder", "leak at distance 100"): "with token 100",
+    ("decoder", "norm over time"): "more_norm (TimeNorm) mixes positions",
+    ("decoder", "norm over the batch"): "more_norm (OverTexts) mixes rows and positions",
+    ("decoder", "norm over the batch in training"): (
+        "more_norm (OverTexts) mixes rows and positions in training"
+    ),
+    ("decoder", "cache loses keys when it grows"): "begins with room for one token",
+    ("two stacks", "cache forgets after 12"): "begins with room for one token",
+    ("two stacks", "causal encoder"): "no later source token changes the states of the encoder",
     ("decoder", "sequence first"): "ids (3, 6) gave (6, 3, 19), not (3, 6, 19)",
     ("encoder", "inverted padding mask"): "mask inverted",
     ("encoder", "mask of the other family"): "no later token changes the logits at any position",
@@ -170,7 +227,11 @@ def test_a_flaw_fails_exactly_its_checks(
     overfit = flaw in ("cannot learn", "detached")
     monkeypatch.setattr(learning_checks, "OVERFIT_STEPS", 40)  # what cannot learn needs no more
     report = verify(
-        net_of(kind, flaw), overfit=overfit, overfit_seconds=600.0, **verify_keywords(kind)
+        net_of(kind, flaw),
+        overfit=overfit,
+        overfit_seconds=600.0,
+        long_length=160 if flaw in OF_LONG_TEXTS else 16,
+        **verify_keywords(kind),
     )
     assert failures(report) == FLAWS[kind][flaw], str(report)
     assert not report.ok
@@ -201,6 +262,101 @@ def test_nets_with_windows_pass(kind: str) -> None:
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("kind", ["two stacks", "decoder", "encoder"])
+@pytest.mark.parametrize("scores", [1.0, 2.0])
+def test_a_mask_after_the_softmax_passes_if_weights_are_renormalized(
+    kind: str, scores: float
+) -> None:
+    """Gradients of hidden tokens cancel up to rounding; sharp weights have more of it."""
+    net = net_of(kind)
+    for layer in net.modules():
+        if isinstance(layer, Attention):
+            layer.__class__ = Renormalized
+            layer.query.weight.data *= scores
+    report = verify(net, overfit=False, **causal_of(kind))
+    assert report.ok, str(report)
+
+
+EPS32, EPS64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize(
+    ("in_fp32", "in_fp64", "leaks"),
+    [
+        (0.0, None, False),
+        (5e-9, 10 * EPS64, False),  # rounding of both
+        (5e-9, -3e-9, False),  # rounding of operations in fp32
+        (5e-9, 5e-9, True),  # a small leak
+        (1e-3, -1e-3, True),  # too large for rounding
+        (10 * EPS32, None, False),  # a net that runs in fp32 only
+        (1e-4, None, True),
+        (float("nan"), 0.0, True),
+    ],
+)
+def test_a_gradient_within_rounding_is_none(
+    in_fp32: float, in_fp64: float | None, leaks: bool
+) -> None:
+    class At:
+        """What the function needs of a probe."""
+
+        net = nn.Linear(1, 1)
+        generator = torch.Generator()
+
+        def to_double(self) -> Any:
+            return None if in_fp64 is None else "fp64"
+
+    def gradient_of(probe: Any) -> Tensor:
+        probe_value = in_fp64 if probe == "fp64" else in_fp32
+        return torch.tensor([[[1.0], [probe_value]]], dtype=torch.float64)
+
+    forbidden = torch.tensor([[False, True]])
+    plain = inspect.unwrap(gradient_beyond_rounding)
+    leak = plain(At(), gradient_of, forbidden)
+    assert (leak != 0.0) == leaks
+
+
+@pytest.mark.parametrize("window", [2, 5])
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "states"])
+def test_windows_off_by_one_fail(kind: str, window: int) -> None:
+    for wrong, seen in ((0, None), (1, "with a token {} before, but"), (-1, "do not change with")):
+        report = verify(
+            OneStack(kind, window=window + wrong),
+            causal=kind == "decoder",
+            max_distance=window - 1,
+            overfit=False,
+            long_length=32,
+        )
+        if wrong and window + wrong > 1:
+            assert failures(report) == {"attention window"}, str(report)
+            assert str(seen).format(window) in report["attention window"].detail
+        elif not wrong:
+            assert report.ok, str(report)
+            assert f"distance of {window - 1}" in report["attention window"].detail
+
+
+@pytest.mark.parametrize("kind", ["two stacks", "decoder"])
+def test_a_cache_of_a_fixed_size_may_raise(kind: str) -> None:
+    report = verify(net_of(kind, "cache of a fixed size"), overfit=False, **verify_keywords(kind))
+    assert report.ok, str(report)
+    assert "beyond its capacity the cache raises IndexError" in report["cached = uncached"].detail
+
+
+def test_the_tested_lengths_are_stated() -> None:
+    net = OneStack("decoder")
+    net.positions = nn.Parameter(torch.randn(200, WIDTH))
+    report = verify(net, causal=True, overfit=False)
+    assert report["causality"].detail.endswith("in texts of 160 tokens")
+    assert report["cached = uncached"].detail.endswith("in texts of 160 tokens")
+    net.positions = nn.Parameter(net.positions[:45].detach())
+    shorter = verify(net, causal=True, overfit=False)
+    assert shorter.ok, str(shorter)
+    assert shorter["causality"].detail.endswith(
+        "in texts of 45 tokens, the most that the net takes"
+    )
+    assert (shorter.length, shorter.long_length) == (10, 45)
+    assert "tested with texts of up to 10 tokens; distant tokens in texts of 45" in str(shorter)
+
+
 @pytest.mark.parametrize("length", [8, 24])
 @pytest.mark.parametrize("kind", SKIPPED)
 def test_length_limits_the_sequences(kind: str, length: int) -> None:
@@ -210,15 +366,15 @@ def test_length_limits_the_sequences(kind: str, length: int) -> None:
         num_rows.extend(item.size(1) for item in ids)
         return net(*ids, src_lengths if lengths is None else lengths)
 
-    report = verify(net_of(kind), call=call, length=length, overfit=False, **verify_keywords(kind))
+    sizes = {"length": length, "long_length": length}
+    report = verify(net_of(kind), call=call, overfit=False, **sizes, **verify_keywords(kind))
     assert report.ok, str(report)
     # The adapter gets the lengths that it names, and no others.
     padded = "source padding, right" if kind == "two stacks" else "padding, right"
     assert report[padded].status == "passed"
     left = NO_LEFT | {"target padding, right"} if kind == "two stacks" else {"padding, left"}
     assert skips(report) >= left
-    # The written side is one shorter than a source.
-    assert max(num_rows) == (length if kind == "two stacks" else length - 1)
+    assert max(num_rows) == length
 
 
 @pytest.mark.parametrize("kind", ["two stacks", "encoder"])
@@ -456,6 +612,8 @@ class Args(nn.Module):
         (TwoStacks, {"causal": True}, "causal= is not for a net with two stacks"),
         (lambda: decoder(Single()), {"tgt_vocab_size": 9}, "is not for a net with one stack"),
         (lambda: OneStack("encoder"), {"causal": False, "length": 7}, "at least 8"),
+        (lambda: OneStack("encoder"), {"causal": False, "max_distance": 0}, "at least 1, not 0"),
+        (TwoStacks, {"max_distance": 3}, "is not for a net with two stacks"),
         (lambda: nn.Bilinear(2, 2, 2), {}, "pass src_vocab_size="),
         (TwoStacks, {"tgt_vocab_size": 2, "pad_id": 0}, "fewer than two tokens"),
         (lambda: OneStack("encoder"), {"causal": False, "pad_id": VOCAB}, f"pad_id {VOCAB}"),
@@ -488,9 +646,7 @@ def test_checks_of_two_stacks_name_their_side() -> None:
     assert report["causality"].requirement == (
         "logits at a target position do not depend on later target tokens"
     )
-    assert report["output shape"].detail == (
-        "src (1, 2), tgt (1, 1) gave (1, 1, 19); larger batches are correct too"
-    )
+    assert report["output shape"].detail == ("src (3, 7), tgt (3, 6) gave (3, 6, 19)")
     padding = report["no gradient from padding"].requirement
     assert padding.startswith("the loss of the real target tokens")
     assert report["initial loss"].requirement.endswith("above ln V")

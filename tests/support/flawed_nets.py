@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 VOCAB, WIDTH, HEADS, LABELS = 19, 32, 4, 3
+LONGEST = 40  # the tokens that a net takes
 
 
 class Attention(nn.Module):
@@ -20,11 +21,37 @@ class Attention(nn.Module):
         parts = zip((self.query, self.key, self.value), (x, memory, memory), strict=True)
         q, k, v = (f(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f, y in parts)
         scores = q @ k.transpose(-2, -1) / math.sqrt(WIDTH // HEADS)
+        return self.out((self.attend(scores, mask) @ v).transpose(1, 2).flatten(2))
+
+    def attend(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """Attention weights (B, H, T, S)."""
         fill = {"NaN on empty rows": -math.inf, "fp32 mask": torch.finfo(torch.float32).min}
         weights = scores.masked_fill(~mask, fill.get(self.flaw, -1e30)).softmax(-1)
         if self.flaw not in ("NaN on empty rows", "even on empty rows"):
             weights = weights * mask
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
+        return weights
+
+
+class TimeNorm(nn.Module):
+    """A norm over the wrong dimension: over positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+
+
+class OverTexts(nn.BatchNorm1d):
+    """The features of all texts and positions, (B, T, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1)).view_as(x)
+
+
+NORMS: dict[str, Any] = {
+    "norm over time": TimeNorm,
+    "norm over the batch": lambda: OverTexts(WIDTH, track_running_stats=False),
+    "norm over the batch in training": lambda: OverTexts(WIDTH),
+    "norm over positions and features": lambda: nn.GroupNorm(1, WIDTH),
+}
 
 
 class Net(nn.Module):
@@ -37,7 +64,8 @@ class Net(nn.Module):
         self.flaw = flaw
         self.tokens = nn.Embedding(VOCAB, WIDTH)
         nn.init.normal_(self.tokens.weight, std=WIDTH**-0.5)
-        self.positions = nn.Parameter(torch.randn(32, WIDTH))
+        size = 160 if flaw == "leak at distance 100" else LONGEST
+        self.positions = nn.Parameter(torch.randn(size, WIDTH))
         self.dropout = nn.Dropout(0.1)
         self.head: nn.Module = nn.Identity() if labels == 0 else nn.Linear(WIDTH, labels or VOCAB)
         if labels is None:
@@ -52,6 +80,8 @@ class Net(nn.Module):
             self.unused = nn.Parameter(torch.ones(3))
         if flaw == "parameter times zero":
             self.dead = nn.Parameter(torch.ones(WIDTH))
+        self.more_norm: nn.Module = NORMS.get(flaw, nn.Identity)()
+        self.kept: Tensor | None = None
 
     def real(self, ids: Tensor, lengths: Tensor | None, side: str) -> Tensor:
         columns = torch.arange(ids.size(1))
@@ -66,6 +96,8 @@ class Net(nn.Module):
         x = self.tokens(ids) * math.sqrt(WIDTH)
         if self.more is not None:
             x = x + F.embedding(ids, self.more)
+        if self.flaw == "positions end early":
+            places = places.clamp(max=20)
         x = x + self.positions[places * 0 if self.flaw == "no positions" else places]
         return F.dropout(x, 0.1) if self.flaw == "dropout in evaluation" else self.dropout(x)
 
@@ -74,6 +106,9 @@ class Net(nn.Module):
         return {
             "causal mask off by one": square.tril(1),
             "inverted causal mask": square.triu(),
+            "sees the later ones of the end": square.tril() | (torch.arange(len(square)) > 30),
+            "sees the later ones of a block": square.tril()
+            | (torch.arange(len(square))[:, None] // 16 == torch.arange(len(square)) // 16),
             "token before hidden": square.tril(-2) | torch.eye(len(square), dtype=torch.bool),
         }.get(self.flaw, square.tril())
 
@@ -84,6 +119,28 @@ class Net(nn.Module):
             "hidden gradient from padding": states * ~real[..., None],
         }.get(self.flaw)
         return x if wrong is None else x + (wrong - wrong.detach()).sum(1, keepdim=True)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """Flaws that mix rows, positions or calls."""
+        flaw = self.flaw
+        if flaw == "batch statistics":
+            x = x + x.mean(0)
+        if flaw == "mean of the whole text removed":
+            x = x - x.mean(1, keepdim=True)
+        if flaw == "scaled by the width":
+            x = x / x.size(1)
+        if flaw.startswith("leak at distance"):
+            distance = int(flaw.split()[-1])
+            x = x + F.pad(x[:, distance:], (0, 0, 0, min(distance, x.size(1)))) / 2
+        if flaw == "state of the last call":
+            before, self.kept = self.kept, x.detach().mean((0, 1))
+            x = x if before is None else x + before
+        if flaw == "size of the first call":
+            self.kept = torch.ones(x.size(1), 1) if self.kept is None else self.kept
+            x = x * self.kept[: x.size(1)]
+        if flaw in ("norm over positions and features",):
+            return self.more_norm(x.transpose(1, 2)).transpose(1, 2)
+        return self.more_norm(x)
 
     def finish(self, x: Tensor) -> Any:
         if self.flaw == "parameter times zero":
@@ -132,16 +189,19 @@ class TwoStacks(Net):
         square = torch.ones(size, size, dtype=torch.bool)
         causal = square if flaw == "mask of the other family" else self.causal(square)
         x = self.embed(src, src_real)
-        x = self.norms[0](x + self.read(x, x, src_keys))
-        if flaw == "batch statistics":
-            x = x + x.mean(0)
+        lower = torch.ones(src.size(1), src.size(1), dtype=torch.bool).tril()
+        read_keys = src_keys & lower if flaw == "causal encoder" else src_keys
+        x = self.norms[0](x + self.read(x, x, read_keys))
         if flaw == "detached encoder":
             x = x.detach()
         y = self.embed(tgt, tgt_real)
         y = self.leaked(y, x, src_real)
         y = self.norms[1](y + self.write(y, y, causal & tgt_keys[:, None, None]))
-        if flaw == "scaled by the width":
-            y = y / size
+        y = self.mixed(y)
+        if flaw == "scaled by the padding":
+            y = y / (1 + (~tgt_real).sum())
+        if flaw == "cross-attention to padding":
+            src_keys = torch.ones_like(src_keys)
         if flaw != "no cross-attention":
             y = self.norms[2](y + self.cross(y, x, src_keys))
         return self.finish(y)
@@ -149,11 +209,19 @@ class TwoStacks(Net):
     def start(
         self, src: Tensor, lengths: Tensor | None = None, *, capacity: int, padding_side="right"
     ) -> "Prefixes":
-        return Prefixes(self.flaw, len(src), padding_side, source=src, lengths=lengths)
+        return Prefixes(self.flaw, len(src), padding_side, capacity, source=src, lengths=lengths)
 
     def step(self, ids: Tensor, cache: "Prefixes") -> Tensor:
         read, given = cache.extended(ids), cache.given
         return self(given["source"], read, given["lengths"], padding_side=cache.side)[:, -1:]
+
+
+class Renormalized(Attention):
+    """Correct: softmax, then the mask, then weights with a sum of 1; hidden gradients cancel."""
+
+    def attend(self, scores: Tensor, mask: Tensor) -> Tensor:
+        weights = scores.softmax(-1) * mask
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
 
 
 class OneStack(Net):
@@ -172,10 +240,9 @@ class OneStack(Net):
         x = self.embed(ids, real)
         x = self.leaked(x, x, real)
         x = self.norm(x + self.read(x, x, self.mask(real)))
-        if self.flaw == "batch statistics":
-            x = x + x.mean(0)
-        if self.flaw == "scaled by the width":
-            x = x / ids.size(1)
+        x = self.mixed(x)
+        if self.flaw == "scaled by the padding":
+            x = x / (1 + (~real).sum())
         if self.flaw == "spoilt by an empty row" and not bool(real.any(1).all()):
             x = x / 2
         if self.kind == "classifier":
@@ -203,7 +270,7 @@ class OneStack(Net):
     def start(self, rows: int, *, capacity: int, starts: Tensor | None = None) -> "Prefixes":
         if starts is None or self.flaw == "cache without padding":
             starts = torch.zeros(rows, dtype=torch.int64)
-        return Prefixes(self.flaw, rows, "left", starts=starts)
+        return Prefixes(self.flaw, rows, "left", capacity, starts=starts)
 
     def step(self, ids: Tensor, cache: "Prefixes") -> Tensor:
         read = cache.extended(ids)
@@ -219,15 +286,29 @@ class Prefixes:
     `given` is, for each row, its source, its lengths or its start.
     """
 
-    def __init__(self, flaw: str, rows: int, side: str, **given: Tensor | None) -> None:
-        self.flaw, self.side, self.given = flaw, side, given
+    def __init__(
+        self, flaw: str, rows: int, side: str, capacity: int, **given: Tensor | None
+    ) -> None:
+        self.flaw, self.side, self.capacity, self.given = flaw, side, capacity, given
         self.ids = torch.zeros(rows, 0, dtype=torch.int64)
 
     def extended(self, ids: Tensor) -> Tensor:
         """Append tokens; returns the ids to run the net on."""
         self.ids = torch.cat([self.ids, ids], dim=1)
+        size = self.ids.size(1)
+        if size > self.capacity:
+            if self.flaw == "cache of a fixed size":
+                raise IndexError(f"{size} tokens, but room for {self.capacity}")
+            if self.flaw == "cache loses keys when it grows":
+                self.ids[:, self.capacity - 1] = 0
+            if self.flaw == "cache of a fixed size wraps":
+                self.ids[:, :-1] = self.ids[:, 1:].clone()
+            self.capacity = max(size, 2 * self.capacity)
         if self.flaw == "cache off by one":
             return torch.cat([self.ids[:, :1], self.ids], dim=1)
+        if self.flaw.startswith("cache forgets after"):
+            forgotten = max(0, size - ids.size(1) - int(self.flaw.split()[-1]))
+            self.ids[:, :forgotten] = 0
         return self.ids
 
     def reorder(self, rows: Tensor) -> None:

@@ -11,6 +11,7 @@ from heedful.errors import UserError
 
 # Tokens of the longest input, padding included, and of the shortest that the checks need.
 _LONGEST, _SHORTEST = 10, 8
+_WIDTH = 80  # columns of the table
 
 
 def verify(
@@ -57,6 +58,7 @@ def verify(
     if json:
         print_json(report.to_dict())
     else:
-        Console().print(report.table())
+        console = Console()
+        console.print(report.table(), width=min(_WIDTH, console.width))
     if not report.ok:
         raise typer.Exit(1)

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from heedful.insight.kind import Side
 from heedful.insight.probe import Probe, first_line
 from heedful.insight.report import CheckResult, Status
+
+# Rounding errors of a gradient, in units of the type's precision and of the largest gradient: of a
+# net in its own type, and of one in fp64, where more of them are still far from any defect.
+_ROUNDINGS, _DOUBLE_ROUNDINGS = 64, 1000
 
 Outcome = tuple[str, float | None]  # observation, and the number compared with the tolerance
 CheckFunction = Callable[[Probe], Outcome]
@@ -44,7 +48,8 @@ class Check:
         single_requirement, single_hint: texts for nets of a single stack, if they differ.
         stacks: run only for nets with this number of stacks; None: for all.
         retry_in_double: repeat a failed check in fp64, where it may pass: effects as small as the
-            rounding errors of fp32 or 16-bit types are correct for tiny nets.
+            rounding errors of fp32 or 16-bit types are correct for tiny nets, and differences as
+            large as them for deep nets.
     """
 
     name: str
@@ -144,6 +149,55 @@ def require_equal(
     if error > probe.tolerance:
         raise Failed(message.replace("{error}", f"{error:.1e}"), error)
     return error
+
+
+def gradient_beyond_rounding(
+    probe: Probe, gradient_of: Callable[[Probe], Tensor | None], forbidden: Bool[Tensor, "B T"]
+) -> float | None:
+    """The largest gradient at `forbidden`, relative to the largest anywhere; 0.0 for rounding.
+
+    A right net may have a gradient of rounding errors there: softmax, mask and renormalize cancels
+    only up to them. So the gradient is computed again in fp64. There it is
+
+    - within the rounding of fp64: none;
+    - above the rounding of fp32: a gradient;
+    - between: a gradient if fp32 and fp64 agree on it, else rounding of operations that the fp64
+      net does in fp32.
+
+    Args:
+        gradient_of: gradients (B, T, D) of the net of a probe; None: unknown. Its random numbers
+            are equal in both calls.
+
+    Returns:
+        NaN if a gradient is NaN; None if the gradient is unknown.
+    """
+
+    state = probe.generator.get_state()
+
+    def relative(at: Probe) -> Tensor | None:
+        probe.generator.set_state(state)  # which all copies of the probe share
+        gradient = gradient_of(at)
+        if gradient is None:
+            return None
+        values = gradient.double()
+        return values[forbidden] / values.abs().nan_to_num(nan=1.0).max().clamp(min=1e-30)
+
+    found = relative(probe)
+    if found is None:
+        return None
+    leak = float(found.abs().max()) if found.numel() else 0.0
+    single = _ROUNDINGS * torch.finfo(torch.float32).eps
+    double = probe.to_double() if leak > 0 else None
+    exact = None if double is None else relative(double)
+    if exact is None:  # no gradient, NaN, or a net that does not run in fp64
+        types = {p.dtype for p in probe.net.parameters() if p.is_floating_point()}
+        eps = max((torch.finfo(dtype).eps for dtype in types), default=0.0)
+        return 0.0 if leak <= _ROUNDINGS * eps else leak
+    size = float(exact.abs().max())
+    if size <= _DOUBLE_ROUNDINGS * torch.finfo(torch.float64).eps:
+        return 0.0
+    agree = float((found - exact).norm()) < 0.5 * float(exact.norm())
+    return leak if agree or not size <= single else 0.0
 
 
 def influence(probe: Probe, side: Side) -> Float[Tensor, "P J"]:

@@ -1,4 +1,4 @@
-"""Checks of the shape of outputs, and of the inputs that they must or must not depend on."""
+"""Checks of the inputs that outputs must or must not depend on."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,102 +10,41 @@ from heedful.insight.checks import (
     Skipped,
     check,
     distance,
-    has_no_nan,
+    distances,
+    gradient_beyond_rounding,
     influence,
-    require_equal,
 )
 from heedful.insight.kind import Side
 from heedful.insight.probe import NetInputs, Probe
 
+# Nets of up to this many parameters are tested at every position of a long text, others at some.
+_SMALL_NET = 5_000_000
+
 POOLED = "the net has one output per text, not per position"
-
-
-@check(
-    "output shape",
-    requirement="net(src (B, S), tgt (B, T)) returns finite logits (B, T, V), also for one row or "
-    "one token",
-    hint="Look for batch and sequence in the wrong order, heads split in the wrong order, a "
-    "squeeze that also drops a batch of one, or an output that is a tuple; NaN usually "
-    "comes from a softmax over a row that is fully masked.",
-    single_requirement="net(ids (B, T)) returns finite {outputs} of the right shape, also for one "
-    "row or one token",
-)
-def output_shape(probe: Probe) -> Outcome:
-    """The shape for three rows, and for one row with one token."""
-    sides = probe.sides
-    single = NetInputs({side: probe.ids(side, 1, 2 if side == "src" else 1) for side in sides})
-    # Logits of tokens have the size of the vocabulary; other outputs that of the first call.
-    has_tokens = probe.output_kind == "tokens"
-    width: int | None = probe.vocab_sizes[probe.output_side] if has_tokens else None
-    letter = "C" if probe.output_kind == "classes" else "D"
-    for batch in (probe.batch(3), single):
-        with torch.no_grad():
-            outputs = probe.call_net(batch)
-        inputs = ", ".join(f"{side} {tuple(ids.shape)}" for side, ids in batch.ids.items())
-        if not isinstance(outputs, Tensor):
-            raise Failed(f"{inputs} gave a {type(outputs).__name__}, not a tensor")
-        shape = tuple(outputs.shape)
-        expected = (*batch.ids[probe.output_side].shape[: 1 if probe.is_pooled else 2], width)
-        if len(shape) != len(expected) or shape != (*expected[:-1], width or shape[-1]):
-            sizes = ", ".join(str(size or letter) for size in expected)
-            raise Failed(f"{inputs} gave {shape}, not ({sizes})")
-        if not outputs.is_floating_point():
-            raise Failed(f"{inputs} gave {outputs.dtype}, not floating-point {probe.outputs_name}")
-        if not has_no_nan(outputs):
-            raise Failed(f"{inputs} gave {probe.outputs_name} with NaN or +inf")
-        width = shape[-1]
-    return f"{inputs} gave {shape}; larger batches are correct too", None
-
-
-@check(
-    "no dropout in evaluation",
-    requirement="two calls in evaluation mode return the same {outputs}",
-    hint="Functional dropout needs training=self.training, and scaled_dot_product_attention "
-    "needs dropout_p=0 outside training; eval() does not reach a module that is not "
-    "registered.",
-    needs=("output shape",),
-)
-def deterministic(probe: Probe) -> Outcome:
-    """Two calls in evaluation mode are compared, and two in training mode.
-
-    Buffers that calls in training mode change (running statistics) are restored.
-    """
-    batch = probe.batch(3)
-    training = [name for name, module in probe.net.named_modules() if module.training]
-    more = f"; still in training mode: {', '.join(training)}" if training else ""
-    first, second = probe.outputs(batch), probe.outputs(batch)
-    error = require_equal(probe, first, second, f"two calls differ by {{error}}{more}")
-    saved = [(buffer, buffer.clone()) for buffer in probe.net.buffers()]
-    probe.net.train()
-    try:
-        error_in_training = distance(probe.outputs(batch), probe.outputs(batch))
-    finally:
-        probe.net.eval()
-        for buffer, value in saved:
-            buffer.copy_(value)
-    differ = "differ" if error_in_training > probe.tolerance else "agree"
-    return f"equal; in training mode two calls {differ}", error
 
 
 @check(
     "batch independence",
     requirement="a batch of n has the {outputs} of n batches of one, in any order of rows",
     hint="Something is normalized or summed over the batch (BatchNorm, a norm over the wrong "
-    "dimension), batch and sequence are mixed up in a view, or a module keeps state "
-    "between calls.",
+    "dimension), or batch and sequence are mixed up in a view.",
     needs=("no dropout in evaluation",),
 )
 def batch_independence(probe: Probe) -> Outcome:
     """A batch is compared with its rows one by one, and with the batch in another order."""
     batch = probe.batch(3)
     together = probe.outputs(batch)
-    alone = torch.cat([probe.outputs(batch.select_rows(slice(row, row + 1))) for row in range(3)])
     order = torch.tensor([2, 0, 1], device=probe.device)
-    permuted = probe.outputs(batch.select_rows(order))
-    errors = {
-        "as batches of one": distance(together, alone),
-        "in another order": distance(together[order], permuted),
+    others = {
+        side: torch.cat([ids[:1], probe.batch(3).ids[side][1:]]) for side, ids in batch.ids.items()
     }
+    errors = {
+        "in another order": distance(together[order], probe.outputs(batch.select_rows(order))),
+        "beside other rows": distance(together[:1], probe.outputs(NetInputs(others))[:1]),
+    }
+    alone = _as_batches_of_one(probe, batch)
+    if alone is not None and alone.shape == together.shape:
+        errors["as batches of one"] = distance(together, alone)
     worst = max(errors, key=lambda name: errors[name])
     if errors[worst] > probe.tolerance:
         raise Failed(f"rows differ by {errors[worst]:.1e} {worst}", errors[worst])
@@ -120,11 +59,13 @@ def batch_independence(probe: Probe) -> Outcome:
     "scaled_dot_product_attention: True = may attend). The training loss is then too low, "
     "and decoding fails.",
     needs=("no dropout in evaluation",),
+    retry_in_double=True,
 )
 def causality(probe: Probe) -> Outcome:
     """Later tokens must have no effect on outputs, and get no gradient from them.
 
-    Gradients also show effects that cancel in the outputs.
+    All pairs of tokens of a short text, then all distances in a long one. Gradients also show
+    effects that cancel in the outputs.
     """
     if not probe.causal:
         raise Skipped("an encoder: tokens may attend to later ones")
@@ -136,19 +77,74 @@ def causality(probe: Probe) -> Outcome:
         position, token = divmod(int(effects.argmax()), effects.size(1))
         detail = f"{probe.outputs_name} at {position} change by {error:.1e} with token {token}"
         raise Failed(detail, error)
+    error = max(error, _require_no_effect_from_afar(probe))
+    size, seen = probe.longest, True
+    for batch, position in (
+        (probe.batch(3), 0),
+        *((probe.long_batch(2), position) for position in (0, size // 3, size - 2)),
+    ):
+        leak = _gradient_from_later(probe, batch, position)
+        seen = seen and leak is not None
+        if leak:  # also true for NaN
+            name = probe.outputs_name
+            detail = f"{name} at {position} have a gradient of {leak:.1e} from later tokens"
+            raise Failed(detail, leak)
+    gradients = "get no gradient" if seen else "gradients are unknown: no lookup was recorded"
+    return f"later tokens have no effect and {gradients}, in {probe.at_lengths}", error
 
-    def score_first_position(outputs: Tensor) -> Tensor:
-        weights = torch.rand(outputs[:, 0].shape, generator=probe.generator).to(outputs)
-        return (outputs[:, 0] * weights).sum()
 
-    gradient = probe.token_gradient(probe.batch(3), probe.output_side, score_first_position)
-    if gradient is None:
-        return "later tokens have no effect (gradients unknown: no lookup was recorded)", error
-    leak = float(gradient[:, 1:].abs().max() / gradient.abs().max().clamp(min=1e-30))
-    if leak > 0:
-        detail = f"{probe.outputs_name} at 0 have a gradient of {leak:.1e} from later tokens"
-        raise Failed(detail, leak)
-    return "later tokens have no effect and get no gradient", error
+def _require_no_effect_from_afar(probe: Probe) -> float:
+    """Replace the tokens from each position on, and remove them, in a long text.
+
+    Returns the largest effect on the outputs before; raises `Failed` above the tolerance.
+    """
+    side, name = probe.output_side, probe.outputs_name
+    batch = probe.long_batch(2)
+    ids, outputs = batch.ids[side], probe.outputs(batch)
+    size = ids.size(1)
+
+    def effects_of(first: int, last: int) -> Float[Tensor, "P"]:
+        changed = ids.clone()
+        changed[:, first:last] = probe.other_tokens(side, ids[:, first:last])
+        return distances(outputs, probe.outputs(batch.replace_ids(side, changed)))
+
+    small = sum(p.numel() for p in probe.net.parameters()) <= _SMALL_NET
+    worst = 0.0
+    for split in range(1, size, 1 if small else max(1, size // 16)):
+        effects = effects_of(split, size)[:split]
+        worst = max(worst, error := float(effects.max()))
+        if error > probe.tolerance:
+            position = int(effects.argmax())
+            singly = [float(effects_of(j, j + 1)[position]) for j in range(split, size)]
+            strongest = max(singly)
+            which = f"token {split + singly.index(strongest)}"
+            if strongest <= probe.tolerance:
+                which = f"tokens {split} and later"
+            raise Failed(f"{name} at {position} change by {error:.1e} with {which}", error)
+    for length in {size // 2, size - 1}:
+        prefix = probe.outputs(batch.replace_ids(side, ids[:, :length]))
+        worst = max(worst, error := distance(outputs[:, :length], prefix))
+        if error > probe.tolerance:
+            detail = f"{name} change by {error:.1e} when tokens {length} and later are removed"
+            raise Failed(detail, error)
+    return worst
+
+
+def _gradient_from_later(probe: Probe, batch: NetInputs, position: int) -> float | None:
+    """See `gradient_beyond_rounding`: of the outputs at a position, at later tokens."""
+    side = probe.output_side
+
+    def score(outputs: Tensor) -> Tensor:
+        here = outputs[:, position]
+        weights = torch.rand(here.shape, generator=probe.generator).to(here)
+        return (here * weights).nan_to_num(neginf=0.0).sum()
+
+    def gradient_of(at: Probe) -> Tensor | None:
+        return at.token_gradient(batch, side, score)
+
+    later = torch.zeros_like(batch.ids[side], dtype=torch.bool)
+    later[:, position + 1 :] = True
+    return gradient_beyond_rounding(probe, gradient_of, later)
 
 
 @check(
@@ -189,15 +185,20 @@ def mask_polarity(probe: Probe) -> Outcome:
 
 @check(
     "bidirectional attention",
-    requirement="{outputs} at a position depend on the tokens before it and on those after it",
-    hint="An encoder has a causal mask, the padding mask masks one token too many, or a window "
-    "is too narrow.",
+    requirement="the encoder's states at a position depend on the tokens before it and on those "
+    "after it",
+    hint="The encoder has a causal mask: pass it the padding mask only.",
+    single_requirement="{outputs} at a position depend on the tokens before it and on those after "
+    "it",
+    single_hint="An encoder has a causal mask, the padding mask masks one token too many, or a "
+    "window is too narrow.",
     needs=("mask polarity",),
-    stacks=1,
     retry_in_double=True,
 )
 def bidirectional_attention(probe: Probe) -> Outcome:
     """Earlier and later tokens must have an effect in an encoder."""
+    if not probe.is_single_stack:
+        return _bidirectional_encoder(probe)
     if probe.causal:
         raise Skipped("a decoder: tokens must not attend to later ones")
     if probe.is_pooled:
@@ -213,6 +214,92 @@ def bidirectional_attention(probe: Probe) -> Outcome:
     return "earlier and later tokens change the outputs", min(weakest)
 
 
+def _bidirectional_encoder(probe: Probe) -> Outcome:
+    """Effects of the first and of the last source token on their neighbours' states."""
+    batch = probe.batch(3)
+    ids = batch.ids["src"]
+    states = _source_states(probe, batch)
+    if states is None:
+        raise Skipped("no module of the net returns states of the source, (B, S, D)")
+    effects = {}
+    for which, token, neighbour in (("later", -1, -2), ("earlier", 0, 1)):
+        changed = ids.clone()
+        changed[:, token] = probe.other_tokens("src", ids[:, token])
+        other = _source_states(probe, batch.replace_ids("src", changed))
+        assert other is not None
+        effects[which] = float(distances(states, other)[neighbour])
+        if effects[which] <= probe.tolerance:
+            raise Failed(f"no {which} source token changes the states of the encoder")
+    return "earlier and later tokens change the encoder's states", min(effects.values())
+
+
+def _source_states(probe: Probe, batch: NetInputs) -> Float[Tensor, "B S D"] | None:
+    """The last states of the source that any module returns, (B, S, D) or (S, B, D); else None.
+
+    Modules of the decoder, such as the keys of cross-attention, return only functions of the
+    encoder's states at the same position.
+    """
+    found: list[Tensor] = []
+    rows, size = batch.ids["src"].shape
+
+    def record(module: object, args: object, out: object) -> None:
+        for value in out if isinstance(out, tuple) else (out,):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3:
+                if value.shape[:2] == (rows, size):
+                    found[:] = [value.detach()]
+                elif value.shape[:2] == (size, rows):
+                    found[:] = [value.detach().transpose(0, 1)]
+
+    hooks = [module.register_forward_hook(record) for module in probe.net.modules()]
+    try:
+        # With gradients, since torch's TransformerEncoder has a fast path that calls no modules.
+        probe.outputs(batch, grad=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else None
+
+
+@check(
+    "attention window",
+    requirement="tokens within the reach of the windows have an effect, and farther ones have none",
+    hint="A window of W keys is the token itself and the W - 1 before it: the mask is off by one "
+    "(< for <=), or a layer ignores its window.",
+    needs=("mask polarity",),
+    stacks=1,
+    retry_in_double=True,
+)
+def attention_window(probe: Probe) -> Outcome:
+    """The effects of a token at the largest distance and one farther, in a long text."""
+    far = probe.max_distance
+    if far is None:
+        raise Skipped("no limited distance is known; pass max_distance= if layers have windows")
+    if probe.is_pooled:
+        raise Skipped(POOLED)
+    size, name = probe.longest, probe.outputs_name
+    if far + 2 > size:
+        raise Skipped(f"the windows reach {far} tokens, further than {probe.at_lengths}")
+    batch, token = probe.long_batch(2), (size - far - 1) // 2
+    ids = batch.ids["ids"]
+    changed = ids.clone()
+    changed[:, token] = probe.other_tokens("ids", ids[:, token])
+    outputs = probe.outputs(batch), probe.outputs(batch.replace_ids("ids", changed))
+    effects = distances(*outputs)
+    distance_of = (torch.arange(size, device=effects.device) - token).abs()
+    beyond = float(effects[distance_of > far].max())
+    if beyond > probe.tolerance:
+        seen = int(distance_of[effects > probe.tolerance].max())
+        raise Failed(f"{name} change with a token {seen} before, but windows reach {far}", beyond)
+    # Over many layers the effect is small, but its gradient is not zero.
+    weights = torch.rand(outputs[0][:, 0].shape, generator=probe.generator).to(outputs[0])
+    gradient = probe.token_gradient(
+        batch, "ids", lambda outputs: (outputs[:, token + far] * weights).sum()
+    )
+    if gradient is not None and not bool(gradient[:, token].any()):
+        raise Failed(f"{name} do not change with a token {far} before, which the windows reach")
+    return f"tokens have an effect up to a distance of {far}", beyond
+
+
 @check(
     "position awareness",
     requirement="the same tokens in another order have other {outputs}",
@@ -224,27 +311,54 @@ def bidirectional_attention(probe: Probe) -> Outcome:
     retry_in_double=True,
 )
 def position_awareness(probe: Probe) -> Outcome:
-    """Two adjacent tokens are swapped, next to the last position, so that windows contain both."""
+    """Two adjacent tokens are swapped, which must change the outputs behind them.
+
+    In a short and, for outputs per position, in a long text.
+    """
+    name = probe.outputs_name
     batch = probe.batch(3)
-    outputs, ids = probe.outputs(batch), batch.ids[probe.output_side]
-    swaps = []
-    for pair in [[-3, -2], [1, 2]] if probe.is_pooled else [[-3, -2]]:
-        swapped = ids.clone()
-        swapped[:, pair] = ids[:, pair[::-1]]
-        other = probe.outputs(batch.replace_ids(probe.output_side, swapped))
-        swaps.append(distance(outputs[:, -1:], other[:, -1:]))
-    effect = max(swaps)
-    if probe.is_single_stack:
+    if probe.is_pooled:
+        effect = max(_effect_of_swap(probe, batch, "ids", first) for first in (-3, 1))
         if effect <= probe.tolerance:
-            detail = f"reordering tokens does not change the {probe.outputs_name} of others"
-            raise Failed(detail, effect)
-        return f"reordering tokens changes the {probe.outputs_name} of others", effect
-    rolled = distance(outputs, probe.outputs(batch.replace_ids("src", batch.ids["src"].roll(1, 1))))
-    if rolled <= probe.tolerance:
-        raise Failed("reordering the source changes nothing", rolled)
-    if effect <= probe.tolerance:
-        raise Failed("reordering earlier target tokens does not change the last logits", effect)
-    return "reordering source or target changes the logits", min(rolled, effect)
+            raise Failed(f"reordering tokens does not change the {name}", effect)
+        return f"reordering tokens changes the {name}", effect
+    effects: list[float] = []
+    long, size = probe.long_batch(2), probe.longest
+    far = f" at {size // 2} of {probe.at_lengths}"
+    for texts, first, where in ((batch, -3, ""), (long, size // 2, far)):
+        for side in probe.sides:
+            effects.append(_effect_of_swap(probe, texts, side, first))
+            if effects[-1] <= probe.tolerance:
+                what = "the source" if side == "src" else f"{probe.terms['target']}tokens"
+                others = "" if side == "src" else " of others"
+                detail = f"reordering {what} does not change the {name}{others}{where}"
+                raise Failed(detail, effects[-1])
+    if probe.is_single_stack:
+        return f"reordering tokens changes the {name} of others", min(effects)
+    return "reordering source or target changes the logits", min(effects)
+
+
+def _effect_of_swap(probe: Probe, batch: NetInputs, side: Side, first: int) -> float:
+    """The change of the outputs when a token and the next one are swapped.
+
+    Of outputs at the positions of the same side only those behind both.
+    """
+    size = batch.ids[side].size(1)
+    first %= size
+    swapped = batch.ids[side].clone()
+    swapped[:, [first, first + 1]] = swapped[:, [first + 1, first]]
+    before, after = probe.outputs(batch), probe.outputs(batch.replace_ids(side, swapped))
+    behind = first + 2 if side == probe.output_side and not probe.is_pooled else 0
+    return distance(before[:, behind:], after[:, behind:])
+
+
+def _as_batches_of_one(probe: Probe, batch: NetInputs) -> Float[Tensor, "..."] | None:
+    """The outputs of each row alone; None if they fail, which "one row, one token" reports."""
+    try:
+        rows = [probe.outputs(batch.select_rows(slice(row, row + 1))) for row in range(3)]
+        return torch.cat(rows)
+    except Exception:  # of any kind
+        return None
 
 
 def _offsets(effects: Float[Tensor, "T T"]) -> Int[Tensor, "T T"]:

@@ -34,12 +34,15 @@ class NetKind:
             (B, T, D); vectors: (B, D), one per text; None: not known yet.
         reach: largest distance, in tokens, at which a token must have an effect; None: any. It is 1
             if attention may be restricted to windows.
+        max_distance: for one stack: largest distance at which a token may have an effect, since
+            every layer has a window; None: any, or unknown.
     """
 
     sides: tuple[Side, ...]
     causal: bool
     output_kind: Outputs | None
     reach: int | None
+    max_distance: int | None
 
     @property
     def output_side(self) -> Side:
@@ -102,7 +105,9 @@ def infer_kind(
             f"{wrong[0]}= is not for a net with {actual}; pass stacks={3 - count} if it has {other}"
         )
     if count == 2:
-        return NetKind(("src", "tgt"), causal=True, output_kind="tokens", reach=1)
+        return NetKind(
+            ("src", "tgt"), causal=True, output_kind="tokens", reach=1, max_distance=None
+        )
     is_heedful_net = isinstance(net, DecoderOnly | EncoderOnly)
     if causal is None and not is_heedful_net:
         raise UserError(
@@ -114,10 +119,13 @@ def infer_kind(
         outputs = "tokens" if isinstance(net.head, OutputHead) else None
         if net.head is None or isinstance(net.head, ClassificationHead):
             outputs = "states" if net.head is None else "classes"
-    kind = NetKind(("ids",), causal, outputs, reach=1)
+    kind = NetKind(("ids",), causal, outputs, reach=1, max_distance=None)
     layers = [module for module in net.modules() if isinstance(module, Attention)]
+    windows = [layer.window for layer in layers]
+    if is_heedful_net and windows and None not in windows:
+        kind.max_distance = sum(window - 1 for window in windows if window is not None)
     # Other nets with one output per position can have windows.
-    if any(layer.window is None for layer in layers) if is_heedful_net else kind.is_pooled:
+    if None in windows if is_heedful_net else kind.is_pooled:
         kind.reach = None
     return kind
 

@@ -77,7 +77,7 @@ def weight_tying(probe: Probe) -> Outcome:
     for name, parameter in probe.net.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     with EmbeddingLookups() as lookups:
-        probe.outputs(probe.batch(1))
+        probe.outputs(probe.batch(2))
     embeddings = {id(weight) for _, weight, _ in lookups.records}
     embeddings |= {id(m.weight) for m in probe.net.modules() if isinstance(m, nn.Embedding)}
     for first, second in combinations(names, 2):
@@ -210,7 +210,7 @@ def _num_classes(probe: Probe) -> int:
     """The size of the logits; raises `Skipped` for nets without a cross-entropy loss."""
     if probe.outputs_name != "logits":
         raise Skipped(f"the net returns {probe.outputs_name}, not logits: it has no loss")
-    size = probe.outputs(probe.batch(1)).size(-1)
+    size = probe.outputs(probe.batch(2)).size(-1)
     if size == 1:
         raise Skipped("the net has a single output: it has no classes")
     return size

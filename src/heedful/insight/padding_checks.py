@@ -5,6 +5,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from heedful.insight.checks import (
     Check,
@@ -13,16 +14,21 @@ from heedful.insight.checks import (
     Skipped,
     check,
     first_non_finite_gradient,
+    gradient_beyond_rounding,
     has_no_nan,
     require_equal,
 )
 from heedful.insight.kind import NAMES, Side
-from heedful.insight.probe import PADDING_SIDES, Probe
+from heedful.insight.probe import PADDING_SIDES, NetInputs, Probe
 from heedful.parts.tokens import PaddingSide
 
 
 def _check_padding(side: Side, where: PaddingSide, probe: Probe) -> Outcome:
-    """Compare a batch of padded rows with its rows without padding."""
+    """Compare a batch of padded rows with its rows without padding.
+
+    Rows without padding are in a batch as well, so that a defect of batches of one is not reported
+    as one of padding.
+    """
     if reason := probe.no_padding_reason(side, where):
         raise Skipped(reason)
     batch, lengths = probe.batch(3), probe.row_lengths(side)
@@ -30,8 +36,8 @@ def _check_padding(side: Side, where: PaddingSide, probe: Probe) -> Outcome:
     padded, real = probe.outputs(batched), probe.real(batched)
     together, alone = [], []
     for row, length in enumerate(lengths):
-        single = batch.select_rows(slice(row, row + 1))
-        alone.append(probe.outputs(single.replace_ids(side, single.ids[side][:, :length])))
+        shorter = batch.replace_ids(side, batch.ids[side][:, :length])
+        alone.append(probe.outputs(shorter)[row : row + 1])
         together.append(padded[row][real[row]][None])
     # All rows at once: the outputs of one text may be a single number, without a deviation.
     detail = f"{probe.outputs_name} change by {{error}} when the {NAMES[side]} is padded"
@@ -150,12 +156,10 @@ def padding_gradient(probe: Probe) -> Outcome:
             if probe.no_padding_reason(side, where):
                 continue
             batch = probe.pad(probe.batch(3), side, probe.row_lengths(side), where)
-            real = probe.real(batch)
-            gradients = probe.token_gradient(batch, side, partial(probe.random_loss, real=real))
-            if gradients is None:
+            gradient = _gradient_at_padding(probe, batch, side)
+            if gradient is None:
                 continue
             name = f"{NAMES[side]}, {where}"
-            gradient = float(gradients[probe.padding(batch, side)].abs().max())
             if gradient != 0:  # also true for NaN
                 raise Failed(f"padding ({name}) has a gradient of {gradient:.1e}", gradient)
             checked.append(name)
@@ -163,6 +167,16 @@ def padding_gradient(probe: Probe) -> Outcome:
         reason = probe.no_padding_reason(probe.sides[0])
         raise Skipped(reason or "no embedding lookup of the ids was recorded")
     return f"none ({'; '.join(checked)})", 0.0
+
+
+def _gradient_at_padding(probe: Probe, batch: NetInputs, side: Side) -> float | None:
+    """See `gradient_beyond_rounding`: of a loss of the real tokens, at the padding of `side`."""
+    real = probe.real(batch)
+
+    def gradient_of(at: Probe) -> Tensor | None:
+        return at.token_gradient(batch, side, partial(at.random_loss, real=real))
+
+    return gradient_beyond_rounding(probe, gradient_of, probe.padding(batch, side))
 
 
 def _require_finite(probe: Probe, side: Side) -> None:

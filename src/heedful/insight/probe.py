@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError
+from heedful.insight.hugging_face import main_tensor
 from heedful.insight.kind import LENGTHS, SIZES, NetKind, Side
 from heedful.insight.lookups import EmbeddingLookups
 from heedful.parts.tokens import PaddingSide, padding_mask
@@ -51,10 +52,12 @@ class Probe(NetKind):
         left_padding: the net must be correct for batches padded on the left.
         vocab_sizes: vocabulary size of each side; 0: determined from the embeddings.
         length: maximum length of a sequence, padding included.
+        long_length: length of the sequences that show effects of distant tokens (`longest`).
         tolerance: maximum rounding error, in standard deviations of the outputs.
         fresh: the net is untrained, so that its initial loss is checked.
         overfit, overfit_seconds: train a copy on one batch, for at most this time.
         generator: random generator of the inputs.
+        original: the net itself, which is never called.
 
     Raises:
         UserError: the net cannot be copied, or its vocabulary sizes cannot be determined.
@@ -67,13 +70,16 @@ class Probe(NetKind):
     left_padding: bool
     vocab_sizes: dict[Side, int]
     length: int
+    long_length: int
     tolerance: float
     fresh: bool
     overfit: bool
     overfit_seconds: float
     generator: torch.Generator
+    original: nn.Module = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.original = self.net
         if self.length < 8:
             raise UserError(f"length {self.length} is too short for the checks; give at least 8")
         try:
@@ -129,6 +135,40 @@ class Probe(NetKind):
         """Random sequences without padding."""
         return NetInputs({side: self.ids(side, rows, self.width(side)) for side in self.sides})
 
+    def long_batch(self, rows: int, size: int | None = None) -> NetInputs:
+        """Random sequences of `size` tokens on each side; default: `longest`."""
+        size = size or self.longest
+        return NetInputs({side: self.ids(side, rows, size) for side in self.sides})
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest sequences: `long_length`, or fewer if the net raises for them.
+
+        Tried on a CPU: an index out of range makes a CUDA device unusable.
+        """
+        tried = self.to_cpu()
+
+        def takes(size: int) -> bool:
+            try:
+                tried.outputs(tried.long_batch(2, size))
+            except Exception:  # of any kind: a table of positions is too short
+                return False
+            return True
+
+        if takes(self.long_length):
+            return self.long_length
+        low, high = self.width(self.output_side), self.long_length  # taken, not taken
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if takes(middle) else (low, middle)
+        return low
+
+    @property
+    def at_lengths(self) -> str:
+        """The length of the long sequences, for observations."""
+        limit = ", the most that the net takes" if self.longest < self.long_length else ""
+        return f"texts of {self.longest} tokens{limit}"
+
     def pad(
         self,
         batch: NetInputs,
@@ -179,19 +219,31 @@ class Probe(NetKind):
             return outputs.unsqueeze(1) if self.is_pooled else outputs
 
     def call_net(self, batch: NetInputs) -> Any:
-        """Call the net with the keywords that it accepts."""
+        """Call the net with the keywords that it accepts.
+
+        Returns the tensor of logits or states, if the output is an object with a field of them
+        (those of transformers), else the output.
+        """
         keywords: dict[str, Any] = {LENGTHS[side]: n for side, n in batch.lengths.items()}
         if batch.padding_side == "left":
             keywords["padding_side"] = "left"
         keywords = {name: value for name, value in keywords.items() if name in self.accepts}
         ids = (batch.ids[side] for side in self.sides)
         function = self.net if self.call is None else partial(self.call, self.net)
-        return function(*ids, **keywords)
+        return main_tensor(function(*ids, **keywords))
 
     def copy_net(self) -> "Probe":
         """A probe with another copy of the net."""
         other = copy.copy(self)
         other.net = copy.deepcopy(self.net)
+        return other
+
+    def to_cpu(self) -> "Probe":
+        """A probe with a copy of the net on a CPU; the probe itself if the net is on one."""
+        if self.device.type == "cpu":
+            return self
+        other = self.copy_net()
+        other.net.cpu()
         return other
 
     def to_double(self) -> "Probe | None":
@@ -200,7 +252,7 @@ class Probe(NetKind):
             double = self.copy_net()
             double.tolerance = _DOUBLE_TOLERANCE
             double.net.double()
-            double.outputs(double.batch(1))
+            double.outputs(double.batch(2))
         except Exception:  # the net requires its type, or the device lacks fp64 or memory
             return None
         return double

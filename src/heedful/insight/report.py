@@ -36,9 +36,16 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all checks, in the order in which they ran."""
+    """The results of all checks, in the order in which they ran.
+
+    Attributes:
+        length: tokens of the longest texts of most checks.
+        long_length: tokens of the texts with distant tokens; None: no check needed any.
+    """
 
     results: tuple[CheckResult, ...]
+    length: int
+    long_length: int | None
 
     @property
     def ok(self) -> bool:
@@ -64,11 +71,18 @@ class Report:
         counts = Counter(result.status for result in self.results)
         return ", ".join(f"{counts[status]} {status}" for status in COLORS)
 
+    def lengths(self) -> str:
+        """The tested lengths, as text."""
+        more = f"; distant tokens in texts of {self.long_length}" if self.long_length else ""
+        return f"tested with texts of up to {self.length} tokens{more}"
+
     def table(self) -> Table:
         """A table for the terminal: one row per check, with the hint if it failed."""
         columns = (Column(name, no_wrap=True) for name in ("check", "status"))
         error_column = Column("error", justify="right", no_wrap=True)
-        table = Table(*columns, error_column, "observation", title=self.summary())
+        table = Table(
+            *columns, error_column, "observation", title=self.summary(), caption=self.lengths()
+        )
         for result in self.results:
             observation = escape(result.detail)
             if result.hint:
@@ -85,7 +99,7 @@ class Report:
             lines.append(f"{result.status:<8} {result.name}: {result.detail}")
             if result.hint:
                 lines.append(f"{'':<8} {result.hint}")
-        return "\n".join([*lines, self.summary()])
+        return "\n".join([*lines, self.lengths(), self.summary()])
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON, with None for errors that are NaN or infinite."""
@@ -93,4 +107,5 @@ class Report:
         for row in checks:
             if row["error"] is not None and not math.isfinite(row["error"]):
                 row["error"] = None
-        return {"ok": self.ok, "checks": checks}
+        lengths = {"length": self.length, "long_length": self.long_length}
+        return {"ok": self.ok, **lengths, "checks": checks}

@@ -8,11 +8,22 @@ from torch import nn
 
 from heedful.errors import UserError, describe
 from heedful.insight import cache_checks as cache
+from heedful.insight import call_checks as calls
 from heedful.insight import dependency_checks as dependency
+from heedful.insight import hugging_face
 from heedful.insight import learning_checks as learning
 from heedful.insight import padding_checks as padding
 from heedful.insight.checks import Check
-from heedful.insight.kind import LENGTHS, Outputs, Side, Stacks, infer_kind, parameters_of
+from heedful.insight.kind import (
+    LENGTHS,
+    SIZES,
+    NetKind,
+    Outputs,
+    Side,
+    Stacks,
+    infer_kind,
+    parameters_of,
+)
 from heedful.insight.probe import Call, Probe
 from heedful.insight.report import CheckResult, Report
 
@@ -21,11 +32,15 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 # In the order in which they run and are reported: each after those that it needs.
 CHECKS = (
-    dependency.output_shape,
-    dependency.deterministic,
+    calls.stateless,
+    calls.output_shape,
+    calls.one_row_one_token,
+    calls.deterministic,
+    calls.normalization,
     dependency.causality,
     dependency.mask_polarity,
     dependency.bidirectional_attention,
+    dependency.attention_window,
     dependency.position_awareness,
     dependency.batch_independence,
     *padding.source_padding,
@@ -58,8 +73,10 @@ def verify(
     tgt_vocab_size: int | None = None,
     pad_id: int | None = None,
     left_padding: bool | None = None,
+    max_distance: int | None = None,
     call: Call | None = None,
     length: int = 10,
+    long_length: int = 160,
     tolerance: float | None = None,
     fresh: bool = True,
     overfit: bool = True,
@@ -71,8 +88,9 @@ def verify(
 
     Supported are encoder-decoders, `(src (B, S), tgt (B, T)) -> logits (B, T, V)`, decoders,
     `(ids (B, T)) -> logits (B, T, V)`, and encoders, which may also return states (B, T, D), or
-    logits of classes or vectors (B, C), of any library. The checks use a copy; `net` and torch's
-    random state are unchanged.
+    logits of classes or vectors (B, C), of any library. Nets of transformers are called with
+    `input_ids` and `attention_mask`, and `logits` of their output is checked. The checks use a
+    copy; `net` and torch's random state are unchanged.
 
     Padding is passed as the keywords `src_lengths` and `tgt_lengths`, or `lengths` (int, (B,)), and
     `padding_side="left"`, if the signature of `forward` has them; else as `pad_id`. Cached decoding
@@ -91,9 +109,14 @@ def verify(
         src_vocab_size, tgt_vocab_size: for two stacks; default: the sizes of the embeddings.
         pad_id: the id of padding, for nets without lengths.
         left_padding: check left padding; default: if `forward` has the keyword `padding_side`.
+        max_distance: for one stack whose layers all have windows: the largest distance of a token
+            that has an effect, L·(W - 1) for L layers with windows of W keys; known for heedful's
+            nets.
         call: `call(net, src, tgt)` or `call(net, ids)`, for nets with other signatures; it may have
             the keywords above. It must call its argument `net`, which is a copy.
         length: maximum length of the sequences, padding included; at least 8.
+        long_length: length of the texts in which distant tokens must not leak and the cache grows;
+            at least `length`; shorter if the net raises for it.
         tolerance: maximum rounding error of outputs, in their standard deviations; default: by the
             type of the weights.
         fresh: the net is newly initialized, so that its loss must be near ln V.
@@ -107,23 +130,19 @@ def verify(
 
     Example: `print(verify(net, causal=True).summary())`
     """
-    candidate: Any = net  # callers without a type checker may pass anything
-    if not isinstance(candidate, nn.Module):
-        hint = "; of a model, its net" if hasattr(candidate, "net") else ""
-        raise UserError(f"verify needs a torch.nn.Module, not {describe(candidate)}{hint}")
-    numbers: dict[str, Any] = {"length": length, "vocab_size": vocab_size}
-    numbers |= {"src_vocab_size": src_vocab_size, "tgt_vocab_size": tgt_vocab_size}
-    for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int) or number < 2):
-            raise UserError(f"{name} must be at least 2, not {describe(number)}")
-    sizes: dict[Side, int | None] = {
-        "src": src_vocab_size,
-        "tgt": tgt_vocab_size,
-        "ids": vocab_size,
-    }
+    sizes: dict[Side, int | None] = {"src": src_vocab_size, "tgt": tgt_vocab_size}
+    sizes["ids"] = vocab_size
+    numbers = {"length": length, "long_length": long_length}
+    _check_arguments(net, numbers | {SIZES[side]: size for side, size in sizes.items()})
     devices = {p.device.index or 0 for p in net.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)), torch.enable_grad():
+        if call is None and hugging_face.takes_input_ids(net):
+            call, causal, pad_id, left_padding = hugging_face.arguments_for(
+                net, causal, pad_id, left_padding
+            )
         kind = infer_kind(net, call, stacks, causal, outputs, sizes)
+        if max_distance is not None:
+            kind.max_distance = _checked_distance(max_distance, kind)
         if tolerance is None:  # rounding of fp32 sums in another order, and of 16-bit types
             tolerance = 5e-2 if any(p.dtype in _HALVES for p in net.parameters()) else 1e-4
         # Explicit parameters only: `**kwargs` may be passed to a function without these.
@@ -138,6 +157,7 @@ def verify(
             left_padding="padding_side" in accepts if left_padding is None else left_padding,
             vocab_sizes={side: sizes[side] or 0 for side in kind.sides},
             length=length,
+            long_length=max(length, long_length),
             tolerance=tolerance,
             fresh=fresh,
             overfit=overfit,
@@ -145,6 +165,25 @@ def verify(
             generator=torch.Generator().manual_seed(seed),
         )
         return _run_all(probe, on_result)
+
+
+def _check_arguments(net: Any, numbers: dict[str, Any]) -> None:
+    """Raise `UserError` unless `net` is a module and the numbers are at least 2, or None."""
+    if not isinstance(net, nn.Module):  # callers without a type checker may pass anything
+        hint = "; of a model, its net" if hasattr(net, "net") else ""
+        raise UserError(f"verify needs a torch.nn.Module, not {describe(net)}{hint}")
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or number < 2):
+            raise UserError(f"{name} must be at least 2, not {describe(number)}")
+
+
+def _checked_distance(max_distance: int, kind: NetKind) -> int:
+    """The argument `max_distance`; raises `UserError` if it is wrong or has no meaning."""
+    if not kind.is_single_stack:
+        raise UserError("max_distance= is not for a net with two stacks")
+    if not isinstance(max_distance, int) or max_distance < 1:
+        raise UserError(f"max_distance must be at least 1, not {describe(max_distance)}")
+    return max_distance
 
 
 def _run_all(probe: Probe, on_result: Callable[[CheckResult], None] | None) -> Report:
@@ -162,4 +201,5 @@ def _run_all(probe: Probe, on_result: Callable[[CheckResult], None] | None) -> R
         results.append(result)
         if on_result is not None:
             on_result(result)
-    return Report(tuple(results))
+    long_length = probe.longest if "longest" in vars(probe) else None  # if a check needed it
+    return Report(tuple(results), probe.length, long_length)
