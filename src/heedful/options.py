@@ -17,8 +17,13 @@ SEARCH, SAMPLING, CONSTRAINTS = "Search", "Sampling", "Constraints on the output
 
 TooLong = Literal["error", "truncate", "leave_out"]
 LARGEST = 1_000_000  # tokens, beams and the like: a larger number is a mistake
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+SAMPLING_OPTIONS = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("top_h", "epsilon_cutoff", "eta_cutoff"),
+)
 DEFAULTS: Mapping[str, Any] = {  # where neither the call nor the model's metadata has a value
+    "min_new_tokens": 0,
+    "stop": (),
     "length_penalty": 1.0,
     "normalization": "average",
     "stop_rule": "optimal",
@@ -61,9 +66,10 @@ class Options:
         "Largest number of new tokens, the end token counted.",
         panel=SEARCH, least=1, shown="by the source's length, 64, or 512 in a chat",
     )  # fmt: skip
-    min_new_tokens: int = _option(
-        "Smallest number of new tokens, the end token counted.", 0, SEARCH, least=0
-    )
+    min_new_tokens: int | None = _option(
+        "Smallest number of new tokens, the end token counted.",
+        panel=SEARCH, least=0, shown="the model's, or 0",
+    )  # fmt: skip
     beam_size: int | None = _option(
         "Hypotheses kept by beam search; 1 is greedy search or sampling.",
         panel=SEARCH, least=1, shown="the model's, or 5 for translators, 1 for others",
@@ -112,6 +118,21 @@ class Options:
         "Locally typical sampling (Meister et al. 2023) with total probability p.",
         panel=SAMPLING,
     )
+    top_h: float | None = _option(
+        "Sample among the most probable tokens with this share of the entropy (Potraghloo et al. "
+        "2025)."
+    )
+    epsilon_cutoff: float | None = _option(
+        "Sample among tokens of at least this probability (Hewitt et al. 2022); 0: among all."
+    )
+    eta_cutoff: float | None = _option(
+        "Sample among tokens of at least a probability that falls with the entropy (Hewitt et al. "
+        "2022); 0: among all."
+    )
+    min_tokens_to_keep: int = _option(
+        "Tokens that each of top_k, top_p, min_p, typical_p, epsilon_cutoff and eta_cutoff keeps.",
+        1, least=1,
+    )  # fmt: skip
     seed: int | Sequence[int] | None = _option(
         "Seed of sampling (in Python also one per prompt).",
         panel=SAMPLING, least=0, most=2**63 - 1, shown="a new one each time",
@@ -133,6 +154,25 @@ class Options:
         "included; 0 forbids none.",
         panel=CONSTRAINTS, least=0, shown="the model's, or 0",
     )  # fmt: skip
+    encoder_repetition_penalty: float | None = _option(
+        "Multiply the scores of tokens of the source (of the prompt, in a language model)."
+    )
+    encoder_no_repeat_ngram_size: int | None = _option(
+        "Forbid every n-gram of this size of the source (of the prompt, in a language model); 0 "
+        "forbids none.", least=0,
+    )  # fmt: skip
+    sequence_bias: Sequence[tuple[Sequence[int], float]] | None = _option(
+        "Pairs of ids and a number that is added to the log-probability of the last id after the "
+        "others."
+    )
+    exponential_decay_length_penalty: Sequence[float] | None = _option(
+        "Number of new tokens after which the end token becomes more probable, and the factor by "
+        "which its log-probability does with each further token."
+    )
+    begin_suppress_tokens: Sequence[int] | None = _option("Ids that do not begin an output.")
+    renormalize_logits: bool | None = _option(
+        "Let beam search rank by probabilities that sum to 1 after all rules."
+    )
     banned: Sequence[str | int | Sequence[int]] = _option(
         "Text that no output contains (in Python also ids); repeatable.", (), CONSTRAINTS
     )
@@ -154,7 +194,9 @@ class Options:
         panel=CONSTRAINTS, shown="the model's, if it has one", flag="--tgt-lang",
     )  # fmt: skip
     no_unknown: bool = _option("Forbid the unknown token.", False, CONSTRAINTS)
-    stop: Sequence[str] = _option("End the output before this text; repeatable.", (), CONSTRAINTS)
+    stop: Sequence[str] | None = _option(
+        "End the output before this text; repeatable.", panel=CONSTRAINTS
+    )
     stop_ids: Sequence[int] = _option("Ids that end the output, besides the model's EOS.", ())
     draft: Any = _option(
         "Speculative decoding: a small model with the same vocabulary, or `lookup` for n-grams of "
@@ -257,6 +299,10 @@ class Options:
             values.pop(name, None)
         if excludes_beams:
             values.pop("beam_size", None)
+        elif by_beams or (self.beam_size is None and values.get("beam_size", 1) > 1):
+            values["stop"] = ()
+        if self.max_new_tokens is not None and "min_new_tokens" in values:
+            values["min_new_tokens"] = min(values["min_new_tokens"], self.max_new_tokens)
         samples = self.samples or any(name in values for name in SAMPLING_OPTIONS)
         size = self.beam_size or values.get("beam_size") or 1
         if not samples and self.num_return > 1 and self.beam_size != 1:
@@ -330,6 +376,22 @@ def _is_forced(value: Any) -> bool:
 
 
 _IDS = _is_list_of(_is_whole)
+_NUMBERS = _is_list_of(_is_number)
+
+
+def _is_bias(value: Any) -> bool:
+    def is_pair(item: Any) -> bool:
+        if not isinstance(item, Sequence) or len(item) != 2:
+            return False
+        return _IDS(item[0]) and _is_number(item[1])
+
+    return _is_list_of(is_pair)(value)
+
+
+def _is_decay(value: Any) -> bool:
+    return _NUMBERS(value) and len(value) == 2 and _is_whole(value[0])
+
+
 _BY_TYPE = {
     int: _Kind(_is_whole, "a whole number"),
     float: _Kind(_is_number, "a number"),
@@ -347,6 +409,9 @@ _BY_NAME = {
     "banned": _Kind(_is_list_of(_is_text, _is_whole, _IDS), "a list of texts, ids or lists of ids"),
     "require": _Kind(_is_list_of(_is_text, _IDS), "a list of texts or lists of ids"),
     "stop_ids": _Kind(_IDS, "a list of token ids"),
+    "begin_suppress_tokens": _Kind(_IDS, "a list of token ids"),
+    "sequence_bias": _Kind(_is_bias, "a list of pairs of token ids and a number"),
+    "exponential_decay_length_penalty": _Kind(_is_decay, "a whole number and a number"),
     "forced": _Kind(_is_forced, "a mapping from positions to token ids"),
 }
 

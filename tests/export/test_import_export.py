@@ -301,7 +301,11 @@ def ids(start: tuple[int, ...], end: tuple[int, ...], *more: Any, **options: Any
 NO_TEXT = ("tokenizer.json", "tokenizer_config.json")
 
 
-SUPPRESSED = {"suppress_tokens": [8, 3], "bad_words_ids": [[5], [6, 7]]}
+# The end mark alone is no bad word, and a sequence with an id without a row never occurs.
+SUPPRESSED = {
+    "suppress_tokens": [8, 3],
+    "bad_words_ids": [[5], [6, 7], [2], [2, 2], [6, 9_999]],
+}
 UNSAID = {"decoder_start_token_id": None}
 BOTH_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": [2]}
 BOS_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": None}
@@ -316,7 +320,14 @@ BOS_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": None}
         ("gpt2", None, {"eos_token_id": None}, True, ids((), (2,))),
         ("gpt2", None, {"bos_token_id": 5, "eos_token_id": 6}, False, ids((5,), (6,))),
         ("llama", None, {"bos_token_id": None, "eos_token_id": None}, False, ids((1,), (2,))),
-        ("gpt2", SUPPRESSED, {}, True, ids((), (2,), (3, 5, 8))),
+        (
+            "gpt2",
+            SUPPRESSED,
+            {},
+            True,
+            ids((), (2,), (3, 5, 8), suppressed_sequences=((6, 7), (2, 2))),
+        ),
+        ("gpt2", {"forced_eos_token_id": 4}, {}, True, ids((), (2,), forced_eos_id=4)),
         # BART begins with the end mark; Marian and T5 with padding.
         ("bart", None, UNSAID, True, ids((2,), (2,), forced_eos_id=2)),
         ("t5", None, UNSAID, True, ids((0,), (2,))),
@@ -365,18 +376,31 @@ def test_settings_that_are_not_imported_are_reported(
 ) -> None:
     source = tmp_path / "theirs"
     shutil.copytree(directories["bart"], source)
-    settings = {"num_beams": 4, "early_stopping": False, "min_length": 2}
-    settings |= {"eos_token_id": [2, 999], "bad_words_ids": [[5, 6]]}  # type: ignore[dict-item]
+    settings: dict[str, Any] = {"num_beams": 4, "early_stopping": False, "min_length": 2}
+    settings |= {"eos_token_id": [2, 999], "bad_words_ids": [[5, 6]], "do_sample": True}
+    settings |= {"guidance_scale": 1.5, "num_beam_groups": 2, "diversity_penalty": 0.5}
+    settings |= {"num_return_sequences": 1, "dola_layers": None, "own_key": 3}
+    settings |= {"stop_strings": "end", "forced_eos_token_id": [2, 3]}
     (source / "generation_config.json").write_text(json.dumps(settings))
     for file in NO_TEXT:
         (source / file).unlink()
     messages: list[str] = []
     model = import_hf(source, tmp_path / "out", on_notice=messages.append)
     text = "\n".join(messages)
-    for part in ("min_length 2", "several tokens", "999", "no tokenizer"):
+    for part in (
+        "the option): num_beam_groups 2 (num_groups), diversity_penalty 0.5 (diversity_penalty)",
+        "nothing equal: guidance_scale 1.5, do_sample 'True with a beam'",
+        "unknown generation settings: own_key",
+        "stop_strings, which heedful's beam search does not have",
+        "of forced_eos_token_id [2, 3] the first",
+        "999",
+        "no tokenizer",
+    ):
         assert part in text
-    assert "num_beams" not in text
-    assert model.metadata.options == {"beam_size": 4, "stop_rule": "heuristic"}
+    for part in ("num_beams", "num_return_sequences", "dola_layers", "min_length", "bad_words"):
+        assert part not in text
+    own = {"beam_size": 4, "stop_rule": "heuristic", "min_new_tokens": 2}
+    assert model.metadata.options == own
     assert not model.has_tokenizer
     assert model.generate([[5, 6, 2]], max_new_tokens=3)
 
@@ -387,13 +411,25 @@ OWN_OPTIONS = st.fixed_dictionaries(
         "beam_size": st.integers(1, 4),
         "length_penalty": st.floats(-2, 2) | st.just(0.0),
         "no_repeat_ngram_size": st.integers(0, 3),
-        "repetition_penalty": st.floats(0, 2),
+        "repetition_penalty": st.floats(0, 2, exclude_min=True),
         "stop_rule": st.sampled_from(["optimal", "beam_full", "heuristic"]),
         "temperature": st.floats(0, 2) | st.just(0.0),
         "top_k": st.integers(1, 60),
-        "top_p": st.floats(0, 1),
+        "top_p": st.floats(0, 1, exclude_min=True),
         "min_p": st.floats(0, 1) | st.just(0.0),
-        "typical_p": st.floats(0, 1),
+        "typical_p": st.floats(0, 1, exclude_min=True),
+        "top_h": st.floats(0.1, 1),
+        "epsilon_cutoff": st.floats(0, 0.9),
+        "eta_cutoff": st.floats(0, 0.9),
+        "max_new_tokens": st.integers(5, 9),
+        "min_new_tokens": st.integers(2, 5),
+        "stop": st.just(["a", "b"]),
+        "begin_suppress_tokens": st.just([3, 4]),
+        "sequence_bias": st.just([[[3, 4], 2.5], [[5], -1.0]]),
+        "exponential_decay_length_penalty": st.just([4, 1.5]),
+        "encoder_repetition_penalty": st.floats(0.5, 2),
+        "encoder_no_repeat_ngram_size": st.integers(1, 3),
+        "renormalize_logits": st.just(True),
     },
 )
 
@@ -421,19 +457,65 @@ def test_a_model_generates_after_export_and_import_as_before(own: dict[str, Any]
         return model, expected
 
     if own.get("beam_size", 1) > 1:
-        own = {name: value for name, value in own.items() if name not in SAMPLING_OPTIONS}
+        without = (*SAMPLING_OPTIONS, "stop")
+        own = {name: value for name, value in own.items() if name not in without}
     model, before = settled(own)
     content, generation = generation_to_hf(model, "gpt2")
     written = json.loads(
         json.dumps({"config": {"model_type": "gpt2"} | content, "gen": generation})
     )
-    after = settled(read_options(HfDirectory(written["config"], written["gen"], {})))[1]
+    after = settled(read_options(HfDirectory(written["config"], written["gen"], {}))[0])[1]
     assert after == before
+
+
+def test_every_generation_setting_of_transformers_is_imported_or_reported() -> None:
+    """A setting that a new version of transformers adds is reported as unknown until it is here."""
+    settings = {**vars(transformers.GenerationConfig()), "prompt_lookup_num_tokens": 3}
+    assert len(settings) > 60
+    _, notices = read_options(HfDirectory({"model_type": "gpt2"}, settings, {}))
+    assert notices == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"early_stopping": "always"}, "early_stopping must be false, true or never"),
+        ({"do_sample": True, "top_p": 1.5}, "top_p must be above 0 and at most 1"),
+        ({"sequence_bias": [[3, 0.5]]}, "sequence_bias must be a list of pairs"),
+        ({"sequence_bias": [[[], 0.5]]}, "no sequence of token ids"),
+        ({"exponential_decay_length_penalty": [3]}, "must be a whole number and a number"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"encoder_repetition_penalty": 0}, "encoder_repetition_penalty must be a finite number"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be at least 0"),
+    ],
+)
+def test_generation_settings_out_of_range_are_errors_of_the_import(
+    settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=rf"generation_config.json.*{says}"):
+        read_options(HfDirectory({"model_type": "gpt2"}, settings, {}))
+
+
+def test_lengths_are_imported_as_numbers_of_new_tokens() -> None:
+    """EOS included; transformers counts the start token of a decoder, and not EOS."""
+
+    def read(kind: Any, **settings: Any) -> tuple[dict[str, Any], list[str]]:
+        options, notices = read_options(HfDirectory({}, settings, {}), kind, longest=64)
+        return {name: options[name] for name in options if "new_tokens" in name}, notices
+
+    both = {"max_length": 20, "min_length": 5}
+    assert read(Translator, **both) == ({"max_new_tokens": 19, "min_new_tokens": 5}, [])
+    assert read(Translator, max_length=64) == ({}, [])
+    options, [notice] = read(LanguageModel, **both)
+    assert options == {}
+    assert "counts the prompt: max_length 20 (max_new_tokens), min_length 5" in notice
+    new = {"max_new_tokens": 7, "min_new_tokens": 3}
+    assert read(LanguageModel, **both, **new) == ({"max_new_tokens": 7, "min_new_tokens": 4}, [])
 
 
 def test_missing_sampling_options_have_the_defaults_of_transformers() -> None:
     usual = transformers.GenerationConfig(do_sample=True)
-    read = read_options(HfDirectory({"model_type": "gpt2"}, {"do_sample": True}, {}))
+    read, _ = read_options(HfDirectory({"model_type": "gpt2"}, {"do_sample": True}, {}))
     defaults = {"temperature": 1.0, "top_k": 50} | {
         name: value
         for name in ("temperature", "top_k")

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +14,32 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation.context import Context, Rule
 from heedful.generation.rules import (
+    EpsilonCutoff,
+    EtaCutoff,
+    ExponentialDecay,
     FrequencyPenalty,
     MinP,
     PresencePenalty,
+    Renormalize,
     RepetitionPenalty,
+    SourcePenalty,
     Temperature,
+    TopH,
     TopK,
     TopP,
     Typical,
     apply_rules,
     sampling_rules,
 )
-from heedful.generation.token_rules import BannedTokens, ForcedTokens, NoRepeatNgram, PrefixFunction
+from heedful.generation.token_rules import (
+    BannedAtBegin,
+    BannedTokens,
+    ForcedTokens,
+    NoRepeatNgram,
+    NoSourceNgram,
+    PrefixFunction,
+    SequenceBias,
+)
 
 INF = math.inf
 SIZE = 12
@@ -65,16 +81,51 @@ def random_case(case: tuple[int, int, int], prompt: int = 0) -> tuple[Tensor, Te
 @settings(max_examples=60, deadline=None)
 @given(case=rows, strength=st.floats(0.05, 0.95))
 def test_truncation_rules_equal_transformers(case: tuple[int, int, int], strength: float) -> None:
+    """Also where many tokens have the same probability; of equal ones two rules keep the first."""
     from transformers.generation import logits_process as theirs
 
     log_probs, tokens = random_case(case)
     context = context_of(tokens.tolist())
+    for keep in (1, 3):
+        pairs: list[tuple[Rule, Any]] = [
+            (MinP(strength, keep), theirs.MinPLogitsWarper(strength, min_tokens_to_keep=keep)),
+            (
+                Typical(strength, keep),
+                theirs.TypicalLogitsWarper(strength, min_tokens_to_keep=keep),
+            ),
+            (
+                EpsilonCutoff(strength, keep),
+                theirs.EpsilonLogitsWarper(strength, min_tokens_to_keep=keep),
+            ),
+            (EtaCutoff(strength, keep), theirs.EtaLogitsWarper(strength, min_tokens_to_keep=keep)),
+            (TopP(strength, keep), theirs.TopPLogitsWarper(strength, min_tokens_to_keep=keep)),
+            (TopK(1, keep), theirs.TopKLogitsWarper(1, min_tokens_to_keep=keep)),
+        ]
+        for rule, processor in pairs:
+            torch.testing.assert_close(
+                rule(log_probs, context), processor(tokens, log_probs.clone())
+            )
+    tied = log_probs.round()  # whose logits are few whole numbers
+    for rule, processor in pairs[1:4]:
+        if isinstance(rule, Typical):  # of those tokens to keep, any of equal ones are kept there
+            rule, processor = Typical(strength), theirs.TypicalLogitsWarper(strength)
+        torch.testing.assert_close(rule(tied, context), processor(tokens, tied.clone()))
+    for rule, processor in [
+        (TopP(strength), theirs.TopPLogitsWarper(strength)),
+        (TopH(strength), theirs.TopHLogitsWarper(strength)),
+    ]:
+        kept, of_them = rule(tied, context), processor(tokens, tied.clone())
+        assert torch.equal(kept.sort(dim=1).values, of_them.sort(dim=1).values)
+        assert torch.equal(kept.argmax(dim=1), tied.argmax(dim=1))
     pairs = [
         (Temperature(strength), theirs.TemperatureLogitsWarper(strength)),
         (TopK(1 + int(strength * 10)), theirs.TopKLogitsWarper(1 + int(strength * 10))),
         (TopP(strength), theirs.TopPLogitsWarper(strength)),
         (MinP(strength), theirs.MinPLogitsWarper(strength)),
         (Typical(strength), theirs.TypicalLogitsWarper(strength)),
+        (TopH(strength), theirs.TopHLogitsWarper(strength)),
+        (EpsilonCutoff(strength), theirs.EpsilonLogitsWarper(strength)),
+        (EtaCutoff(strength), theirs.EtaLogitsWarper(strength)),
     ]
     for rule, processor in pairs:
         expected = log_probs.clone()
@@ -113,6 +164,82 @@ def test_token_rules_equal_transformers(
             ruled, expected = ruled[alive], expected[alive]
         torch.testing.assert_close(ruled.double(), expected.double())
         assert torch.equal(log_probs, unchanged)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=rows, prompt=st.integers(1, 4), strength=st.floats(0.3, 3.0), size=st.integers(1, 4))
+def test_rules_of_sources_and_ends_equal_transformers(
+    case: tuple[int, int, int], prompt: int, strength: float, size: int
+) -> None:
+    from transformers.generation import logits_process as theirs
+
+    log_probs, tokens = random_case(case, prompt)
+    log_probs = log_probs.log_softmax(dim=1)
+    n, t = len(tokens), tokens.shape[1] - prompt
+    source = torch.randint(5, (n, 9), generator=torch.Generator().manual_seed(case[0]))
+    eos_ids = [3, 7]
+    context = replace(
+        context_of(tokens[:, prompt:].tolist(), tokens[:, :prompt].tolist()),
+        sources=source.tolist(),
+        eos_ids=eos_ids,
+    )
+    bias = [[[3], strength], [[4, 4, 0], -strength], [[2], -INF], [[1, 3], 0.5], [[0, 3], 0.25]]
+    pairs: list[tuple[Rule, Any]] = [
+        (SourcePenalty(strength), theirs.EncoderRepetitionPenaltyLogitsProcessor(strength, source)),
+        (NoSourceNgram(size), theirs.EncoderNoRepeatNGramLogitsProcessor(size, source)),
+        (SequenceBias(bias), theirs.SequenceBiasLogitsProcessor(bias)),  # type: ignore[arg-type]
+        (
+            ExponentialDecay(size, strength),
+            theirs.ExponentialDecayLengthPenalty((size, strength), eos_ids, prompt),
+        ),
+        (
+            BannedAtBegin([1, 3], size),
+            theirs.SuppressTokensAtBeginLogitsProcessor([1, 3], prompt + size),
+        ),
+        (Renormalize(), theirs.LogitNormalization()),
+    ]
+    for rule, processor in pairs:
+        unchanged = log_probs.clone()
+        ruled = rule(log_probs, context)
+        torch.testing.assert_close(ruled, processor(tokens, log_probs.clone()))
+        assert torch.equal(log_probs, unchanged)
+    assert torch.equal(pairs[4][0](log_probs, context), log_probs) == (t != size)
+
+
+def test_rules_are_applied_in_the_order_of_transformers() -> None:
+    """All that `generate` can have at once, on one distribution."""
+    from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+    own: dict[str, Any] = {
+        "sequence_bias": [[[2], 1.5], [[1, 3], -1.0], [[5], 3.0]], "repetition_penalty": 1.7,
+        "encoder_repetition_penalty": 1.3, "no_repeat_ngram_size": 3,
+        "encoder_no_repeat_ngram_size": 4, "exponential_decay_length_penalty": [1, 1.4],
+        "begin_suppress_tokens": [6], "top_h": 0.9, "top_k": 9, "top_p": 0.95, "min_p": 0.02,
+        "typical_p": 0.9, "epsilon_cutoff": 0.03, "eta_cutoff": 0.05, "temperature": 1.4,
+        "renormalize_logits": True,
+    }  # fmt: skip
+    config = GenerationConfig(**own, do_sample=True, bad_words_ids=[[4], [3, 8]], eos_token_id=9)
+    config._eos_token_tensor = torch.tensor([9])
+    net = GPT2LMHeadModel(GPT2Config(vocab_size=SIZE, n_embd=4, n_layer=1, n_head=1))
+    generator = torch.Generator().manual_seed(3)
+    changed = 0
+    for _ in range(40):
+        prompt = torch.randint(SIZE, (1, 4), generator=generator)
+        new = torch.randint(SIZE, (1, 3), generator=generator)
+        processors = net._get_logits_processor(config, 4, prompt, device="cpu", model_kwargs={})
+        assert len(processors) == len(own) + 1
+        log_probs = torch.randn(1, SIZE, generator=generator).log_softmax(dim=1)
+        rules = sampling_rules(**own, banned=[4, [3, 8]])
+        context = replace(context_of(new.tolist(), prompt.tolist()), eos_ids=[9])
+        rules = [
+            NoRepeatNgram(3, include_prompt=True) if isinstance(rule, NoRepeatNgram) else rule
+            for rule in rules
+        ]
+        ruled = apply_rules(rules, log_probs, context)
+        expected = processors(torch.cat([prompt, new], dim=1), log_probs.clone())
+        torch.testing.assert_close(ruled, expected)
+        changed += 1 < len(possible_ids(ruled)[0]) < 8
+    assert changed > 20
 
 
 # --- Exact tables -------------------------------------------------------------------------------
@@ -234,6 +361,16 @@ RULES: list[Callable[[float], Rule]] = [
     TopP,
     MinP,
     Typical,
+    TopH,
+    EpsilonCutoff,
+    EtaCutoff,
+    lambda x: Typical(x, 3),
+    lambda x: SourcePenalty(0.5 + x),
+    lambda x: NoSourceNgram(1 + int(3 * x)),
+    lambda x: SequenceBias([([1], x), ([2, 3], -x)]),
+    lambda x: ExponentialDecay(1, 0.5 + x),
+    lambda x: BannedAtBegin([1, int(8 * x)], 2),
+    lambda _x: Renormalize(),
     lambda x: RepetitionPenalty(0.5 + x),
     lambda x: PresencePenalty(x - 0.5),
     lambda x: FrequencyPenalty(x - 0.5),
@@ -252,15 +389,16 @@ def test_rows_are_independent_and_the_input_is_unchanged(
     rule, (log_probs, tokens) = RULES[which](strength), random_case(case)
     prompts = [[(3 * i + j) % 6 for j in range(i)] for i in range(len(tokens))]
     original, sentence = log_probs.clone(), torch.arange(len(tokens))
-    together = rule(log_probs, Context(prompts, tokens, sentence))
+    together = rule(log_probs, Context(prompts, tokens, sentence, eos_ids=[0, 3]))
     assert torch.equal(log_probs, original)
     assert together.shape == log_probs.shape
     assert not together.isnan().any()
     for row in range(len(tokens)):
         at = slice(row, row + 1)
-        alone = rule(
-            log_probs[at], Context([prompts[row]], tokens[at], torch.zeros_like(sentence[at]))
+        context = Context(
+            [prompts[row]], tokens[at], torch.zeros_like(sentence[at]), eos_ids=[0, 3]
         )
+        alone = rule(log_probs[at], context)
         if not isinstance(rule, PrefixFunction):  # which may tell sentences apart
             torch.testing.assert_close(alone, together[at], rtol=0, atol=0)
 
@@ -286,6 +424,19 @@ def test_rows_are_independent_and_the_input_is_unchanged(
         (lambda: PresencePenalty(math.nan), "presence_penalty"),
         (lambda: FrequencyPenalty(INF), "frequency_penalty"),
         (lambda: NoRepeatNgram(0), "no_repeat_ngram_size"),
+        (lambda: NoSourceNgram(0), "encoder_no_repeat_ngram_size"),
+        (lambda: sampling_rules(encoder_no_repeat_ngram_size=-1), "encoder_no_repeat_ngram_size"),
+        (lambda: TopP(0.5, 0), "min_tokens_to_keep"),
+        (lambda: EpsilonCutoff(0.0), "epsilon_cutoff"),
+        (lambda: EtaCutoff(1.0), "eta_cutoff"),
+        (lambda: TopH(0.0), "top_h"),
+        (lambda: SourcePenalty(0.0), "encoder_repetition_penalty"),
+        (lambda: SequenceBias([([], 1.0)]), "no sequence of token ids"),
+        (lambda: SequenceBias([([1], INF)]), "finite"),
+        (lambda: SequenceBias([([1], math.nan)]), "finite"),
+        (lambda: ExponentialDecay(-1, 1.0), "exponential_decay_length_penalty"),
+        (lambda: ExponentialDecay(1, 0.0), "exponential_decay_length_penalty"),
+        (lambda: BannedAtBegin([-1]), "no token id"),
         (lambda: sampling_rules(no_repeat_ngram_size=-1), "no_repeat_ngram_size"),
         (lambda: BannedTokens([[]]), "empty"),
         (lambda: BannedTokens([-1]), "no token id"),
@@ -302,6 +453,8 @@ def test_settings_out_of_range_are_refused(build: Callable[[], Rule], says: str)
     ("rule", "says"),
     [
         (BannedTokens([[1, 4]]), "outside the vocabulary"),
+        (BannedAtBegin([4]), "outside the vocabulary"),
+        (SequenceBias([([4, 1], 1.0)]), "outside the vocabulary"),
         (ForcedTokens({0: 4}), "outside the vocabulary"),
         (PrefixFunction(lambda _sentence, _ids: []), "allows no token for sentence 0"),
         (PrefixFunction(lambda _sentence, _ids: [4]), "outside the vocabulary"),

@@ -127,27 +127,104 @@ def test_ngrams_of_a_prompt_do_not_occur_again(name: str, size: int, tmp_path: P
             assert [output.ids for output in outputs] == ids, options
 
 
+# Rules of `generation_config.json`; those that scale values equal transformers' in beams alone.
+OF_TOKENS: dict[str, Any] = {
+    "sequence_bias": [[[5], 1.0], [[7, 9], -4.0], [[6], 2.0], [[6, 6], -9.0]],
+    "bad_words_ids": [[13], [6, 8], [20, 21]],
+    "begin_suppress_tokens": [6, 30],
+    "encoder_no_repeat_ngram_size": 2,
+    "no_repeat_ngram_size": 3,
+    "min_new_tokens": 2,
+}
+OF_VALUES = {
+    "repetition_penalty": 1.2,
+    "encoder_repetition_penalty": 1.4,
+    "exponential_decay_length_penalty": [3, 1.2],
+    "renormalize_logits": True,
+}
+SETTINGS: list[dict[str, Any]] = [
+    {"num_beams": 3, "length_penalty": 0.4, "no_repeat_ngram_size": 2},
+    {},
+    OF_TOKENS,
+    {"num_beams": 3, **OF_TOKENS},
+    {"num_beams": 3, **OF_TOKENS, **OF_VALUES},
+    {"num_beams": 2, "early_stopping": True, **OF_VALUES},
+]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bart", "marian"])
 @torch.no_grad()
 def test_default_options_come_from_the_generation_config(name: str, tmp_path: Path) -> None:
     """Equal to transformers with `generation_config.json`, also after a round trip."""
-    for own in ({"num_beams": 3, "length_penalty": 0.4, "no_repeat_ngram_size": 2}, {}):
+    expected_before: list[list[int]] = []
+    for number, own in enumerate(SETTINGS):
         model = random_hf_model(name, 4)
         for key, value in own.items():
             setattr(model.generation_config, key, value)
-        model.save_pretrained(tmp_path / f"hf{len(own)}")
-        ours = import_hf(tmp_path / f"hf{len(own)}", tmp_path / f"ours{len(own)}")
-        export_hf(ours, tmp_path / f"back{len(own)}")
-        again = import_hf(tmp_path / f"back{len(own)}", tmp_path / f"again{len(own)}")
+        model.save_pretrained(tmp_path / f"hf{number}")
+        ours = import_hf(tmp_path / f"hf{number}", tmp_path / f"ours{number}")
+        export_hf(ours, tmp_path / f"back{number}")
+        again = import_hf(tmp_path / f"back{number}", tmp_path / f"again{number}")
         assert again.metadata.options == ours.metadata.options
+        assert again.metadata.generation == ours.metadata.generation
         [prompt] = random_rows(VOCAB, [6], 2, low=3)
         reference = model.generate(
             prompt[None], attention_mask=torch.ones_like(prompt[None]), max_new_tokens=NEW
         )[0]
         start = 1 if name in ENCODER_DECODERS else len(prompt)
         expected = trimmed(reference[start:].tolist())
-        assert ours.generate([prompt.tolist()], max_new_tokens=NEW) == [expected]
+        assert ours.generate([prompt.tolist()], max_new_tokens=NEW) == [expected], own
+        if number in (2, 3, 4):  # the rules have an effect
+            assert expected not in expected_before
+        expected_before.append(expected)
         # Drawing, and greedy decoding, put the beam aside.
         plain = ours.generate([prompt.tolist()], max_new_tokens=NEW, beam_size=1)
         assert ours.generate([prompt.tolist()], max_new_tokens=NEW, temperature=0) == plain
         assert ours.generate([prompt.tolist()], temperature=1.5, seed=1, return_details=True)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"epsilon_cutoff": 0.03, "top_k": 0},
+        {"eta_cutoff": 0.1, "top_k": 20, "temperature": 1.3},
+        {"top_h": 0.6, "top_k": 0},
+        {"sequence_bias": [[[5], 1.0]], "begin_suppress_tokens": [6], "top_k": 9, "min_p": 0.1},
+    ],
+)
+@torch.no_grad()
+def test_samples_have_the_distribution_of_transformers(own: dict[str, Any], tmp_path: Path) -> None:
+    model = random_hf_model("gpt2", 4)
+    for key, value in {"do_sample": True, **own}.items():
+        setattr(model.generation_config, key, value)
+    model.save_pretrained(tmp_path / "hf")
+    ours = import_hf(tmp_path / "hf", tmp_path / "ours")
+    [prompt] = random_rows(VOCAB, [6], 2, low=3)
+    keys = {"return_dict_in_generate": True, "output_scores": True, "max_new_tokens": 1}
+    output = model.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), **keys)
+    expected = output.scores[0][0].softmax(0)
+    count = 4_000
+    outputs = ours.generate(
+        [prompt.tolist()], max_new_tokens=1, num_return=count, seed=1, return_details=True
+    )
+    counts = torch.zeros(VOCAB)
+    for sample in outputs[0]:
+        counts[sample.ids[0]] += 1 / count
+    assert not (counts > 0)[expected == 0].any()
+    assert (counts - expected).abs().sum() < 0.06
+
+
+@torch.no_grad()
+def test_the_models_own_lengths_and_stop_texts_yield_to_those_of_a_call(tmp_path: Path) -> None:
+    """A short source, or a smaller limit, is no error because of the model's least length."""
+    model = random_hf_model("bart", 4)
+    for key, value in {"max_length": 31, "min_length": 30}.items():
+        setattr(model.generation_config, key, value)
+    model.save_pretrained(tmp_path / "hf")
+    ours = import_hf(tmp_path / "hf", tmp_path / "ours")
+    assert ours.metadata.options["max_new_tokens"] == ours.metadata.options["min_new_tokens"] == 30
+    [output] = ours.generate([[5, 6, 1]])
+    [expected] = model.generate(torch.tensor([[5, 6, 1]])).tolist()
+    assert output == expected[1:]
+    assert len(output) == 30
+    assert len(ours.generate([[5, 6, 1]], max_new_tokens=4)[0]) == 4

@@ -173,7 +173,10 @@ class BeamSearch(Search):
             of_model = model_log_probs.amax() if self.step.checks_model else largest
             numbers = torch.stack([of_model, largest]), choice.tied[None], after.is_open
             first, second, tied, *flags = torch.cat(numbers).tolist()
-            self.step.check_rankable(first, second, after.length)
+            if self.stop == "optimal":
+                self.step.check_rankable(first, second, after.length)
+            else:
+                self.step.check_not_nan(first, second, after.length)
             if not tied:
                 break
         if self.observe is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 
@@ -21,6 +21,9 @@ class Context:
         model_log_probs: the log-probabilities before any rule; None: the argument of the rule.
         is_open: False for rows that have ended, as far as the host knows; None: all are open.
         in_place: rules may write to their argument.
+        sources: ids of each sentence that the output is made from: the encoder's input; None: the
+            prompts.
+        eos_ids: ids that end an output.
     """
 
     prompts: list[list[int]]
@@ -30,13 +33,15 @@ class Context:
     model_log_probs: Float[Tensor, "N V"] | None = None
     is_open: Sequence[bool] | None = None
     in_place: bool = False
+    sources: list[list[int]] | None = None
+    eos_ids: Sequence[int] = ()
 
     @property
     def length(self) -> int:
         """The number of new tokens of each row."""
         return self.generated.shape[1]
 
-    def table(self, key: object, numbers: Sequence[Any]) -> Int[Tensor, "..."]:
+    def table(self, key: object, numbers: Sequence[Any]) -> Num[Tensor, "..."]:
         """Constant numbers as a tensor on the device of the search, kept by `key`."""
         if key not in self.memory:
             self.memory[key] = torch.tensor(numbers, device=self.generated.device)
@@ -44,12 +49,22 @@ class Context:
 
     def history(self) -> Int[Tensor, "N all"]:
         """Prompt and new tokens of each row, padded with -1 on the left."""
-        if "prompts" not in self.memory:
-            width = max((len(ids) for ids in self.prompts), default=0)
-            padded = [[-1] * (width - len(ids)) + list(ids) for ids in self.prompts]
+        prompts = self._padded("prompts", self.prompts)[self.sentence]
+        return torch.cat([prompts, self.generated], dim=1)
+
+    def source_ids(self) -> Int[Tensor, "N s"]:
+        """The source of each row, padded with -1 on the left."""
+        rows = self.prompts if self.sources is None else self.sources
+        return self._padded("sources", rows)[self.sentence]
+
+    def _padded(self, key: str, rows: list[list[int]]) -> Int[Tensor, "B s"]:
+        """Ids of each sentence, padded with -1 on the left; kept for the whole search."""
+        if key not in self.memory:
+            width = max(map(len, rows), default=0)
+            padded = [[-1] * (width - len(ids)) + list(ids) for ids in rows]
             table = torch.tensor(padded, dtype=torch.long, device=self.generated.device)
-            self.memory["prompts"] = table.view(len(padded), width)
-        return torch.cat([self.memory["prompts"][self.sentence], self.generated], dim=1)
+            self.memory[key] = table.view(len(padded), width)
+        return self.memory[key]
 
 
 Rule = Callable[[Float[Tensor, "N V"], Context], Float[Tensor, "N V"]]

@@ -13,7 +13,10 @@ from heedful.generation.request import SearchRequest
 from heedful.generation.rules import apply_rules, bans_are_final
 from heedful.generation.state import NextLogProbs, State, check_largest, sentences_to_keep
 
-_NO_NEGATIVE = "a beam search cannot rank values above 0, so use no negative penalty"
+_NO_POSITIVE = (
+    "the stop rule optimal has no bound for values above 0, so use no negative penalty and no bias "
+    "above 0, or another stop_rule"
+)
 
 
 @dataclass
@@ -62,6 +65,8 @@ class DecodingStep:
             model_log_probs,
             is_open,
             in_place=self.can_overwrite and bans_are_final(rules, generated.shape[1]),
+            sources=self.request.sources,
+            eos_ids=self.request.eos_ids,
         )
         return apply_rules(rules, model_log_probs, context)
 
@@ -91,7 +96,7 @@ class DecodingStep:
             raise UserError(f"{self._rule_source} gave NaN at step {step}")
 
     def check_rankable(self, of_model: float, under_rules: float, step: int) -> None:
-        """Raise UserError for log-probabilities that a beam search cannot rank: NaN, or above 0.
+        """Raise UserError for log-probabilities of which the best score has no bound: NaN, above 0.
 
         Args:
             of_model: the largest before the rules; read only if `checks_model`.
@@ -100,7 +105,7 @@ class DecodingStep:
         if self.checks_model:
             check_largest(of_model, step, self.source)
         if self.request.rules:
-            check_largest(under_rules, step, self._rule_source, _NO_NEGATIVE)
+            check_largest(under_rules, step, self._rule_source, _NO_POSITIVE)
         else:
             check_largest(under_rules, step, self.source)
 

@@ -38,6 +38,7 @@ class SearchRequest:
         force_eos: an EOS at the length limit is forced, and does not finish a hypothesis.
         largest_id: the largest id that the vocabulary must have.
         on_done: called for each sentence, while others may be in progress; None: nothing is.
+        sources: ids of each sentence that the output is made from, for rules.
     """
 
     start: Int[Tensor, "B t0"]
@@ -49,6 +50,7 @@ class SearchRequest:
     force_eos: bool
     largest_id: int
     on_done: DoneFunction | None = None
+    sources: list[list[int]] | None = None
 
     @classmethod
     def from_options(
@@ -63,6 +65,7 @@ class SearchRequest:
         force_eos: bool = False,
         rules: Sequence[Rule] = (),
         prompts: Sequence[Sequence[int]] | None = None,
+        sources: Sequence[Sequence[int]] | None = None,
         on_done: DoneFunction | None = None,
     ) -> "SearchRequest":
         """The request for options that all searches share.
@@ -84,6 +87,8 @@ class SearchRequest:
             rules: logit rules, in order.
             prompts: the prompt tokens of each sentence without padding, for rules that read them;
                 a search does not read `start` itself. None: no prompts.
+            sources: the encoder's input for each sentence without padding, for rules that read it;
+                None: the prompts.
             on_done: called with the index and the hypotheses of each sentence, best first, as soon
                 as they are complete: by a beam search when the sentence leaves the batch.
 
@@ -123,6 +128,7 @@ class SearchRequest:
             force_eos,
             max([*eos_ids, *(token for tokens in prefixes for token in tokens)]),
             on_done,
+            None if sources is None else _ids_per_sentence("sources", "sources", sources, batch),
         )
         for sentence, tokens in enumerate(prefixes):
             request._check_forced_prefix(sentence, tokens)

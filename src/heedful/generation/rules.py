@@ -16,11 +16,14 @@ from heedful.errors import UserError
 from heedful.generation.context import Context, Rule
 from heedful.generation.state import sum_dtype
 from heedful.generation.token_rules import (
+    BannedAtBegin,
     BannedTokens,
     ForcedTokens,
     MinLength,
     NoRepeatNgram,
+    NoSourceNgram,
     PrefixFunction,
+    SequenceBias,
 )
 from heedful.generation.topk import in_top_k
 
@@ -50,26 +53,30 @@ def bans_are_final(rules: Sequence[Rule], length: int) -> bool:
     return all(
         not rule.forces(length)
         if isinstance(rule, ForcedTokens)
-        else isinstance(
-            rule, _NumberRule | NoRepeatNgram | BannedTokens | MinLength | PrefixFunction
-        )
+        else isinstance(rule, _BANS_ARE_FINAL)
         for rule in rules
     )
 
 
-def sampling_rules(**options: Any) -> list[Rule]:
+def sampling_rules(*, min_tokens_to_keep: int = 1, **options: Any) -> list[Rule]:
     """The rules for options named as in `RULES_BY_OPTION`, in its order.
 
-    No rule is added for an option without a value, or for an n-gram size of 0. Penalties, and rules
-    that forbid or force tokens, come before those that reshape or truncate the distribution.
+    No rule is added for an option without a value, for False, or for an n-gram size or a cutoff of
+    0. Penalties, and rules that forbid or force tokens, come before those that reshape or truncate
+    the distribution. The order is that of transformers.
+
+    Args:
+        min_tokens_to_keep: see `Truncation`.
     """
-    return [
-        rule(options[name])
-        for name, rule in RULES_BY_OPTION.items()
-        if options.get(name) is not None
-        and not (isinstance(options[name], Sized) and not options[name])
-        and (name, options[name]) != ("no_repeat_ngram_size", 0)
-    ]
+    rules: list[Rule] = []
+    for name, rule in RULES_BY_OPTION.items():
+        value = options.get(name)
+        is_empty = isinstance(value, Sized) and not len(value)
+        if value is None or value is False or is_empty or (name in _OFF_AT_0 and value == 0):
+            continue
+        is_truncation = isinstance(rule, type) and issubclass(rule, Truncation)
+        rules.append(rule(value, min_tokens_to_keep) if is_truncation else rule(value))
+    return rules
 
 
 # --- Rules of one number ------------------------------------------------------------------------
@@ -83,6 +90,8 @@ class _Range(NamedTuple):
 _POSITIVE = _Range(lambda x: 0 < x < math.inf, "a finite number above 0")
 _FINITE = _Range(math.isfinite, "a finite number")
 _FRACTION = _Range(lambda x: 0 < x <= 1, "above 0 and at most 1")
+_CUTOFF = _Range(lambda x: 0 < x < 1, "above 0 and below 1, or 0 for none")
+_TOP_H_TOKENS = 100  # most probable tokens that top-H decoding reads
 
 
 @dataclass(frozen=True)
@@ -90,10 +99,10 @@ class _NumberRule:
     """A rule with one number, checked against the range of the option of that name."""
 
     value: int | float
-    option: ClassVar[str]
-    limits: ClassVar[_Range]
+    option: ClassVar[str] = ""
+    limits: ClassVar[_Range] = _FINITE
 
-    def __init_subclass__(cls, option: str, limits: _Range) -> None:
+    def __init_subclass__(cls, option: str = "", limits: _Range = _FINITE) -> None:
         cls.option, cls.limits = option, limits
 
     def __post_init__(self) -> None:
@@ -116,16 +125,59 @@ class Temperature(_NumberRule, option="temperature", limits=_POSITIVE):
         return log_probs / min(max(self.value, 1e-30), 1e30)
 
 
-class TopK(_NumberRule, option="top_k", limits=_Range(lambda k: k >= 1, "at least 1")):
+@dataclass(frozen=True)
+class Truncation(_NumberRule):
+    """A rule that forbids a part of the distribution.
+
+    Attributes:
+        min_tokens_to_keep: the first tokens, in the order of the rule, that are kept in any case:
+            the most probable ones, for locally typical sampling the most typical ones.
+    """
+
+    min_tokens_to_keep: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_tokens_to_keep < 1:
+            raise UserError(f"min_tokens_to_keep must be at least 1, not {self.min_tokens_to_keep}")
+
+    def _forbid_below(
+        self, log_probs: Float[Tensor, "N V"], least: Float[Tensor, "N 1"]
+    ) -> Float[Tensor, "N V"]:
+        """Forbids tokens below a log-probability, and of those to keep none, nor their equals."""
+        kept = log_probs.topk(min(self.min_tokens_to_keep, log_probs.shape[1]), dim=1).values
+        values, edge = log_probs.to(least.dtype), kept[:, -1:].to(least.dtype)
+        return log_probs.masked_fill(values < torch.minimum(least, edge), -torch.inf)
+
+
+class TopH(_NumberRule, option="top_h", limits=_FRACTION):
+    """Keeps the most probable tokens while the sum of -p log p is at most this share of the whole.
+
+    Top-H decoding (Potraghloo et al. 2025), over the 100 most probable tokens, as in transformers.
+    At least one is kept; of equal tokens those of lower ids come first.
+    """
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        order = log_probs.sort(dim=1, descending=True, stable=True).indices[:, :_TOP_H_TOKENS]
+        terms = _entropy_terms(log_probs.gather(1, order))
+        sums = terms.cumsum(dim=1)
+        is_kept = sums <= self.value * sums[:, -1:]
+        is_kept[:, 0] = True
+        is_removed = torch.ones_like(log_probs, dtype=torch.bool).scatter_(1, order, ~is_kept)
+        return log_probs.masked_fill(is_removed, -torch.inf)
+
+
+class TopK(Truncation, option="top_k", limits=_Range(lambda k: k >= 1, "at least 1")):
     """Keeps the `k` most probable tokens, exactly `k`: of equal ones those of lower ids."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
-        if self.value >= log_probs.shape[1]:
+        k = max(int(self.value), self.min_tokens_to_keep)
+        if k >= log_probs.shape[1]:
             return log_probs
-        return log_probs.masked_fill(~in_top_k(log_probs, int(self.value)), -torch.inf)
+        return log_probs.masked_fill(~in_top_k(log_probs, k), -torch.inf)
 
 
-class TopP(_NumberRule, option="top_p", limits=_FRACTION):
+class TopP(Truncation, option="top_p", limits=_FRACTION):
     """Nucleus sampling (Holtzman et al. 2020): the most probable tokens until they sum to `p`.
 
     The token that reaches the sum stays, so at least one does. Of equal tokens those of lower ids
@@ -133,32 +185,64 @@ class TopP(_NumberRule, option="top_p", limits=_FRACTION):
     """
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
-        return _until_sum(log_probs, -log_probs, self.value)
+        if self.value == 1:
+            return log_probs
+        order, last, _key = _until_sum(log_probs, -log_probs, self)
+        places = torch.arange(log_probs.shape[1], device=log_probs.device)
+        is_removed: Bool[Tensor, "N V"] = torch.zeros_like(log_probs, dtype=torch.bool)
+        is_removed.scatter_(1, order, places > last)
+        return log_probs.masked_fill(is_removed, -torch.inf)
 
 
-class MinP(_NumberRule, option="min_p", limits=_Range(lambda p: 0 <= p <= 1, "from 0 to 1")):
+class MinP(Truncation, option="min_p", limits=_Range(lambda p: 0 <= p <= 1, "from 0 to 1")):
     """Keeps tokens at least `p` times as probable as the best one (Nguyen et al. 2024)."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
         if self.value == 0:
             return log_probs
-        values = log_probs.to(_at_least_single(log_probs.dtype))
-        least = values.amax(dim=1, keepdim=True) + math.log(self.value)
-        return log_probs.masked_fill(values < least, -torch.inf)
+        best = log_probs.amax(dim=1, keepdim=True).to(_at_least_single(log_probs.dtype))
+        return self._forbid_below(log_probs, best + math.log(self.value))
 
 
-class Typical(_NumberRule, option="typical_p", limits=_FRACTION):
+class Typical(Truncation, option="typical_p", limits=_FRACTION):
     """Locally typical tokens (Meister et al. 2022, "Locally Typical Sampling", section 4).
 
     Keeps tokens in order of the distance between their information -log p and the entropy, until
-    their probabilities sum to `p`; the token that reaches the sum stays.
+    their probabilities sum to `p`; the token that reaches the sum stays, and those at the same
+    distance.
     """
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        if self.value == 1:
+            return log_probs
         normal = log_probs.log_softmax(dim=1, dtype=_at_least_single(log_probs.dtype))
-        terms = torch.where(normal > -torch.inf, normal.exp() * normal, 0.0)
-        entropy = -terms.sum(dim=1, keepdim=True)
-        return _until_sum(log_probs, (-normal - entropy).abs(), self.value)
+        entropy = _entropy_terms(log_probs).sum(dim=1, keepdim=True)
+        distance = (-normal - entropy).abs()
+        _order, _last, farthest = _until_sum(log_probs, distance, self)
+        return log_probs.masked_fill(distance > farthest, -torch.inf)
+
+
+class EpsilonCutoff(Truncation, option="epsilon_cutoff", limits=_CUTOFF):
+    """Keeps tokens of at least this probability (Hewitt et al. 2022, section 4.2)."""
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        dtype = _at_least_single(log_probs.dtype)
+        normalizer = log_probs.to(dtype).logsumexp(dim=1, keepdim=True)
+        return self._forbid_below(log_probs, normalizer + math.log(self.value))
+
+
+class EtaCutoff(Truncation, option="eta_cutoff", limits=_CUTOFF):
+    """Keeps tokens of at least the probability min(eta, sqrt(eta) exp(-entropy)).
+
+    Hewitt et al. 2022, "Truncation Sampling as Language Model Desmoothing", section 4.2.
+    """
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        dtype = _at_least_single(log_probs.dtype)
+        normalizer = log_probs.to(dtype).logsumexp(dim=1, keepdim=True)
+        entropy = _entropy_terms(log_probs).sum(dim=1, keepdim=True)
+        least = (math.log(self.value) / 2 - entropy).clamp(max=math.log(self.value))
+        return self._forbid_below(log_probs, normalizer + least)
 
 
 class RepetitionPenalty(_NumberRule, option="repetition_penalty", limits=_POSITIVE):
@@ -175,6 +259,15 @@ class RepetitionPenalty(_NumberRule, option="repetition_penalty", limits=_POSITI
         return torch.where(is_repeated, scaled, log_probs)
 
 
+class SourcePenalty(_NumberRule, option="encoder_repetition_penalty", limits=_POSITIVE):
+    """The inverse of `RepetitionPenalty` on tokens of the source: above 1 it raises them."""
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        is_source = _counts(context.source_ids(), log_probs) > 0
+        scaled = torch.where(log_probs < 0, log_probs / self.value, log_probs * self.value)
+        return torch.where(is_source, scaled, log_probs)
+
+
 class PresencePenalty(_NumberRule, option="presence_penalty", limits=_FINITE):
     """Penalty of OpenAI's API: subtracted from each token that is among the new tokens."""
 
@@ -189,39 +282,105 @@ class FrequencyPenalty(_NumberRule, option="frequency_penalty", limits=_FINITE):
         return log_probs - self.value * _counts(context.generated, log_probs)
 
 
-RULES_BY_OPTION: dict[str, Callable[[Any], Rule]] = {
+# --- Rules of several numbers, or of none ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExponentialDecay:
+    """Raises the log-probability of EOS exponentially with the length of an output.
+
+    After `start` new tokens, t - start tokens later, |log p| (factor^(t - start) - 1) is added.
+    """
+
+    start: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or not 0 < self.factor < math.inf:
+            raise UserError(
+                "exponential_decay_length_penalty must be a number of tokens and a finite factor "
+                f"above 0, not {self.start} and {self.factor}"
+            )
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        past = context.length - self.start
+        if past <= 0 or not context.eos_ids:
+            return log_probs
+        # A larger power is certain too, and would overflow.
+        power = math.exp(min(past * math.log(self.factor), _LARGEST_EXPONENT))
+        eos_ids = context.table("eos_ids", list(context.eos_ids))
+        values = log_probs[:, eos_ids]
+        raised = values + values.abs() * (power - 1)
+        return log_probs.index_copy(1, eos_ids, raised.masked_fill(values == -torch.inf, -math.inf))
+
+
+@dataclass(frozen=True)
+class Renormalize:
+    """Divides probabilities by their sum, so that beams with and without bans compare."""
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        normal = log_probs.log_softmax(dim=1)
+        return normal.masked_fill(log_probs == -torch.inf, -torch.inf)  # no NaN at a dead end
+
+
+_LARGEST_EXPONENT = 60.0
+RULES_BY_OPTION: dict[str, Callable[..., Rule]] = {
+    "sequence_bias": SequenceBias,
     "suppressed": BannedTokens,  # by the model
+    "encoder_repetition_penalty": SourcePenalty,
     "repetition_penalty": RepetitionPenalty,
     "presence_penalty": PresencePenalty,
     "frequency_penalty": FrequencyPenalty,
     "no_repeat_ngram_size": NoRepeatNgram,
+    "encoder_no_repeat_ngram_size": NoSourceNgram,
     "banned": BannedTokens,
     "prefix_function": PrefixFunction,
     "forced": ForcedTokens,
+    "exponential_decay_length_penalty": lambda numbers: ExponentialDecay(*numbers),
+    "begin_suppress_tokens": BannedAtBegin,
     "temperature": Temperature,
+    "top_h": TopH,
     "top_k": TopK,
     "top_p": TopP,
     "min_p": MinP,
     "typical_p": Typical,
+    "epsilon_cutoff": EpsilonCutoff,
+    "eta_cutoff": EtaCutoff,
+    "renormalize_logits": lambda _true: Renormalize(),
 }
+_OFF_AT_0 = (
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
+_BANS_ARE_FINAL = (
+    *(_NumberRule, NoRepeatNgram, NoSourceNgram, BannedTokens, BannedAtBegin, MinLength),
+    *(PrefixFunction, SequenceBias, ExponentialDecay, Renormalize),
+)
 
 
 # --- Helpers ------------------------------------------------------------------------------------
 
 
 def _until_sum(
-    log_probs: Float[Tensor, "N V"], key: Float[Tensor, "N V"], share: float
-) -> Float[Tensor, "N V"]:
-    """Keeps tokens in ascending order of `key` until their probabilities sum to `share`."""
-    if share == 1:
-        return log_probs
-    order = key.sort(dim=1, stable=True).indices
+    log_probs: Float[Tensor, "N V"], key: Float[Tensor, "N V"], rule: Truncation
+) -> tuple[Int[Tensor, "N V"], Int[Tensor, "N 1"], Float[Tensor, "N 1"]]:
+    """The part of the tokens, in ascending order of `key`, that sums to the value of a rule.
+
+    Returns the order, and the last position in it of the part and its key.
+    """
+    ordered, order = key.sort(dim=1, stable=True)
     probs = log_probs.to(sum_dtype(log_probs.device)).softmax(dim=1).gather(1, order)
-    reached = probs.cumsum(dim=1) >= share
-    # A token is removed if the sum is reached before it; the first one never is.
-    is_removed: Bool[Tensor, "N V"] = torch.zeros_like(reached)
-    is_removed.scatter_(1, order, reached.roll(1, dims=1).index_fill_(1, order.new_zeros(1), False))
-    return log_probs.masked_fill(is_removed, -torch.inf)
+    below = (probs.cumsum(dim=1) < rule.value).sum(dim=1, keepdim=True)
+    last = below.clamp(min=rule.min_tokens_to_keep - 1).clamp(max=log_probs.shape[1] - 1)
+    return order, last, ordered.gather(1, last)
+
+
+def _entropy_terms(log_probs: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+    """-p log p of each token, 0 for those of probability 0, in nats."""
+    normal = log_probs.log_softmax(dim=1, dtype=_at_least_single(log_probs.dtype))
+    return torch.where(normal > -torch.inf, -normal.exp() * normal, 0.0)
 
 
 def _counts(tokens: Int[Tensor, "N all"], like: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:

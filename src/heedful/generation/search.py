@@ -67,7 +67,7 @@ def beam_search(
             with a state needs to read `prefixes[:, -1:]` only (at the first call, all of `start`).
         start, options: `eos_id`, `max_new_tokens` and more, see `SearchRequest.from_options`.
             Log-probabilities and scores are those after `forced_prefix` and the rules, which must
-            not raise one above 0.
+            not raise one above 0 with the stop rule `optimal`.
         length_penalty: the exponent of the length; see `LengthScore`.
         force_eos: see `SearchRequest.from_options`; None: True for `beam_full` only.
         num_groups: a divisor of `beam_size`.

@@ -1,8 +1,9 @@
-"""Logit rules that forbid or force the next token.
+"""Logit rules of single tokens and sequences: bans, biases and forced tokens.
 
 Only `PrefixFunction`, which calls a function on the host, waits for the device.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,27 @@ class NoRepeatNgram:
         windows = tokens[:, : t - 1].unfold(1, self.size - 1, 1)
         is_repeated = (windows == tokens[:, None, t - self.size + 1 :]).all(dim=2)
         return _forbid(log_probs, followers, is_repeated)
+
+
+@dataclass(frozen=True)
+class NoSourceNgram:
+    """Forbids an n-gram of the source among the tokens of prompt and output."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"encoder_no_repeat_ngram_size must be at least 1, not {self.size}")
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        history, source = context.history(), context.source_ids()
+        if min(history.shape[1] + 1, source.shape[1]) < self.size:
+            return log_probs
+        followers = source[:, self.size - 1 :]
+        windows = source[:, :-1].unfold(1, self.size - 1, 1)
+        ends = history[:, None, history.shape[1] - self.size + 1 :]
+        is_equal = (windows == ends) & (windows >= 0)  # padding is -1
+        return _forbid(log_probs, followers, is_equal.all(dim=2))
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,65 @@ class BannedTokens:
 
     def _sequences(self) -> list[tuple[int, ...]]:
         return [(ids,) if isinstance(ids, int) else tuple(ids) for ids in self.tokens]
+
+
+@dataclass(frozen=True)
+class BannedAtBegin:
+    """Forbids ids at one position of the output: the first, or the first after a forced one."""
+
+    tokens: Sequence[int]
+    position: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.tokens, default=0) < 0:
+            raise UserError(
+                f"begin_suppress_tokens contains {min(self.tokens)}, which is no token id"
+            )
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        if context.length != self.position or not self.tokens:
+            return log_probs
+        check_vocabulary("begin_suppress_tokens", max(self.tokens), log_probs)
+        log_probs = log_probs if context.in_place else log_probs.clone()
+        return log_probs.index_fill_(1, context.table(id(self), self.tokens), -torch.inf)
+
+
+@dataclass(frozen=True)
+class SequenceBias:
+    """Adds a bias to the log-probabilities of ids, and of the last ids of sequences.
+
+    That of a sequence is added where the prompt and the new tokens end in its other ids.
+
+    Attributes:
+        biases: pairs of a sequence of ids and its bias in nats; -inf forbids. Of two pairs with the
+            same sequence the last counts.
+    """
+
+    biases: Sequence[tuple[Sequence[int], float]]
+
+    def __post_init__(self) -> None:
+        for ids, bias in self.biases:
+            if not ids or min(ids) < 0:
+                raise UserError(f"sequence_bias has {list(ids)}, which is no sequence of token ids")
+            if not bias < math.inf:
+                raise UserError(f"sequence_bias has {bias} for {list(ids)}; give a finite number")
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        by_length: dict[int, dict[tuple[int, ...], float]] = {}
+        for ids, bias in self.biases:
+            check_vocabulary("sequence_bias", max(ids), log_probs)
+            by_length.setdefault(len(ids) - 1, {})[tuple(ids)] = bias
+        history = context.history()
+        added = torch.zeros_like(log_probs)
+        for length, biases in sorted(by_length.items()):
+            if length > history.shape[1]:
+                continue
+            table = context.table((id(self), length), [*biases])
+            values = context.table((id(self), length, "bias"), [float(b) for b in biases.values()])
+            ends = history[:, None, history.shape[1] - length :] == table[:, :-1]
+            values = values.to(log_probs.dtype).expand(len(history), -1)
+            added.index_add_(1, table[:, -1], values.masked_fill(~ends.all(dim=2), 0.0))
+        return log_probs + added
 
 
 def single_bans(rules: Sequence[Rule]) -> list[int] | None:

@@ -411,7 +411,7 @@ class _Recorder:
             return Stop(rule, (options.beam_size or 1,))
         if rule == "heuristic":
             return Stop(rule, (float(score(best_open, after.length)), worst))
-        lengths = (max(options.min_new_tokens, after.length + 1), limit)
+        lengths = (max(options.min_new_tokens or 0, after.length + 1), limit)
         return Stop(rule, (max(float(score(best_open, length)) for length in lengths), worst))
 
 

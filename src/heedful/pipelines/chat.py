@@ -52,7 +52,7 @@ def chat_rows(model: "LanguageModel", chats: Sequence[Any], options: dict[str, A
             no tokens of the context for an answer.
     """
     model.options(**{"beam_size": 1, **options})
-    encoder = encoder_of(model)
+    encoder, own = encoder_of(model), model.metadata.options
     rows = [encoder.encode_prompt(chat) for chat in chats]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]))
     size, context = len(rows[longest]), model.config.max_length
@@ -65,9 +65,11 @@ def chat_rows(model: "LanguageModel", chats: Sequence[Any], options: dict[str, A
         raise LengthError(problem, size, context, hint="")
     options["stop_ids"] = [*options.get("stop_ids", ()), encoder.end_id]
     if encoder.end_id not in model.tokenizer.special_ids:  # then its name would be in the text
-        options["stop"] = [*options.get("stop", ()), model.tokenizer.piece(encoder.end_id)]
+        stop = options.get("stop") or own.get("stop", ())
+        options["stop"] = [*stop, model.tokenizer.piece(encoder.end_id)]
     if options.get("max_new_tokens") is None:
-        options["max_new_tokens"] = min(MAX_NEW_TOKENS, context - size)
+        most = own.get("max_new_tokens", MAX_NEW_TOKENS)
+        options["max_new_tokens"] = min(most, context - size)
     return rows
 
 

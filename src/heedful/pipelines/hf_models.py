@@ -98,7 +98,9 @@ def _metadata(
         size = "tgt_vocab_size" if kind is Translator else "vocab_size"
         vocab_size = getattr(imported.config, size)
         keys["generation"], notices = read_generation_ids(content, kind, tokenizer, vocab_size)
-        keys["options"] = read_options(content)
+        longest = imported.config.max_length
+        keys["options"], more = read_options(content, kind, longest, vocab_size)
+        notices += more
     elif kind is Classifier:
         keys["labels"] = _labels_from_hf(content.config, imported.config.num_labels, str(directory))
         problem = content.config.get("problem_type")

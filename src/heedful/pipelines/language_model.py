@@ -105,7 +105,10 @@ class LanguageModel(Generator):
 
     def length_limit(self, row: list[int], options: Options) -> int:
         """`max_new_tokens`, or 64; texts may exceed the net's length (`DecodingState`)."""
-        return options.max_new_tokens or _NEW_TOKENS
+        limit = options.max_new_tokens or _NEW_TOKENS
+        if "min_new_tokens" in options.explicit:
+            return limit
+        return max(limit, options.min_new_tokens or 0)
 
     def score(
         self, texts: Texts, *, stride: int | None = None, batch_tokens: int | None = None
@@ -141,7 +144,7 @@ class LanguageModel(Generator):
 
         The longer prompts of a batch have equal lengths.
         """
-        new = options.max_new_tokens or _NEW_TOKENS
+        new = self.length_limit([], options)
         fitting = [row if len(row) + new <= self.config.max_length else [] for row in rows]
         # The length that counts is the one after the last new token.
         sizes = [range(len(row) + new) if row else () for row in fitting]

@@ -38,6 +38,7 @@ class GenerationIds:
         suppressed_ids: ids that are excluded from outputs (padding, a second BOS).
         forced_bos_id: the first id of each output; None: any.
         forced_eos_id: the id at the length limit; None: any.
+        suppressed_sequences: sequences of ids that are excluded from outputs.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -47,6 +48,7 @@ class GenerationIds:
     suppressed_ids: tuple[int, ...] = ()
     forced_bos_id: int | None = None
     forced_eos_id: int | None = None
+    suppressed_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -363,11 +363,12 @@ class Generator(SavedModel):
             self._last_request = shared if options.draft is None else None  # a draft may be large
         prefixes = None if texts is None else [self.tgt_tokenizer.encode(texts[n]) for n in numbers]
         limits = [self.length_limit(row, options) for row in rows]
-        if options.min_new_tokens > (shortest := min(limits, default=options.min_new_tokens)):
+        least = options.min_new_tokens or 0
+        if least > (shortest := min(limits, default=least)):
             index = limits.index(shortest)
             raise UserError(
                 f"prompt {numbers[index] + options.first_number} may have {shortest} new "
-                f"tokens, but min_new_tokens is {options.min_new_tokens}: ask for fewer, or set "
+                f"tokens, but min_new_tokens is {least}: ask for fewer, or set "
                 "max_new_tokens"
             )
         return GenerationRequest(
@@ -397,6 +398,7 @@ class Generator(SavedModel):
         banned = [ids for entry in options.banned for ids in encodings(entry)]
         self.check_ids(banned, "tgt_")
         self.check_ids([list(options.stop_ids)], "tgt_")
+        banned = [*map(list, ids.suppressed_sequences), *banned]
         required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
         self.check_ids(required, "tgt_")
         end_ids = ids.eos_ids if options.stop_ids else self.end_ids()
@@ -428,7 +430,7 @@ class Generator(SavedModel):
         return self.tgt_tokenizer.decode(list(ids))
 
     def _to_generations(
-        self, hypotheses: list[Hypothesis], stop: Sequence[str]
+        self, hypotheses: list[Hypothesis], stop: Sequence[str] | None
     ) -> list[Generation]:
         generations = []
         for hypothesis in hypotheses:

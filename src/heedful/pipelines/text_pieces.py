@@ -15,16 +15,18 @@ class TextPieces:
 
     Args:
         decode: returns the text of ids.
-        stop: texts before which an output ends.
+        stop: texts before which an output ends; None: none.
 
     Attributes:
         ids: all tokens so far.
         text: of them, without the stop text and what follows it.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] | None = None
+    ) -> None:
         self._decode = decode
-        self._stop = stop
+        self._stop = stop or ()
         self._sent = ""
         self.ids: list[int] = []
         self.text = ""

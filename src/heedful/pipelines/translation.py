@@ -121,6 +121,8 @@ class Translator(Generator):
         if start > longest:
             raise UserError(f"{start} start ids do not fit the {longest} positions of the model")
         limit = options.max_new_tokens or self.metadata.limits.for_source(len(row))
+        if "min_new_tokens" not in options.explicit:  # the model's, which a short source must reach
+            limit = max(limit, options.min_new_tokens or 0)
         return min(limit, longest - max(start - 1, 0))
 
     def score(

@@ -32,6 +32,12 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "coverage_penalty": (0,),
     "min_p": (None, 0),
     "typical_p": (None, 1),
+    "top_h": (None,),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "encoder_no_repeat_ngram_size"), (None, 0)),
+    "min_tokens_to_keep": (1,),
+    "encoder_repetition_penalty": (None, 1),
+    **dict.fromkeys(("sequence_bias", "begin_suppress_tokens"), (None, (), [])),
+    "exponential_decay_length_penalty": (None,),
     "repetition_penalty": (None, 1),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
@@ -84,8 +90,8 @@ class CTranslate2:
 
     A beam search ends after `beam_size` finished hypotheses, as by the stop rule `beam_full`, but
     an output at the length limit gets no EOS. Suppressed tokens are excluded before the softmax, so
-    that the other tokens share their probability. With a shortlist, the allowed tokens are those of
-    all sources of a batch.
+    that the other tokens share their probability, as by `renormalize_logits`. With a shortlist, the
+    allowed tokens are those of all sources of a batch.
 
     Args:
         settings: `threads` of each worker; `workers` run batches side by side.
@@ -336,7 +342,7 @@ class CTranslate2:
             keys["sampling_temperature"] = (
                 1.0 if options.temperature is None else options.temperature
             )
-        shortest = max(options.min_new_tokens - 1, 0)  # it does not count EOS
+        shortest = max((options.min_new_tokens or 0) - 1, 0)  # it does not count EOS
         if self.facts.family == "decoder_only":
             return keys | {"min_length": shortest, "include_prompt_in_result": False}
         if request.forced_bos_id is not None:

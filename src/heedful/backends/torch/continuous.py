@@ -22,14 +22,14 @@ from heedful.errors import UserError
 from heedful.generation.context import Rule
 from heedful.generation.decoding import DecodingStep
 from heedful.generation.request import EndReason, SearchRequest, StopFunction
-from heedful.generation.rules import MinP, Temperature, TopK, TopP, Typical
+from heedful.generation.rules import Temperature, TopH, Truncation
 from heedful.generation.sampling import generators_of, inverse_cdf
 from heedful.generation.token_rules import single_bans
 from heedful.generation.topk import first_largest
 from heedful.parts.cache import Cache, capacity_for
 from heedful.parts.tokens import Tokens, padding_mask
 
-_RESHAPING = (Temperature, TopK, TopP, MinP, Typical)
+_RESHAPING = (Temperature, TopH, Truncation)
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ from heedful.generation.sampling import sample, sample_steps
 from heedful.generation.search import beam_search
 from heedful.generation.speculative import CachedScorer, Draft, PromptLookup, Speculation
 from heedful.generation.stopping import StopStrings
-from heedful.generation.token_rules import ForcedTokens, NoRepeatNgram, single_bans
+from heedful.generation.token_rules import BannedAtBegin, ForcedTokens, NoRepeatNgram, single_bans
 
 Step = TypeVar("Step")
 
@@ -181,9 +181,10 @@ class Searcher:
         arguments: dict[str, Any] = {
             "eos_id": list(request.eos_ids),
             "max_new_tokens": request.max_new_tokens,
-            "min_new_tokens": request.options.min_new_tokens,
+            "min_new_tokens": request.options.min_new_tokens or 0,
             "rules": _rules(request, include_prompt=not self.net.is_encoder_decoder),
             "prompts": self._decoder_prompts(rows, request),
+            "sources": rows,
         }
         if request.output_prefixes is not None:
             first = [] if request.forced_bos_id is None else [request.forced_bos_id]
@@ -275,6 +276,9 @@ def _rules(request: GenerationRequest, *, include_prompt: bool) -> list[Rule]:
     values = {name: value for name, value in vars(options).items() if name in RULES_BY_OPTION}
     if not options.samples:
         values["temperature"] = None
+    if options.beam_size == 1:  # it changes neither the choice nor the model's log-probabilities
+        values["renormalize_logits"] = None
+    begin_ids = values.pop("begin_suppress_tokens")
     values |= {
         "prefix_function": prefix_function,
         "banned": request.bad_words_ids,
@@ -282,7 +286,9 @@ def _rules(request: GenerationRequest, *, include_prompt: bool) -> list[Rule]:
     }
     ngram_size = values.pop("no_repeat_ngram_size")
     rules: list[Rule] = [NoRepeatNgram(ngram_size, include_prompt)] if ngram_size else []
-    rules += sampling_rules(**values)
+    if begin_ids:
+        rules.append(BannedAtBegin(begin_ids, int(request.forced_bos_id is not None)))
+    rules += sampling_rules(min_tokens_to_keep=options.min_tokens_to_keep, **values)
     if request.forced_bos_id is not None:
         rules.append(ForcedTokens({0: request.forced_bos_id}, certain=True))
     if request.forced_eos_id is not None:
