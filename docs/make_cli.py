@@ -31,6 +31,8 @@ def render() -> str:
 def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Commands with their names, those of nested groups included."""
     for name, command in group.commands.items():
+        if command.hidden:
+            continue
         yield f"{prefix}{name}", command
         if hasattr(command, "commands"):
             yield from _commands(command, f"{prefix}{name} ")

@@ -16,8 +16,8 @@ HEAD = """<!-- Written by `make docs` from src/heedful/config/. Do not edit. -->
 
 # Every key of a recipe
 
-A recipe holds what differs from these defaults. `heedful recipes ls` lists the shipped ones,
-`heedful recipes show NAME` prints one with every key, `heedful recipes cp NAME` copies one, and
+A recipe holds what differs from these defaults. `heedful recipes list` lists the shipped ones,
+`heedful recipes show NAME` prints one with every key, `heedful recipes copy NAME` copies one, and
 `--set key=value` changes one key of a run. Keys of `model` are those of the architecture's
 `Config`; keys of `objective` are the task's own. A key without tasks in the last column is read by
 every task; to set a key that the task does not read is an error. A default with names of tasks is

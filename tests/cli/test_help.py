@@ -18,7 +18,7 @@ from heedful.pipelines import Translator
 
 ROOT: Any = get_command(make_app())
 RUNS_A_MODEL = ("translate", "generate", "fill", "classify", "embed", "evaluate", "score")
-PRINTS = (*RUNS_A_MODEL, "optimize", "verify", "info", "cache ls", "recipes ls")
+PRINTS = (*RUNS_A_MODEL, "optimize", "verify", "info", "cache ls", "recipes list")
 
 
 def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -91,7 +91,7 @@ def test_commands_with_output_have_json(name: str) -> None:
 
 def test_defaults_are_shown() -> None:
     rows = dict(panels(ALL["evaluate"], Context(ALL["evaluate"]))["Search"])
-    assert rows["--min-new-tokens N"].endswith("[default: 0]")
+    assert rows["--min-new-tokens N"].endswith("[default: the model's, or 0]")
     assert rows["--length-penalty X"].endswith("[default: the model's, or 1.0]")
     assert f"or {Translator.default_options['beam_size']} for translators" in rows["--beam-size N"]
 

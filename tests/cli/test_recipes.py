@@ -344,13 +344,21 @@ def test_nearest_lists_all_names_if_none_is_similar():
     assert nearest("qqqq", ["b", "a"]) == "known: a, b"
 
 
-# --- recipes ls, show, cp -------------------------------------------------------------------
+# --- recipes list, show, copy ---------------------------------------------------------------
 
 
-def test_ls_lists_every_recipe_with_its_first_line(commands):
-    lines = commands.run("recipes", "ls").out.splitlines()
-    assert [line.split()[0] for line in lines] == NAMES
-    assert all(len(line.split()) > 3 and "#" not in line for line in lines)
+def test_list_shows_every_recipe_with_a_sentence_in_80_columns(commands):
+    output = commands.run("recipes", "list").out
+    lines = output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == NAMES
+    for name in NAMES:
+        sentence = (RECIPES / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
+        assert re.search(rf"^{name} +{re.escape(sentence)}$", re.sub(r"\n +", " ", output), re.M)
+    assert output == commands.run("recipes", "ls").out == commands.run("list", "recipes").out
+    listed = commands.run("recipes", "--help").out
+    assert not {"ls", "cp"} & {line.split()[0] for line in listed.splitlines() if line.strip()}
+    assert commands.run("cache", "list").out == commands.run("cache", "ls").out
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -109,4 +109,5 @@ def _find_entry(entries: "list[CacheEntry]", name: str) -> "CacheEntry":
 
 
 add_command(app, "ls", list_entries)
+add_command(app, "list", list_entries, hidden=True)
 add_command(app, "rm", remove_entries)

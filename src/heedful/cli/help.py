@@ -33,6 +33,10 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """Commands in groups, with their first sentences wrapped and never cut."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands, without other names of the same ones."""
+        return [name for name in super().list_commands(ctx) if not self.commands[name].hidden]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands of each group, then the options."""
         sections: dict[str, list[tuple[str, str]]] = {}

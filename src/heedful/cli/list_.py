@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from heedful.cli.preflight import add_command
 from heedful.cli.shared import print_json
 
 app = new_group("List models, tasks, metrics, schedules and recipes, plugins included.")
+_COLUMNS = 80
 TASKS = {
     "translation": "pairs of texts: the target given the source, scored by decoding",
     "language_modeling": "running text: the next token, scored by perplexity",
@@ -74,13 +76,15 @@ def recipes() -> dict[str, str]:
 
 
 def print_rows(rows: Mapping[str, str], json: bool) -> None:
-    """Print a line per name with its description, or JSON."""
+    """Print each name with its description in 80 columns, or JSON."""
     if json:
         print_json(rows)
         return
     width = max(map(len, rows)) + 2
     for name, text in rows.items():
-        typer.echo(f"{name:<{width}}{text}".rstrip())
+        lines = textwrap.wrap(text, max(_COLUMNS - width, _COLUMNS // 3)) or [""]
+        for first, line in zip([name, *[""] * len(lines)], lines, strict=False):
+            typer.echo(f"{first:<{width}}{line}".rstrip())
 
 
 def _add(name: str, text: str, rows: Callable[[], Mapping[str, str]]) -> None:

@@ -25,11 +25,19 @@ Debug = Annotated[
 
 
 def add_command(
-    app: typer.Typer, name: str, function: Callable[..., None], group: str | None = None
+    app: typer.Typer,
+    name: str,
+    function: Callable[..., None],
+    group: str | None = None,
+    *,
+    hidden: bool = False,
 ) -> None:
     """Add a command, with the checks of this module and the flag `--debug`.
 
     Its help is the function's docstring: paragraphs are wrapped, and lines of examples are not.
+
+    Args:
+        hidden: `--help` of the group does not list it, because it is another name of a command.
     """
 
     @wraps(function)
@@ -51,7 +59,7 @@ def add_command(
     set_signature(run, [parameter.replace(kind=only) for parameter in parameters])
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     text = "\n\n".join(_example(text) or text.replace("\n", " ") for text in paragraphs)
-    app.command(name, help=text, cls=Command, rich_help_panel=group)(run)
+    app.command(name, help=text, cls=Command, rich_help_panel=group, hidden=hidden)(run)
 
 
 def _example(paragraph: str) -> str | None:

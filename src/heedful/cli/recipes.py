@@ -17,7 +17,7 @@ app = new_group("List, show and copy the shipped recipes, with a description of 
 def list_recipes(json: Json = False) -> None:
     """List the shipped recipes, each with its first line.
 
-    Example: heedful recipes ls
+    Example: heedful recipes list
     """
     print_rows(recipes(), json)
 
@@ -60,7 +60,7 @@ def copy(
 ) -> None:
     """Copy a recipe, to make it your own.
 
-    Example: heedful recipes cp translation mine.yaml
+    Example: heedful recipes copy translation mine.yaml
     """
     from heedful.files import write_text
     from heedful.recipe_files import recipe_path
@@ -75,6 +75,8 @@ def copy(
     typer.echo(f"{target}: train it with heedful train {target}")
 
 
-add_command(app, "ls", list_recipes)
+add_command(app, "list", list_recipes)
+add_command(app, "ls", list_recipes, hidden=True)
 add_command(app, "show", show)
-add_command(app, "cp", copy)
+add_command(app, "copy", copy)
+add_command(app, "cp", copy, hidden=True)

@@ -82,7 +82,7 @@ def _commands_instead(message: str, ctx: Any) -> str:
     """`; ` and the commands of a group, if they are few."""
     if message == "No such command 'help'":
         return "; write heedful COMMAND --help"
-    names = [*ctx.command.commands]
+    names = ctx.command.list_commands(ctx)
     if len(names) > _MOST_LISTED:
         return ""
     return f"; write {' or '.join(f'{ctx.command_path} {name}' for name in names)}"
