@@ -271,7 +271,7 @@ def check_new(
         check_writable(path)
     entries = sorted(os.listdir(path)) if path.exists() else []
     if entries and not overwrite:
-        raise UserError(f"{path} exists already; name a new directory, or give --overwrite")
+        raise UserError(f"{path} exists already; name a new directory, or give overwrite=True")
     if source is not None and source.resolve().is_relative_to(path.resolve()):
         raise UserError(f"{path} holds what is read, and cannot be replaced; name another place")
     entries = [entry for entry in entries if not is_leftover(entry)]
@@ -281,7 +281,7 @@ def check_new(
             f"{path} holds {others[0]}, which does not belong to such a directory, so it is"
             " not replaced; name another place"
         )
-    if entries and owns is MODEL_FILES and not _WEIGHTS.intersection(entries):
+    if entries and MODEL_FILES.issubset(owns) and not _WEIGHTS.intersection(entries):
         raise UserError(f"{path} holds no model, so it is not replaced; name another place")
 
 

@@ -22,16 +22,19 @@ def hf(
     """Export a model in the Hugging Face format, with its tokenizers.
 
     The directory opens with AutoTokenizer and the Auto class of the model's kind, without heedful.
+    Its README.md is a model card: languages, use, recipe and scores of the run; what heedful cannot
+    know, such as the licence, is marked for you to fill in. An existing README.md is kept.
 
     Example: heedful export hf runs/novel novel-hf
     """
     from heedful.export import hf
+    from heedful.export.model_card import CARD
     from heedful.files import MODEL_FILES, check_new
 
-    check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
+    check_new(out, overwrite=overwrite, owns=MODEL_FILES | {CARD}, source=model)
     hf.check_precision(precision)
     opened = pipelines.load(model, device="cpu", backend="eager")
-    hf.export_hf(opened, out, precision=precision, overwrite=overwrite, on_notice=note)
+    hf.export_hf(opened, out, precision=precision, overwrite=overwrite, on_notice=note, run=model)
     typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")
 
 

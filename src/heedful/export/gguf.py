@@ -104,7 +104,7 @@ def check_file(path: Path, *, overwrite: bool) -> None:
     if not path.is_file():
         return
     if not overwrite:
-        raise UserError(f"{path} exists already; name a new file, or give --overwrite")
+        raise UserError(f"{path} exists already; name a new file, or give overwrite=True")
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise UserError(f"{path} is no GGUF file, so it is not replaced; name another place")

@@ -83,7 +83,7 @@ def tokenizer_notice(tokenizer: Tokenizer) -> str | None:
 
 def _unsupported(reason: str) -> UserError:
     return UserError(
-        f"llama.cpp has no tokenizer like this one: {reason}; give --no-tokenizer to export the "
+        f"llama.cpp has no tokenizer like this one: {reason}; give tokenizer=False to export the "
         "net alone, which then reads ids, or train with tokenizer.kind byte_bpe"
     )
 

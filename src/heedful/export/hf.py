@@ -14,10 +14,21 @@ from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.tags import allow_in_texts
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
-from heedful.files import MODEL_FILES, as_path, check_new, read_json, write_directory, write_json
+from heedful.export.model_card import CARD, model_card
+from heedful.files import (
+    MODEL_FILES,
+    as_path,
+    check_new,
+    read_json,
+    write_directory,
+    write_json,
+    write_text,
+)
 from heedful.pipelines import AnyModel, Classifier, LanguageModel, SavedModel, Translator
 from heedful.pipelines.hf_generation import generation_to_hf
 from heedful.pipelines.hf_models import HF_SIDES, TOKENIZER_CONFIG, model_from_hf
+from heedful.training.folder import is_run
+from heedful.training.run_report import RecordedRun
 from heedful.zoo.hf import labels_to_hf
 from heedful.zoo.hf_directory import write_hf_directory
 from heedful.zoo.hf_nets import hf_format, net_to_hf
@@ -68,18 +79,23 @@ def export_hf(
     precision: str = "float32",
     overwrite: bool = False,
     on_notice: OnNotice = lambda line: None,
-    write_more: Callable[[Path], None] = lambda directory: None,
+    run: str | PathLike[str] | None = None,
+    write_more: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a directory for the Auto classes of `transformers`, which does not need heedful.
 
     It holds `config.json` with ids and labels, `generation_config.json` for generative models, the
-    weights, and the tokenizer files. It appears complete or not at all.
+    weights, the tokenizer files, and a model card, `README.md`, where there is none yet. It appears
+    complete or not at all.
 
     Args:
         precision: type of the weights, one of `PRECISIONS`.
-        overwrite: replace a model directory at `out`.
+        overwrite: replace a model directory at `out`, but keep its README.md.
         on_notice: called with notices.
-        write_more: called with the directory before it appears, to write further files.
+        run: the folder of the run that trained the model, whose recipe, facts and scores the card
+            has; None or a folder of no run: they are unknown.
+        write_more: called with the directory before it appears, to write further files in place of
+            the card.
 
     Raises:
         UserError: an architecture or setting that the format does not support; an unknown
@@ -92,7 +108,9 @@ def export_hf(
         )
     out, metadata = as_path(out, "out"), model.metadata
     check_precision(precision)
-    check_new(out, overwrite=overwrite, owns=MODEL_FILES)
+    owns = MODEL_FILES if write_more else MODEL_FILES | {CARD}
+    check_new(out, overwrite=overwrite, owns=owns)
+    recorded = None if run is None else _recorded(as_path(run, "run"), on_notice)
     net = model.net  # before `model.config`: opening the net may set the config
     content, tensors = net_to_hf(metadata.architecture, model.config, net)
     content["torch_dtype"] = precision
@@ -100,26 +118,24 @@ def export_hf(
     if isinstance(model, Classifier):
         content |= labels_to_hf(model.labels)
     ids, generation = generation_to_hf(model, content["model_type"])
-    for key, value in ids.items():
-        if content.get(key) is None:
-            content[key] = value
-        elif value is not None and content[key] != value:
-            raise UserError(
-                f"in transformers the positions of {metadata.architecture} begin after {key} "
-                f"{content[key]}, but this model's tokenizer has {value}; train it with "
-                f"model.position_offset={int(value) + 1}"
-            )
+    _add_ids(content, ids, metadata.architecture)
+    has_card = write_more is None and (out / CARD).is_file()
+    old_card = (out / CARD).read_bytes() if has_card else None
 
-    def write_text(directory: Path) -> None:
+    def write_others(directory: Path) -> None:
         if model.has_tokenizer:
-            src, tgt = model.src_tokenizer, model.tgt_tokenizer
-            if isinstance(model, Translator):
-                src, tgt = _with_final_eos(src), _with_final_eos(tgt)
-            write_tokenizer(src, directory, tgt)
-            _complete_tokenizer(directory, model)
-        write_more(directory)
+            _write_tokenizers(directory, model)
+        if write_more is not None:
+            write_more(directory)
+        elif old_card is None:
+            card = model_card(model, out.resolve().name, content["model_type"], recorded)
+            write_text(directory / CARD, card)
+        else:
+            (directory / CARD).write_bytes(old_card)
 
-    write_hf_directory(out, content, tensors, generation, write_text)
+    write_hf_directory(out, content, tensors, generation, write_others, owns)
+    if old_card is not None:
+        on_notice(f"{out / CARD} is kept as it was; delete it for a new model card")
     own = hf_format(metadata.architecture).config
     if own is None or own.model_type != content["model_type"]:
         on_notice(
@@ -132,6 +148,28 @@ def export_hf(
             "the tokenizer in the directory is that of the source; that of the target is in "
             "tokenizer_target/, because transformers has one tokenizer per directory"
         )
+
+
+def _recorded(path: Path, on_notice: OnNotice) -> RecordedRun | None:
+    """The run in a folder; None for a folder of no run, and with a notice for one not readable."""
+    try:
+        return RecordedRun.read(path) if is_run(path) else None
+    except UserError as error:
+        on_notice(f"the model card has no facts of the run: {error}")
+        return None
+
+
+def _add_ids(content: dict[str, Any], ids: dict[str, Any], architecture: str) -> None:
+    """Add special token ids to a `config.json`; raises UserError for ids that it contradicts."""
+    for key, value in ids.items():
+        if content.get(key) is None:
+            content[key] = value
+        elif value is not None and content[key] != value:
+            raise UserError(
+                f"in transformers the positions of {architecture} begin after {key} "
+                f"{content[key]}, but this model's tokenizer has {value}; train it with "
+                f"model.position_offset={int(value) + 1}"
+            )
 
 
 def check_precision(precision: str) -> None:
@@ -150,6 +188,15 @@ def _cast(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
             f"{name} has values out of the range of {precision}; export bfloat16 or float32"
         )
     return cast
+
+
+def _write_tokenizers(directory: Path, model: AnyModel) -> None:
+    """Write the tokenizers of a model, with the settings that `transformers` needs."""
+    src, tgt = model.src_tokenizer, model.tgt_tokenizer
+    if isinstance(model, Translator):
+        src, tgt = _with_final_eos(src), _with_final_eos(tgt)
+    write_tokenizer(src, directory, tgt)
+    _complete_tokenizer(directory, model)
 
 
 def _complete_tokenizer(directory: Path, model: AnyModel) -> None:

@@ -1,7 +1,7 @@
 """Read and write model directories in the Hugging Face format: JSON and safetensors."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.files import plain_name, read_object, write_directory, write_json
+from heedful.files import MODEL_FILES, plain_name, read_object, write_directory, write_json
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 CONFIG = "config.json"
@@ -76,12 +76,14 @@ def write_hf_directory(
     tensors: Mapping[str, Tensor],
     generation_config: Mapping[str, Any] | None = None,
     write_text: Callable[[Path], None] = lambda directory: None,
+    owns: Collection[str] = MODEL_FILES,
 ) -> None:
     """Write a directory that `transformers` can open; it appears complete or not at all.
 
     Args:
         tensors: the weights; they must not share memory.
         write_text: called with the directory, to write the files of the tokenizer.
+        owns: names of all entries that a directory at `path` may hold.
 
     Raises:
         UserError: the disk is full, or no permission.
@@ -96,7 +98,7 @@ def write_hf_directory(
             write_json(directory / GENERATION_CONFIG, dict(generation_config))
         write_json(directory / CONFIG, dict(config))
 
-    write_directory(path, fill)
+    write_directory(path, fill, owns)
 
 
 @contextmanager
