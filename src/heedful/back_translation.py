@@ -115,7 +115,7 @@ def back_translate(
     forward = forward_recipe(recipe, out / PAIRS, settings)
     run = _train_unless_complete(forward, out / FORWARD, train_stage)
     if run is None:
-        raise UserError(f"{out} is finished: its model is {out / FORWARD}; give another --out")
+        raise UserError(f"{out} is finished: its model is {out / FORWARD}; give another out=FOLDER")
     return run
 
 
@@ -177,13 +177,13 @@ def _check(recipe: Recipe, settings: BackTranslation, out: Path) -> None:
     if recipe.init_from is not None and settings.backward_model is None:
         raise UserError(
             f"init_from {recipe.init_from} is a model of the forward direction; give one of the "
-            "reverse direction with --backward, or leave init_from out"
+            "reverse direction as backward_model=DIRECTORY, or leave init_from out"
         )
     if not settings.mono:
-        raise UserError("no monolingual text is given; name a file with --mono")
+        raise UserError("no monolingual text is given; name a file, mono=FILE")
     if settings.backward_model is not None:
         if settings.backward_changes:
-            raise UserError("--backward is a finished model, so --backward-set has no effect")
+            raise UserError("backward_model is a finished model, so backward_changes has no effect")
         expect(load(settings.backward_model), Translator, "back-translation")
     options = Options.from_keywords(settings.decoding).with_defaults({})
     sampling_rules(**{name: getattr(options, name) for name in SAMPLING_OPTIONS})
@@ -208,7 +208,7 @@ def _claim(recipe: Recipe, out: Path, settings: BackTranslation) -> None:
     path = out / _SETTINGS
     if not path.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"{out} holds other files; give a new folder (--out)")
+            raise UserError(f"{out} holds other files; give a new out=FOLDER")
         out.mkdir(parents=True, exist_ok=True)
         write_json(path, content)
         return
@@ -216,7 +216,7 @@ def _claim(recipe: Recipe, out: Path, settings: BackTranslation) -> None:
     if changed := [key for key, value in content.items() if before.get(key) != value]:
         raise UserError(
             f"{out} was started with other settings ({', '.join(changed)}); give those again, or "
-            "another --out"
+            "another out=FOLDER"
         )
 
 
@@ -297,7 +297,7 @@ def _write_pairs(shards: Path, path: Path, model: Path) -> int:
         if not num_pairs:
             raise UserError(
                 f"{model} ends none of its translations within its length limit; train it longer "
-                "(--backward-set training.max_steps=N), or give another model with --backward"
+                "(a larger training.max_steps in backward_changes), or give another backward_model"
             )
     return num_pairs
 

@@ -9,6 +9,10 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with code 2. It is a `ValueError`,
     so that programs can catch it as one.
+
+    A message names arguments as a Python caller writes them, `overwrite=True` or `out=FOLDER`, and
+    keys of a recipe as `training.max_steps=100`; the command line shows the flags in their place
+    (`heedful.cli.flags.with_flags`).
     """
 
 

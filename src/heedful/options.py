@@ -310,10 +310,10 @@ class Options:
         if self.num_groups > 1 and (size % self.num_groups or size == 1):
             raise UserError(
                 f"num_groups {self.num_groups} must divide the beam, whose size is {size}; "
-                "give another --beam-size"
+                "give another beam_size=N"
             )
         if self.diversity_penalty and self.num_groups == 1:
-            raise UserError("diversity_penalty needs num_groups (--num-groups) above 1")
+            raise UserError("diversity_penalty needs num_groups above 1")
         if self.require and (size < 2 or self.num_groups > 1):
             raise UserError("require needs a beam search without groups: give a beam size above 1")
         if self.coverage_penalty and (size < 2 or self.require):

@@ -365,7 +365,7 @@ def _reported(group: Processes | None, error: Exception) -> BaseException:
         return error
     return UserError(
         f"{group.describe(rank)} ended without a message: it was killed, or its memory was not "
-        "enough; continue the run with --resume (torchrun --max-restarts does so itself)"
+        "enough; continue the run with resume=True (torchrun --max-restarts does so itself)"
     )
 
 

@@ -69,7 +69,7 @@ def load_recipe(
             if not isinstance(key, str):
                 raise UserError(f"overrides: a key must be text, not {describe(key)}")
     else:
-        where = "--set"
+        where = "overrides"
         if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
             raise UserError(
                 "overrides must be a mapping or a list of key=value, as "
@@ -242,12 +242,12 @@ def read_setting(setting: str, example: str) -> tuple[str, Any]:
     """Parse `KEY=VALUE`; raises UserError with an example where it is malformed."""
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
-        raise UserError(f"--set {setting}: write key=value, for example {example}")
+        raise UserError(f"overrides: {setting}: write key=value, for example {example}")
     if any("\ud800" <= character <= "\udfff" for character in setting):
-        raise UserError(f"--set {setting}: not UTF-8; convert it")
+        raise UserError(f"overrides: {setting}: not UTF-8; convert it")
     if text == "-":  # standard input; in YAML a list with an empty item
         return key, text
     try:
-        return key, parse_yaml(text, "--set") if text else None
+        return key, parse_yaml(text, "overrides") if text else None
     except UserError:
         return key, text

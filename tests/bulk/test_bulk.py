@@ -378,7 +378,7 @@ def test_other_settings_and_wrong_uses_are_refused(
     wrong = {
         "a classifier": {"task": "classify"},
         "no option pooling": {"options": {"pooling": "mean"}},
-        "give --pairs": {"task": "score"},
+        "give pairs=True": {"task": "score"},
         "pairs are for": {"pairs": True},
         "take jsonl or parquet": {"model": "mlm", "task": "embed", "format": "text"},
         "format must be": {"format": "xml"},

@@ -1,5 +1,6 @@
 """Bad input, by running the command: one clear line, exit code 2, no partial files."""
 
+import ast
 import gzip
 import json
 import os
@@ -8,11 +9,14 @@ import re
 import shlex
 import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import heedful
 from commands import assert_refused, tree, write_recipe
+from heedful.cli.flags import with_flags
 
 SENTENCES = [
     f"the {a} dog sees a {b} cat" for a in ["red", "old", "big", "shy"] for b in ["wet", "sad"]
@@ -458,3 +462,64 @@ def test_a_folder_without_permission(commands, trained, workdir, line):
     (workdir / "closed").mkdir(mode=0o500)
     words = [str(trained) if word == "M" else word for word in line.split()]
     assert_refused(commands.run(*words, stdin=b"1\n", cwd=workdir), "Permission denied")
+
+
+# --- the words of Python callers and of the command line ----------------------------------------
+
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+SHELL = re.compile(r"(heedful|torchrun|ray|pip)\b[^;,.(]*?--[a-z][a-z-]+")  # a whole command
+# Texts of the library that are for the command line: what `heedful plan` suggests, the command that
+# repeats a run, a description in `heedful recipes show`, and a flag that is declared.
+FOR_THE_COMMAND_LINE = {
+    "plan/planner.py": 2, "training/divergence.py": 2, "config/recipe.py": 1, "options.py": 1
+}  # fmt: skip
+
+
+def texts_of(module: ast.Module) -> Iterator[str]:
+    """The literal texts of a module, without docstrings."""
+    skipped = {node.value for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+            skipped |= {*node.values}
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped:
+            yield node.value
+
+
+def test_messages_of_the_library_name_arguments_and_no_flags() -> None:
+    """The command line puts its flags in place of the arguments (`with_flags`)."""
+    found: dict[str, int] = {}
+    source = Path(heedful.__file__).parent
+    for path in source.rglob("*.py"):
+        name = path.relative_to(source).as_posix()
+        if name.split("/")[0] in ("cli", "serve"):  # which have no callers in Python
+            continue
+        for text in texts_of(ast.parse(path.read_text(encoding="utf-8"))):
+            if FLAG.search(SHELL.sub("", text)):
+                found[name] = found.get(name, 0) + 1
+    assert found == FOR_THE_COMMAND_LINE
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("x exists; give overwrite=True", "x exists; give --overwrite"),
+        ("give another out=FOLDER, or move it", "give another --out FOLDER, or move it"),
+        ("give tokenizer=False to", "give --no-tokenizer to"),
+        ("gpus=0: must be 1", "--gpus 0: must be 1"),
+        ("(tgt_language=CODE)", "(--tgt-lang CODE)"),
+        ("add data.src=A data.tgt=B", "add --set data.src=A --set data.tgt=B"),
+        ("backward_changes has no effect", "--backward-set has no effect"),
+        ('cut (too_long="truncate")', "cut (--truncate)"),
+        ("first=FIRST and last=LAST with", "--tokens FIRST:LAST with"),
+        ("overrides: data.x=1: write", "--set data.x=1: write"),
+        ("overrides: data.x: unknown", "--set: data.x: unknown"),
+        # what is no argument stays
+        ("`heedful train a --set data.x=1`", "`heedful train a --set data.x=1`"),
+        ("data.out=3x of my.overwrite=True", "--set data.out=3x of my.overwrite=True"),
+        ("data.out is de, scores=1, memory is full", "data.out is de, scores=1, memory is full"),
+    ],
+)  # fmt: skip
+def test_flags_are_shown_in_place_of_arguments(message: str, shown: str) -> None:
+    assert with_flags(message) == shown

@@ -310,7 +310,7 @@ def test_other_tokenizers_are_refused_with_the_reason(case: str, tmp_path: Path)
     tokenizer = make(tmp_path)
     model = model_of("llama", {"vocab_size": tokenizer.vocab_size}, tokenizer)
     path = tmp_path / "a.gguf"
-    with pytest.raises(UserError, match=f"{reason}.*--no-tokenizer"):
+    with pytest.raises(UserError, match=f"{reason}.*tokenizer=False"):
         export_gguf(model, path)
     assert not path.exists()
     export_gguf(model, path, tokenizer=False)

@@ -119,7 +119,7 @@ OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"objective": {"mlm_probability": 0.2}},
             "classification has no objective settings; leave",
         ),
-        ({"data__train": {}}, "data.train is not given: add --set data.train.file=FILE"),
+        ({"data__train": {}}, "data.train is not given: add data.train.file=FILE"),
         ({"data__valid": {"text": "x"}}, "data.valid.text is not read by the task"),
         ({"data__train__pair_field": 3, "data__test": {"file": "x.tsv"}}, "must both be given"),
         ({"data__valid_size": 41}, "data.valid_size 41 of 80 texts would leave too few"),
@@ -135,7 +135,7 @@ OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({"objective": {"mask_share": 0.8, "random_share": 0.3}}, "sum to more than 1"),
         ({"objective": {"pack": "often"}}, "objective.pack"),
-        ({"data__train": {}}, "data.train is not given: add --set data.train.text=FILE"),
+        ({"data__train": {}}, "data.train is not given: add data.train.text=FILE"),
         ({"data__train__file": "x.tsv"}, "data.train: give text or file, not both"),
     ],
 }

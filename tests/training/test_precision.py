@@ -51,7 +51,7 @@ def test_auto_is_a_precision_that_the_device_supports(
 @pytest.mark.parametrize(("precision", "device"), [("bf16", "cuda"), ("fp16", "mps")])
 def test_an_unsupported_precision_is_refused(monkeypatch, precision, device):
     monkeypatch.setattr(precisions, "has_native_bf16", lambda device: False)
-    with pytest.raises(UserError, match=rf"{precision}.*--set training\.precision=fp") as refused:
+    with pytest.raises(UserError, match=rf"{precision}.*add training\.precision=fp") as refused:
         resolve_precision(precision, torch.device(device))
     assert "\n" not in str(refused.value)
 

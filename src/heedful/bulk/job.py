@@ -175,7 +175,7 @@ def run_locally(
     if num_workers > 1:
         worker = replace(worker, progress=None)  # a shard's rows are counted when it is finished
     shards = reader.shards(done)
-    results = map_in_order(worker, shards, num_workers, work="the bulk job", setting="--workers")
+    results = map_in_order(worker, shards, num_workers, work="the bulk job", setting="workers")
     for result in results:
         if num_workers > 1 and advance is not None:
             advance(result.num_rows)

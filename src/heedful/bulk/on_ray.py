@@ -47,7 +47,7 @@ def run_on_ray(
         UserError: Ray is not installed; the cluster cannot be reached, or goes away; errors of the
             worker.
     """
-    extras.require("ray", "--with ray")
+    extras.require("ray", "a job on Ray")
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     arguments = replace(worker, progress=None), reader, frozenset(done), num_workers, num_gpus
@@ -210,7 +210,7 @@ def _check_address(address: str) -> None:
 def _no_cluster(address: str | None, reason: str) -> UserError:
     return UserError(
         f"no Ray cluster at {address or 'this machine'}: {reason}; start one by `ray start --head`,"
-        " or leave out --address"
+        " or leave out address=ADDRESS"
     )
 
 

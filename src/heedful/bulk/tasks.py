@@ -373,7 +373,7 @@ def open_task(
         UserError: a model of another kind; options that it does not have.
     """
     if task is Score and isinstance(model, pipelines.Translator):
-        raise UserError("a translator scores pairs: give --pairs, and files with two texts a row")
+        raise UserError("a translator scores pairs: give pairs=True, and files of two texts a row")
     name = task.__name__.lower().removesuffix("pairs")
     opened = task(pipelines.expect(model, getattr(pipelines, task.kind), name), options)
     opened.check_options()

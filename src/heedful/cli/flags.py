@@ -1,6 +1,7 @@
 """Flags that several commands share, and commands whose flags are the fields of dataclasses."""
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields, is_dataclass
@@ -81,6 +82,43 @@ Out = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", help="Print nothing but errors.", rich_help_panel=IN_OUT)
 ]
+
+
+# Arguments of Python functions that messages name, and their flags.
+_FLAGS = {
+    **{name: f"--{name}" for name in ("overwrite", "resume", "out", "architecture", "mono")},
+    **{name: f"--{name}" for name in ("gpu", "gpus", "memory", "tokens", "utilization")},
+    **{name: f"--{name}" for name in ("parallel", "address", "pairs", "tokenizer")},
+    "beam_size": "--beam-size",
+    "tgt_language": "--tgt-lang",
+    "backward_model": "--backward",
+}
+_ARGUMENT = re.compile(rf"(?<![\w.=-])({'|'.join(_FLAGS)})=([^\s;,:()]+)")
+_KEY = re.compile(
+    r"(?<![\w.=-])(?<!--set )((?:data|tokenizer|model|training|evaluation|distillation)\.[\w.]+=)"
+)
+_WORDS = {
+    'too_long="truncate"': "--truncate",
+    "first=FIRST and last=LAST": "--tokens FIRST:LAST",
+    "backward_model": "--backward",
+    "backward_changes": "--backward-set",
+    "overrides": "--set",
+}
+_WORD = re.compile(rf"(?<![\w.=-])({'|'.join(map(re.escape, _WORDS))})(?![\w.=-])")
+
+
+def with_flags(message: str) -> str:
+    """A message of the library with flags in place of arguments of Python (see `UserError`)."""
+
+    def flag(match: re.Match[str]) -> str:
+        name, value = _FLAGS[match[1]], match[2]
+        if value in ("True", "False"):
+            return name if value == "True" else f"--no-{name[2:]}"
+        return f"{name} {value}"
+
+    message = _ARGUMENT.sub(flag, message)
+    message = _WORD.sub(lambda match: _WORDS[match[1]], message)
+    return _KEY.sub(r"--set \1", message).replace("--set: --set ", "--set ")
 
 
 def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -52,7 +52,9 @@ def _end(error: BaseException, explain: Callable[[Any], str] | None) -> None:
     if isinstance(error, KeyboardInterrupt):
         sys.exit(130)
     if isinstance(error, UserError):
-        _fail(str(error))
+        from heedful.cli.flags import with_flags
+
+        _fail(with_flags(str(error)))
     if isinstance(error, _USAGE_ERROR):
         _end_usage_error(error, explain)
     if isinstance(error, OSError):

@@ -30,8 +30,10 @@ def print_json(content: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Print a note on stderr."""
-    typer.echo(f"note: {text}", err=True)
+    """Print a note on stderr, of the command or of the library."""
+    from heedful.cli.flags import with_flags
+
+    typer.echo(f"note: {with_flags(text)}", err=True)
 
 
 def run_recipe(

@@ -54,5 +54,5 @@ def find_accelerator(name: str) -> Accelerator | None:
         return None
     if name not in ACCELERATORS:
         known = [CPU, *ACCELERATORS]
-        raise UserError(f"--gpu {name}: unknown; {nearest(name, known)}; known: {', '.join(known)}")
+        raise UserError(f"gpu={name}: unknown; {nearest(name, known)}; known: {', '.join(known)}")
     return ACCELERATORS[name]

@@ -116,7 +116,7 @@ def _window(reading: Reading, options: PageOptions) -> range:
     if not 0 <= options.first < min(last, longest):
         raise UserError(
             f"tokens {options.first} to {last - 1} are not in the text, which has {longest}: give "
-            f"--tokens FIRST:LAST with FIRST below LAST, from 0 to {longest}"
+            f"first=FIRST and last=LAST with FIRST below LAST, from 0 to {longest}"
         )
     return range(options.first, min(last, longest, options.first + MAX_TOKENS))
 

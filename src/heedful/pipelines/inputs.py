@@ -7,7 +7,7 @@ from typing import Any
 
 from heedful.errors import UserError, describe
 
-_CUT = 'split it, or let it be cut (--truncate, or too_long="truncate")'
+_CUT = 'split it, or let it be cut (too_long="truncate")'
 
 
 class LengthError(UserError):

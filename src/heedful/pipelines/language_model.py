@@ -93,7 +93,7 @@ class LanguageModel(Generator):
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt, after the model's BOS if it has one."""
         if options is not None and options.tgt_language is not None:
-            raise UserError("tgt_language (--tgt-lang) is for translators; leave it out")
+            raise UserError("tgt_language=CODE is for translators; leave it out")
         # Without BOS, an empty prompt begins with EOS, which separated the training texts.
         rows = self.rows_of(
             prompts, lambda tokenizer, ids: [*tokenizer.prefix_ids, *ids] or [self.end_ids()[0]]

@@ -192,11 +192,11 @@ def _description(directory: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {str(directory)[:99]}: {error.strerror}") from None
     if not exists:
         problem = "is a file, not a model directory" if directory.exists() else "does not exist"
-        raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
+        raise UserError(f"{directory} {problem}; give the directory that a training wrote")
     if not (directory / CONFIG).exists():
         raise UserError(
             f"{directory / CONFIG} does not exist, so this is not a model; give the directory that "
-            "a training wrote (--out)"
+            "a training wrote"
         )
     return read_object(directory / CONFIG)
 

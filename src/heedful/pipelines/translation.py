@@ -79,7 +79,7 @@ class Translator(Generator):
             if tags:
                 raise UserError(
                     f"this model translates into {format_names([*tags], str)}: give one as "
-                    "tgt_language (--tgt-lang)"
+                    "tgt_language=CODE"
                 )
             return []
         if tgt_language in tags:

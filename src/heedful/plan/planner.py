@@ -70,16 +70,16 @@ class PlanOptions:
     def __post_init__(self) -> None:
         find_accelerator(self.gpu)
         if self.gpus < 1:
-            raise UserError(f"--gpus {self.gpus}: must be at least 1")
+            raise UserError(f"gpus={self.gpus}: must be at least 1")
         if self.memory is not None and not self.memory > 0:
-            raise UserError("--memory must be above 0 GB")
+            raise UserError(f"memory={self.memory:g}: must be above 0 GB")
         if self.tokens is not None and self.tokens < 1:
-            raise UserError(f"--tokens {self.tokens}: must be at least 1")
+            raise UserError(f"tokens={self.tokens}: must be at least 1")
         if not 0 < self.utilization <= 1:
-            raise UserError(f"--utilization {self.utilization:g}: must be above 0 and at most 1")
+            raise UserError(f"utilization={self.utilization:g}: must be above 0 and at most 1")
         if self.parallel == "none" and self.gpus > 1:
             raise UserError(
-                f"--parallel none is for one GPU, not {self.gpus}; use ddp or fsdp, or leave it out"
+                f"parallel=none is for one GPU, not {self.gpus}; use ddp or fsdp, or leave it out"
             )
 
     @property

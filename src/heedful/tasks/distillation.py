@@ -131,7 +131,7 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
     if settings.teacher is None:
         problems = {
             f"distillation.{key} is set but distillation.teacher is not: add "
-            "--set distillation.teacher=DIRECTORY": getattr(settings, key) != field.default
+            "distillation.teacher=DIRECTORY": getattr(settings, key) != field.default
             for key, field in Distillation.model_fields.items()
         }
     for message, is_wrong in problems.items():

@@ -49,7 +49,7 @@ def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
         if len(named) > 1 and "src" not in sources:
             raise UserError(f"{entry.key}: give {' or '.join(sources)}, not both")
         if entry.split == "train" and not named and sources:
-            settings = alternatives(sources, "--set data.train.{}=FILE", " ")
+            settings = alternatives(sources, "data.train.{}=FILE", " ")
             raise UserError(f"data.train is not given: add {settings}")
 
 

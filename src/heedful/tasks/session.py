@@ -82,7 +82,7 @@ def prepare_session(
         noun = "processes" if num_shares == group.count else "groups of processes"
         print_line(
             f"{num_shares - num_parts} of {num_shares} {noun} have no share of a step: the "
-            f"batches have too few parts; --set training.batch_parts={needed} gives each one"
+            f"batches have too few parts; training.batch_parts={needed} gives each one"
         )
     _open_folder(recipe, rows, folder, precision, batch_parts, resume)
     if resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None:

@@ -91,7 +91,7 @@ class Translation(Task):
             if src != tgt:
                 raise UserError(
                     f"{key} names {src} src files but {tgt} tgt files; give as many of both, "
-                    f"by --set {key}.src=FILE --set {key}.tgt=FILE"
+                    f"by {key}.src=FILE {key}.tgt=FILE"
                 )
 
     def raw_data(self) -> RawData:

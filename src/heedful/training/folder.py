@@ -108,7 +108,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
         if saved.to_yaml() != read_text(path):
             raise UserError(
                 f"{path} was edited and is another recipe, so it is not replaced; give another "
-                "--out, or move it away"
+                "out=FOLDER, or move it away"
             )
     write_text(path, recipe.to_yaml())
 
@@ -131,10 +131,10 @@ class RunFolder:
     def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
         if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file; give a folder for the run (--out)")
+            raise UserError(f"{path} is a file; give a folder for the run, out=FOLDER")
         for name in (MARKER, "recipe.yaml") if resume else ():
             if not (path / name).is_file():
-                raise UserError(f"{path} holds no run to resume (no {name}); leave out --resume")
+                raise UserError(f"{path} holds no run to resume (no {name}); leave out resume=True")
         self._check_content()
 
     def _check_content(self) -> None:
@@ -144,7 +144,7 @@ class RunFolder:
         for name in sorted(os.listdir(self.path)):
             if name != LOCK and not is_leftover(name):
                 raise UserError(
-                    f"{self.path} holds {name}, which no run wrote; give a new folder (--out)"
+                    f"{self.path} holds {name}, which no run wrote; give a new out=FOLDER"
                 )
 
     def __enter__(self) -> Self:
@@ -159,7 +159,7 @@ class RunFolder:
             process = lock.read_text(errors="replace").strip() if lock.is_file() else "?"
             raise UserError(
                 f"{self.path} is in use by a run (process {process}); wait for it, stop it, or "
-                "give another --out"
+                "give another out=FOLDER"
             ) from None
         except OSError as error:
             remove_empty(self._made)
@@ -197,7 +197,8 @@ class RunFolder:
         is_finished = (self.path / WEIGHTS).exists() and read_step(self.path / WEIGHTS) is None
         if is_finished or Checkpoints(self.path / "checkpoints", keep=1).newest():
             raise UserError(
-                f"{self.path} already holds a run; continue it with --resume, or give another --out"
+                f"{self.path} already holds a run; continue it with resume=True, or give another "
+                "out=FOLDER"
             )
         self._remove(self._files() - {self.path / name for name in _KEPT_AT_RESTART})
         facts = RunFacts(heedful.__version__, precision, batch_parts=batch_parts)

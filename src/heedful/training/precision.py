@@ -27,13 +27,11 @@ def resolve_precision(precision: str, device: torch.device) -> str:
         without_bf16 = "fp16" if device.type == "cuda" else "fp32"
         return "bf16" if has_bf16 else without_bf16
     if precision == "bf16" and device.type == "cuda" and not has_bf16:
-        raise UserError(
-            "this GPU does not support bf16; add --set training.precision=fp16 (or fp32)"
-        )
+        raise UserError("this GPU does not support bf16; add training.precision=fp16 (or fp32)")
     if precision == "fp16" and device.type not in ("cuda", "cpu"):
         raise UserError(
             f"fp16 is supported on CUDA devices and the CPU, not on {device.type}; add "
-            "--set training.precision=fp32"
+            "training.precision=fp32"
         )
     if precision not in AUTOCAST:
         raise UserError(f"unknown precision {precision}; use auto, {', '.join(AUTOCAST)}")

@@ -51,7 +51,7 @@ class RecordedRun:
         if not is_run(path):
             raise UserError(
                 f"{path} is not the folder of a run (no {MARKER}); give the one that heedful train "
-                "wrote (--out)"
+                "wrote"
             )
         if not (path / "log.jsonl").is_file():
             raise UserError(f"{path} has no log.jsonl yet: no step was taken")

@@ -38,7 +38,7 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor], processes: Processe
         reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
         raise UserError(
             f"rank {rank} cannot write its part of a checkpoint in {folder.parent.parent}: "
-            f"{reason}; make room, and continue with --resume"
+            f"{reason}; make room, and continue with resume=True"
         ) from None
 
 

@@ -80,7 +80,7 @@ def architecture_of(model_type: str, architecture: str | None, where: str) -> st
     if len(candidates) > 1:
         raise UserError(
             f"{where}: {' and '.join(candidates)} read the model type {model_type}; choose one of "
-            "them (--architecture)"
+            "them by architecture=NAME"
         )
     return candidates[0]
 

@@ -63,7 +63,7 @@ def _check(config: Any, name: str) -> None:
     if wrong:
         values = asdict(config) | {"joint": "false"}
         listed = ", ".join(f"{key} {str(values[key.split('.')[1]]).lower()}" for key, _ in wrong)
-        instead = " ".join(f"--set {key}={value}" for key, value in wrong)
+        instead = " ".join(f"{key}={value}" for key, value in wrong)
         raise UserError(
             f"the Hugging Face format does not support a vaswani2017 with {listed}: "
             f"train it with {instead}"
