@@ -23,6 +23,8 @@ PRINTS = (*RUNS_A_MODEL, "optimize", "verify", "info", "cache ls", "recipes list
 
 def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
+        if command.hidden:
+            continue
         if hasattr(command, "commands"):
             yield from commands_of(command, f"{prefix}{name} ")
         else:

@@ -283,7 +283,7 @@ def test_a_value_of_a_wrong_type_names_the_types():
         "tokenizer.vocab_size=1": r"tokenizer\.vocab_size: .* greater than or equal to 5, not 1$",
         "data.src_language=[1]": r"data\.src_language: input should be a valid string, not \[1\]$",
     }.items():
-        with pytest.raises(UserError, match=f"^--set: {message}"):
+        with pytest.raises(UserError, match=f"^overrides: {message}"):
             load_recipe("copy", [setting])
 
 

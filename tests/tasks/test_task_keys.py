@@ -172,7 +172,7 @@ def test_an_earlier_name_of_a_key_is_refused_with_the_new_one(
         return
     with pytest.raises(UserError, match=f"mine.json: {old} is now {new}$"):
         load_recipe(path)
-    with pytest.raises(UserError, match=f"^--set: {old} is now {new}$"):
+    with pytest.raises(UserError, match=f"^overrides: {old} is now {new}$"):
         load_recipe("translation", [f"{old}=0"])
 
 
