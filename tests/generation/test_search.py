@@ -14,7 +14,7 @@ from heedful.errors import UserError
 from heedful.generation import beam_search, greedy_search
 from heedful.generation.hypotheses import LengthScore
 from heedful.generation.rules import PresencePenalty, Temperature
-from heedful.generation.token_rules import BannedTokens, PrefixFunction
+from heedful.generation.token_rules import BannedTokens, PrefixFunction, SequenceBias
 from heedful.generation.topk import top_k
 from tables import (
     INF,
@@ -454,6 +454,20 @@ def test_wrong_arguments_are_refused(options: dict[str, object], says: str) -> N
     good = {"start": [[1], [2]], "beam_size": 2, "eos_id": EOS, "max_new_tokens": 5}
     with pytest.raises(UserError, match=says):
         beam_search(from_rows(random_rows(0, 4)), **(good | options))
+
+
+@pytest.mark.parametrize("stop", ["heuristic", "beam_full"])
+def test_values_above_zero_are_ranked_by_stop_rules_without_a_bound(stop: str) -> None:
+    """A bias on every token changes scores by it, and no choice."""
+    rows, bias = from_rows(random_rows(0, 6)), SequenceBias([([token], 9.0) for token in range(6)])
+    keys = {"beam_size": 3, "num_return": 3, "eos_id": EOS, "max_new_tokens": 5, "stop": stop}
+    plain = beam_search(rows, [[1], [2]], **keys)
+    biased = beam_search(rows, [[1], [2]], rules=[bias], **keys)
+    for one, other in zip(itertools.chain(*plain), itertools.chain(*biased), strict=True):
+        assert one.ids == other.ids
+        assert other.score == pytest.approx(one.score + 9.0)
+    with pytest.raises(UserError, match="stop rule optimal has no bound"):
+        beam_search(rows, [[1]], rules=[bias], **(keys | {"stop": "optimal"}))
 
 
 @settings(max_examples=60, deadline=None)

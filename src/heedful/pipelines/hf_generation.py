@@ -191,18 +191,11 @@ def _notices(rules: Mapping[str, Any], options: dict[str, Any], is_own_file: boo
         for key, (idle, _option) in _NOT_IMPORTED.items()
         if rules.get(key) not in (None, idle)
     }
+    equal = {key: _NOT_IMPORTED[key][1] for key in set_here}  # the option; "" for none
+    by_option = [f"{key} {set_here[key]!r} ({option})" for key, option in equal.items() if option]
+    others = [f"{key} {set_here[key]!r}" for key, option in equal.items() if not option]
     if options["beam_size"] != 1 and rules.get("do_sample"):
-        set_here["do_sample"] = "True with a beam"
-    by_option = [
-        f"{key} {value!r} ({_NOT_IMPORTED[key][1]})"
-        for key, value in set_here.items()
-        if _NOT_IMPORTED.get(key, ("", ""))[1]
-    ]
-    others = [
-        f"{key} {value!r}"
-        for key, value in set_here.items()
-        if not _NOT_IMPORTED.get(key, ("", ""))[1]
-    ]
+        others.append("do_sample with num_beams above 1")
     known = _READ | _WITHOUT_EFFECT | _NOT_IMPORTED.keys()
     unknown = [key for key in rules if key not in known and not key.startswith("_")]
     on_logits = [
