@@ -496,6 +496,19 @@ def test_generation_settings_out_of_range_are_errors_of_the_import(
         read_options(HfDirectory({"model_type": "gpt2"}, settings, {}))
 
 
+def test_stop_strings_are_imported_where_they_can_be_applied() -> None:
+    for settings, has_tokenizer, stop, says in [
+        ({"stop_strings": "end"}, True, ["end"], "outputs end before the stop_strings"),
+        ({"stop_strings": ["a", "b"]}, True, ["a", "b"], "outputs end before the stop_strings"),
+        ({"stop_strings": "end"}, False, None, "stop_strings, which need a tokenizer"),
+        ({"stop_strings": "end", "num_beams": 2}, True, None, "beam search does not have"),
+    ]:
+        directory = HfDirectory({}, settings, {})
+        options, [notice] = read_options(directory, has_tokenizer=has_tokenizer)
+        assert options.get("stop") == stop
+        assert says in notice
+
+
 def test_lengths_are_imported_as_numbers_of_new_tokens() -> None:
     """EOS included; transformers counts the start token of a decoder, and not EOS."""
 

@@ -96,6 +96,8 @@ def read_options(
     kind: type[Generator] = LanguageModel,
     longest: int | None = None,
     vocab_size: int | None = None,
+    *,
+    has_tokenizer: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
     """The default generation options of a model, as `generate` of transformers has them.
 
@@ -104,6 +106,7 @@ def read_options(
     Args:
         longest: positions of the net; None: no limit.
         vocab_size: the vocabulary size of the output; None: any.
+        has_tokenizer: False: without one there are no stop strings.
 
     Raises:
         UserError: a value out of range.
@@ -127,8 +130,9 @@ def read_options(
         sampling["top_k"] = sampling["top_k"] or None  # 0: disabled
         options |= {name: value for name, value in sampling.items() if value is not None}
     if texts := rules.get("stop_strings"):
-        if is_beam:
-            notices.append("not imported: stop_strings, which heedful's beam search does not have")
+        if is_beam or not has_tokenizer:
+            reason = "heedful's beam search does not have" if is_beam else "need a tokenizer"
+            notices.append(f"not imported: stop_strings, which {reason}")
         else:
             options["stop"] = [texts] if isinstance(texts, str) else texts
             notices.append("outputs end before the stop_strings; those of transformers hold them")

@@ -99,7 +99,9 @@ def _metadata(
         vocab_size = getattr(imported.config, size)
         keys["generation"], notices = read_generation_ids(content, kind, tokenizer, vocab_size)
         longest = imported.config.max_length
-        keys["options"], more = read_options(content, kind, longest, vocab_size)
+        keys["options"], more = read_options(
+            content, kind, longest, vocab_size, has_tokenizer=tokenizer is not None
+        )
         notices += more
     elif kind is Classifier:
         keys["labels"] = _labels_from_hf(content.config, imported.config.num_labels, str(directory))
