@@ -53,7 +53,7 @@ def check_changes(before: Recipe, now: Recipe, explicit_keys: Collection[str], w
         can_be_set = can_be_set and key in CHANGES_STEPS
     if refused:
         advice = (
-            "resume with its own recipe.yaml, or give the changed keys as overrides"
+            "resume with its own recipe.yaml, or give the changed keys with overrides"
             if can_be_set
             else "start a new run, or resume with its own recipe.yaml"
         )

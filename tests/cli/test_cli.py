@@ -18,6 +18,7 @@ INNER = [
     (str(group.name), str(command.name))
     for group in make_app().registered_groups
     for command in group.typer_instance.registered_commands
+    if not command.hidden
 ]
 LINES = ["1 2 3", "", "5 4", "0 0 0 1", "2"]
 
