@@ -389,7 +389,7 @@ def test_settings_that_are_not_imported_are_reported(
     text = "\n".join(messages)
     for part in (
         "the option): num_beam_groups 2 (num_groups), diversity_penalty 0.5 (diversity_penalty)",
-        "nothing equal: guidance_scale 1.5, do_sample with num_beams above 1",
+        "nothing equal: guidance_scale 1.5, do_sample in a beam search",
         "unknown generation settings: own_key",
         "stop_strings, which heedful's beam search does not have",
         "of forced_eos_token_id [2, 3] the first",

@@ -461,6 +461,7 @@ def test_values_above_zero_are_ranked_by_stop_rules_without_a_bound(stop: str) -
     """A bias on every token changes scores by it, and no choice."""
     rows, bias = from_rows(random_rows(0, 6)), SequenceBias([([token], 9.0) for token in range(6)])
     keys = {"beam_size": 3, "num_return": 3, "eos_id": EOS, "max_new_tokens": 5, "stop": stop}
+    keys["force_eos"] = False  # which has the log-probability of the model, without the bias
     plain = beam_search(rows, [[1], [2]], **keys)
     biased = beam_search(rows, [[1], [2]], rules=[bias], **keys)
     for one, other in zip(itertools.chain(*plain), itertools.chain(*biased), strict=True):

@@ -74,7 +74,7 @@ def test_a_recipe_in_the_folder_of_a_project_is_trained_elsewhere(
 @pytest.mark.parametrize("resume", [(), ("--resume",)])
 def test_a_folder_with_other_files_is_refused_and_unchanged(commands, project, tmp_path, resume):
     before = tree(tmp_path)
-    message = "holds no run" if resume else "no run wrote; give a new out=FOLDER"
+    message = "holds no run" if resume else "no run wrote; give a new --out FOLDER"
     for recipe in (project / "recipe.yaml", "copy"):
         assert_refused(commands.train(recipe, project, *resume), f"{project}", message)
         assert tree(tmp_path) == before

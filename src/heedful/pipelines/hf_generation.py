@@ -199,7 +199,7 @@ def _notices(rules: Mapping[str, Any], options: dict[str, Any], is_own_file: boo
     by_option = [f"{key} {set_here[key]!r} ({option})" for key, option in equal.items() if option]
     others = [f"{key} {set_here[key]!r}" for key, option in equal.items() if not option]
     if options["beam_size"] != 1 and rules.get("do_sample"):
-        others.append("do_sample with num_beams above 1")
+        others.append("do_sample in a beam search")
     known = _READ | _WITHOUT_EFFECT | _NOT_IMPORTED.keys()
     unknown = [key for key in rules if key not in known and not key.startswith("_")]
     on_logits = [
