@@ -44,14 +44,15 @@ def test_list_names_each_entry_with_a_description(commands: Commands, kind: str,
     assert rows.keys() >= built_in
     assert all(rows[name] for name in built_in)
     lines = commands.run("list", kind).out.splitlines()
-    assert [line.split()[0] for line in lines] == list(rows)
+    assert [line.split()[0] for line in lines if line[0] != " "] == list(rows)
     table = {"tasks": TASKS, "metrics": METRICS, "schedules": SCHEDULES}.get(kind, {})
     assert table.keys() <= built_in
 
 
 def test_list_recipes_names_the_shipped_recipes(commands: Commands) -> None:
     result = commands.run("list", "recipes")
-    assert [line.split()[0] for line in result.out.splitlines()] == shipped_recipes()
+    lines = result.out.splitlines()
+    assert [line.split()[0] for line in lines if line[0] != " "] == shipped_recipes()
     assert result.out == commands.run("recipes", "ls").out
 
 
