@@ -508,6 +508,61 @@ def test_words_group_the_tokens_between_spaces(models: dict[str, Any]) -> None:
     assert spelled == ["cats", "home", "dogs"]
 
 
+KINDS_OF_TOKENIZERS = ["bpe", "unigram", "wordpiece", "word", "char", "byte_bpe", "byte"]
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_TOKENIZERS)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the \N{GRINNING FACE} dog runs", ["the", "\N{GRINNING FACE}", "dog", "runs"]),
+        ("the do\N{GRINNING FACE}g runs", ["the", "do\N{GRINNING FACE}g", "runs"]),
+        ("a \N{DIAERESIS} dog", ["a", "\N{DIAERESIS}", "dog"]),  # NFKC has a space for it
+        ("the \N{LATIN SMALL LIGATURE FI}  dog", ["the", "\N{LATIN SMALL LIGATURE FI}", "dog"]),
+        ("\N{IDEOGRAPHIC SPACE}the\N{NO-BREAK SPACE}dog ", ["the", "dog"]),
+    ],
+)
+def test_words_are_those_of_the_text_that_was_given(
+    kind: str, text: str, expected: list[str]
+) -> None:
+    """Every word has tokens, in order, whatever is unknown and however the text is normalized."""
+    from heedful.data.tokenizer import train_tokenizer
+    from heedful.insight.alignment import words_of
+
+    sizes = {"byte_bpe": 290, "bpe": 60, "unigram": 40, "wordpiece": 60}
+    lines = ["the dog runs", "a cat sleeps", "find it"]
+    tokenizer = train_tokenizer(lines, kind=kind, vocab_size=sizes.get(kind), or_fewer=True)
+    ids = [tokenizer.bos_id, *tokenizer.encode_target(tokenizer.encode(text))]
+    words, of_ids = words_of(tokenizer, ids, text)
+    assert [*words] == expected
+    of_text = [word for word in of_ids if word is not None]
+    assert [*dict.fromkeys(of_text)] == [*range(len(expected))] and of_text == sorted(of_text)
+    # A row that was cut keeps its EOS; its words are those of the whole text.
+    cut, of_cut = words_of(tokenizer, [*ids[:3], ids[-1]], text)
+    assert cut == words and of_cut == (*of_ids[:3], None)
+
+
+def test_bytes_of_one_character_and_texts_cut_at_a_stop_belong_to_their_words() -> None:
+    from heedful.data.tokenizer import train_tokenizer
+    from heedful.insight.alignment import words_of
+
+    tokenizer = train_tokenizer(["a dog"], kind="byte")
+    ids = tokenizer.encode("a \N{GRINNING FACE} dog")
+    expected = (0, None, 1, 1, 1, 1, None, 2, 2, 2)
+    assert words_of(tokenizer, ids) == (("a", "\N{GRINNING FACE}", "dog"), expected)
+    cut = words_of(tokenizer, ids, "a \N{GRINNING FACE}")
+    assert cut == (("a", "\N{GRINNING FACE}"), (*expected[:6], None, None, None, None))
+
+
+def test_alignments_count_an_unknown_character_as_a_word(models: dict[str, Any]) -> None:
+    model = models["vaswani2017"]
+    text, target = "the \N{GRINNING FACE} dog", "a \N{DIAERESIS} dog ran"
+    alignment = insight.alignments(model, text, target)
+    assert alignment.source == ("the", "\N{GRINNING FACE}", "dog")
+    assert alignment.target == ("a", "\N{DIAERESIS}", "dog", "ran")
+    assert (alignment.weights[:, 1] > 0).all()
+
+
 def test_alignment_error_rate_of_a_worked_example() -> None:
     """Och and Ney's formula: A has 3 links, 1 sure and 1 possible; S has 2."""
     actual = [frozenset({(0, 0), (1, 1), (2, 2)})]

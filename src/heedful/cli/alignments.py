@@ -34,7 +34,7 @@ class AlignmentWriter:
     options: Options
     write: Callable[[str], None]
     _sources: deque[str] = field(default_factory=deque, init=False)
-    _pairs: list[tuple[list[int], list[int]]] = field(default_factory=list, init=False)
+    _pairs: list[tuple[list[int], list[int], str, str]] = field(default_factory=list, init=False)
 
     def remember(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
         """The chunks of sources, whose texts are kept until their outputs come."""
@@ -50,8 +50,9 @@ class AlignmentWriter:
             [row] = self.model.prompt_ids([text], self.options)
             # The source was counted when it was translated.
             self.model.num_truncated, self.model.num_left_out = counts
-        rows = [output.ids for output in outputs]
-        self._pairs += [(row, ids) for ids in [*rows, *[[]] * (num_lines - len(rows))]]
+        written = [(output.ids, output.text) for output in outputs]
+        written += [([], "")] * (num_lines - len(written))
+        self._pairs += [(row, ids, text, output) for ids, output in written]
         if len(self._pairs) >= _BATCH:
             self.flush()
 
@@ -60,8 +61,9 @@ class AlignmentWriter:
         from heedful.insight.alignment import align
 
         if self._pairs:
-            sources, targets = zip(*self._pairs, strict=True)
-            for alignment in align(self.model, sources, targets, unit=self.unit):
+            sources, targets, *texts = zip(*self._pairs, strict=True)
+            given: dict[str, Any] = dict(zip(("source_texts", "target_texts"), texts, strict=True))
+            for alignment in align(self.model, sources, targets, unit=self.unit, **given):
                 self.write(alignment.pharaoh())
             self._pairs.clear()
 

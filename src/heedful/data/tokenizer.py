@@ -2,8 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from operator import index
 from os import PathLike
@@ -20,6 +19,7 @@ from heedful.data.tokenizer_training import (
     Normalization,
     TrainingSettings,
     check_texts,
+    text_errors,
     train_backend,
 )
 from heedful.data.word_cache import WordCache
@@ -203,17 +203,26 @@ class Tokenizer:
     def normalize(self, text: str) -> str:
         """The normalized text, which is the best that decoding can restore."""
         normalizer = self._backend.normalizer
-        with _text_errors([text]):
+        with text_errors([text]):
             return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the special tokens of the template."""
-        with _text_errors([text]):
+        with text_errors([text]):
             return self._ids(self._backend.encode(text, add_special_tokens=False))
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of `encode`, and for each id the start and end of its characters in the text.
+
+        All bytes of a character, and all pieces of one that normalization divides, have its span.
+        """
+        with text_errors([text]):
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        return self._ids(encoding), list(encoding.offsets)
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """`encode` for each text; of tokenizers without a word cache, on all cores."""
-        with _text_errors(texts):
+        with text_errors(texts):
             encode = self._encode_whole if self._words is None else self._words.encode_batch
             return encode(texts)
 
@@ -221,7 +230,7 @@ class Tokenizer:
         """The ids of `encode_batch`, as arrays (`WordCache.encode_arrays`) if there is a cache."""
         if self._words is None:
             return self.encode_batch(texts)
-        with _text_errors(texts):
+        with text_errors(texts):
             return self._words.encode_arrays(texts)
 
     @cached_property
@@ -231,12 +240,12 @@ class Tokenizer:
 
     def encode_markup(self, text: str, after: str = "") -> list[int]:
         """See `Markup.encode`."""
-        with _text_errors([text]):
+        with text_errors([text]):
             return self.markup.encode(text, after)
 
     def encode_continuation(self, before: str, text: str) -> Continuation:
         """See `Markup.encode_continuation`."""
-        with _text_errors([text]):
+        with text_errors([text]):
             return self.markup.encode_continuation(before, text)
 
     def extended(self, names: Sequence[str], chat_template: str | None) -> "Tokenizer":
@@ -432,16 +441,3 @@ class Tokenizer:
         if special_id is None:
             raise UserError(f"this {self.kind} tokenizer has no {name}; use one that has it")
         return special_id
-
-
-@contextmanager
-def _text_errors(texts: Any) -> Iterator[None]:
-    """Raise UserError for a value that is not a text, and for a lone surrogate, which Python's str
-    allows and the library does not."""
-    try:
-        yield
-    except TypeError:
-        check_texts(texts)
-        raise UserError(
-            "a text contains a lone surrogate, as from a file that is not UTF-8; remove it"
-        ) from None

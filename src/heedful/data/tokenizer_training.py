@@ -3,7 +3,8 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -121,6 +122,19 @@ def check_texts(texts: Any, name: str = "texts") -> None:
     for text in texts:
         if not isinstance(text, str):
             raise UserError(f"{name} must be a list of texts, but one is {describe(text)}")
+
+
+@contextmanager
+def text_errors(texts: Any) -> Iterator[None]:
+    """Raise UserError for a value that is not a text, and for a lone surrogate, which Python's str
+    allows and the library does not."""
+    try:
+        yield
+    except TypeError:
+        check_texts(texts)
+        raise UserError(
+            "a text contains a lone surrogate, as from a file that is not UTF-8; remove it"
+        ) from None
 
 
 def train_backend(lines: list[str], settings: TrainingSettings, num_workers: int) -> Backend:

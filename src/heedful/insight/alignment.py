@@ -1,5 +1,7 @@
 """Word alignments of translations from cross-attention, and their error rate."""
 
+import os.path
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 Unit = Literal["words", "tokens"]
 Position = Literal["output", "input"]
 Links = frozenset[tuple[int, int]]
+Texts = Sequence[str | None] | None
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def alignments(
 
     Args:
         target: the translation; None: the model's own.
-        unit: `words` are separated by spaces; of languages without spaces take `tokens`.
+        unit: `words` are those of the texts, separated by whitespace; of languages without spaces
+            take `tokens`.
         layers: of the decoder, from 0 or from -1 downwards; None: all.
         at: the weights of a target token are those of the decoder's position that predicts it
             (`output`), or of the one that reads it (`input`; Chen et al. 2020, "Accurate Word
@@ -91,8 +95,16 @@ def alignments(
     translator = expect_translator(model)
     reading = read(model, text, target, **options)
     outputs = [token for token in reading.outputs if token is not None]
+    texts = [entry if isinstance(entry, str) else None for entry in (text, target)]
     [alignment] = align(
-        translator, [reading.ids["source"]], [outputs], unit=unit, layers=layers, at=at
+        translator,
+        [reading.ids["source"]],
+        [outputs],
+        source_texts=texts[:1],
+        target_texts=texts[1:],
+        unit=unit,
+        layers=layers,
+        at=at,
     )
     return alignment
 
@@ -102,6 +114,8 @@ def align(
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     *,
+    source_texts: Texts = None,
+    target_texts: Texts = None,
     unit: Unit = "words",
     layers: Sequence[int] | None = None,
     at: Position = "output",
@@ -110,6 +124,8 @@ def align(
 
     Args:
         sources, targets: as the net reads and writes them: with tags, without start ids.
+        source_texts, target_texts: their texts, whose words are counted; None, for all or for
+            one: what its ids are decoded to, which lacks unknown tokens.
         unit, layers, at: as in `alignments`.
     """
     if at not in get_args(Position):
@@ -135,7 +151,8 @@ def align(
             table = np.zeros((len(start) + len(target), len(source)), np.float32)
         first = len(start) - (at == "output")
         own = table[first : first + len(target), : len(source)]
-        alignments.append(_by_unit(model, own, source, target[: len(own)], unit))
+        texts = [None if given is None else given[index] for given in (source_texts, target_texts)]
+        alignments.append(_by_unit(model, own, source, target[: len(own)], texts, unit))
     return alignments
 
 
@@ -171,6 +188,7 @@ def _by_unit(
     weights: Float[np.ndarray, "T S"],
     source: Sequence[int],
     target: Sequence[int],
+    texts: Sequence[str | None],
     unit: Unit,
 ) -> Alignment:
     """The alignment of tokens or of words: sums over source tokens, means over target tokens."""
@@ -183,7 +201,9 @@ def _by_unit(
         (columns, names), (rows, target_names) = sides
         return Alignment(weights[np.ix_(rows, columns)], names, target_names)
     (words, of_source), (target_words, of_target) = (
-        words_of(tokenizer, ids) for tokenizer, ids in _sides(model, source, target) if tokenizer
+        words_of(tokenizer, ids, text)
+        for (tokenizer, ids), text in zip(_sides(model, source, target), texts, strict=True)
+        if tokenizer
     )
     table = np.zeros((len(target_words), len(words)), np.float32)
     for row, word in enumerate(of_target):
@@ -202,26 +222,63 @@ def _sides(
 
 
 def words_of(
-    tokenizer: Tokenizer, ids: Sequence[int]
+    tokenizer: Tokenizer, ids: Sequence[int], text: str | None = None
 ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    """The words of ids, separated by spaces, and for each id the index of its word.
+    """The words of a text, separated by whitespace, and for each id the index of its word.
 
-    Special tokens and spaces of their own belong to no word.
+    All bytes of a character belong to its word, and so does an unknown token that a text was
+    encoded to. Special tokens, whitespace of its own and what follows the end of the text belong
+    to no word.
+
+    Args:
+        text: that `ids` are the encoding of, perhaps cut, between special tokens; or an output of
+            the model, perhaps cut, with these ids. None: what they are decoded to.
     """
+    spans = None if text is None else _encoded_spans(tokenizer, ids, text)
+    if text is None:
+        text = tokenizer.decode(ids)
+    if spans is None:
+        spans = _decoded_spans(tokenizer, ids, text)
+    matches = [*re.finditer(r"\S+", text)]
+    word_at = dict[int, int]()
+    for number, match in enumerate(matches):
+        word_at |= dict.fromkeys(range(*match.span()), number)
+    of_ids = []
+    for start, end in spans:
+        touched = [word_at[index] for index in range(start, end) if index in word_at]
+        of_ids.append(touched[-1] if touched else None)
+    return tuple(match[0] for match in matches), tuple(of_ids)
+
+
+def _encoded_spans(
+    tokenizer: Tokenizer, ids: Sequence[int], text: str
+) -> list[tuple[int, int]] | None:
+    """The span of each id in the text that it was encoded from; None: they are of another text."""
+    encoded, spans = tokenizer.encode_spans(text)
+    num_after = len(tokenizer.encode_target([])) - len(tokenizer.prefix_ids)
+    for first in range(len(ids)):  # tags and special tokens come before
+        count = len(os.path.commonprefix([encoded, [*ids[first:]]]))
+        after = ids[first + count :]
+        ends = len(after) <= num_after and all(token in tokenizer.special_ids for token in after)
+        if ends and count:
+            return [*[(0, 0)] * first, *spans[:count], *[(0, 0)] * len(after)]
+    return None
+
+
+def _decoded_spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
+    """The span of each id in the text that the ids are decoded to."""
     positions = [index for index, token in enumerate(ids) if token not in tokenizer.special_ids]
     prefixes = tokenizer.decode_batch(
         [[ids[index] for index in positions[: size + 1]] for size in range(len(positions))]
     )
-    words = tuple(prefixes[-1].split()) if prefixes else ()
-    of_ids: list[int | None] = [None] * len(ids)
-    before = ""
+    spans, start = [(0, 0)] * len(ids), 0
     for index, prefix in zip(positions, prefixes, strict=True):
-        count = len(prefix.split())
-        # A prefix that ends in half a character is decoded with U+FFFD, which is part of a word.
-        if prefix != before and prefix[-1:].strip() and count:
-            of_ids[index] = min(count, len(words)) - 1
-        before = prefix
-    return words, tuple(of_ids)
+        end = len(os.path.commonprefix([text, prefix]))
+        end = max(end, start)
+        # A prefix that ends in a part of a character is decoded with U+FFFD in its place.
+        spans[index] = (start, end + (len(prefix) > end))
+        start = end
+    return spans
 
 
 def alignment_error_rate(
