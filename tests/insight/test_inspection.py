@@ -536,10 +536,11 @@ def test_words_are_those_of_the_text_that_was_given(
     words, of_ids = words_of(tokenizer, ids, text)
     assert [*words] == expected
     of_text = [word for word in of_ids if word is not None]
-    assert [*dict.fromkeys(of_text)] == [*range(len(expected))] and of_text == sorted(of_text)
+    assert [*dict.fromkeys(of_text)] == [*range(len(expected))]
+    assert of_text == sorted(of_text)
     # A row that was cut keeps its EOS; its words are those of the whole text.
     cut, of_cut = words_of(tokenizer, [*ids[:3], ids[-1]], text)
-    assert cut == words and of_cut == (*of_ids[:3], None)
+    assert (cut, of_cut) == (words, (*of_ids[:3], None))
 
 
 def test_bytes_of_one_character_and_texts_cut_at_a_stop_belong_to_their_words() -> None:

@@ -301,7 +301,8 @@ def test_translate_writes_alignments(
     make_app(["translate", "verify"])([*arguments, *flags[:2], *words], standalone_mode=False)
     [output] = model.generate("the \N{GRINNING FACE} cat", beam_size=2, return_details=True)
     expected = insight.alignments(model, "the \N{GRINNING FACE} cat", output.ids)
-    assert pairs.read_text() == expected.pharaoh() + "\n" and len(expected.source) == 3
+    assert pairs.read_text() == expected.pharaoh() + "\n"
+    assert len(expected.source) == 3
     for wrong, problem in [
         (["--alignment-unit", "words"], "give both"),
         (["--alignments", str(tmp_path / "no"), "--alignment-unit", "lines"], "unit must be"),

@@ -1,9 +1,9 @@
 """Word alignments of translations from cross-attention, and their error rate."""
 
-import os.path
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -257,7 +257,7 @@ def _encoded_spans(
     encoded, spans = tokenizer.encode_spans(text)
     num_after = len(tokenizer.encode_target([])) - len(tokenizer.prefix_ids)
     for first in range(len(ids)):  # tags and special tokens come before
-        count = len(os.path.commonprefix([encoded, [*ids[first:]]]))
+        count = _num_equal(encoded, ids[first:])
         after = ids[first + count :]
         ends = len(after) <= num_after and all(token in tokenizer.special_ids for token in after)
         if ends and count:
@@ -273,12 +273,17 @@ def _decoded_spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
     )
     spans, start = [(0, 0)] * len(ids), 0
     for index, prefix in zip(positions, prefixes, strict=True):
-        end = len(os.path.commonprefix([text, prefix]))
-        end = max(end, start)
+        end = max(start, _num_equal(text, prefix))
         # A prefix that ends in a part of a character is decoded with U+FFFD in its place.
         spans[index] = (start, end + (len(prefix) > end))
         start = end
     return spans
+
+
+def _num_equal(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """The length of the equal beginning of two sequences."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def alignment_error_rate(
