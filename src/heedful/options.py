@@ -174,7 +174,9 @@ class Options:
         "Let beam search rank by probabilities that sum to 1 after all rules."
     )
     banned: Sequence[str | int | Sequence[int]] = _option(
-        "Text that no output contains (in Python also ids); repeatable.", (), CONSTRAINTS
+        "Text that no output contains, not even inside a word (in Python also ids); repeatable.",
+        (),
+        CONSTRAINTS,
     )
     require: Sequence[str | Sequence[int]] = _option(
         "Phrase that every output contains, by beam search (in Python also ids); repeatable.",

@@ -45,6 +45,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
         forced_bos_id: the first id of each output; None: any.
         forced_eos_id: the id at the length limit; None: any.
         bad_words_ids: sequences of ids that are excluded from outputs.
+        banned_texts: the `BannedTexts` of the outputs; None: none.
         required_ids: sequences of ids that each output must have.
         max_length: positions of the net.
         draft: of speculative decoding: "lookup", or another net's `Eager` and its start ids.
@@ -72,6 +73,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
     prompt_numbers: list[int]
     output_prefixes: list[list[int]] | None
     seeds: list[int] | None
+    banned_texts: Any = None
     on_output: Callable[[int, list[Hypothesis]], None] | None = None
 
     @property

@@ -62,6 +62,10 @@ class Pieces:
         text = self._to_bytes(piece)
         return piece.replace(SPACE, " ").encode() if text is None else text
 
+    def added_bytes(self, piece: str) -> bytes | None:
+        """`to_bytes`, and for pieces that mark the end of a word (GPT-1) their text and a space."""
+        return piece.replace(self._ends, " ").encode() if self._ends else self.to_bytes(piece)
+
     def _plain(self, piece: str) -> str:
         """The piece as text, with U+FFFD, which is no whitespace, for each byte beyond ASCII."""
         text = self._to_bytes(piece)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from heedful.data.markup import Continuation, Markup
 from heedful.data.pieces import Pieces
 from heedful.data.special_tokens import find_specials, read_template
+from heedful.data.token_texts import TokenTexts
 from heedful.data.tokenizer_training import (
     SPECIALS,
     Normalization,
@@ -334,6 +335,12 @@ class Tokenizer:
                 raise UserError(f"the text of a token of this {self.kind} tokenizer is not fixed")
             tokens.append(text)
         return tokens
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """What each token adds to a decoded text."""
+        pieces = [self._spelling.added_bytes(self.piece(i)) for i in range(self.vocab_size)]
+        return TokenTexts.read(pieces, self.special_ids, self.decode_batch)
 
     def word_starts(self, ids: Sequence[int]) -> list[bool]:
         """For each token, True if it begins a word (used for whole-word masking).

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.generation.banned_texts import BannedTexts
 from heedful.generation.context import Context, Rule
 from heedful.generation.state import sum_dtype
 from heedful.generation.token_rules import (
@@ -356,7 +357,7 @@ _OFF_AT_0 = (
 )
 _BANS_ARE_FINAL = (
     *(_NumberRule, NoRepeatNgram, NoSourceNgram, BannedTokens, BannedAtBegin, MinLength),
-    *(PrefixFunction, SequenceBias, ExponentialDecay, Renormalize),
+    *(BannedTexts, PrefixFunction, SequenceBias, ExponentialDecay, Renormalize),
 )
 
 

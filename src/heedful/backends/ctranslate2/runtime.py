@@ -299,6 +299,8 @@ class CTranslate2:
             for (name, idle), value in zip(_UNSUPPORTED.items(), values, strict=True)
             if value not in idle
         ]
+        if request.banned_texts is not None:
+            reasons.append("it bans tokens, but no texts")
         if (options.beam_size or 1) > 1:
             if "stop_rule" in options.explicit and options.stop_rule != "beam_full":
                 reasons.append(f"it has no stop rule {options.stop_rule}")

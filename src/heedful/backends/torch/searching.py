@@ -288,6 +288,8 @@ def _rules(request: GenerationRequest, *, include_prompt: bool) -> list[Rule]:
     rules: list[Rule] = [NoRepeatNgram(ngram_size, include_prompt)] if ngram_size else []
     if begin_ids:
         rules.append(BannedAtBegin(begin_ids, int(request.forced_bos_id is not None)))
+    if request.banned_texts is not None:
+        rules.append(request.banned_texts)
     rules += sampling_rules(min_tokens_to_keep=options.min_tokens_to_keep, **values)
     if request.forced_bos_id is not None:
         rules.append(ForcedTokens({0: request.forced_bos_id}, certain=True))

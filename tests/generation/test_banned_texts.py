@@ -1,0 +1,123 @@
+"""Texts that no output contains, against decoded outputs and against every single token."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from backend_models import model_of
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.errors import UserError
+from heedful.generation.banned_texts import BannedTexts
+
+LINES = ["Der Hund und der kleine Hund rennen", "unser Haus, rund und bunt", "Übung macht müde"]
+SIZES = {"bpe": 60, "unigram": 50, "wordpiece": 80, "byte_bpe": 300}
+KINDS = [*SIZES, "word", "char", "byte"]
+BANNED = ["un", "r H", "ü", " u", "bunt"]
+
+
+def tokenizer_of(kind: str) -> Tokenizer:
+    return train_tokenizer(LINES, kind=kind, vocab_size=SIZES.get(kind), or_fewer=True)
+
+
+def byte_fallback() -> Tokenizer:
+    """A tokenizer with a piece for each byte, and few others, as of SentencePiece."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    pieces = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "▁H",
+        "u",
+        "un",
+        "nd",
+        "▁u",
+    ]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    backend = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return Tokenizer(backend, "imported", {"unk": "<unk>"})
+
+
+def bert_like() -> Tokenizer:
+    """A tokenizer whose decoder puts spaces between words."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    pieces = ["[UNK]", "Hund", "H", "##und", "un", "##un", "##d", "r", "b", "ü", "##ü"]
+    backend = Backend(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return Tokenizer(backend, "imported", {"unk": "[UNK]"})
+
+
+@pytest.mark.parametrize("make", [*KINDS, byte_fallback, bert_like], ids=str)
+def test_a_token_is_forbidden_if_and_only_if_it_completes_a_banned_text(make: Any) -> None:
+    """Of random ids that are allowed so far, for every token that may follow."""
+    tokenizer = tokenizer_of(make) if isinstance(make, str) else make()
+    rule = BannedTexts(BANNED, tokenizer.token_texts)
+    rng, tokens = random.Random(0), range(tokenizer.vocab_size)
+    likely = [token for line in LINES for token in tokenizer.encode(line)]
+    num_forbidden = 0
+    for _ in range(16):
+        ids: list[int] = []
+        for _ in range(8):
+            forbidden = set(rule.completing(ids))
+            texts = tokenizer.decode_batch([[*ids, token] for token in tokens])
+            for token, text in zip(tokens, texts, strict=True):
+                is_banned = any(banned in text for banned in BANNED)
+                # Bytes of a wrong run are decoded as U+FFFD; the rule reads them as they are.
+                assert (token in forbidden) == is_banned or (token in forbidden and "�" in text)
+            num_forbidden += len(forbidden)
+            source = likely if rng.random() < 0.8 else tokens
+            ids.append(rng.choice([token for token in source if token not in forbidden]))
+    assert num_forbidden
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani2017"])
+@pytest.mark.parametrize(
+    "options",
+    [{"beam_size": 1}, {"beam_size": 4, "num_return": 3}, {"temperature": 3.0, "num_return": 3}],
+    ids=["greedy", "beam", "sampling"],
+)
+def test_no_search_writes_a_banned_text(name: str, options: dict[str, Any]) -> None:
+    model, prompts = model_of(name), ["the cat", "dogs"]
+    settings = {"max_new_tokens": 12, "seed": 1, **options}
+    banned: list[str] = []
+    for _ in range(4):  # ban what the outputs have, each time another part of them
+        outputs = model.generate(prompts, banned=banned, **settings)
+        texts = [text for own in outputs for text in ([own] if isinstance(own, str) else own)]
+        assert not [text for text in texts for part in banned if part in text]
+        if longest := max(texts, key=len):
+            banned.append(longest[len(longest) // 2 :][:2])
+    assert banned
+
+
+def test_a_banned_text_is_not_written_across_the_end_of_a_prefix_or_in_a_stream() -> None:
+    model = model_of("gpt2")
+    options: dict[str, Any] = {"max_new_tokens": 8, "beam_size": 1}
+    plain = model.generate("the cat", prefixes=["a d"], **options)
+    banned = plain[2:4]
+    text = model.generate("the cat", prefixes=["a d"], banned=[banned], **options)
+    assert text.startswith("a d")
+    assert banned in plain
+    assert banned not in text
+    assert banned not in "".join(model.stream("the cat", banned=[banned], **options))
+
+
+def test_wrong_banned_texts_are_refused() -> None:
+    with pytest.raises(UserError, match="a banned text is empty"):
+        model_of("gpt2").generate("the cat", banned=[""])
+
+
+def test_ids_beyond_the_vocabulary_of_the_net_are_ignored() -> None:
+    tokenizer = tokenizer_of("char")
+    rule = BannedTexts(["u"], tokenizer.token_texts)
+    from heedful.generation.context import Context
+
+    size = tokenizer.encode("u")[0]  # the net lacks this token
+    context = Context([[]], torch.tensor([[4, 10_000]]), torch.tensor([0]))
+    assert rule(torch.zeros(1, size), context).isfinite().all()
