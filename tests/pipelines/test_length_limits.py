@@ -168,3 +168,38 @@ def test_an_eos_with_the_id_of_padding_is_no_padding(name: str) -> None:
             assert output.finished == (output.ids[-1] == 0)
     other = model.generate([[6, 7, 8]], **options)[0][0]
     assert other.score != pytest.approx(model.generate([rows[0]], **options)[0][0].score, abs=1e-3)
+
+
+def test_a_prompt_that_is_longer_than_a_language_model_is_refused_or_left_out_or_cut() -> None:
+    model = model_of("gpt2", max_length=12)
+    long, short = [6, 7, 8] * 5, [6, 7]
+    options: dict[str, Any] = {"max_new_tokens": 3, "temperature": 0}
+    with pytest.raises(UserError, match="^prompt 2 has 15 tokens, but the model allows 12;"):
+        model.generate([short, long], **options)
+    with pytest.raises(UserError, match="^prompt 1 has 15 tokens"):
+        [*model.stream(long, **options)]
+    left_out = model.generate([short, long, short], too_long="leave_out", **options)
+    alone = model.generate(short, **options)
+    assert left_out == [alone, [], alone]
+    assert model.num_left_out == 1
+    assert [*model.stream(long, too_long="leave_out", **options)] == []
+    # The end of a prompt is continued, so that its beginning is what it loses.
+    cut = model.generate([long], too_long="truncate", **options)
+    assert cut == model.generate([long[-12:]], **options)
+    assert model.num_truncated == 1
+    assert len(model.generate([long[:12]], **options | {"max_new_tokens": 9})[0]) == 9
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani2017"])
+def test_several_outputs_are_a_list_for_each_prompt(name: str) -> None:
+    model = model_of(name)
+    options: dict[str, Any] = {"beam_size": 3, "num_return": 2, "max_new_tokens": 4}
+    prompts = ["the cat", "a dog"]
+    details = model.generate(prompts, return_details=True, **options)
+    expected = [[output.text for output in outputs] for outputs in details]
+    assert model.generate(prompts, **options) == expected
+    assert model.generate(prompts[0], **options) == expected[0]
+    rows = model.prompt_ids(prompts)
+    expected_ids = [[output.ids for output in outputs] for outputs in details]
+    assert model.generate(rows, **options) == expected_ids
+    assert model.generate(rows[0], **options) == expected_ids[0]

@@ -239,6 +239,7 @@ class SavedModel:
         *,
         longest: int | None = None,
         tokenizer: Tokenizer | None = None,
+        cut_start: bool = False,
     ) -> None:
         """Check the lengths of rows; cut or empty those that are too long, in place.
 
@@ -248,6 +249,7 @@ class SavedModel:
             noun: of a row, in errors.
             longest: most tokens of a row; None: the net's length.
             tokenizer: of the rows; None: the source's.
+            cut_start: a row that is cut loses its first tokens, not its last ones.
 
         Raises:
             UserError: a row that is too long, with `too_long="error"`.
@@ -265,16 +267,21 @@ class SavedModel:
                 self.leave_out(problem)
                 ids.clear()
                 continue
+            self.num_truncated += 1
+            if cut_start:
+                del ids[:-longest]
+                continue
             specials = frozenset() if tokenizer is None else tokenizer.special_ids
             suffix = ids[-1:] if ids[-1] in specials else []
             ids[longest - len(suffix) :] = suffix
-            self.num_truncated += 1
 
     def leave_out(self, reason: str) -> None:
         """Count a text without output, and log a warning for the first ones."""
         self.num_left_out += 1
         if self.num_left_out <= _NUM_WARNINGS:
             logging.getLogger("heedful").warning(f"{reason}: left out")
+        if self.num_left_out == _NUM_WARNINGS:
+            logging.getLogger("heedful").warning("more that are left out are counted, not named")
 
     def add_adapter(self, lora: "LoRA") -> None:
         """Add a low-rank adapter to the net, to be trained; all other weights are frozen.

@@ -1,6 +1,6 @@
 """Checks of what a caller gives to a model: texts, ids and sizes of batches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from operator import index
 from typing import Any
@@ -58,6 +58,16 @@ def check_list(texts: Any, name: str) -> None:
     if not is_list or isinstance(texts, str | bytes | Mapping):
         hint = "; for one text write [text]" if isinstance(texts, str) else ""
         raise UserError(f"{name} must be a list of texts, or of ids, not {describe(texts)}{hint}")
+
+
+def check_counts(prompts: Any, options: Mapping[str, Any]) -> None:
+    """Raises UserError for another number of prefixes or seeds than of prompts."""
+    for name, noun in (("prefixes", "texts"), ("seed", "prompts")):
+        values = options.get(name)
+        is_list = isinstance(values, Sequence) and not isinstance(values, str)
+        if is_list and len(values) != len(prompts):
+            plural = "seeds" if name == "seed" else name
+            raise UserError(f"{len(values)} {plural} for {len(prompts)} {noun}")
 
 
 def check_strings(texts: Any, name: str) -> None:

@@ -10,7 +10,7 @@ from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
 from heedful.pipelines.inputs import EmptyTextError
-from heedful.pipelines.text_generation import Generation, Generator, TextScore
+from heedful.pipelines.text_generation import Generation, Generator, TextScore, texts_of
 
 if TYPE_CHECKING:
     from heedful.data.chats import ChatEncoder
@@ -54,7 +54,7 @@ class LanguageModel(Generator):
         Args:
             messages: a list of {"role": ..., "content": ...}, or a list of such lists. They are
                 written as the tokenizer's chat template does, and an answer ends where it ends one.
-            return_details: as in `generate`.
+            return_details: as in `generate`, and so is `num_return`.
             options: fields of `heedful.options.Options`. The default of max_new_tokens is 512, or
                 what the model's context leaves if that is less.
 
@@ -71,7 +71,9 @@ class LanguageModel(Generator):
         if not return_details:
             options = {"scores": False} | options
         results = self.generate(rows, return_details=True, **options)
-        values = results if return_details else [outputs[0].text for outputs in results]
+        values = (
+            results if return_details else texts_of(results, self.options(**options).num_return)
+        )
         return values[0] if is_single else values
 
     def stream_chat(
@@ -91,20 +93,31 @@ class LanguageModel(Generator):
         return self._backend_for([row], request)
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
-        """Ids of each prompt, after the model's BOS if it has one."""
+        """Ids of each prompt, after the model's BOS if it has one.
+
+        Args:
+            options: without them texts of any length are accepted, which `score` divides. With
+                `too_long="truncate"` a prompt loses its beginning, since its end is continued.
+
+        Raises:
+            UserError: a prompt that is longer than the net, unless `too_long` allows it.
+        """
         if options is not None and options.tgt_language is not None:
             raise UserError("tgt_language=CODE is for translators; leave it out")
+        first = 1 if options is None else options.first_number
         # Without BOS, an empty prompt begins with EOS, which separated the training texts.
         rows = self.rows_of(
             prompts, lambda tokenizer, ids: [*tokenizer.prefix_ids, *ids] or [self.end_ids()[0]]
         )
         if [] in rows:
-            number = rows.index([]) + 1
+            number = rows.index([]) + first
             raise EmptyTextError(f"prompt {number} is empty: give it at least one token")
+        if options is not None:
+            self.check_lengths(rows, "prompt", options.too_long, first, cut_start=True)
         return rows
 
     def length_limit(self, row: list[int], options: Options) -> int:
-        """`max_new_tokens`, or 64; texts may exceed the net's length (`DecodingState`)."""
+        """`max_new_tokens`, or 64; outputs may exceed the net's length (`DecodingState`)."""
         limit = options.max_new_tokens or _NEW_TOKENS
         if "min_new_tokens" in options.explicit:
             return limit
@@ -151,7 +164,7 @@ class LanguageModel(Generator):
         yield from super().batches(sizes, options, workers)
         by_size: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
-            if not fitting[number]:
+            if row and not fitting[number]:
                 by_size.setdefault(len(row), []).append(number)
         count = workers * max(1, options.row_tokens // self.config.max_length)
         for numbers in by_size.values():

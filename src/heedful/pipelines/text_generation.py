@@ -6,7 +6,7 @@ import math
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, overload
@@ -19,7 +19,7 @@ from heedful.options import Options
 from heedful.pipelines.base import SavedModel, Texts
 from heedful.pipelines.batching import by_length, split_among
 from heedful.pipelines.grammar import with_grammar
-from heedful.pipelines.inputs import as_batch
+from heedful.pipelines.inputs import as_batch, check_counts
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 from heedful.pipelines.text_pieces import TextPieces
 
@@ -132,8 +132,9 @@ class Generator(SavedModel):
         Args:
             prompts: a text or a list of texts; or the ids of one or of several prompts, whose
                 outputs are then ids too.
-            return_details: return `Generation`s, up to `num_return` for each prompt: the best
-                first, samples in their order.
+            return_details: return a list of `Generation`s for each prompt, up to `num_return`: the
+                best first, samples in their order. Without, `num_return` above 1 gives a list of
+                texts (or of ids) for each prompt, in the same order.
             options: fields of `heedful.options.Options`.
 
         Raises:
@@ -144,15 +145,17 @@ class Generator(SavedModel):
         batch, is_single = as_batch(prompts)
         if not return_details:
             options = {"scores": False} | options
-        self._check_counts(batch, options)
+        check_counts(batch, options)
         results: list[Any]
         if len(batch) and not isinstance(batch[0], str) and not return_details:
-            hypotheses = self._begin(batch, 0, self._seeded_options(options), waits=True)()
-            results = [outputs[0].ids for outputs in hypotheses]
+            resolved = self._seeded_options(options)
+            hypotheses = self._begin(batch, 0, resolved, waits=True)()
+            ids = [[output.ids for output in outputs] for outputs in hypotheses]
+            results = ids if resolved.num_return > 1 else [best for best, *_ in ids]
         else:
             results = [*self.iterate_generations([batch], **options)]
             if not return_details:
-                results = [outputs[0].text for outputs in results]
+                results = texts_of(results, self.options(**options).num_return)
         return results[0] if is_single else results
 
     def iterate_generations(
@@ -252,15 +255,6 @@ class Generator(SavedModel):
         raise UserError("this model has no EOS id; import it with its generation_config.json")
 
     # --- batches --------------------------------------------------------------------------------
-
-    @staticmethod
-    def _check_counts(prompts: Texts, options: Mapping[str, Any]) -> None:
-        """Raises UserError for another number of prefixes or seeds than of prompts."""
-        for name, noun in (("prefixes", "texts"), ("seed", "prompts")):
-            values = options.get(name)
-            if values is not None and _is_list(values) and len(values) != len(prompts):
-                plural = "seeds" if name == "seed" else name
-                raise UserError(f"{len(values)} {plural} for {len(prompts)} {noun}")
 
     def _seeded_options(self, keywords: dict[str, Any]) -> Options:
         """The options of a call, with a random seed for sampling without one."""
@@ -383,23 +377,12 @@ class Generator(SavedModel):
     def _shared_fields(self, options: Options) -> dict[str, Any]:
         """The fields of a request that all prompts of a call share."""
         ids, draft = self.ids, options.draft
-
-        def encode(text: str) -> list[int]:
-            return self.tgt_tokenizer.encode(text)
-
-        def encodings(entry: Any) -> list[list[int]]:
-            """The ids of a text at the beginning of an output, and after a space."""
-            if not isinstance(entry, str):
-                return [_as_list(entry)]
-            first, after_space = encode(entry), encode(f" {entry}")
-            has_two = after_space and after_space != first
-            return [first, after_space] if has_two else [first]
-
-        banned = [ids for entry in options.banned for ids in encodings(entry)]
-        self.check_ids(banned, "tgt_")
-        self.check_ids([list(options.stop_ids)], "tgt_")
+        banned = [_as_list(entry) for entry in options.banned if not isinstance(entry, str)]
+        texts = [entry for entry in options.banned if isinstance(entry, str)]
+        self.check_ids([*banned, list(options.stop_ids)], "tgt_")
         banned = [*map(list, ids.suppressed_sequences), *banned]
-        required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
+        phrases = [p if isinstance(p, str) else _as_list(p) for p in options.require]
+        required = [self.tgt_tokenizer.encode(p) if isinstance(p, str) else p for p in phrases]
         self.check_ids(required, "tgt_")
         end_ids = ids.eos_ids if options.stop_ids else self.end_ids()
         suppressed_ids = ids.suppressed_ids
@@ -417,10 +400,20 @@ class Generator(SavedModel):
             "forced_bos_id": ids.forced_bos_id,
             "forced_eos_id": ids.forced_eos_id,
             "bad_words_ids": banned,
+            "banned_texts": self._banned_texts(texts),
             "required_ids": required,
             "max_length": self.config.max_length,
             "draft": draft,
         }
+
+    def _banned_texts(self, texts: list[str]) -> Any:
+        """The rule that keeps texts out of outputs; None for no texts."""
+        if not texts:
+            return None
+        from heedful.generation.banned_texts import BannedTexts
+
+        self.tgt_tokenizer.encode_batch(texts)  # refuses lone surrogates
+        return BannedTexts(texts, self.tgt_tokenizer.token_texts)
 
     def request(self, rows: list[list[int]], **options: Any) -> GenerationRequest:
         """The request of one batch of prompts as ids."""
@@ -442,8 +435,10 @@ class Generator(SavedModel):
         return generations
 
 
-def _is_list(values: Any) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str)
+def texts_of(results: list[list[Generation]], num_return: int) -> list[Any]:
+    """The text of each prompt's output, or with `num_return` above 1 the list of its texts."""
+    texts = [[output.text for output in outputs] for outputs in results]
+    return [best for best, *_ in texts] if num_return == 1 else texts
 
 
 def _as_list(ids: int | Sequence[int]) -> list[int]:

@@ -191,6 +191,7 @@ class LanguageModeling(Task):
             temperature=keys.temperature or 1e-6,
             num_return=count,
             seed=self.recipe.training.seed,
+            too_long="truncate",
             return_details=True,
         )[0]
         return [Sample(prompt, "", text.text) for text in texts]
