@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 from heedful.errors import UserError, describe
 
+_LINE_BREAK = re.compile(r"\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # of `str.splitlines`
+
 # Names of all files of a model directory in heedful's, Hugging Face's or CTranslate2's format; a
 # directory with other entries is never replaced.
 MODEL_FILES = frozenset(
@@ -125,6 +127,22 @@ def partial_of(path: Path) -> Path:
     """The path of the unfinished file that an interrupted write of `path` leaves."""
     path = Path(os.path.realpath(path))
     return path.with_name(f"{path.name}.partial")
+
+
+def one_line(text: str) -> str:
+    """The text with a space for each line break."""
+    return _LINE_BREAK.sub(" ", text)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Write a line for each text (`one_line`) with `atomic_replace`.
+
+    Returns the number of texts with a line break.
+    """
+    texts = [*lines]
+    written = [one_line(text) for text in texts]
+    write_text(path, "".join(f"{line}\n" for line in written))
+    return sum(line != text for line, text in zip(written, texts, strict=True))
 
 
 def write_text(path: Path, text: str) -> None:

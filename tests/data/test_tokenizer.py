@@ -401,3 +401,43 @@ def test_no_leading_space_is_counted_if_none_is_added() -> None:
         train_tokenizer(lines, kind="unigram", vocab_size=8, keep_whitespace=True)
     tokenizer = train_tokenizer(lines, kind="unigram", vocab_size=9, keep_whitespace=True)
     assert tokenizer.decode(tokenizer.encode("ab\n\nc")) == "ab\n\nc"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
+@pytest.mark.parametrize("keep_whitespace", [False, True])
+def test_invisible_characters_in_a_word_do_not_lose_it(kind: str, keep_whitespace: bool) -> None:
+    """Those of the training text are kept; others would be unknown, in some kinds with the word."""
+    if keep_whitespace and kind == "word":
+        return
+    zwnj, soft = "\N{ZERO WIDTH NON-JOINER}", "\N{SOFT HYPHEN}"
+    lines = ["the dog runs home", f"a cat{zwnj}fish swims"]
+    sizes = {"bpe": 60, "unigram": 45, "wordpiece": 80}
+    tokenizer = train_tokenizer(
+        lines, kind=kind, vocab_size=sizes.get(kind), or_fewer=True, keep_whitespace=keep_whitespace
+    )
+    expected = tokenizer.encode("the dog runs")
+    for mark in (soft, "\u200b", "\ufeff", "\u2060", "\x07", "\ufe0f"):
+        assert tokenizer.encode(f"{mark}the do{mark}g runs{mark}") == expected
+        assert tokenizer.encode_batch([f"the {mark} do{mark}g runs"]) != [[]]
+        assert tokenizer.encode(mark) == tokenizer.encode("")
+    fish = f"a cat{zwnj}fish"
+    assert tokenizer.decode(tokenizer.encode(fish)) == fish
+    if not keep_whitespace:
+        assert tokenizer.encode("the\x1fdog \u200b\x1f\u200b runs") == expected
+
+
+def test_invisible_characters_are_those_of_unicode_and_controls() -> None:
+    """By the tables of the `tokenizers` library, but for whitespace."""
+    from tokenizers import Regex, normalizers
+
+    from heedful.data.invisible import is_blank
+
+    removed = normalizers.Replace(Regex(r"[\p{Default_Ignorable_Code_Point}\p{Cc}\s]"), "")
+    wrong = [
+        code
+        for code in [*range(0xD800), *range(0xE000, 0x30000), *range(0xE0000, 0xE1000)]
+        if is_blank(chr(code)) != (removed.normalize_str(chr(code)) == "")
+    ]
+    assert wrong == []
+    assert is_blank("")
+    assert not is_blank("\u200bx")

@@ -305,3 +305,25 @@ def test_perplexity_and_accuracy_are_over_all_tokens(model):
     assert actual["perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-4)
     assert actual["token_accuracy"] == pytest.approx(right / count)
     assert 0 < right < count
+
+
+INVISIBLE_LINES = ["\u200b", "\ufeff", " \u2060 ", "\u00ad", "\x07", " \u200d\t"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe"])
+def test_a_line_of_invisible_characters_is_blank(kind: str) -> None:
+    """Also with a tokenizer that has tokens for them."""
+    import heedful
+    from backend_models import TEXTS, model_of
+
+    size = 60 if kind == "bpe" else 300
+    text_with_them = [*TEXTS, *("a\u200bb", "a\u00adb")]
+    tokenizer = heedful.train_tokenizer(text_with_them, kind=kind, vocab_size=size, or_fewer=True)
+    translator, model = model_of("vaswani2017"), model_of("gpt2")
+    for one in (translator, model):
+        one._src_tokenizer = one._tgt_tokenizer = tokenizer
+        one.check_ids = lambda *_: None
+    assert translator.prompt_ids(["", "   ", *INVISIBLE_LINES]) == [[]] * 8
+    assert translator.translate(INVISIBLE_LINES) == [""] * len(INVISIBLE_LINES)
+    empty, *others = model.prompt_ids(["", "\u200b", "\ufeff\u00ad"])
+    assert others == [empty, empty]

@@ -174,9 +174,9 @@ def test_a_prompt_that_is_longer_than_a_language_model_is_refused_or_left_out_or
     model = model_of("gpt2", max_length=12)
     long, short = [6, 7, 8] * 5, [6, 7]
     options: dict[str, Any] = {"max_new_tokens": 3, "temperature": 0}
-    with pytest.raises(UserError, match="^prompt 2 has 15 tokens, but the model allows 12;"):
+    with pytest.raises(UserError, match=r"^prompt 2 has 15 tokens, but the model allows 12;"):
         model.generate([short, long], **options)
-    with pytest.raises(UserError, match="^prompt 1 has 15 tokens"):
+    with pytest.raises(UserError, match=r"^prompt 1 has 15 tokens"):
         [*model.stream(long, **options)]
     left_out = model.generate([short, long, short], too_long="leave_out", **options)
     alone = model.generate(short, **options)

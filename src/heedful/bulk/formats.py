@@ -8,6 +8,7 @@ from typing import Any, Literal
 from heedful import extras
 from heedful.bulk.tasks import BulkTask
 from heedful.errors import UserError
+from heedful.files import one_line
 
 Format = Literal["jsonl", "text", "parquet"]
 SUFFIXES: Mapping[str, str] = {"jsonl": ".jsonl", "text": ".txt", "parquet": ".parquet"}
@@ -51,4 +52,4 @@ def encode(records: Sequence[Record], name: str, task: BulkTask[Any]) -> bytes:
 def _line(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6f}"
-    return "" if value is None else " ".join(str(value).splitlines())
+    return "" if value is None else one_line(str(value))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from heedful.data.invisible import is_blank
 from heedful.data.row_formats import Field, RawChunk, format_of, read_chunks
 from heedful.errors import UserError
 
@@ -104,5 +105,5 @@ def _rows(chunk: RawChunk) -> list[Row]:
 
 
 def _row(line: int, texts: Sequence[str]) -> Row:
-    is_empty = not all(text and not text.isspace() for text in texts)
+    is_empty = any(map(is_blank, texts))
     return Row(line, texts, "the text is empty" if is_empty else "")

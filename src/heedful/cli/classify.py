@@ -6,6 +6,7 @@ from heedful import pipelines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, RunTime, json_line, line_writer, report_counts
+from heedful.data.invisible import is_blank
 from heedful.errors import UserError
 
 
@@ -61,12 +62,12 @@ def classify(
                     write("\t" if scores else "")
                 else:
                     write(f"{label.probability:.6f}\t{label.label}" if scores else label.label)
-    report_counts(classifier, "texts")
+        report_counts(classifier, "texts", first - 1)
 
 
 def _wrong(line: str, paired: bool) -> str | None:
     """The reason why a line cannot be classified, or None."""
-    if not line.strip():
+    if is_blank(line):
         return "is empty: there is no text to classify"
     if line.count("\t") != int(paired):
         expected = "two texts with one tab between, as line 1 is" if paired else "no tab in it"

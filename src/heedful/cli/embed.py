@@ -14,7 +14,7 @@ from heedful.cli.lines import InputOutput, RunTime, report_counts
 from heedful.errors import UserError
 
 
-@spread("output", "strict")
+@spread("output")
 def embed(
     *,
     model: ModelFolder,
@@ -36,6 +36,8 @@ def embed(
     """Print a vector for each text, from the states of the model's last layer.
 
     An .npy file holds one array (texts, d_model) of float32; otherwise one line of JSON per text.
+    A text that is too long for the model is reported and left out: its vector is zeros in the
+    array, and null in JSON.
 
     Example: heedful embed runs/encoder --input texts.txt --output vectors.npy
     """
@@ -45,18 +47,20 @@ def embed(
     chunks = in_out.chunks()
     many = in_out.input is not None
     opened: Any = run_time.open(model, pipelines.SavedModel, "embed", many=many)
-    too_long = "truncate" if in_out.truncate else "error"
+    options = {"pooling": pooling, "too_long": in_out.too_long, **run_time.batching}
     bar = lines.progress_bar("embedding", shown=output is not None)
-    parts = []
+    parts, number = [], 0
     with nullcontext(print) if as_array else lines.line_writer(output) as write, bar as progress:
         for chunk in chunks:
-            vectors = opened.vectors(chunk, pooling=pooling, too_long=too_long, **run_time.batching)
+            vectors = opened.vectors(chunk, first_number=number + 1, **options)
+            number += len(chunk)
             progress(len(chunk))
             if as_array:
                 parts.append(vectors)
                 continue
-            for text, vector in zip(chunk, vectors.tolist(), strict=True):
-                write(lines.json_line(text=text, vector=vector))
+            for text, vector in zip(chunk, vectors, strict=True):
+                write(lines.json_line(text=text, vector=vector.tolist() if vector.any() else None))
+        report_counts(opened, "texts", number)
     if as_array:
         import numpy as np
 
@@ -66,4 +70,3 @@ def embed(
         empty = np.zeros((0, opened.config.d_model), np.float32)
         with atomic_open(output) as file:
             np.save(file, np.concatenate([empty, *parts]))
-    report_counts(opened, "texts")

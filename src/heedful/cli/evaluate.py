@@ -12,10 +12,19 @@ import typer
 from heedful import pipelines
 from heedful.cli.flags import Json, ModelFolder, Truncate, flag_of, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import RunTime, backend_option, progress_bar, read_parallel, read_whole
-from heedful.cli.shared import make_console, print_json
+from heedful.cli.lines import (
+    RunTime,
+    backend_option,
+    note_breaks,
+    progress_bar,
+    read_parallel,
+    read_whole,
+    report_counts,
+)
+from heedful.cli.shared import make_console, note, print_json
 from heedful.errors import UserError
-from heedful.files import write_text
+from heedful.files import write_lines
+from heedful.options import TooLong
 
 # Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
 Entries = list[dict[str, Any]]
@@ -72,7 +81,18 @@ class HeldOut:
         rich_help_panel=IN_OUT,
     )
     truncate: Truncate = False
+    strict: bool = typer.Option(
+        False,
+        "--strict",
+        help="Stop at the first pair with a side that is too long, instead of leaving it out.",
+        rich_help_panel=IN_OUT,
+    )
     json: Json = False
+
+    @property
+    def too_long(self) -> TooLong:
+        """Treatment of sides that are too long."""
+        return "truncate" if self.truncate else "error" if self.strict else "leave_out"
 
     @property
     def fields(self) -> dict[str, str | None]:
@@ -115,6 +135,10 @@ def evaluate(
     of the whole file as one text. Classifier (--input): accuracy, macro F1, precision, recall and
     F1 per label, and the confusion matrix.
 
+    A source that is too long for the model is reported and left out: its translation is blank, and
+    scored as that. Perplexity and token accuracy are of the pairs whose sides both fit. Texts of a
+    classifier are truncated, and counted.
+
     Examples follow: the outputs with the lowest chrF, or the mistakes with the highest probability,
     and random ones, the same each time.
 
@@ -127,12 +151,13 @@ def evaluate(
     if data.src is not None:
         _refuse("translators", fields)
     else:
-        search |= {"--metrics": metrics, "--language": language, "--truncate": data.truncate}
+        search |= {"--metrics": metrics, "--language": language}
+        search |= {"--truncate": data.truncate, "--strict": data.strict}
         _refuse("language models and classifiers", search)
     if data.src is not None and data.ref is not None:
         lines = read_parallel(data.src, data.ref)
         translator = run_time.open(model, pipelines.Translator, "evaluate with --src and --ref")
-        options |= {"too_long": "truncate" if data.truncate else "error", **run_time.batching}
+        options |= {"too_long": data.too_long, **run_time.batching}
         target = language or options.get("tgt_language") or translator.metadata.tgt_language
         result = _evaluate_pairs(translator, *lines, options, metrics, target)
     else:
@@ -140,7 +165,7 @@ def evaluate(
     outputs, content, ranked, entries = result
     if outputs is not None:
         if data.output is not None:
-            write_text(data.output, "".join(f"{line}\n" for line in outputs))
+            note_breaks(write_lines(data.output, outputs))
         rows = random.Random(0).sample(range(len(entries)), min(examples, len(entries)))
         at_random = [entries[row] for row in sorted(rows)]
         content["examples"] = {"worst": ranked[:examples], "random": at_random}
@@ -192,6 +217,9 @@ def _evaluate_pairs(
         usable_metric(name)  # refuses an unknown one before the work
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, progress=progress, **options)
+    report_counts(translator, "lines", len(sources))
+    left_out = translator.num_left_out
+    translator.num_left_out = translator.num_truncated = 0
     scores = corpus_scores(
         outputs,
         references,
@@ -205,6 +233,10 @@ def _evaluate_pairs(
         too_long=options["too_long"],
         tgt_language=options.get("tgt_language"),
     )
+    if translator.num_left_out:
+        note(f"pairs without perplexity, a side is too long: {translator.num_left_out:,}")
+    counts = {"num_left_out": left_out, "num_pairs_left_out": translator.num_left_out}
+    counts = {name: count for name, count in counts.items() if count}
     used = translator.options(**options)
     search = {"beam_size": used.beam_size, "length_penalty": used.length_penalty}
     columns = zip(sources, outputs, references, sentence_chrf(outputs, references), strict=True)
@@ -213,7 +245,7 @@ def _evaluate_pairs(
         for number, (source, output, reference, chrf) in enumerate(columns, 1)
     ]
     ranked = sorted(entries, key=lambda entry: entry["chrf"])
-    return outputs, {**search, **scores.to_dict(), **forced}, ranked, entries
+    return outputs, {**search, **scores.to_dict(), **forced, **counts}, ranked, entries
 
 
 def _evaluate_text(
@@ -257,6 +289,7 @@ def _evaluate_labels(
     with progress_bar("classifying", len(rows)) as progress:
         pairs = rows.columns.get("pair")
         outputs = model.classify(rows["text"], pairs=pairs, progress=progress, **batching)
+    report_counts(model, "texts", len(rows))
     predictions = np.array([model.labels.index(output.label) for output in outputs])
     table = confusion(targets, predictions, len(model.labels))
     entries = [

@@ -54,6 +54,4 @@ def fill(
                     write("")
         if not number:
             raise UserError("no text: give TEXT, --input FILE, or lines on stdin")
-        if number == filler.num_left_out:
-            raise UserError("no line can be used; give texts with a mask")
-    report_counts(filler, "lines")
+        report_counts(filler, "lines", number)

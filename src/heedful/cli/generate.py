@@ -34,6 +34,10 @@ def generate(
     greedy for a prompt, and a beam search of 5 for a source. Only the new text is written. Without
     a beam search it streams to stdout, and a prompt that is typed is answered at once.
 
+    The prompts of a file or pipe have one line each (with --num-return N: N lines); a line break
+    inside an output is then written as a space, and counted. A prompt that is too long for the
+    model is reported and left out: its output is blank. With --truncate it loses its beginning.
+
     Example: heedful generate runs/novel 'It was' --temperature 0.8 --top-p 0.95
     """
     if in_out.texts and whole_file:
@@ -50,8 +54,7 @@ def generate(
         opened = pipelines.load(str(draft), device=run_time.device, backend="eager")
         options["draft"] = pipelines.expect(opened, pipelines.Generator, "--draft")
     options |= {"too_long": in_out.too_long, **run_time.batching}
-    _write(generator, chunks, options, json, in_out)
-    report_counts(generator, "sources")
+    _write(generator, chunks, options, json, in_out, whole_file)
 
 
 def _write(
@@ -60,6 +63,7 @@ def _write(
     options: dict[str, Any],
     json: bool,
     in_out: InputOutput,
+    whole_file: bool,
 ) -> None:
     """Write the outputs of every prompt; samples of prompt i do not depend on other prompts."""
     options["explicit"] = frozenset(options)
@@ -67,12 +71,16 @@ def _write(
     seed = options.setdefault("seed", secrets.randbelow(2**31))
     settled = model.options(**options)
     number = 0
-    with lines.line_writer(in_out.output) as write, in_out.progress("generating") as progress:
+    keeps_breaks = whole_file or not in_out.is_piped
+    with (
+        lines.line_writer(in_out.output, keeps_breaks=keeps_breaks) as write,
+        in_out.progress("generating") as progress,
+    ):
         if in_out.output is None and not json and settled.beam_size == settled.num_return == 1:
             for number, prompt in enumerate(chain.from_iterable(chunks), 1):
                 own = {"seed": [seed + (number - 1 << 32)], "first_number": number}
                 for piece in model.stream(prompt, **options | own):
-                    lines.show(piece, end="")
+                    write.part(piece)
                 write("")
         else:
             options |= {"scores": json, "progress": progress}
@@ -87,5 +95,8 @@ def _write(
                 else:
                     for output in outputs:
                         write(output.text)
+                    for _ in range(settled.num_return - len(outputs)):
+                        write("")
         if not number:
             raise UserError("no prompt: give TEXT, --input FILE, or lines on stdin")
+        report_counts(model, "prompts", number)

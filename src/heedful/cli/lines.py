@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from heedful.progress import Advance, track, use_display
 Kind = TypeVar("Kind", bound="pipelines.SavedModel")
 CHUNK = 1_024
 _BLOCK = 1 << 20
+_RARE_BREAKS = re.compile(r"[\x85\u2028\u2029]")  # the others are escaped by the library
 _LONGEST = 1_000_000  # characters of a line for a model
 
 
@@ -112,7 +114,8 @@ class InputOutput:
     strict: bool = typer.Option(
         False,
         "--strict",
-        help="Stop at the first line that cannot be used, instead of leaving it out.",
+        help="Stop at the first line that cannot be used, with exit code 2. Without, its output is "
+        "blank, stderr names it, and the exit code is 0 unless no line can be used.",
         rich_help_panel=IN_OUT,
     )
 
@@ -126,6 +129,11 @@ class InputOutput:
         """Batches read before one is answered: none for a user who types lines."""
         return 0 if self.input is None else 1
 
+    @property
+    def is_piped(self) -> bool:
+        """The texts are lines of a file or of a program, not given or typed one by one."""
+        return not self.texts and (self.input is not None or not _is_typed())
+
     def chunks(self, invitation: str = "") -> Iterator[list[str]]:
         """The texts, in lists. `invitation` is printed if lines are typed in a terminal.
 
@@ -138,13 +146,17 @@ class InputOutput:
                 if len(self.texts) == 1 and _is_file(text):
                     note(f"{text} is read as a text; to read the file: --input {text}")
             return _check_line_lengths(iter([self.texts]))
-        if invitation and self.input is None and sys.stdin is not None and sys.stdin.isatty():
+        if invitation and self.input is None and _is_typed():
             typer.echo(invitation, err=True)
         return input_chunks(self.input)
 
     def progress(self, what: str) -> AbstractContextManager[Advance]:
         """A progress bar where stdout is not the output."""
         return progress_bar(what, shown=self.output is not None)
+
+
+def _is_typed() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _is_file(text: str) -> bool:
@@ -170,12 +182,24 @@ def note_unused(options: Mapping[str, Any], settled: Options) -> None:
         note("--num-draft-tokens has no effect: there is no --draft")
 
 
-def report_counts(model: "pipelines.SavedModel", what: str) -> None:
-    """Report on stderr how many texts were truncated, and how many have no output."""
+def report_counts(model: "pipelines.SavedModel", what: str, total: int) -> None:
+    """Report on stderr how many texts were truncated, and how many have no output.
+
+    Called before the output is complete, so that no file is left without an output.
+
+    Args:
+        what: the texts, in the plural.
+        total: their number.
+
+    Raises:
+        UserError: none of them has an output.
+    """
     if model.num_truncated:
         typer.echo(f"truncated {what}: {model.num_truncated:,}", err=True)
     if model.num_left_out:
         typer.echo(f"{what} left out, whose outputs are blank: {model.num_left_out:,}", err=True)
+    if total and model.num_left_out >= total:
+        raise UserError(f"no {what.removesuffix('s')} can be used; the reasons are above")
 
 
 def input_chunks(path: Path | None) -> Iterator[list[str]]:
@@ -222,8 +246,9 @@ def read_whole(path: Path | None) -> str:
 
 
 def json_line(**content: Any) -> str:
-    """A line of JSON, without escapes for letters that are not ASCII."""
-    return json.dumps(content, ensure_ascii=False)
+    """A line of JSON, with escapes for line breaks, but not for letters that are not ASCII."""
+    text = json.dumps(content, ensure_ascii=False)
+    return _RARE_BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def show(text: str, end: str = "\n") -> None:
@@ -232,31 +257,66 @@ def show(text: str, end: str = "\n") -> None:
     sys.stdout.flush()
 
 
-@contextmanager
-def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """A function that writes a line: to a file whole or not at all, to stdout at once.
+class LineWriter:
+    """Writes lines, each with a space in place of a line break inside it.
 
-    The lines before an interruption are kept (`heedful.files.atomic_open`).
+    Args:
+        write: writes text.
+        keeps_breaks: write line breaks as they are.
     """
-    if path is None:
-        yield show
-        return
+
+    def __init__(self, write: Callable[[str], object], *, keeps_breaks: bool) -> None:
+        self._write, self._keeps_breaks = write, keeps_breaks
+        self._has_break = False
+        self.num_lines = self.num_broken = 0
+
+    def __call__(self, line: str) -> None:
+        """Write a line, or the end of the one that was begun."""
+        self.part(line, end="\n")
+        self.num_lines += 1
+        self.num_broken += self._has_break
+        self._has_break = False
+
+    def part(self, text: str, end: str = "") -> None:
+        """Write a part of a line."""
+        from heedful.files import one_line
+
+        written = text if self._keeps_breaks else one_line(text)
+        self._has_break |= written != text
+        self._write(written + end)
+
+
+@contextmanager
+def line_writer(path: Path | None, *, keeps_breaks: bool = False) -> Iterator[LineWriter]:
+    """A writer of lines: to a file whole or not at all, to stdout at once.
+
+    The lines before an interruption are kept (`heedful.files.atomic_open`). At the end a note
+    tells how many lines had a line break.
+    """
     from heedful.files import atomic_open, partial_of
 
-    count = 0
-    try:
-        with atomic_open(path) as file:
+    if path is None:
+        writer = LineWriter(lambda text: show(text, end=""), keeps_breaks=keeps_breaks)
+        yield writer
+    else:
+        try:
+            with atomic_open(path) as file:
+                writer = LineWriter(
+                    lambda text: file.write(text.encode()), keeps_breaks=keeps_breaks
+                )
+                yield writer
+        except (KeyboardInterrupt, SystemExit):
+            if writer.num_lines:
+                count = writer.num_lines
+                sys.stderr.write(f"interrupted; lines in {partial_of(path)}: {count:,}\n")
+            raise
+    note_breaks(writer.num_broken)
 
-            def write(line: str) -> None:
-                nonlocal count
-                file.write(f"{line}\n".encode())
-                count += 1
 
-            yield write
-    except (KeyboardInterrupt, SystemExit):
-        if count:
-            sys.stderr.write(f"interrupted; lines in {partial_of(path)}: {count:,}\n")
-        raise
+def note_breaks(count: int) -> None:
+    """Note how many outputs had a line break, in whose place a space was written."""
+    if count:
+        note(f"outputs with line breaks, each written as a space: {count:,}")
 
 
 @contextmanager

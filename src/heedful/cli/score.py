@@ -18,7 +18,9 @@ from heedful.cli.lines import (
     json_line,
     line_writer,
     read_parallel,
+    report_counts,
 )
+from heedful.cli.shared import note
 from heedful.errors import UserError
 from heedful.options import TooLong
 
@@ -32,7 +34,7 @@ class ScoreRunTime(RunTime):
     backend: str = backend_option("eager", "eager (the torch module); score supports no other.")
 
 
-@spread("strict")
+@spread()
 def score(
     *,
     model: ModelFolder,
@@ -54,7 +56,9 @@ def score(
 
     For a translator: the natural log-probability of each target line. For a language model,
     separated by tabs: log-probability, perplexity and bits per character of each text; nan for a
-    text of a single token.
+    text of a single token. A pair with a side that is too long for the model is reported and left
+    out: its line is blank, and null in JSON. A text that is longer than a language model is scored
+    in windows, each token after at least half of the model's length; their number is reported.
 
     Example: heedful score runs/translation --src test.en --tgt candidates.de
 
@@ -69,11 +73,14 @@ def score(
         rows = _score_texts(model, in_out, run_time, per_token)
     else:
         pairs = read_parallel(src, tgt)
-        rows = _score_pairs(model, pairs, in_out.truncate, run_time, per_token, tgt_language)
+        rows = _score_pairs(model, pairs, in_out.too_long, run_time, per_token, tgt_language)
     with line_writer(in_out.output) as write:
         for row in rows:
             columns = [row[name] for name in _COLUMNS if name in row]
-            write(json_line(**row) if json else "\t".join(f"{value:.6f}" for value in columns))
+            if json:
+                write(json_line(**{name: _finite(value) for name, value in row.items()}))
+            else:
+                write("\t".join(f"{value:.6f}" for value in columns if value is not None))
 
 
 def _score_texts(
@@ -85,33 +92,58 @@ def _score_texts(
     if isinstance(opened, pipelines.Translator):
         raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
     pipelines.expect(opened, pipelines.LanguageModel, "score")
-    if in_out.truncate:
-        raise UserError("--truncate: without effect for language models; leave it out")
-    return (
-        {"text": line, **_figures(line, score, per_token)}
-        for chunk in chunks
-        for line, score in zip(chunk, opened.score(chunk, **run_time.batching), strict=True)
-    )
+    for flag in ("truncate", "strict"):
+        if getattr(in_out, flag):
+            raise UserError(f"--{flag}: without effect for language models; leave it out")
+    return _text_rows(opened, chunks, run_time, per_token)
+
+
+def _text_rows(
+    model: "pipelines.LanguageModel",
+    chunks: Iterator[list[str]],
+    run_time: RunTime,
+    per_token: bool,
+) -> Iterator[dict[str, Any]]:
+    """A row for each text; at the end a note counts those that are longer than the model."""
+    number, in_windows = 0, list[int]()
+    for chunk in chunks:
+        for line, score in zip(chunk, model.score(chunk, **run_time.batching), strict=True):
+            number += 1
+            if score.num_tokens > model.config.max_length:
+                in_windows.append(number)
+            yield {"text": line, **_figures(line, score, per_token)}
+    if in_windows:
+        note(
+            f"lines longer than the model's {model.config.max_length:,} tokens, scored in windows: "
+            f"{len(in_windows):,} (the first: line {in_windows[0]:,})"
+        )
 
 
 def _score_pairs(
     model: Path,
     pairs: tuple[list[str], list[str]],
-    truncate: bool,
+    too_long: TooLong,
     run_time: RunTime,
     per_token: bool,
     tgt_language: str | None,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each pair of a source and a target line."""
+    """A row for each pair of a source and a target line; without a value for one left out."""
     sources, targets = pairs
     translator = run_time.open(model, pipelines.Translator, "score with --src and --tgt")
-    too_long: TooLong = "truncate" if truncate else "error"
     scores = translator.score(
         sources, targets, too_long=too_long, tgt_language=tgt_language, **run_time.batching
     )
     for source, target, score in zip(sources, targets, scores, strict=True):
-        value = score.log_prob / (score.num_tokens if per_token else 1)
+        value = None
+        if score.num_tokens:
+            value = score.log_prob / (score.num_tokens if per_token else 1)
         yield {"src": source, "tgt": target, "log_prob": value, "num_tokens": score.num_tokens}
+    report_counts(translator, "pairs", len(sources))
+
+
+def _finite(value: Any) -> Any:
+    """None, which is null in JSON, for NaN and infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _figures(line: str, score: "pipelines.TextScore", per_token: bool) -> dict[str, float]:

@@ -53,9 +53,9 @@ def translate(
 ) -> None:
     """Translate texts: arguments, lines of a file, or lines of stdin.
 
-    One line out for each line in (with --num-return N: N lines, best first). A line that is typed
-    is answered at once. A line that is too long for the model is reported and left out: its
-    translation is blank.
+    One line out for each line in (with --num-return N: N lines, best first); a line break inside a
+    translation is written as a space, and counted. A line that is typed is answered at once. A
+    line that is too long for the model is reported and left out: its translation is blank.
 
     The models of an ensemble share a vocabulary, but not sizes or architecture; they run eager.
 
@@ -74,7 +74,7 @@ def translate(
     settled = translator.options(**options)
     note_unused(options, settled)
     num_return = options.get("num_return", 1)
-    cut = 0
+    cut = number = 0
     with (
         aligned.writer(translator, settled) as aligner,
         line_writer(in_out.output) as write,
@@ -83,6 +83,7 @@ def translate(
         chunks = chunks if aligner is None else aligner.remember(chunks)
         options |= {"scores": scores or json, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
+            number += 1
             cut += not outputs[0].finished
             if aligner is not None:
                 aligner.add(outputs, num_return)
@@ -93,7 +94,7 @@ def translate(
                 text = "" if output is None else output.text
                 score = -math.inf if output is None else output.score
                 write(f"{score:.6f}\t{text}" if scores else text)
-    report_counts(translator, "lines")
+        report_counts(translator, "lines", number)
     if cut:
         typer.echo(f"translations cut off by the length limit: {cut:,}", err=True)
 

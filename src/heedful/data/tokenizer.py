@@ -61,7 +61,8 @@ def train_tokenizer(
     never encoded to special tokens except `<unk>`. All characters of the training text are in the
     vocabulary, except for `char` with a `vocab_size`. Text is normalized first. All kinds except
     `byte_bpe` and `byte` collapse whitespace to single spaces and strip the ends; U+2581, which
-    represents the space inside pieces, counts as whitespace.
+    represents the space inside pieces, counts as whitespace. These kinds also drop the invisible
+    characters (`heedful.data.invisible`) that are not in the training text.
 
     Args:
         texts: lines of text; for a vocabulary shared by two languages, the lines of both.
@@ -213,9 +214,9 @@ class Tokenizer:
             return self._ids(self._backend.encode(text, add_special_tokens=False))
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of `encode`, and for each id the start and end of its characters in the text.
+        """The ids of `encode`, and for each id the span (start, end) of its characters in the text.
 
-        All bytes of a character, and all pieces of one that normalization divides, have its span.
+        That of each byte of a character, and of what NFKC makes of it, is the whole character.
         """
         with text_errors([text]):
             encoding = self._backend.encode(text, add_special_tokens=False)
@@ -425,8 +426,7 @@ class Tokenizer:
 
     def _encode_whole(self, texts: list[str]) -> list[list[int]]:
         # `encode_batch_fast` returns ids without pieces.
-        fast = self._piece_ids is None
-        encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
+        encode = self._backend.encode_batch if self._piece_ids else self._backend.encode_batch_fast
         return [self._ids(encoding) for encoding in encode(texts, add_special_tokens=False)]
 
     def _ids(self, encoding: Any) -> list[int]:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
+from heedful.data.invisible import INVISIBLE, invisible_in
 from heedful.data.piece_counts import count_words, train_on_words
 from heedful.data.word_cache import Separation
 from heedful.errors import UserError, describe
@@ -149,7 +150,7 @@ def train_backend(lines: list[str], settings: TrainingSettings, num_workers: int
     texts = lines if settings.keeps_whitespace else (line.strip() for line in lines)
     if settings.kind != "byte" and not any(texts):
         raise UserError("no text to train a tokenizer on; give at least one line that is not blank")
-    backend = _untrained(settings)
+    backend = _untrained(settings, set().union(*map(invisible_in, lines)))
     if settings.kind != "byte":
         _train(backend, lines, settings, num_workers)
     backend = _canonical(backend, settings)
@@ -211,8 +212,12 @@ def _check_minimum(minimum: int, settings: TrainingSettings) -> None:
         )
 
 
-def _untrained(settings: TrainingSettings) -> Backend:
-    """The untrained tokenizer of this kind: model, normalizer, pre-tokenizer and decoder."""
+def _untrained(settings: TrainingSettings, known_invisible: Set[str]) -> Backend:
+    """The untrained tokenizer of this kind: model, normalizer, pre-tokenizer and decoder.
+
+    Args:
+        known_invisible: invisible characters of the text, which will be in the vocabulary.
+    """
     kind = settings.kind
     special_ids = {token: i for i, token in enumerate(settings.specials)}
     # If whitespace is kept, a space added before the text would look like a real one.
@@ -247,22 +252,28 @@ def _untrained(settings: TrainingSettings) -> Backend:
             add_prefix_space=False, use_regex=kind == "byte_bpe"
         )
         backend.decoder = decoders.ByteLevel()
-    steps = _normalizers(settings)
+    steps = _normalizers(settings, known_invisible)
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
     return backend
 
 
-def _normalizers(settings: TrainingSettings) -> list[Any]:
+def _normalizers(settings: TrainingSettings, known_invisible: Set[str]) -> list[Any]:
     normal_form = settings.normalization or ("none" if settings.kind in _BYTES else "nfkc")
     steps: list[Any] = []
+    if settings.kind not in _BYTES:
+        # They would be unknown, and of some kinds the whole word with them.
+        others = "".join(sorted(known_invisible))
+        removed = f"[{INVISIBLE}&&[^{others}]]" if others else f"[{INVISIBLE}]"
+        steps.append(normalizers.Replace(Regex(removed), ""))
     if normal_form != "none":
         steps.append(normalizers.NFKC() if normal_form == "nfkc" else normalizers.NFC())
     if settings.lowercase:
         steps.append(normalizers.Lowercase())
     if not settings.keeps_whitespace:
         # After the normal form, which may produce spaces (from U+3000, for example).
-        steps.append(normalizers.Replace(Regex(rf"[\s{SPACE}]+"), " "))
+        # Python's whitespace also has the separators U+001C to U+001F.
+        steps.append(normalizers.Replace(Regex(rf"[\s\x1C-\x1F{SPACE}]+"), " "))
         steps.append(normalizers.Strip())
     elif settings.kind in ("bpe", "unigram", "wordpiece"):
         steps.append(normalizers.Replace(SPACE, " "))

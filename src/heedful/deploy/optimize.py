@@ -25,6 +25,7 @@ from heedful.backends.manifest import (
 from heedful.backends.registry import open_conversion
 from heedful.backends.shortlist import Pairs, Shortlist, make_shortlist
 from heedful.backends.torch.eager import Eager
+from heedful.data.invisible import is_blank
 from heedful.deploy.convert import convert_model, reusable_conversion
 from heedful.deploy.measure import Conversion, candidates, measure
 from heedful.deploy.prove import Proof, Prover
@@ -107,7 +108,7 @@ def optimize(
     backends = default_backends() if backends is None else backends
     check_names(backends, precisions, threads)
     check_own_format(directory)
-    nonblank = [text for text in texts if text.strip()]
+    nonblank = [text for text in texts if not is_blank(text)]
     if not nonblank:
         raise UserError("the validation text is empty; give it at least one line")
     if "base" in read_object(directory / CONFIG):

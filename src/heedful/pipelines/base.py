@@ -15,6 +15,7 @@ import heedful
 from heedful import openmp
 from heedful.backends.base import Backend, Capability, Settings
 from heedful.backends.shortlist import Shortlist
+from heedful.data.invisible import is_blank, without_invisible
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import as_path, in_hf_format, read_object, write_directory, write_json
@@ -174,18 +175,22 @@ class SavedModel:
         pooling: Pooling = "mean",
         too_long: TooLong = "error",
         batch_tokens: int | None = None,
+        first_number: int = 1,
     ) -> NDArray[np.float32]:
         """Vectors (N, D) of texts: the mean, first or last of the last layer's states.
 
         The special tokens around a text count as its tokens. A vector does not depend on the other
         texts. Empty texts and texts that are left out have zeros.
 
+        Args:
+            first_number: of the first text, in messages.
+
         Raises:
             UserError: an unknown pooling; a text that is too long.
         """
         if pooling not in ("mean", "first", "last"):
             raise UserError(f"pooling must be mean, first or last, not {pooling!r}")
-        rows = self.encode(texts, too_long=too_long)
+        rows = self.encode(texts, too_long=too_long, first_number=first_number)
         backend = self.backend_with("states")
 
         def pool(indices: list[int]) -> list[np.ndarray]:
@@ -196,18 +201,27 @@ class SavedModel:
 
         return in_batches(backend, rows, self.config.d_model, pool, batch_tokens)
 
-    def encode(self, texts: Texts, *, too_long: TooLong = "error") -> list[list[int]]:
+    def encode(
+        self, texts: Texts, *, too_long: TooLong = "error", first_number: int = 1
+    ) -> list[list[int]]:
         """Ids of each text with the model's special tokens; lists of ids are unchanged."""
         rows = self.rows_of(texts, Tokenizer.add_special_tokens)
-        self.check_lengths(rows, "text", too_long)
+        self.check_lengths(rows, "text", too_long, first_number)
         return rows
 
     def rows_of(
         self, texts: Texts, add_special_tokens: Callable[[Tokenizer, list[int]], list[int]]
     ) -> list[list[int]]:
-        """Ids of each text after `add_special_tokens`; lists of ids are unchanged."""
+        """Ids of each text after `add_special_tokens`; lists of ids are unchanged.
+
+        A text of invisible characters alone has the ids of an empty one.
+        """
         check_list(texts, "texts")
-        words = [text for text in texts if isinstance(text, str)]
+        words = [
+            without_invisible(text) if is_blank(text) else text
+            for text in texts
+            if isinstance(text, str)
+        ]
         encoded = iter(self.src_tokenizer.encode_batch(words) if words else ())
         rows = [
             add_special_tokens(self.src_tokenizer, next(encoded))

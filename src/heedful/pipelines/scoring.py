@@ -1,6 +1,7 @@
 """Teacher forcing: log-probabilities of targets given sources, and of texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -178,7 +179,10 @@ def encode_pairs(
     # The decoder reads its start ids and the target without its last token.
     src = _encode_side(model, "source line", model.src_tokenizer, sources, longest, too_long, tags)
     longest += 1 - len(start)
-    tgt = _encode_side(model, "target line", model.tgt_tokenizer, targets, longest, too_long)
+    is_left_out = [not row for row in src]  # which counts once, whatever its target's length
+    tgt = _encode_side(
+        model, "target line", model.tgt_tokenizer, targets, longest, too_long, skip=is_left_out
+    )
     return src, tgt
 
 
@@ -190,8 +194,11 @@ def _encode_side(
     longest: int,
     too_long: TooLong,
     tags: Sequence[int] = (),
+    skip: Sequence[bool] = (),
 ) -> list[list[int]]:
+    """The ids of one side of pairs; none for those that `skip` marks."""
     encoded = tokenizer.encode_batch(list(texts))
     rows = [tokenizer.encode_target([*tags, *ids]) for ids in encoded]
+    rows = [[] if is_left_out else row for row, is_left_out in zip_longest(rows, skip)]
     model.check_lengths(rows, noun, too_long, longest=longest, tokenizer=tokenizer)
     return rows

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
 
+from heedful.data.invisible import is_blank
 from heedful.data.tags import tag_id
 from heedful.errors import UserError, format_names
 from heedful.options import Options, TooLong
@@ -63,6 +64,9 @@ class Translator(Generator):
             prompts,
             lambda tokenizer, ids: tokenizer.encode_target([*tags, *ids]) if ids else [],
         )
+        for text, row in zip(prompts, sources, strict=True):
+            if isinstance(text, str) and is_blank(text):
+                row.clear()  # a tokenizer that keeps whitespace has ids for it
         self.check_lengths(sources, "line", options.too_long, options.first_number)
         return sources
 

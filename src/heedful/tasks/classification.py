@@ -21,7 +21,7 @@ from heedful.evaluation.labels import confusion, label_scores, per_label
 from heedful.evaluation.likelihood import sum_losses, target_loss
 from heedful.evaluation.sharing import current_shares
 from heedful.evaluation.target_scores import target_states
-from heedful.files import write_text
+from heedful.files import write_lines
 from heedful.parts.losses import LossSum
 from heedful.pipelines import Classifier
 from heedful.progress import track
@@ -138,8 +138,8 @@ class TextClassification(Task):
         sums, by_corpus, predictions, table = self._predict(model, data, data.final)
         names, loss = data.labels, float(sums.nll) / sums.tokens
         scores = label_scores(table) | {"loss": loss} | corpus_losses(by_corpus)
-        lines = "".join(f"{names[label]}\n" for label in predictions.tolist())
-        write_text(out / f"{data.final}.output.txt", lines)
+        labels = [names[label] for label in predictions.tolist()]
+        write_lines(out / f"{data.final}.output.txt", labels)
         tables = {"labels": list(names), "confusion": table.tolist()}
         more = tables | {"per_label": per_label(table, names)}
         scored = write_scores(data, out, {"num_texts": len(predictions)}, scores, **more)

@@ -1,5 +1,6 @@
 """Translation: training on pairs of texts, evaluated by decoding."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, has_packages, usable_metric
 from heedful.evaluation.sharing import current_shares
-from heedful.files import write_json, write_text
+from heedful.files import write_json, write_lines
 from heedful.pipelines import Limits, ModelMetadata, Translator
 from heedful.plugins import metric
 from heedful.progress import track
@@ -186,7 +187,10 @@ class Translation(Task):
                 score["name"] += f", {corpus}"
                 content["scores"][f"{name}/{corpus}"] = score
         write_json(out / "scores.json", content)
-        write_text(out / f"{data.final}.output.txt", "".join(f"{line}\n" for line in outputs))
+        path = out / f"{data.final}.output.txt"
+        if count := write_lines(path, outputs):
+            text = f"{path}: outputs with line breaks, each written as a space: {count:,}"
+            logging.getLogger("heedful").warning(text)
         return FinalScores(content["scores"])
 
     def decode(
