@@ -7,26 +7,10 @@ scaled by the length of the text, so that those of short texts are low.
 from functools import cache
 from typing import Any
 
+from heedful.data.language_tags import macrolanguage_of
 from heedful.errors import UserError, format_names
 
 NO_LANGUAGE = "zxx"  # ISO 639-2: no linguistic content
-
-# Members of macrolanguages (ISO 639-3), which often have the same words.
-_MACROLANGUAGES = {
-    "ar": "ar arb ary arz",
-    "ff": "ff fuv",
-    "gn": "gn gug",
-    "ku": "ckb kmr ku sdh",
-    "lv": "ltg lv lvs",
-    "ms": "id ms zsm",
-    "no": "nb nn no",
-    "sh": "bs hr sh sr",
-    "uz": "uz uzn uzs",
-    "zh": "cmn wuu yue zh",
-}
-_MACROLANGUAGE_OF = {
-    code: name for name, codes in _MACROLANGUAGES.items() for code in codes.split()
-}
 
 
 def identify(text: str) -> str:
@@ -43,16 +27,6 @@ def probability_of(text: str, macrolanguage: str) -> float:
     """The sum of the probabilities of the members of a macrolanguage."""
     probabilities = language_probabilities(text).items()
     return sum(value for code, value in probabilities if macrolanguage_of(code) == macrolanguage)
-
-
-def macrolanguage_of(code: str) -> str:
-    """The code of the macrolanguage of a language, such as `zh` for `yue`; else its own code.
-
-    Args:
-        code: ISO 639 code, with or without a region, as `pt-BR`.
-    """
-    language = code.replace("_", "-").partition("-")[0].lower()
-    return _MACROLANGUAGE_OF.get(language, language)
 
 
 def known_macrolanguage(language: str | None, keys: str) -> str:

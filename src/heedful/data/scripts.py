@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Int64
 from tokenizers import Regex, normalizers
 
+from heedful.data.language_tags import language_of
 from heedful.errors import UserError, format_names
 from heedful.plugins import nearest
 
@@ -17,8 +18,8 @@ SCRIPT_LETTERS = r"\p{L}&&[^\p{Common}\p{Inherited}]"
 _LANGUAGES = {
     ("Latin",): "af az bs ca ceb cs cy da de en eo es et eu fi fil fo fr fy ga gd gl ha hr ht hu id"
     " ig is it jv ku la lb lt lv mg mi ms mt nb nl nn no oc pl pt ro rw sk sl sn so sq st su sv sw"
-    " tk tl tn tr ts uz vi wo xh yo zu",
-    ("Latin", "Cyrillic"): "sr sh",
+    " tk tn tr ts uz vi wo xh yo zu",
+    ("Latin", "Cyrillic"): "sr",
     ("Cyrillic",): "ba be bg ce cv ky kk mk mn os ru tg tt uk",
     ("Arabic",): "ar arz ckb fa ps sd ug ur",
     ("Devanagari",): "bho hi mai mr ne sa",
@@ -54,14 +55,14 @@ def scripts_of(language: str | None, names: str | Sequence[str] | None, key: str
     """The scripts called `names`, or those of a language.
 
     Args:
-        language: an ISO 639 code, with or without a region, as `pt-BR`.
+        language: a tag or ISO 639 code, as `pt-BR` or `por`.
         key: recipe key of the names, for messages.
 
     Raises:
         UserError: an unknown script; neither names nor a language with known scripts.
     """
     if not names:
-        code = (language or "").replace("_", "-").partition("-")[0].lower()
+        code = language_of(language)
         if code in _SCRIPTS_OF:
             return list(_SCRIPTS_OF[code])
         problem = f"the language {language} has no known script" if language else "no language"

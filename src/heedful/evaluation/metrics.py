@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from heedful import extras, plugins
+from heedful.data.language_tags import language_of, macrolanguage_of
 from heedful.errors import UserError
 from heedful.plugins import Metric
 
@@ -70,7 +71,7 @@ def corpus_scores(
     BLEU, chrF, TER and their signatures are sacreBLEU's (Post 2018).
 
     Args:
-        trg_lang: language code of the lines ("de", "zh-CN"). It determines BLEU's tokenization
+        trg_lang: language tag of the lines ("de", "zh-CN"). It determines BLEU's tokenization
             (as in sacreBLEU: zh, ja-mecab, ko-mecab, else 13a); TER counts characters for Chinese
             and Japanese; `tokenized_lowercase_bleu` requires it.
         lowercase: ignore case (sacreBLEU's option), for models with lowercase output.
@@ -232,9 +233,8 @@ def _ter(hypotheses: list[str], references: list[str], language: str) -> Score:
 
 
 def _language(code: str | None) -> str:
-    """The primary subtag of a language code: "zh-CN", "zh_Hans" and "cmn" give "zh"; None ""."""
-    primary = (code or "").replace("_", "-").split("-")[0].lower()
-    return {"cmn": "zh", "zho": "zh", "jpn": "ja", "kor": "ko"}.get(primary, primary)
+    """The language of a tag as sacreBLEU and Moses call it: `zh` for `zh_Hans` and `yue`."""
+    return "zh" if code and macrolanguage_of(code) == "zh" else language_of(code)
 
 
 # Functions of metrics take (output lines, reference lines, language) and return a Score.

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 from heedful.data.invisible import is_blank
+from heedful.data.language_tags import matching_tag
 from heedful.data.tags import tag_id
 from heedful.errors import UserError, format_names
 from heedful.options import Options, TooLong
@@ -48,6 +49,8 @@ class Translator(Generator):
     def translate(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
         """The best translation of a text, or of each text of a list; options as in `generate`.
 
+        With `num_return` above 1 a list of translations for each text.
+
         Example: `model.translate(["A dog runs.", "A man rides."], beam_size=5)`
         """
         translations: str | list[str] = self.generate(texts, **options)
@@ -86,9 +89,10 @@ class Translator(Generator):
                     "tgt_language=CODE"
                 )
             return []
-        if tgt_language in tags:
-            return [tag_id(self.src_tokenizer, tags[tgt_language])]
-        if tgt_language == own:
+        match = matching_tag(tgt_language, dict.fromkeys([*tags, *([own] if own else [])]))
+        if match in tags:
+            return [tag_id(self.src_tokenizer, tags[match])]
+        if match is not None:
             return []
         known = format_names([*tags] or [own or "one language, without a code"], str)
         raise UserError(f"no tgt_language {tgt_language}: this model translates into {known}")

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from heedful.data.language_identification import language_probabilities
+from heedful.data.language_tags import language_of, macrolanguage_of
 from heedful.pipelines import Translator
 
 NAMES = {
@@ -27,7 +28,7 @@ NAMES = {
 
 def name_of(code: str) -> str:
     """The English name of a language code; the code itself if it is not known."""
-    return NAMES.get(code.lower(), NAMES.get(code.lower().split("-")[0], code))
+    return NAMES.get(code.lower()) or NAMES.get(language_of(code), code)
 
 
 def targets_of(model: Translator) -> list[str]:
@@ -39,8 +40,27 @@ def targets_of(model: Translator) -> list[str]:
 def detect(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
     """The probability of each of some languages among all that are known, the most probable first.
 
-    Codes that `language_probabilities` lacks have probability 0.
+    It is that of the macrolanguage, such as Norwegian for `nb`, as its members often have the same
+    words; of several members, the one that is more probable itself comes first. Codes of languages
+    that `language_probabilities` lacks have probability 0.
     """
-    known = language_probabilities(text)
-    by_code = {code: known.get(code.lower().split("-")[0], 0.0) for code in languages}
-    return sorted(by_code.items(), key=lambda item: -item[1])
+    by_language, by_macrolanguage = dict[str, float](), dict[str, float]()
+    for code, probability in language_probabilities(text).items():
+        for sums, name in (
+            (by_language, language_of(code)),
+            (by_macrolanguage, macrolanguage_of(code)),
+        ):
+            sums[name] = sums.get(name, 0.0) + probability
+
+    def of_macrolanguage(code: str) -> float:
+        return by_macrolanguage.get(macrolanguage_of(code), 0.0)
+
+    def of_language(code: str) -> float:
+        """Of a member that is not known by itself, that of its macrolanguage's own code."""
+        rest = by_language.get(macrolanguage_of(code), 0.0)
+        return by_language.get(language_of(code), rest)
+
+    order = sorted(
+        languages, key=lambda code: (of_macrolanguage(code), of_language(code)), reverse=True
+    )
+    return [(code, of_macrolanguage(code)) for code in order]

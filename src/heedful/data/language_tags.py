@@ -1,0 +1,49 @@
+"""Language tags in one form, however they are written: `pt-BR`, `pt_BR` and `por` are Portuguese.
+
+Standards: BCP 47 for tags, ISO 639-3 for macrolanguages, by the library langcodes.
+"""
+
+from collections.abc import Collection
+from functools import cache
+
+
+@cache
+def standard_tag(tag: str) -> str:
+    """The tag of BCP 47 for a tag or ISO 639 code, such as `pt-BR`; other names in lower case.
+
+    The usual language of a macrolanguage has its code: `zh` for `cmn`.
+    """
+    from langcodes import standardize_tag
+    from langcodes.tag_parser import LanguageTagError
+
+    try:
+        return standardize_tag(tag, macro=True)
+    except LanguageTagError:
+        return tag.replace("_", "-").lower()
+
+
+def language_of(tag: str | None) -> str:
+    """The language of a tag, without script and region: `pt` for `pt_BR` and `por`; "" for None."""
+    return standard_tag(tag or "").partition("-")[0]
+
+
+@cache
+def macrolanguage_of(tag: str) -> str:
+    """The macrolanguage of a tag's language, such as `zh` for `yue`, `no` for `nb`; else itself."""
+    from langcodes.data_dicts import MACROLANGUAGES
+
+    language = language_of(tag)
+    return MACROLANGUAGES.get(language, language)
+
+
+def matching_tag(tag: str, tags: Collection[str]) -> str | None:
+    """The entry of `tags` that means the same as a tag; None: no entry, or several do.
+
+    Without one that is equal in standard form, the only one of the same language counts.
+    """
+    if tag in tags:
+        return tag
+    for form in (standard_tag, language_of):
+        if len(found := [one for one in tags if form(one) == form(tag)]) == 1:
+            return found[0]
+    return None
