@@ -19,6 +19,7 @@ from heedful.files import (
     read_text,
     write_directory,
     write_json,
+    write_lines,
     write_text,
 )
 
@@ -199,3 +200,9 @@ def test_valid_json_is_read() -> None:
 def test_an_endless_file_is_refused() -> None:
     with pytest.raises(UserError, match="larger than"):
         read_text(Path("/dev/zero"), most=1_000)
+
+
+def test_lines_are_written_one_for_each_text(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    assert write_lines(path, ["a", "b\nc\r\n", "", "d\u2028e"]) == 2
+    assert path.read_text() == "a\nb c \n\nd e\n"

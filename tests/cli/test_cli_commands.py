@@ -563,6 +563,142 @@ def test_an_option_without_effect_is_noted(commands, models, options, unused):
 
 # --- bad input ------------------------------------------------------------------------------
 
+# --- lines that cannot be used, and outputs with line breaks ---------------------------------
+
+TOO_LONG = "the cat sat " * 30
+KEPT = ["the cat", "", TOO_LONG, "a dog runs"]
+
+
+@pytest.mark.parametrize(
+    ("command", "noun"),
+    [
+        ("generate lm --max-new-tokens 4", "prompts"),
+        ("generate two --max-new-tokens 4", "prompts"),
+        ("translate two --max-new-tokens 4", "lines"),
+        ("score two --src in --tgt ref", "pairs"),
+        ("embed mlm", "texts"),
+        ("evaluate two --src in --ref ref --json -o out --max-new-tokens 4", "lines"),
+    ],
+)
+def test_a_line_that_is_too_long_does_not_end_a_file(commands, models, tmp_path, command, noun):
+    """It has a blank line of its own, is named, and is counted; the others are not changed."""
+
+    def outputs(lines, *more):
+        (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines))
+        (tmp_path / "ref").write_text("hello\n" * len(lines))
+        name, model, *flags = command.split()
+        if "--src" not in flags:
+            flags += ["-i", "in"]
+        ended = commands.run(name, models[model], *flags, *more, cwd=tmp_path)
+        return ended, ((tmp_path / "out").read_text() if "-o" in flags else ended.out).split("\n")
+
+    ended, lines = outputs(KEPT)
+    assert ended.code == 0, ended.err
+    first, *_ = ended.err.splitlines()
+    assert re.match(
+        r"(source )?(line|prompt|text) 3 has \d+ tokens, but the model allows 24", first
+    )
+    assert f"{noun} left out, whose outputs are blank: 1" in ended.err.splitlines()
+    _, others = outputs([line for line in KEPT if line != TOO_LONG])
+    marked = json.dumps({"text": TOO_LONG, "vector": None}) if noun == "texts" else ""
+    assert lines == [*others[:2], marked, *others[2:]]
+    if "--json" in command:
+        content = json.loads(ended.out)
+        assert (content["num_left_out"], content["num_pairs_left_out"]) == (1, 1)
+        assert content["num_segments"] == 4
+    refused, _ = outputs(KEPT, "--strict")
+    assert_refused(refused, " 3 has ", "the model allows 24")
+    none, _ = outputs([TOO_LONG, TOO_LONG])
+    assert none.code == 2
+    assert none.err.splitlines()[-1].startswith("error: ")
+
+
+def test_a_prompt_alone_that_is_too_long_is_refused_in_one_line(commands, models, tmp_path):
+    out = tmp_path / "out"
+    for arguments in ([TOO_LONG, "-o", out], ["-i", out, "--whole-file"]):
+        ended = commands.run("generate", models["lm"], *arguments)
+        assert_refused(ended, "prompt 1 has ", "the model allows 24")
+        out.write_text(TOO_LONG)
+    cut = commands.run("generate", models["lm"], TOO_LONG, "--truncate", "--max-new-tokens", 4)
+    assert (cut.code, cut.err) == (0, "truncated prompts: 1\n")
+
+
+def test_a_long_text_is_scored_in_windows_and_named(commands, models):
+    ended = commands.run("score", models["lm"], stdin=f"the cat\n{TOO_LONG}\n".encode())
+    assert len(ended.out.splitlines()) == 2
+    assert ended.err == (
+        "note: lines longer than the model's 24 tokens, scored in windows: 1 (the first: line 2)\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def breaking(tmp_path_factory):
+    """Models whose vocabulary is a line break and two letters."""
+    tokenizer = train_tokenizer(["a\nb"], kind="char", keep_whitespace=True)
+    root = tmp_path_factory.mktemp("breaking")
+    for name, keys in (("gpt2", STACK), ("vaswani2017", TWO)):
+        sizes = ("vocab_size",) if name == "gpt2" else ("src_vocab_size", "tgt_vocab_size")
+        config = make_config(name, {**keys, **dict.fromkeys(sizes, tokenizer.vocab_size)})
+        torch.manual_seed(0)
+        net = architecture(name).build(config).eval()
+        ids = GenerationIds(
+            decoder_start_ids=() if name == "gpt2" else (1,), eos_ids=(2,), suppressed_ids=(0, 1, 3)
+        )
+        open_net(net, config, ModelMetadata(name, "test", generation=ids), tokenizer).save(
+            root / name
+        )
+    return root
+
+
+ONLY_BREAKS = ("--banned", "a", "--banned", "b", "--min-new-tokens", 4, "--max-new-tokens", 4)
+NOTE = "outputs with line breaks, each written as a space: 2"
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+@pytest.mark.parametrize("command", ["generate", "translate", "evaluate", "bulk"])
+def test_an_output_with_line_breaks_is_one_line(commands, breaking, tmp_path, command, to_file):
+    lines, out = tmp_path / "lines", tmp_path / "out"
+    lines.write_text("a\nb\n")
+    model = breaking / ("gpt2" if command == "generate" else "vaswani2017")
+    arguments = {
+        "evaluate": ["--src", lines, "--ref", lines],
+        "bulk": ["--task", "translate", "--input", lines, "--output", out, "--format", "text"],
+    }.get(command, ["-i", lines])
+    if command == "bulk" and not to_file:
+        return
+    to_out = ["-o", out] if to_file and command != "bulk" else []
+    ended = commands.run(command, model, *arguments, *to_out, *ONLY_BREAKS)
+    assert ended.code == 0, ended.err
+    if command == "bulk":
+        out = out / "part-000000.txt"
+    if command == "evaluate" and not to_file:
+        assert NOTE not in ended.err
+        return
+    written = out.read_text() if to_file else ended.out
+    assert re.fullmatch("( {3,4}\n){2}", written)
+    if command != "bulk":
+        assert f"note: {NOTE}" in ended.err.splitlines()
+
+
+def test_line_breaks_are_kept_in_json_and_for_a_prompt_that_is_given(commands, breaking, tmp_path):
+    streamed = commands.run("generate", breaking / "gpt2", "a", *ONLY_BREAKS)
+    assert streamed.out.strip("\n") == ""
+    assert streamed.out.count("\n") >= 4
+    ended = commands.run("generate", breaking / "gpt2", *ONLY_BREAKS, "--json", stdin=b"a\nb\n")
+    texts = [json.loads(line)["outputs"][0]["text"] for line in ended.out.splitlines()]
+    assert [text.strip("\n") for text in texts] == ["", ""]
+    assert all(texts)
+    assert NOTE not in streamed.err + ended.err
+
+
+def test_json_lines_have_no_line_breaks_of_any_kind():
+    from heedful.cli.lines import json_line
+
+    text = "a\u2028b\x85c\u2029d\ne"
+    assert len(json_line(text=text).splitlines()) == 1
+    assert json.loads(json_line(text=text)) == {"text": text}
+
+
 BAD = [
     ("generate mlm a", b"", "generate needs a language model, but this model is a masked"),
     ("generate classes a", b"", "classifier"),
@@ -588,6 +724,7 @@ BAD = [
     ("embed lm --pooling max", b"a\n", "is not one of 'mean', 'first', 'last'"),
     ("score lm --src lm", b"", "give --src and --tgt"),
     ("score lm a --truncate", b"", "--truncate: without effect for language models"),
+    ("score lm a --strict", b"", "--strict: without effect for language models"),
     ("evaluate lm", b"", "give --src and --ref for a translator, --input"),
     ("evaluate lm --input missing.tsv", b"", "--input missing.tsv: No such file"),
     ("evaluate two --input two", b"", "give --src FILE and --ref FILE"),

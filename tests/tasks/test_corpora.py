@@ -156,6 +156,24 @@ def test_a_temperature_raises_the_share_of_small_corpora(recipe, prepared) -> No
     assert [float(s.passes[0][1]) for s in corpus_shares(level, ranges)] == [1, 1, 2]
 
 
+def test_an_output_with_a_line_break_is_one_line_of_the_file(
+    prepared, run, tmp_path, monkeypatch, caplog
+) -> None:
+    prepared.model = heedful.load(run, backend="eager")
+    decode = prepared.task.decode
+
+    def with_breaks(*arguments):
+        outputs, scores = decode(*arguments)
+        return [f"{output}\nx" for output in outputs], scores
+
+    monkeypatch.setattr(prepared.task, "decode", with_breaks)
+    prepared.compute_final_scores(tmp_path)
+    lines = (tmp_path / "valid.output.txt").read_text().splitlines()
+    assert len(lines) == len(prepared.data.texts("valid"))
+    assert all(line.endswith(" x") for line in lines)
+    assert f"outputs with line breaks, each written as a space: {len(lines)}" in caplog.text
+
+
 def test_weights_change_no_prepared_data_and_tags_do(recipe, tmp_path) -> None:
     base = PreparedTask(recipe, tmp_path).data.directory
     for change, is_same in (

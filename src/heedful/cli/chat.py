@@ -116,15 +116,13 @@ def _stream_answer(conversation: "Conversation", text: str) -> None:
 def _answer_lines(conversation: "Conversation", json: bool) -> None:
     """Answer each line of stdin in one line."""
     number = 0
-    for number, text in enumerate(chain.from_iterable(lines.input_chunks(None)), 1):
-        try:
-            answer = _final_text(_ask(conversation, text))
-        except UserError as error:
-            raise UserError(f"line {number}: {error}") from None
-        if json:
-            lines.show(lines.json_line(message=text, answer=answer))
-        else:
-            lines.show(" ".join(answer.split("\n")))
+    with lines.line_writer(None) as write:
+        for number, text in enumerate(chain.from_iterable(lines.input_chunks(None)), 1):
+            try:
+                answer = _final_text(_ask(conversation, text))
+            except UserError as error:
+                raise UserError(f"line {number}: {error}") from None
+            write(lines.json_line(message=text, answer=answer) if json else answer)
     if not number:
         raise UserError("no message: type one, or give lines on stdin")
 

@@ -53,7 +53,10 @@ def generate(
     if draft not in (None, "lookup"):
         opened = pipelines.load(str(draft), device=run_time.device, backend="eager")
         options["draft"] = pipelines.expect(opened, pipelines.Generator, "--draft")
-    options |= {"too_long": in_out.too_long, **run_time.batching}
+    too_long = in_out.too_long
+    if whole_file and too_long == "leave_out":  # there is no other prompt to keep
+        too_long = "error"
+    options |= {"too_long": too_long, **run_time.batching}
     _write(generator, chunks, options, json, in_out, whole_file)
 
 

@@ -121,8 +121,9 @@ class InputOutput:
 
     @property
     def too_long(self) -> TooLong:
-        """Treatment of texts that are too long."""
-        return "truncate" if self.truncate else "error" if self.strict else "leave_out"
+        """Treatment of texts that are too long; with a single one there is no other to keep."""
+        stops = self.strict or len(self.texts or ()) == 1
+        return "truncate" if self.truncate else "error" if stops else "leave_out"
 
     @property
     def ahead(self) -> int:

@@ -273,7 +273,7 @@ def _decoded_spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
     )
     spans, start = [(0, 0)] * len(ids), 0
     for index, prefix in zip(positions, prefixes, strict=True):
-        end = max(start, _num_equal(text, prefix))
+        end = start + _num_equal(text[start:], prefix[start:])
         # A prefix that ends in a part of a character is decoded with U+FFFD in its place.
         spans[index] = (start, end + (len(prefix) > end))
         start = end

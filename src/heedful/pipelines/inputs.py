@@ -64,8 +64,9 @@ def check_counts(prompts: Any, options: Mapping[str, Any]) -> None:
     """Raises UserError for another number of prefixes or seeds than of prompts."""
     for name, noun in (("prefixes", "texts"), ("seed", "prompts")):
         values = options.get(name)
-        is_list = isinstance(values, Sequence) and not isinstance(values, str)
-        if is_list and len(values) != len(prompts):
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            continue
+        if len(values) != len(prompts):
             plural = "seeds" if name == "seed" else name
             raise UserError(f"{len(values)} {plural} for {len(prompts)} {noun}")
 
