@@ -65,7 +65,7 @@ def test_dir_lists_the_public_names_and_each_exists() -> None:
 @pytest.mark.parametrize("name", ["marian", "gpt2"])
 def test_one_prompt_has_one_output_and_a_list_has_a_list(name: str) -> None:
     model: Any = model_of(name)
-    options = {"max_new_tokens": 4, "beam_size": 2, "num_return": 2}
+    options = {"max_new_tokens": 4, "beam_size": 2}
     texts = model.generate(TEXTS, **options)
     assert texts == [model.generate(text, **options) for text in TEXTS]
     details = model.generate(TEXTS, return_details=True, **options)
