@@ -179,9 +179,9 @@ REFUSED = [  # a command, and parts of its error
     ("train endless.yaml", "no end is set"),
     ("train copy.json --set task", "write key=value"),
     ("translate M --strict --input long --output out", TOO_LONG, "allows 12", "--truncate"),
-    ("evaluate M --src long --ref four --output out", TOO_LONG, "allows 12", "--truncate"),
-    ("score M --src long --tgt four --output out", TOO_LONG, "allows 12", "--truncate"),
-    ("score M --src four --tgt long --output out", TOO_LONG, "allows 12", "--truncate"),
+    ("evaluate M --strict --src long --ref four --output out", TOO_LONG, "allows 12", "--truncate"),
+    ("score M --strict --src long --tgt four --output out", TOO_LONG, "allows 12", "--truncate"),
+    ("score M --strict --src four --tgt long --output out", TOO_LONG, "allows 12", "--truncate"),
     *(
         (f"{use.format('M')} --output a.en/out", "cannot write", "Not a directory")
         for use in USES[1:3]
