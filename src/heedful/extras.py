@@ -18,7 +18,7 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "parquet": ("pyarrow",),
     "ray": ("ray", "pyarrow"),
     "report": ("matplotlib", "pygments"),
-    "serve": ("fastapi", "uvicorn", "prometheus-client", "py3langid"),
+    "serve": ("fastapi", "uvicorn", "prometheus-client", "py3langid", "llguidance", "lxml"),
     "tensorboard": ("tensorboard",),
     "umap": ("umap-learn",),
 }

@@ -4,11 +4,16 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib import error, parse, request
 
 import pytest
+
+from backend_models import model_of
+from running_server import wait_for_free_slots
 
 
 def call(served: Any, path: str, body: Any = None, form: bool = False, method: str = "") -> Any:
@@ -148,6 +153,114 @@ def test_a_translator_that_names_its_languages_goes_first(served: Any) -> None:
         assert (status, "no model 'none' here" in refused["error"]) == (404, True)
 
 
+def test_each_text_of_a_list_has_its_own_language(served: Any) -> None:
+    """And the translator from it."""
+    from running_server import running
+
+    german = served.models["de-en"]
+    french = model_of("vaswani2017", activation="gelu")
+    french.metadata = replace(french.metadata, src_language="fr", tgt_language="en")
+    french.net.double()
+    texts = [
+        "Das ist ein langer deutscher Satz",
+        "Ceci est une longue phrase en français",
+        "Und noch ein deutscher Satz",
+    ]
+    with running({"de-en": german, "fr-en": french}) as server:
+        for body in ({"source": "auto"}, {}):
+            status, answer = call(server, "/translate", {"q": texts, "target": "en", **body})
+            assert status == 200
+            models = [german, french, german]
+            expected = [model.translate(text) for model, text in zip(models, texts, strict=True)]
+            assert answer["translatedText"] == expected
+            languages = [entry["language"] for entry in answer["detectedLanguage"]]
+            assert languages == ["de", "fr", "de"]
+        wait_for_free_slots(server)
+    assert expected[1] != german.translate(texts[1])
+
+
+def test_a_translator_without_languages_needs_no_target(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from backend_models import saved
+    from heedful.serve.metrics import Metrics
+    from heedful.serve.models import Registry
+    from heedful.serve.settings import Settings
+    from running_server import running
+
+    saved("vaswani2017", tmp_path / "model")
+    caplog.set_level("WARNING", "heedful.serve")
+    model = Registry({"any": tmp_path / "model"}, Settings(), Metrics()).load("any")
+    assert f'set "src_language" and "tgt_language" (such as "de" and "en") in {tmp_path}' in (
+        caplog.text
+    )
+    config = tmp_path / "model" / "config.json"
+    content = json.loads(config.read_text()) | {"src_language": "de", "tgt_language": "en"}
+    config.write_text(json.dumps(content))
+    caplog.clear()
+    Registry({"any": tmp_path / "model"}, Settings(), Metrics()).load("any")
+    assert not caplog.text
+    with running({"any": model}) as server:
+        expected = {"translatedText": model.translate("a dog")}
+        for body in ({}, {"target": "en"}, {"source": "de", "target": "en"}, {"source": "de"}):
+            assert call(server, "/translate", {"q": "a dog", **body}) == (200, expected)
+        status, answer = call(server, "/translate", {"q": "a dog", "source": "auto"})
+        assert (status, "names its source language" in answer["error"]) == (400, True)
+
+
+def test_text_nodes_of_html_are_translated(served: Any) -> None:
+    model = served.models["de-en"]
+    body = {"source": "de", "target": "en", "format": "html"}
+
+    def translated(html: str, **more: Any) -> Any:
+        status, answer = call(served, "/translate", {**body, "q": html, **more})
+        assert status == 200, answer
+        return answer["translatedText"]
+
+    def own(text: str) -> str:
+        return str(escape(model.translate(text), quote=False))
+
+    head = "<!DOCTYPE html>\n<html><head><title>{}</title><style>p > b {{}}</style></head>"
+    page = head + '<body class="a"><p id="x">{} <b>{}</b>!<br>{}</p></body></html>'
+    texts = ["the cat", "a dog", "ran home", "the mat"]
+    assert translated(page.format(*texts)) == page.format(*map(own, texts))
+    for source, expected in (
+        ("the\n   cat<i> a dog </i>", f"{own('the cat')}<i> {own('a dog')} </i>"),
+        ("<pre>the cat\n\na dog</pre>", f"<pre>{own('the cat')}\n\n{own('a dog')}</pre>"),
+        ("<!-- the --><script>a < b</script>", "<!-- the --><script>a < b</script>"),
+        ("a &lt;b&gt; cat", own("a <b> cat")),
+        ('<a href="?a=1&amp;b">x</a>&amp;', f'<a href="?a=1&amp;b">{own("x")}</a>&amp;'),
+        ("", ""),
+        ("<br>", "<br>"),
+        ("<!doctype html>", "<!doctype html>"),
+    ):  # fmt: skip
+        assert translated(source) == expected
+    whole = {**body, "q": ["<p>the cat</p>", "a <b>dog</b>"], "alternatives": 1, "scores": True}
+    _, answer = call(served, "/translate", whole)
+    [first, second] = model.generate(["the cat"], return_details=True, num_return=2, beam_size=5)[0]
+    assert answer["translatedText"][0] == f"<p>{escape(first.text, quote=False)}</p>"
+    assert answer["alternatives"][0] == [f"<p>{escape(second.text, quote=False)}</p>"]
+    assert answer["scores"][0] == pytest.approx([first.score, second.score], abs=1e-4)
+
+
+def test_the_other_routes_of_libretranslate(served: Any, tmp_path: Path) -> None:
+    from running_server import running
+
+    assert call(served, "/health") == (200, {"status": "ok"})
+    status, settings = call(served, "/frontend/settings")
+    assert (status, settings["keyRequired"]) == (200, False)
+    assert settings["language"]["target"] == {"code": "en", "name": "English"}
+    assert "/translate" in call(served, "/spec")[1]["paths"]
+    for path in ("/health", "/spec", "/frontend/settings", "/languages"):
+        assert call(served, path, {})[0] == 405
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-of-a-user\n")
+    with running({"de-en": served.models["de-en"]}, keys) as server:
+        assert call(server, "/frontend/settings")[1]["keyRequired"]
+        assert call(server, "/health")[0] == 200
+        assert call(server, "/spec")[0] == 401
+
+
 def test_alternatives_are_the_next_hypotheses(served: Any) -> None:
     model = served.models["de-en"]
     body = {"q": "a dog", "source": "de", "target": "en", "alternatives": 3}
@@ -234,11 +347,24 @@ def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("path", "body", "status", "reason"),
     [
-        ("/translate", {"q": "a", "source": "fr", "target": "en"}, 400, "has de to en"),
-        ("/translate", {"q": "a", "source": "de", "target": "fr"}, 400, "no translator"),
+        ("/translate", {"q": "a", "source": "fr", "target": "en"}, 400, "fr is not supported"),
+        ("/translate", {"q": "a", "source": "de", "target": "fr"}, 400, "fr is not supported"),
+        ("/translate", {"q": "a", "source": "en", "target": "de"}, 400, "has de to en"),
+        ("/translate", {"q": "a", "source": "de"}, 400, "Invalid request: missing target param"),
         ("/translate", {"q": [], "source": "de", "target": "en"}, 400, "q: "),
-        ("/translate", {"source": "de", "target": "en"}, 400, "q: field required"),
-        ("/translate", {"q": "a", "source": "de", "target": "en", "format": "html"}, 400, "format"),
+        (
+            "/translate",
+            {"source": "de", "target": "en"},
+            400,
+            "Invalid request: missing q parameter",
+        ),
+        ("/translate", {"q": "a", "source": "de", "target": "en", "format": "md"}, 400, "format"),
+        (
+            "/translate",
+            {"q": "<b>" * 9_000, "source": "de", "target": "en", "format": "html"},
+            400,
+            "nested too deeply",
+        ),
         ("/translate", {"q": "a", "target": "en", "alternatives": 99}, 400, "at most 7"),
         (
             "/translate",
@@ -248,7 +374,7 @@ def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> No
         ),
         ("/translate", {"q": ["a"] * 65, "source": "de", "target": "en"}, 400, "may have 64 texts"),
         ("/translate", {"q": 5, "source": "de", "target": "en"}, 400, "q: "),
-        ("/detect", {}, 400, "q: "),
+        ("/detect", {}, 400, "missing q parameter"),
     ],
 )
 def test_what_cannot_be_translated_is_refused(

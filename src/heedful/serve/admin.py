@@ -22,6 +22,14 @@ async def live() -> dict[str, str]:
     return {"status": "live"}
 
 
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """As `/health/ready`, for clients of LibreTranslate and other servers."""
+    await ready(request)
+    return JSONResponse({"status": "ok"})
+
+
 @router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:

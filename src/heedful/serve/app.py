@@ -9,8 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from heedful import __version__
+from heedful.errors import UserError
 from heedful.serve import admin, encoding, openai, page, translating
-from heedful.serve.errors import HttpError, as_http_error
+from heedful.serve.errors import LIBRETRANSLATE, HttpError, as_http_error
 from heedful.serve.guard import Guard
 from heedful.serve.keys import Keys
 from heedful.serve.models import Registry
@@ -41,6 +42,7 @@ def create_app(registry: Registry, keys: Keys) -> Any:
     routes.add_exception_handler(HttpError, _answer_http_error)
     routes.add_exception_handler(RequestValidationError, _answer_invalid)
     routes.add_exception_handler(HTTPException, _answer_unknown)
+    routes.add_exception_handler(UserError, _answer_failure)
     routes.add_exception_handler(Exception, _answer_failure)
     guard = Guard(routes, registry.settings, keys, registry.metrics)
     routes.state.registry, routes.state.guard = registry, guard
@@ -68,7 +70,9 @@ async def _answer_invalid(request: Request, error: Any) -> Response:
     else:
         message = first["msg"][:1].lower() + first["msg"][1:]
         name = where[0] if where else None
-        if first["type"] == "extra_forbidden":
+        if first["type"] == "missing" and name and request.url.path in LIBRETRANSLATE:
+            message = f"Invalid request: missing {name} parameter"
+        elif first["type"] == "extra_forbidden":
             message = f"{where[-1][:100]!r} is unknown, or not supported"
         elif name:
             numbers = [part for part in first["loc"] if isinstance(part, int)]

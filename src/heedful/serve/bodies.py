@@ -177,9 +177,18 @@ class TranslateBody(Body):
     model_config = _example(q="Guten Morgen", source="de", target="en")
 
     q: Text | Texts = Field(description="A text, or a list of texts, which are one batch.")
-    source: Language = Field("auto", description="Language of the texts; auto: it is detected.")
-    target: Language = Field(description="Language of the translations.")
-    format: Literal["text"] = Field("text", description="HTML is not supported.")
+    source: Language | None = Field(
+        None,
+        description="Language of the texts; auto (default, where translators name theirs): that of "
+        "each text is detected.",
+    )
+    target: Language | None = Field(
+        None,
+        description="Language of the translations; not needed where a translator names none.",
+    )
+    format: Literal["text", "html"] = Field(
+        "text", description="html: text nodes are translated, tags are kept."
+    )
     alternatives: Annotated[int, Field(ge=0)] = Field(
         0, description="Further hypotheses of each text, by beam search."
     )

@@ -51,7 +51,13 @@ _CODES: Mapping[int, Code] = {
     408: "body_too_slow",
     500: "server_error",
 }
-LIBRETRANSLATE = ("/translate", "/detect", "/languages")  # routes whose errors are a text
+LIBRETRANSLATE = (
+    "/translate",
+    "/detect",
+    "/languages",
+    "/frontend/settings",
+    "/spec",
+)  # routes whose errors are a text
 
 
 class HttpError(Exception):

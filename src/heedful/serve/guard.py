@@ -25,7 +25,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-PUBLIC = {"/health/live", "/health/ready", *FILES}  # routes that need no key, also while draining
+PUBLIC = {
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/frontend/settings",
+    *FILES,
+}  # routes that need no key, also while draining
 _INFO = "heedful.request"
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _FORM = "application/x-www-form-urlencoded"

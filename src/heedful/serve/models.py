@@ -1,6 +1,7 @@
 """Models in the server: by name, each with its worker, and replaced while others are served."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,7 +10,8 @@ from typing import Any, TypeVar
 
 from heedful.errors import UserError, format_names
 from heedful.options import DEFAULTS
-from heedful.pipelines import LanguageModel, SavedModel, load
+from heedful.pipelines import LanguageModel, SavedModel, Translator, load
+from heedful.pipelines.base import CONFIG
 from heedful.pipelines.text_generation import Generator
 from heedful.serve.batches import BatchEngine, in_loop
 from heedful.serve.errors import HttpError
@@ -230,6 +232,14 @@ class Registry:
                 "with its tokenizer's files"
             )
         _read_one_token(model)
+        if isinstance(model, Translator) and not _names_languages(model):
+            logging.getLogger("heedful.serve").warning(
+                "%s does not name its languages: it answers for every direction, and /languages "
+                'and /detect leave it out; set "src_language" and "tgt_language" (such as "de" and '
+                '"en") in %s, or data.src_language and data.tgt_language of a recipe',
+                name,
+                directory / CONFIG,
+            )
         return model
 
     def add(self, name: str, model: Any) -> None:
@@ -287,6 +297,12 @@ class Registry:
         """End all workers after their present turn."""
         for served in self.models.values():
             served.worker.close()
+
+
+def _names_languages(model: Translator) -> bool:
+    metadata = model.metadata
+    targets = metadata.tgt_language or metadata.language_tags
+    return bool(metadata.src_language and targets)
 
 
 def _read_one_token(model: Any) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -14,17 +13,17 @@ from fastapi.responses import JSONResponse, Response
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.text_generation import Generation
-from heedful.serve.bodies import DetectBody, TranslateBody
+from heedful.serve.bodies import MAX_TEXT, DetectBody, TranslateBody
 from heedful.serve.errors import HttpError, over_limit
 from heedful.serve.guard import info_of
 from heedful.serve.jobs import Job, OnOutput
 from heedful.serve.languages import detect, name_of, targets_of
+from heedful.serve.markup import HtmlParts, Parts, parts_of
 from heedful.serve.models import Registry, ServedModel
 from heedful.serve.openai import encoded, registry_of, reserve
 
 router = APIRouter(tags=["LibreTranslate"])
 _ALIGNED = 32  # outputs that are aligned in one pass, whose attention weights are in memory
-_LINE_END = re.compile(r"\r?\n")
 
 Alignment = dict[str, Any]
 Result = tuple[Sequence[Generation], list[Alignment]]  # of a row: its hypotheses, best first
@@ -42,37 +41,29 @@ class Translation(NamedTuple):
 async def translate(body: TranslateBody, request: Request) -> Response:
     """Translate a text, or a list of texts as one batch; JSON or a form.
 
-    The lines of a text are translated one by one, and blank lines are kept. `alternatives` are
-    further hypotheses of a beam search. With `source` auto the language is detected, for all texts
-    of a list together. Alignments are computed by the net itself, whichever backend translates.
+    The lines of a text are translated one by one, and blank lines are kept; of HTML the text nodes.
+    `alternatives` are further hypotheses of a beam search. With `source` auto the language of each
+    text is detected. Alignments are computed by the net itself, whichever backend translates.
     """
     settings = registry_of(request).settings
     if 1 + body.alternatives > settings.max_outputs:
         most = settings.max_outputs - 1
         message = f"alternatives may be at most {most} here, not {body.alternatives}"
         raise over_limit(message, "alternatives", body.alternatives, most)
-    texts = [body.q] if isinstance(body.q, str) else body.q
-    lines = [line for text in texts for line, is_translated in _lines_of(text) if is_translated]
-    source, detected = body.source, None
-    registry = registry_of(request)
-    if source == "auto":
-        served = _translator(registry, None, body)
-        reserve(request, served, len(lines))
-        detected = await _detected(registry, " ".join(texts), body)
-        first, served = served, _translator(registry, detected["language"], body)
-        if served is not first:
-            reserve(request, served, len(lines))
-    else:
-        served = _translator(registry, source, body)
-        reserve(request, served, len(lines))
-    job, num_tokens = await _job(served, lines, body)
-    results = await served.run(job)
-    info = info_of(request.scope)
-    info.num_prompt = num_tokens
-    info.num_new = sum(len(output.ids) for outputs, _ in results for output in outputs)
-    remaining = iter(results)
-    translations = [_joined(text, remaining) for text in texts]
-    return JSONResponse(_content(body, translations, detected))
+    given = [body.q] if isinstance(body.q, str) else body.q
+    texts = await asyncio.to_thread(lambda: [parts_of(text, body.format) for text in given])
+    groups, detected = await _groups(request, texts, body)
+    info, translations = info_of(request.scope), {}
+    for served, indices in groups.items():
+        rows = [row for index in indices for row in texts[index].rows]
+        job, num_tokens = await _job(served, rows, body)
+        results = await served.run(job)
+        info.num_prompt += num_tokens
+        info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
+        remaining = iter(results)
+        translations |= {index: _joined(texts[index], remaining) for index in indices}
+    ordered = [translations[index] for index in range(len(texts))]
+    return JSONResponse(_content(body, ordered, detected))
 
 
 @router.api_route("/languages", methods=["GET"])
@@ -88,6 +79,35 @@ async def languages(request: Request) -> list[dict[str, Any]]:
         {"code": code, "name": name_of(code), "targets": list(dict.fromkeys(targets[code]))}
         for code in sorted(targets)
     ]
+
+
+@router.get("/frontend/settings")
+async def frontend_settings(request: Request) -> dict[str, Any]:
+    """What LibreTranslate's clients ask before they show a form; needs no key."""
+    registry = registry_of(request)
+    targets = [code for served in _translators(registry) for code in targets_of(served.model)]
+    target = targets[0] if targets else ""
+    has_keys = bool(request.app.state.guard.keys)
+    return {
+        "charLimit": MAX_TEXT,
+        "frontendTimeout": 500,  # milliseconds without a key press, LibreTranslate's default
+        "apiKeys": has_keys,
+        "keyRequired": has_keys,
+        "suggestions": False,
+        "filesTranslation": False,
+        "supportedFilesFormat": [],
+        "language": {
+            "source": {"code": "auto", "name": "Auto Detect"},
+            "target": {"code": target, "name": name_of(target)},
+        },
+    }
+
+
+@router.get("/spec")
+async def specification(request: Request) -> dict[str, Any]:
+    """The description of all routes, as at `/openapi.json`."""
+    content: dict[str, Any] = request.app.openapi()
+    return content
 
 
 @router.post("/detect")
@@ -109,15 +129,54 @@ def _confidence(code: str, probability: float) -> dict[str, Any]:
     return {"language": code, "confidence": round(100 * probability, 1)}
 
 
-async def _detected(registry: Registry, text: str, body: TranslateBody) -> dict[str, Any]:
-    """The most probable language that can be translated into the target."""
+async def _groups(
+    request: Request, texts: Sequence[Parts | HtmlParts], body: TranslateBody
+) -> tuple[dict[ServedModel, list[int]], list[dict[str, Any]] | None]:
+    """The indices of the texts of each translator, with room for them, and detected languages.
+
+    Raises:
+        HttpError: no translator fits; no room.
+    """
+    registry, every = registry_of(request), [*range(len(texts))]
+
+    def reserve_for(served: ServedModel, indices: Sequence[int]) -> None:
+        """Reserve room for the rows of some texts."""
+        reserve(request, served, sum(len(texts[index].rows) for index in indices))
+
+    is_given = body.source not in (None, "auto")
+    first = _translator(registry, body.source if is_given else None, body)
+    reserve_for(first, every)
+    known = _known_sources(registry, body)
+    if is_given or (body.source is None and not known):
+        return {first: every}, None
+    if not known:
+        raise HttpError(
+            400,
+            "source auto needs a translator that names its source language: name the source, or "
+            "leave it out",
+            parameter="source",
+        )
+    detected = await _detected([" ".join(text.rows) for text in texts], known)
+    groups: dict[ServedModel, list[int]] = {}
+    for index, entry in enumerate(detected):
+        groups.setdefault(_translator(registry, entry["language"], body), []).append(index)
+    for served, indices in groups.items():
+        if served is not first:
+            reserve_for(served, indices)
+    return groups, detected
+
+
+def _known_sources(registry: Registry, body: TranslateBody) -> set[str]:
+    """The languages that can be translated into the target."""
     named, target = _translators(registry, body.model), body.target
     fitting = [served for served in named if target in targets_of(served.model)]
-    known = {source for served in fitting for source in _sources_of(served)} - {target}
-    if not known:
-        raise HttpError(400, "source auto needs a translator that names its source language")
-    languages = await asyncio.to_thread(detect, text, known)
-    return _confidence(*languages[0])
+    return {source for served in fitting for source in _sources_of(served)} - {target or ""}
+
+
+async def _detected(texts: Sequence[str], known: set[str]) -> list[dict[str, Any]]:
+    """The most probable language of each text among those that can be translated."""
+    found = await asyncio.to_thread(lambda: [detect(text, known)[0] for text in texts])
+    return [_confidence(*language) for language in found]
 
 
 def _translators(registry: Registry, name: str | None = None) -> list[ServedModel]:
@@ -153,42 +212,36 @@ def _translator(registry: Registry, source: str | None, body: TranslateBody) -> 
     ]
     if fitting:
         return max(fitting, key=lambda one: len(_sources_of(one)) + bool(targets_of(one.model)))
+    if target is None:
+        message = "Invalid request: missing target parameter"
+        raise HttpError(400, message, code="invalid_parameter", values={"name": "target"})
     pairs = [
         f"{'/'.join(_sources_of(one)) or 'any'} to {', '.join(targets_of(one.model)) or 'any'}"
         for one in translators
     ]
     direction = f"into {target}" if source is None else f"from {source} into {target}"
     listed = "; ".join(pairs)
+    known = {code for one in translators for code in [*_sources_of(one), *targets_of(one.model)]}
+    unknown = next((code for code in (source, target) if code and code not in known), None)
     message = f"no translator {direction}; {body.model or 'this server'} has {listed}"
+    if unknown is not None and body.model is None:
+        message = f"{unknown} is not supported"  # as LibreTranslate says it
     raise HttpError(400, message, code="no_translator", values={"pairs": listed})
 
 
-def _lines_of(text: str) -> list[tuple[str, bool]]:
-    """The lines of a text; True for those that are translated: not blank, or the only one.
-
-    A model is trained on lines, and its tokenizer takes a line break for a space.
-    """
-    lines = _LINE_END.split(text)
-    return [(line, len(lines) == 1 or bool(line.strip())) for line in lines]
-
-
-def _joined(text: str, results: Iterator[Result]) -> list[Translation]:
-    """The translations of a text, best first, from the next results, those of its lines."""
-    lines = _lines_of(text)
-    of_lines = [_translations(*next(results)) for _, is_translated in lines if is_translated]
-    if not of_lines:
-        return [Translation(text, math.nan, _joined_alignment([]))]
-    joined = []
-    for hypotheses in zip(*of_lines, strict=False):
-        rest = iter(hypotheses)
-        joined.append(
-            Translation(
-                "\n".join(next(rest).text if translated else line for line, translated in lines),
-                fmean(hypothesis.score for hypothesis in hypotheses),
-                _joined_alignment([hypothesis.alignment for hypothesis in hypotheses]),
-            )
+def _joined(text: Parts | HtmlParts, results: Iterator[Result]) -> list[Translation]:
+    """The translations of a text, best first, from the next results, those of its rows."""
+    of_rows = [_translations(*next(results)) for _ in text.rows]
+    if not of_rows:
+        return [Translation(text.joined([]), math.nan, _joined_alignment([]))]
+    return [
+        Translation(
+            text.joined(hypothesis.text for hypothesis in hypotheses),
+            fmean(hypothesis.score for hypothesis in hypotheses),
+            _joined_alignment([hypothesis.alignment for hypothesis in hypotheses]),
         )
-    return joined
+        for hypotheses in zip(*of_rows, strict=False)
+    ]
 
 
 def _translations(outputs: Sequence[Generation], aligned: Sequence[Alignment]) -> list[Translation]:
@@ -223,7 +276,7 @@ def _content(
     if body.alignments is not None:
         columns["alignments"] = [[one.alignment for one in all_] for all_ in translations]
     if detected is not None:
-        columns["detectedLanguage"] = [detected] * len(translations)
+        columns["detectedLanguage"] = detected
     is_single = isinstance(body.q, str)
     return {name: values[0] if is_single else values for name, values in columns.items()}
 
