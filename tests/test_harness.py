@@ -82,12 +82,14 @@ def write_tasks(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def model_of(template: Any) -> Any:
-    """A tiny GPT-2 of random weights, with fewer positions than some texts have tokens."""
+def model_of(template: Any, max_length: int = 48) -> Any:
+    """A tiny GPT-2 of random weights; by default with fewer positions than some texts' tokens."""
     text = " ".join(WORDS)
     tokenizer = train_tokenizer([text], kind="byte_bpe", vocab_size=285, template=template)
     gpt2 = architecture("gpt2")
-    config = gpt2.config(vocab_size=285, d_model=16, num_heads=2, num_layers=1, max_length=48)
+    config = gpt2.config(
+        vocab_size=285, d_model=16, num_heads=2, num_layers=1, max_length=max_length
+    )
     torch.manual_seed(0)
     with torch.no_grad():
         net = randomized(gpt2.build(config))
@@ -119,7 +121,11 @@ def test_results_equal_those_of_the_adapter_for_transformers(
             adapter, tasks=write_tasks(tmp_path), bootstrap_iters=0, task_manager=manager
         )
         results.append(done)
-    ours, theirs = results
+    assert_equal(*results)
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    """Log-probabilities, outputs and metrics of two runs of the harness."""
     for task, samples in ours["samples"].items():
         for one, other in zip(samples, theirs["samples"][task], strict=True):
             if task == "generation":
@@ -134,6 +140,42 @@ def test_results_equal_those_of_the_adapter_for_transformers(
             other_value = theirs["results"][task][metric]
             close = value if isinstance(value, str) else pytest.approx(value, rel=1e-5, nan_ok=True)
             assert other_value == close, metric
+
+
+def test_the_adapter_for_servers_has_the_same_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`local-completions`, which reads the log-probabilities of an echoed prompt."""
+    import lm_eval
+
+    pytest.importorskip("tenacity", reason="the packages of lm_eval[api] are not installed")
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from lm_eval.tasks import TaskManager
+
+    from heedful.harness import HeedfulLM
+    from running_server import running
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    model = model_of("none", max_length=128)  # above that of any text
+    heedful.export_hf(model, tmp_path / "hf")  # the harness tokenizes by transformers
+    arguments: dict[str, Any] = {
+        "bootstrap_iters": 0,
+        "task_manager": TaskManager(include_defaults=False),
+    }
+    with running({"tiny": model}) as server:
+        adapter = LocalCompletionsAPI(
+            base_url=f"{server.url}/v1/completions",
+            model="tiny",
+            tokenizer=str(tmp_path / "hf"),
+            tokenizer_backend="huggingface",
+            max_length=127,  # it asks for one token more than it reads
+            batch_size=4,
+            max_retries=1,
+        )
+        theirs = lm_eval.simple_evaluate(adapter, tasks=write_tasks(tmp_path), **arguments)
+    ours = lm_eval.simple_evaluate(HeedfulLM(model), tasks=write_tasks(tmp_path), **arguments)
+    assert_equal(ours, theirs)
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:

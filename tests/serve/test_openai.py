@@ -2,22 +2,36 @@
 
 import asyncio
 import base64
+import json
 import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pydantic
 import pytest
 
+from chat_formats import chat_model
 from running_server import model_of, running, wait_for_free_slots
 
 openai = pytest.importorskip("openai", reason="the extra serve is not installed")
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
 PROMPTS = ["the cat", "a dog ran", "cats and", "the", "a dog sat on the mat", ""]
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 5}'}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def json_format(schema: Any) -> dict[str, Any]:
+    """The argument of a request for JSON of a schema."""
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    }
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +129,8 @@ def test_log_probabilities_of_tokens(served: Any, client: Any) -> None:
     model = served.models["gpt"]
     [[details]] = model.generate(["the cat"], return_details=True, max_new_tokens=8)
     assert sum(choice.logprobs.token_logprobs) == pytest.approx(details.log_prob, abs=1e-4)
-    assert choice.logprobs.tokens == [model.tokenizer.decode([token]) for token in details.ids]
+    texts = [data.decode() for data in model.tokenizer.token_bytes()]
+    assert choice.logprobs.tokens == [texts[token] for token in details.ids]
     for value, top in zip(
         choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True
     ):
@@ -128,6 +143,226 @@ def test_log_probabilities_of_tokens(served: Any, client: Any) -> None:
         choice.logprobs.token_logprobs
     )
     assert [token for part in parts for token in part.tokens] == choice.logprobs.tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_most_probable_tokens_are_with_the_sampled_one(client: Any, stream: bool) -> None:
+    for count in (0, 2):
+        answer = client.completions.create(
+            model="gpt", prompt="the cat", logprobs=count, seed=5, max_tokens=20, stream=stream
+        )
+        choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+        sizes = set()
+        for part in (choice.logprobs for choice in choices):
+            columns = part.tokens, part.token_logprobs, part.top_logprobs
+            for token, value, top in zip(*columns, strict=True):
+                assert top[token] == value
+                sizes.add(len(top))
+        assert sizes == ({1} if count == 0 else {2, 3})
+
+
+def test_an_echo_has_the_log_probabilities_of_the_prompt(served: Any, client: Any) -> None:
+    model, prompts = served.models["gpt"], ["the cat sat", "a dog", "cats"]
+    arguments: dict[str, Any] = {"model": "gpt", "temperature": 0, "echo": True, "logprobs": 3}
+    read = client.completions.create(prompt=prompts, max_tokens=0, n=1, **arguments)
+    scores, texts = model.score(prompts), model.tokenizer.token_bytes()
+    for choice, prompt, score in zip(read.choices, prompts, scores, strict=True):
+        ids, found = model.prompt_ids([prompt])[0], choice.logprobs
+        assert (choice.text, choice.finish_reason) == (prompt, "length")
+        assert found.tokens == [texts[token].decode() for token in ids]
+        assert found.token_logprobs[0] is found.top_logprobs[0] is None
+        assert sum(found.token_logprobs[1:]) == pytest.approx(score.log_prob, abs=1e-5)
+        for token, value, top in zip(
+            found.tokens[1:], found.token_logprobs[1:], found.top_logprobs[1:], strict=True
+        ):
+            assert top[token] == value
+            assert 3 <= len(top) <= 4
+        ends = [*found.text_offset[1:], len(prompt)]
+        pieces = [prompt[start:end] for start, end in zip(found.text_offset, ends, strict=True)]
+        assert [piece.strip() for piece in pieces] == [token.strip() for token in found.tokens]
+    assert read.usage.completion_tokens == 0
+    assert read.usage.prompt_tokens == sum(len(one.logprobs.tokens) for one in read.choices)
+
+    whole = client.completions.create(prompt=prompts[0], max_tokens=6, **arguments).choices[0]
+    [[details]] = model.generate([prompts[0]], return_details=True, max_new_tokens=6)
+    row = [*model.prompt_ids([prompts[0]])[0], *details.ids]
+    assert whole.text == model.tokenizer.decode(row)
+    assert whole.logprobs.token_logprobs[-6:] == pytest.approx(
+        client.completions.create(prompt=prompts[0], max_tokens=6, **(arguments | {"echo": False}))
+        .choices[0]
+        .logprobs.token_logprobs
+    )
+    assert whole.logprobs.token_logprobs[:-6] == read.choices[0].logprobs.token_logprobs
+    chunks = client.completions.create(prompt=prompts[0], max_tokens=6, stream=True, **arguments)
+    parts = [chunk.choices[0] for chunk in chunks]
+    assert "".join(part.text for part in parts) == whole.text
+    for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+        joined = [value for part in parts for value in getattr(part.logprobs, name)]
+        assert joined == getattr(whole.logprobs, name)
+    ids = model.prompt_ids(prompts[:1])[0]
+    plain = client.completions.create(model="gpt", prompt=ids, max_tokens=0, echo=True, n=2)
+    assert [choice.text for choice in plain.choices] == [prompts[0]] * 2
+    assert plain.choices[0].logprobs is None
+
+
+def test_tokens_that_end_within_a_character_have_their_bytes(client: Any) -> None:
+    messages: Any = [{"role": "user", "content": "é"}]
+    answer = client.chat.completions.create(
+        model="chat", messages=messages, seed=1, max_tokens=40, logprobs=True, top_logprobs=2,
+        logit_bias={str(token): -100 for token in range(128)},
+    )  # fmt: skip
+    choice = answer.choices[0]
+    data = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
+    assert data.decode(errors="replace").startswith(choice.message.content)
+    assert "\N{REPLACEMENT CHARACTER}" in choice.message.content
+    legacy = client.completions.create(
+        model="chat", prompt="é", seed=1, max_tokens=9, logprobs=5, echo=True
+    ).choices[0].logprobs  # fmt: skip
+    assert legacy.tokens[-10].startswith("bytes:\\x")
+    assert all(len(top) >= 5 for top in legacy.top_logprobs[1:])
+
+
+def test_a_logit_bias_is_that_of_the_library(served: Any, client: Any) -> None:
+    model = served.models["gpt"]
+    first = model.generate([model.prompt_ids(["the cat"])[0]], max_new_tokens=1, beam_size=1)[0][0]
+    bias = {first: -100.0, 7: 3.5}
+    answer = client.completions.create(
+        model="gpt", prompt="the cat", logit_bias={str(k): v for k, v in bias.items()}, **GREEDY
+    )
+    assert (
+        answer.choices[0].text
+        == alone(served, "the cat", max_new_tokens=8, logit_bias=bias)
+        != alone(served, "the cat", max_new_tokens=8)
+    )
+    chat = served.models["chat"]
+    messages: Any = [{"role": "user", "content": "hello"}]
+    only = client.chat.completions.create(
+        model="chat", messages=messages, max_tokens=3, seed=1, logit_bias={"100": 100}
+    )
+    assert only.choices[0].message.content == chat.tokenizer.decode([100] * 3)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ann", "Bo"]}, "old": {"type": "boolean"}},
+    "required": ["name", "old"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_match_the_response_format(served: Any, client: Any, stream: bool) -> None:
+    """In continuous batches, beside answers without one."""
+    messages: Any = [{"role": "user", "content": "hello"}]
+
+    def ask(seed: int) -> str:
+        more = json_format(SCHEMA) if seed % 2 else {}
+        answer = client.chat.completions.create(
+            model="chat", messages=messages, seed=seed, max_tokens=40, stream=stream, n=1, **more
+        )
+        if not stream:
+            return str(answer.choices[0].message.content)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+
+    with ThreadPoolExecutor(6) as pool:
+        texts = [*pool.map(ask, range(12))]
+    model = served.models["chat"]
+    for seed, text in enumerate(texts):
+        own = {"json_schema": SCHEMA} if seed % 2 else {}
+        options: dict[str, Any] = {"seed": seed, "temperature": 1.0, "max_new_tokens": 40, **own}
+        assert text == model.chat(messages, **options)
+        if seed % 2:
+            assert {*json.loads(text)} == {"name", "old"}
+    answer = client.chat.completions.create(
+        model="chat", messages=messages, seed=1, max_tokens=9,
+        response_format={"type": "json_object"},
+    )  # fmt: skip
+    assert answer.choices[0].message.content.startswith("{")
+
+
+def test_the_client_parses_answers_into_its_types(client: Any) -> None:
+    class Person(pydantic.BaseModel):
+        name: Literal["Ann", "Bo"]
+        old: bool
+
+    answer = client.chat.completions.parse(
+        model="chat", messages=[{"role": "user", "content": "a"}], response_format=Person, seed=2
+    )
+    person = answer.choices[0].message.parsed
+    assert person.name in ("Ann", "Bo")
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_converted_backend_has_response_formats_and_biases_too(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    import heedful
+    from backend_models import saved
+
+    saved("gpt2", tmp_path / "model")
+    model: Any = heedful.load(tmp_path / "model", backend="ctranslate2", precision="float32")
+    with running({"model": model}) as server:
+        own = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        arguments: dict[str, Any] = {"model": "model", "prompt": ["the", "a"], **GREEDY}
+        echoed = own.completions.create(**arguments, echo=True)
+        plain = own.completions.create(**arguments)
+        biased = own.completions.create(**arguments, logit_bias={"9": 100})
+        with pytest.raises(openai.BadRequestError, match="no token of the model's vocabulary"):
+            own.completions.create(**arguments, extra_body=json_format({"enum": ["a", "t"]}))
+    assert [one.text.startswith(two) for one, two in zip(echoed.choices, ["the", "a"], strict=True)]
+    assert [len(one.text) for one in echoed.choices] > [len(one.text) for one in plain.choices]
+    assert {one.text.strip() for one in biased.choices} != {one.text for one in plain.choices}
+
+
+def test_fields_that_clients_send_as_a_matter_of_course(served: Any, client: Any) -> None:
+    expected = served.models["chat"].chat([{"role": "user", "content": "a"}], max_new_tokens=5)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    answer = client.chat.completions.create(
+        model="chat", messages=[{"role": "user", "content": "a", "name": "ann"}],
+        temperature=0, max_tokens=5, store=False, metadata={"a": "b"}, user="u", n=1, seed=0,
+        service_tier="auto", parallel_tool_calls=False, tools=[tool], tool_choice="none",
+        modalities=["text"], top_p=1, presence_penalty=0, stop=None, logit_bias={},
+        safety_identifier="s", prompt_cache_key="k", response_format={"type": "text"},
+    )  # fmt: skip
+    assert answer.choices[0].message.content == expected
+    again = [
+        {"role": "user", "content": "a"},
+        answer.choices[0].message.model_dump() | {"content": "c"},
+        {"role": "user", "content": "b"},
+    ]
+    client.chat.completions.create(model="chat", messages=again, temperature=0, max_tokens=2)
+
+
+def test_tools_in_a_conversation_are_written_by_a_template_that_has_them() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments.a }}"
+        "{% endfor %}{% if m.role == 'tool' %}{{ m.tool_call_id }}{% endif %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    model = chat_model(template)
+    messages: Any = [
+        {"role": "user", "content": "q"},
+        CALLING,
+        {"role": "tool", "content": "r", "tool_call_id": "9"},
+    ]
+    plain = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "f5"},
+        {"role": "tool", "content": "r9"},
+    ]
+    text = template.replace("{{ m.tool_call_id }}", "")
+    with running({"chat": model, "plain": chat_model(text)}) as server:
+        own = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        answers = [
+            own.chat.completions.create(model=name, messages=chat, temperature=0, max_tokens=9)
+            for name, chat in (("chat", messages), ("plain", plain))
+        ]
+        broken = {**CALL, "function": {"name": "f", "arguments": "[5"}}
+        messages[1] = {**CALLING, "tool_calls": [broken]}
+        with pytest.raises(openai.BadRequestError, match="text of a JSON object"):
+            own.chat.completions.create(model="chat", messages=messages)
+    assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+    assert answers[0].usage == answers[1].usage
 
 
 def test_chats(served: Any, client: Any) -> None:
@@ -222,7 +457,12 @@ def test_answers_equal_those_alone_under_random_arrival(served: Any, client: Any
     [
         ({"model": "bert"}, "needs a language model, but bert is a masked"),
         ({"model": "nope"}, "no model 'nope' here"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens 0 needs echo"),
+        ({"max_tokens": -1}, "max_tokens"),
+        (
+            {"max_tokens": 0, "echo": True, "prompt": "the cat " * 24 + "a"},
+            "the model's context is 48",
+        ),
         ({"max_tokens": 5_000}, "the prompt has 2 tokens, and 5000 new ones"),
         ({"prompt": "the cat " * 60}, "the prompt has 120 tokens, but the model's context is 48"),
         ({"n": 9}, "n may be at most 8"),
@@ -231,9 +471,23 @@ def test_answers_equal_those_alone_under_random_arrival(served: Any, client: Any
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"seed": 1.5}, "seed"),
-        ({"echo": True}, "echo"),
-        ({"best_of": 2}, "best_of"),
-        ({"logit_bias": {"5": 1}}, "'logit_bias' is unknown, or not supported"),
+        ({"best_of": 2}, "best_of must be n"),
+        ({"suffix": "b"}, "suffix"),
+        ({"logit_bias": {"5": 101}}, "logit_bias: input should be less than or equal to 100"),
+        ({"logit_bias": {"cat": 1}}, "logit_bias"),
+        ({"logit_bias": {"4000": 1}}, "token id 4000 is outside"),
+        ({"extra_body": {"store": True}}, "store"),
+        ({"extra_body": {"service_tier": "priority"}}, "service_tier"),
+        ({"extra_body": {"metadata": {"a": 5}}}, "metadata"),
+        ({"extra_body": {"response_format": {"type": "xml"}}}, "response_format"),
+        ({"extra_body": {"response_format": {"type": "json_schema"}}}, "response_format"),
+        (
+            {"extra_body": {"response_format": {"type": "json_schema", "json_schema": {}}}},
+            "field required",
+        ),
+        ({"extra_body": json_format({"type": "no"})}, "json_schema"),
+        ({"extra_body": json_format({"type": "integer", "minimum": "a"})}, "json_schema"),
+        ({"extra_body": json_format({"$ref": "#/definitions/none"})}, "json_schema"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [4_000]}, "token id 4000 is outside"),
@@ -254,12 +508,19 @@ def test_chats_that_cannot_be_answered_are_refused(client: Any) -> None:
 
     for reason, arguments in {
         "chat template": {"model": "gpt"},
-        "'tools' is unknown": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools are not supported": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        "functions: input should be None": {"functions": []},
+        "'reasoning'": {"extra_body": {"reasoning": 1}},
+        "verbosity": {"verbosity": "high"},
+        "modalities": {"modalities": ["audio"]},
         "top_logprobs needs": {"top_logprobs": 2},
         "give one": {"max_tokens": 1, "max_completion_tokens": 1},
-        "'system', 'developer'": {
+        "'system', 'developer'": {"messages": [{"role": "function", "content": "a"}]},
+        "does not write tool": {
             "messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]
         },
+        "does not write tool_calls": {"messages": [CALLING]},
+        "messages[0]: it has no content": {"messages": [{"role": "assistant", "content": None}]},
         "tokens, but the model's context is": {
             "messages": [{"role": "user", "content": "abc " * 99}]
         },

@@ -328,14 +328,16 @@ class Tokenizer:
 
         Raises UserError if the text of a token depends on its neighbors (WordPiece).
         """
-        tokens = []
-        for i in range(self.vocab_size):
-            piece = self.piece(i)
-            text = piece.encode() if i in self.special_ids else self._spelling.to_bytes(piece)
-            if text is None:
-                raise UserError(f"the text of a token of this {self.kind} tokenizer is not fixed")
-            tokens.append(text)
-        return tokens
+        tokens = [self.bytes_of(i) for i in range(self.vocab_size)]
+        known = [text for text in tokens if text is not None]
+        if len(known) < len(tokens):
+            raise UserError(f"the text of a token of this {self.kind} tokenizer is not fixed")
+        return known
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes of a token as in `token_bytes`; None if they depend on its neighbors."""
+        piece = self.piece(token)
+        return piece.encode() if token in self.special_ids else self._spelling.to_bytes(piece)
 
     @cached_property
     def token_texts(self) -> TokenTexts:

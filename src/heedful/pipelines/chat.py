@@ -28,7 +28,9 @@ def as_chats(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
     for number, chat in enumerate(chats, 1):
         where = "messages" if is_single else f"chat {number}"
         check_messages(chat, where)
-        empty = next((i for i, message in enumerate(chat, 1) if is_empty(message)), None)
+        empty = next(
+            (i for i, m in enumerate(chat, 1) if is_empty(m) and not m.get("tool_calls")), None
+        )
         if empty is not None:
             raise EmptyTextError(
                 f"{where}, message {empty}: it is empty; write a text, or leave it out"

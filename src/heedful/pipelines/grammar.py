@@ -4,6 +4,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,10 @@ class Grammar:
     ) -> None:
         name = "regex" if options.json_schema is None else "json_schema"
         extras.require("grammar", name)
-        from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+        from llguidance import LLMatcher
 
         self._eos_ids = [*eos_ids]
-        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids[0])
-        self._tokenizer = LLTokenizer(TokenizerWrapper(self._vocabulary), n_vocab=vocab_size)
+        self._vocabulary, self._tokenizer = _library_tokenizer(tokenizer, vocab_size, eos_ids[0])
         try:
             if options.regex is not None:
                 grammar = LLMatcher.grammar_from_regex(options.regex)
@@ -102,6 +102,17 @@ def with_grammar(model: Any, options: Options) -> Options:
     eos_ids = [*dict.fromkeys((*model.end_ids(), *options.stop_ids))]
     size = getattr(model.config, "tgt_vocab_size", None) or model.config.vocab_size
     return replace(options, prefix_function=Grammar(options, model.tgt_tokenizer, eos_ids, size))
+
+
+@lru_cache(maxsize=8)
+def _library_tokenizer(
+    tokenizer: Tokenizer, vocab_size: int, eos_id: int
+) -> tuple["_Vocabulary", Any]:
+    """A vocabulary, and the library's tokenizer of it, which takes longer than most grammars."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    vocabulary = _Vocabulary(tokenizer, vocab_size, eos_id)
+    return vocabulary, LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=vocab_size)
 
 
 class _Vocabulary:

@@ -8,6 +8,7 @@ MAX_TEXT = 1_000_000  # characters
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Texts = Annotated[list[Text], Field(min_length=1)]
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # a key of a JSON object
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 ShortText = Annotated[str, Field(max_length=1_000)]  # without lone surrogates, as all with a limit
 ModelName = Annotated[str, Field(max_length=200, description="Name of a model of this server.")]
@@ -15,6 +16,7 @@ Language = Annotated[str, Field(max_length=35)]
 Off = Literal[False] | None
 _OPENAI = "An extension of OpenAI's API."
 _API_KEY = "A key of the server, in place of a header."
+_NO_EFFECT = "Has no effect."
 _ONLY_MODEL = "Name of a model; default: the only one for this route."
 
 
@@ -34,9 +36,43 @@ class Body(BaseModel):
 class StreamOptions(Body):
     """Options of a stream."""
 
-    include_usage: bool = Field(
-        False, description="Add an event with the numbers of tokens at the end."
+    include_usage: bool | None = Field(
+        None, description="Add an event with the numbers of tokens at the end."
     )
+    include_obfuscation: Off = Field(None, description="Random padding of events: not supported.")
+    continuous_usage_stats: Off = Field(
+        None, description="Numbers of tokens in each event: not supported."
+    )
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A JSON schema, and its name, which has no effect."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+    schema_: dict[str, Any] = Field(alias="schema", description="The schema.")
+    name: ShortText | None = Field(None, description=_NO_EFFECT)
+    description: Text | None = Field(None, description=_NO_EFFECT)
+    strict: bool | None = Field(None, description="Answers match the schema in any case.")
+
+
+class SchemaFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
 
 
 class Sampling(Body):
@@ -70,6 +106,18 @@ class Sampling(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         None, description="Subtracted from the logit of a token once for each time it was output."
     )
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None,
+        max_length=1_000,
+        description="Added to the logits of tokens: an id -> a number.",
+    )
+    response_format: (
+        Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None
+    ) = Field(
+        None,
+        description="Text (default), a JSON object, or JSON of a schema. An output that ends at "
+        "its limit of tokens is incomplete.",
+    )
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="Outputs of each prompt.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
         None, description="With a seed, samples can be repeated."
@@ -79,7 +127,14 @@ class Sampling(Body):
     )
     stream: bool | None = Field(None, description="Answer in server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Options of a stream.")
-    user: ShortText | None = Field(None, description="Has no effect.")
+    user: ShortText | None = Field(None, description=_NO_EFFECT)
+    safety_identifier: ShortText | None = Field(None, description=_NO_EFFECT)
+    prompt_cache_key: ShortText | None = Field(None, description=_NO_EFFECT)
+    metadata: dict[ShortText, ShortText] | None = Field(None, max_length=16, description=_NO_EFFECT)
+    store: Off = Field(None, description="Storage of answers: not supported.")
+    service_tier: Literal["auto", "default"] | None = Field(
+        None, description="There is a single tier."
+    )
 
 
 class CompletionBody(Sampling):
@@ -92,16 +147,25 @@ class CompletionBody(Sampling):
     prompt: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1)] = Field(
         description="A text or its token ids, or a list of them."
     )
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Most new tokens of an output; 0 only with echo."
+    )
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
         None,
         description="Add the log-probability of each token, and of this number of most probable "
         "tokens.",
     )
-    echo: Off = Field(None, description="Echo of the prompt: not supported.")
-    best_of: Literal[1] | None = Field(
-        None, description="Selection among several outputs: not supported."
+    echo: bool | None = Field(
+        None,
+        description="Begin the text with the prompt, and log-probabilities with those of its "
+        "tokens; then max_tokens may be 0.",
     )
-    suffix: None = Field(None, description="Text after the completion: not supported.")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="The value of n: outputs are not selected among more of them."
+    )
+    suffix: Literal[""] | None = Field(
+        None, description="Text after the completion: not supported."
+    )
 
 
 class ContentPart(Body):
@@ -111,24 +175,53 @@ class ContentPart(Body):
     text: Text
 
 
-class Message(Body):
-    """A message of a chat."""
+class CalledFunction(Body):
+    """A function that a message of the assistant calls; its arguments are a JSON object."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[ContentPart], Field(min_length=1)]
+    name: ShortText
+    arguments: Text
+
+
+class ToolCall(Body):
+    """A call of a tool by the assistant."""
+
+    id: ShortText
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Body):
+    """A message of a chat; None in further fields is what answers have there."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[ContentPart], Field(min_length=1)] | None = None
+    name: ShortText | None = Field(None, description="Of its author, for the chat template.")
+    tool_calls: list[ToolCall] | None = Field(
+        None, description="Of the assistant, for chat templates that write them."
+    )
+    tool_call_id: ShortText | None = Field(None, description="The call that a tool answers.")
+    refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
 
     def plain(self) -> dict[str, Any]:
         """With its content as one text, and developer messages as system messages."""
-        content = self.content
+        content = self.content or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        more = {"name": self.name, "tool_call_id": self.tool_call_id}
+        if self.tool_calls:
+            more["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        return message | {key: value for key, value in more.items() if value is not None}
 
 
-class TextFormat(Body):
-    """The only response format."""
+class Tool(Body):
+    """A tool that the model may not call."""
 
-    type: Literal["text"]
+    type: Literal["function"]
+    function: dict[str, Any]
 
 
 class ChatBody(Sampling):
@@ -150,7 +243,21 @@ class ChatBody(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Number of most probable tokens to add; needs logprobs."
     )
-    response_format: TextFormat | None = Field(None, description="Text is the only format.")
+    tools: list[Tool] | None = Field(
+        None, description="Tools, which are not supported: with tool_choice none alone."
+    )
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description="none, if there are tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description=_NO_EFFECT)
+    modalities: list[Literal["text"]] | None = Field(None, description="Text alone.")
+    reasoning_effort: Literal["none"] | None = Field(None, description="Not supported.")
+    verbosity: Literal["medium"] | None = Field(None, description="Not supported.")
+    prediction: None = Field(None, description="Not supported.")
+    audio: None = Field(None, description="Not supported.")
+    functions: None = Field(None, description="Not supported.")
+    function_call: Literal["none"] | None = Field(None, description="Not supported.")
+    web_search_options: None = Field(None, description="Not supported.")
 
 
 class EmbeddingBody(Body):
@@ -168,7 +275,7 @@ class EmbeddingBody(Body):
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="The model's own number alone."
     )
-    user: ShortText | None = Field(None, description="Has no effect.")
+    user: ShortText | None = Field(None, description=_NO_EFFECT)
 
 
 class TranslateBody(Body):

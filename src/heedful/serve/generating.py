@@ -1,18 +1,21 @@
 """The outputs of a language model for one request, by a continuous batch or by batches of rows."""
 
+import json
 import math
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from heedful.backends.base import GenerationRequest
+from heedful.backends.torch.target_scoring import RowScores, row_scores
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel
 from heedful.pipelines.chat import as_chats, chat_rows
 from heedful.pipelines.inputs import LengthError
 from heedful.pipelines.text_pieces import TextPieces
-from heedful.serve.bodies import ChatBody, CompletionBody, Sampling
+from heedful.serve.bodies import ChatBody, CompletionBody, JsonFormat, Sampling, SchemaFormat
 from heedful.serve.errors import HttpError, as_http_error, over_limit
 from heedful.serve.jobs import GenerationJob, Job, OnOutput, Piece, Reason
 from heedful.serve.models import ServedModel
@@ -26,17 +29,26 @@ _OPTIONS = (
 
 @dataclass
 class Choice:
-    """The generated part of one output.
+    """One output, after the prompt that it echoes, if any.
 
     Attributes:
-        log_probs, top: of each token; see `Piece`.
+        text: of the generated part.
+        echoed, echoed_ids: text and ids of the prompt that is echoed; else empty.
+        log_probs, top: of each echoed and new token; see `Piece`. None: of a first one.
         finish_reason: `stop` or `length`, of OpenAI's API; None: in progress.
     """
 
     text: TextPieces
-    log_probs: list[float] = field(default_factory=list)
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    echoed: str = ""
+    echoed_ids: list[int] = field(default_factory=list)
+    log_probs: list[float | None] = field(default_factory=list)
+    top: list[list[tuple[int, float]] | None] = field(default_factory=list)
     finish_reason: str | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """Echoed and new tokens."""
+        return [*self.echoed_ids, *self.text.ids]
 
     def add(self, piece: Piece) -> str:
         """The new text of a piece; raises its error."""
@@ -58,6 +70,8 @@ class Task:
         options: fields of `Options`.
         samples: outputs of each prompt.
         num_top: most probable tokens to report with each token; None: no log-probabilities.
+        echoes: texts of the prompts that the outputs begin with; None: they do not.
+        generates: False: only the prompts are read, for their log-probabilities.
     """
 
     served: ServedModel
@@ -66,24 +80,57 @@ class Task:
     samples: int
     num_top: int | None
     requests: list[GenerationRequest]
+    echoes: list[str] | None = None
+    generates: bool = True
 
     @property
     def num_prompt(self) -> int:
         """Tokens of all prompts."""
         return sum(map(len, self.rows))
 
-    def new_choices(self) -> list[Choice]:
-        """Empty outputs, in the order of the prompts."""
-        model = self.served.model
-        stop = self.requests[0].options.stop
-        return [
-            Choice(TextPieces(lambda ids: str(model.tokenizer.decode(list(ids))), stop))
-            for _ in range(len(self.rows) * self.samples)
-        ]
+    async def new_choices(self) -> list[Choice]:
+        """Outputs without new tokens, in the order of the prompts; echoed prompts are read."""
+        decode, stop = self.served.model.tokenizer.decode, self.requests[0].options.stop
+        if self.echoes is None:
+            count = len(self.rows) * self.samples
+            return [
+                Choice(TextPieces(lambda ids: str(decode(list(ids))), stop)) for _ in range(count)
+            ]
+        scores: list[RowScores] = [([], [])] * len(self.rows)
+        if self.num_top is not None:
+            scores = await self.served.run(self._reading(self.num_top))
+        choices = []
+        for row, text, (log_probs, top) in zip(self.rows, self.echoes, scores, strict=True):
+            # Some decoders leave out the space before the first of the ids that they are given.
+            known = len(decode(row))
+
+            def rest(ids: Sequence[int], row: list[int] = row, known: int = known) -> str:
+                """The text of new ids, as it is after the prompt."""
+                return str(decode([*row, *ids]))[known:]
+
+            choices += [
+                Choice(TextPieces(rest, stop), text, row, [None, *log_probs], [None, *top])
+                for _ in range(self.samples)
+            ]
+        return choices
+
+    def _reading(self, num_top: int) -> Job:
+        """The log-probabilities of the prompts' tokens."""
+        eager = self.served.model.eager
+
+        def run(rows: list[list[int]], report: OnOutput) -> list[RowScores]:
+            """The scores of each row."""
+            return row_scores(eager, rows, num_top)
+
+        return Job(("prompt", num_top), self.rows, list(map(len, self.rows)), run)
 
     async def pieces(self, streams: bool) -> AsyncGenerator[Piece, None]:
         """New tokens of all outputs, until each has ended."""
         served, count = self.served, len(self.rows) * self.samples
+        if not self.generates:
+            for index in range(count):
+                yield Piece(index, [], [], [], "length")
+            return
         if served.is_continuous or (streams and count == 1):
             limits = [
                 len(row) + request.max_new_tokens[0]
@@ -128,6 +175,10 @@ class Task:
 
 async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
     """The task of a completion; raises HttpError."""
+    if body.best_of not in (None, body.n or 1):
+        raise HttpError(400, "best_of must be n: all outputs are returned", parameter="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise HttpError(400, "max_tokens 0 needs echo: true", parameter="max_tokens")
     options = _options(body, served, body.max_tokens)
     prompts: Any = body.prompt
     if isinstance(prompts, str) or isinstance(prompts[0], int):
@@ -140,7 +191,16 @@ async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
         options.setdefault("max_new_tokens", max(1, min(_DEFAULT_TOKENS, left)))
         return rows, options
 
-    return await _task(served, encode, body.n or 1, body.logprobs)
+    task = await _task(served, encode, body.n or 1, body.logprobs)
+    if body.echo:
+
+        def texts() -> list[str]:
+            """The prompts as they are echoed."""
+            decode = served.model.tokenizer.decode
+            return [p if isinstance(p, str) else decode(p) for p in prompts]
+
+        task.echoes = await served.encode(texts)
+    return task
 
 
 async def chat_task(served: ServedModel, body: ChatBody) -> Task:
@@ -150,7 +210,7 @@ async def chat_task(served: ServedModel, body: ChatBody) -> Task:
     if body.top_logprobs is not None and not body.logprobs:
         raise HttpError(400, "top_logprobs needs logprobs: true", parameter="top_logprobs")
     options = _options(body, served, body.max_completion_tokens or body.max_tokens)
-    messages = [message.plain() for message in body.messages]
+    messages = _messages(body, served)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
 
     def encode() -> tuple[list[list[int]], dict[str, Any]]:
@@ -159,6 +219,42 @@ async def chat_task(served: ServedModel, body: ChatBody) -> Task:
         return chat_rows(served.model, chats, options), options
 
     return await _task(served, encode, body.n or 1, num_top)
+
+
+def _messages(body: ChatBody, served: ServedModel) -> list[dict[str, Any]]:
+    """The messages for the chat template; raises HttpError for what it, or the server, lacks."""
+    if body.tools and body.tool_choice != "none":
+        message = "tools are not supported: leave them out, or set tool_choice to none"
+        raise HttpError(400, message, parameter="tools")
+    messages = [message.plain() for message in body.messages]
+    template = served.model.tokenizer.chat_template or ""
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        calls = message.get("tool_calls", [])
+        if body.messages[number].content is None and not calls:
+            raise HttpError(400, f"{where}: it has no content", parameter="messages")
+        for name in ("tool",) * (message["role"] == "tool") + ("tool_calls",) * bool(calls):
+            if template and not re.search(rf"\b{name}\b", template):
+                problem = f"{where}: the chat template of {served.name} does not write {name}"
+                raise HttpError(400, problem, parameter="messages")
+        if calls and message["role"] != "assistant":
+            problem = f"{where}: tool_calls are the assistant's"
+            raise HttpError(400, problem, parameter="messages")
+        for call in calls:
+            call["function"]["arguments"] = _arguments(call["function"]["arguments"], where)
+    return messages
+
+
+def _arguments(text: str, where: str) -> dict[str, Any]:
+    """The arguments of a call, as chat templates expect them; raises HttpError."""
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        problem = f"{where}: the arguments of a tool call must be the text of a JSON object"
+        raise HttpError(400, problem, parameter="messages")
+    return arguments
 
 
 def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dict[str, Any]:
@@ -180,6 +276,17 @@ def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dic
         options["temperature"] = 1.0  # OpenAI's default
     if max_tokens is not None:
         options["max_new_tokens"] = max_tokens
+    if body.logit_bias:
+        biases = {int(token): value for token, value in body.logit_bias.items()}
+        try:
+            model.check_ids([[*biases]], "tgt_")
+        except UserError as error:
+            raise HttpError(400, f"logit_bias: {error}", parameter="logit_bias") from None
+        options["logit_bias"] = biases
+    if isinstance(body.response_format, SchemaFormat):
+        options["json_schema"] = body.response_format.json_schema.schema_
+    elif isinstance(body.response_format, JsonFormat):
+        options["json_schema"] = {"type": "object"}
     return {**options, "beam_size": 1, **({"stop": stop} if stop else {})}
 
 
@@ -208,9 +315,11 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
         if most is not None:  # only a default may be above it
             options["max_new_tokens"] = min(most, options["max_new_tokens"])
         limit = options["max_new_tokens"]
+        generates = limit > 0
+        options["max_new_tokens"] = max(1, limit)
         for number, row in enumerate(rows, 1):
             where = f"prompt {number}" if len(rows) > 1 else "the prompt"
-            if len(row) >= longest:
+            if len(row) >= longest + (not generates):
                 problem = (
                     f"{where} has {len(row)} tokens, but the model's context is {longest}: "
                     "shorten it"
@@ -227,7 +336,7 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
                 )
         whole = model.request(rows, **options)
         requests = [whole.select([index]) for index in range(len(rows))]
-        return Task(served, rows, options, samples, num_top, requests)
+        return Task(served, rows, options, samples, num_top, requests, generates=generates)
 
     try:
         return await served.encode(prepare)

@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from heedful import __version__
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel, SavedModel
 from heedful.serve.bodies import ChatBody, CompletionBody, EmbeddingBody
@@ -23,6 +25,7 @@ from heedful.serve.models import Registry, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 _LEAST = -9999.0  # in place of -inf, which JSON lacks
+_WINDOW = 16  # tokens before one that its text can depend on
 
 
 def registry_of(request: Request) -> Registry:
@@ -164,14 +167,20 @@ class _Answer:
 
     async def whole(self, task: Task, part: Any) -> Response:
         """All outputs, when they have ended."""
-        choices = task.new_choices()
+        choices = await task.new_choices()
         async with aclosing(task.pieces(streams=False)) as pieces:
             async for piece in pieces:
                 try:
                     choices[piece.index].add(piece)
                 except Exception as error:
                     raise as_http_error(error) from error
-        entries = [part(task, index, choice) for index, choice in enumerate(choices)]
+
+        def parts() -> list[dict[str, Any]]:
+            """The entry of each output."""
+            return [part(task, index, choice) for index, choice in enumerate(choices)]
+
+        # Texts of single tokens can be many, which would keep the event loop.
+        entries = parts() if task.num_top is None else await self.served.encode(parts)
         content = {**self._head(), "choices": entries, "usage": self._usage(task, choices)}
         return JSONResponse(content)
 
@@ -197,7 +206,7 @@ class _Answer:
         yield "data: [DONE]\n\n"
 
     async def _parts(self, task: Task, part: Any) -> AsyncIterator[str]:
-        choices = task.new_choices()
+        choices = await task.new_choices()
         empty = {} if not self.with_usage else {"usage": None}
         is_chat = part is _chat_part
         if is_chat:
@@ -205,11 +214,15 @@ class _Answer:
                 delta = {"role": "assistant", "content": ""}
                 first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
                 yield _event({**self._head(), "choices": [first], **empty})
+        for index, choice in enumerate(choices if task.echoes else []):
+            echo = partial(part, task, index, choice, choice.echoed, 0)
+            entry = await self.served.encode(echo)
+            yield _event({**self._head(), "choices": [entry], **empty})
         try:
             async with aclosing(task.pieces(streams=True)) as pieces:
                 async for piece in pieces:
                     choice = choices[piece.index]
-                    start = len(choice.text.ids)
+                    start = len(choice.ids)
                     text = choice.add(piece)
                     if text or piece.reason or (task.num_top is not None and piece.ids):
                         entry = part(task, piece.index, choice, text, start)
@@ -225,6 +238,7 @@ class _Answer:
             "object": self.object,
             "created": self.created,
             "model": self.served.name,
+            "system_fingerprint": f"heedful-{__version__}",
         }
 
     def _usage(self, task: Task, choices: list[Choice]) -> dict[str, int]:
@@ -242,7 +256,7 @@ def _event(content: dict[str, Any]) -> str:
 
 
 def _completion_choice(task: Task, index: int, choice: Choice) -> dict[str, Any]:
-    return _completion_part(task, index, choice, choice.text.text, 0)
+    return _completion_part(task, index, choice, choice.echoed + choice.text.text, 0)
 
 
 def _completion_part(
@@ -275,36 +289,82 @@ def _chat_part(task: Task, index: int, choice: Choice, text: str, first: int) ->
 
 
 def _completion_log_probs(task: Task, choice: Choice, first: int) -> dict[str, Any] | None:
-    """The log-probabilities of the tokens from `first`; offsets are in the text of all tokens."""
+    """The log-probabilities of the tokens from `first`; offsets are in the text of all tokens.
+
+    The most probable tokens are with the token itself, which may be a further one.
+    """
     if task.num_top is None:
         return None
-    decode = task.served.model.tokenizer.decode
-    ids = choice.text.ids
+    ids, values, tops = choice.ids, choice.log_probs, choice.top
+    columns = ids[first:], values[first:], tops[first:]
     return {
-        "tokens": [decode([token]) for token in ids[first:]],
-        "token_logprobs": [max(value, _LEAST) for value in choice.log_probs[first:]],
+        "tokens": [_completion_token(task, token) for token in ids[first:]],
+        "token_logprobs": [value if value is None else _finite(value) for value in columns[1]],
         "top_logprobs": [
-            # The first of several tokens with the same text is the most probable one: it wins.
-            {decode([token]): max(value, _LEAST) for token, value in reversed(tokens)}
-            for tokens in choice.top[first:]
+            None if value is None or top is None else _by_text(task, [*top, (token, value)])
+            for token, value, top in zip(*columns, strict=True)
         ],
-        "text_offset": [len(decode(ids[:end])) for end in range(first, len(ids))],
+        "text_offset": _offsets(task, choice, first),
     }
+
+
+def _by_text(task: Task, tokens: list[tuple[int, float]]) -> dict[str, float]:
+    """The log-probabilities of tokens by their text; of equal texts that of the first token."""
+    values: dict[str, float] = {}
+    for token, value in tokens:
+        values.setdefault(_completion_token(task, token), _finite(value))
+    return values
+
+
+def _completion_token(task: Task, token: int) -> str:
+    """The text of a token; of one that ends within a character its bytes, as OpenAI has them."""
+    data = _bytes_of(task, token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _bytes_of(task: Task, token: int) -> bytes:
+    """The bytes of a token, with a space before it; those that it has alone if they vary."""
+    tokenizer = task.served.model.tokenizer
+    data: bytes | None = tokenizer.bytes_of(token) if token < tokenizer.vocab_size else b""
+    return str(tokenizer.decode([token])).encode() if data is None else data
+
+
+def _offsets(task: Task, choice: Choice, first: int) -> list[int]:
+    """The offset of each token from `first` in the text of an output."""
+    decode, ids = task.served.model.tokenizer.decode, choice.ids
+
+    def length(start: int, end: int) -> int:
+        """Characters of some tokens."""
+        return len(decode(ids[start:end]))
+
+    offsets = [length(0, first)] if first < len(ids) else []
+    for end in range(first + 1, len(ids)):
+        start = max(0, end - _WINDOW)
+        offsets.append(offsets[-1] + length(start, end) - length(start, end - 1))
+    return offsets
+
+
+def _finite(value: float) -> float:
+    return max(value, _LEAST)
 
 
 def _chat_log_probs(task: Task, choice: Choice, first: int) -> dict[str, Any] | None:
     if task.num_top is None:
         return None
-    decode = task.served.model.tokenizer.decode
 
     def entry(token: int, value: float) -> dict[str, Any]:
         """One token."""
-        text = decode([token])
-        return {"token": text, "logprob": max(value, _LEAST), "bytes": list(text.encode())}
+        data = _bytes_of(task, token)
+        text = data.decode(errors="replace")
+        return {"token": text, "logprob": _finite(value), "bytes": list(data)}
 
-    columns = choice.text.ids[first:], choice.log_probs[first:], choice.top[first:]
+    columns = choice.ids[first:], choice.log_probs[first:], choice.top[first:]
     content = [
         {**entry(token, value), "top_logprobs": [entry(*candidate) for candidate in top]}
         for token, value, top in zip(*columns, strict=True)
+        if value is not None and top is not None  # always, without an echoed prompt
     ]
     return {"content": content, "refusal": None}

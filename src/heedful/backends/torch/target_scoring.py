@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from heedful.backends.torch.cached_net import DecodingNet, checked_start_ids, ri
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.data.collate import Batch
 from heedful.evaluation.target_scores import (
+    SCORED_ROWS,
     Net,
     TargetScores,
     log_softmax,
@@ -83,3 +85,33 @@ def net_log_probs(net: Net, batch: Batch) -> LogProbs:
     states, head = target_states(net, batch), net.head
     assert head is not None
     return lambda rows: log_softmax(head(states[rows]))
+
+
+RowScores = tuple[list[float], list[list[tuple[int, float]]]]
+"""Of each token of a row but the first: its log-probability, and the most probable tokens there
+with theirs, best first."""
+
+
+@torch.inference_mode()
+def row_scores(eager: Any, rows: list[list[int]], num_top: int) -> list[RowScores]:
+    """The scores of rows by a decoder-only net.
+
+    Args:
+        eager: the net's `Eager`.
+        num_top: most probable tokens at each place.
+    """
+    eager.prepare()
+    with eager.threads.for_tokens(sum(map(len, rows))):
+        states = eager.net.decode(Tokens.from_ids(*right_padded(rows, eager.device)))
+        results: list[RowScores] = []
+        for row, of_row in zip(rows, states, strict=True):
+            results.append(([], []))
+            for first in range(0, len(row) - 1, SCORED_ROWS):
+                targets = row[first + 1 : first + 1 + SCORED_ROWS]
+                scores = log_softmax(eager.net.head(of_row[first : first + len(targets)]))
+                ids = torch.tensor(targets, device=scores.device)
+                results[-1][0].extend(scores.gather(1, ids[:, None])[:, 0].tolist())
+                best = scores.topk(min(num_top, scores.size(1)), dim=1)
+                pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                results[-1][1].extend([*zip(*pair, strict=True)] for pair in pairs)
+    return results

@@ -99,7 +99,8 @@ function typeOf(field, nested) {
     nested.set(name, resolve(field));
     return name;
   }
-  if (field.anyOf) return field.anyOf.filter(({ type }) => type !== "null").map((each) => typeOf(each, nested)).join(" | ") || "null";
+  const kinds = field.anyOf ?? field.oneOf;
+  if (kinds) return kinds.filter(({ type }) => type !== "null").map((each) => typeOf(each, nested)).join(" | ") || "null";
   if ("const" in field) return JSON.stringify(field.const);
   if (field.enum) return field.enum.map((value) => JSON.stringify(value)).join(" | ");
   if (field.type === "array") return `[${typeOf(field.items, nested)}, …]`;
