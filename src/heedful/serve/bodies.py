@@ -211,7 +211,7 @@ class Message(Body):
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         message = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        more = {"name": self.name, "tool_call_id": self.tool_call_id}
+        more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
         if self.tool_calls:
             more["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message | {key: value for key, value in more.items() if value is not None}

@@ -224,8 +224,8 @@ async def chat_task(served: ServedModel, body: ChatBody) -> Task:
 def _messages(body: ChatBody, served: ServedModel) -> list[dict[str, Any]]:
     """The messages for the chat template; raises HttpError for what it, or the server, lacks."""
     if body.tools and body.tool_choice != "none":
-        message = "tools are not supported: leave them out, or set tool_choice to none"
-        raise HttpError(400, message, parameter="tools")
+        problem = "tools are not supported: leave them out, or set tool_choice to none"
+        raise HttpError(400, problem, parameter="tools")
     messages = [message.plain() for message in body.messages]
     template = served.model.tokenizer.chat_template or ""
     for number, message in enumerate(messages):

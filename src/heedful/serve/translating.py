@@ -53,7 +53,8 @@ async def translate(body: TranslateBody, request: Request) -> Response:
     given = [body.q] if isinstance(body.q, str) else body.q
     texts = await asyncio.to_thread(lambda: [parts_of(text, body.format) for text in given])
     groups, detected = await _groups(request, texts, body)
-    info, translations = info_of(request.scope), {}
+    info = info_of(request.scope)
+    translations: dict[int, list[Translation]] = {}
     for served, indices in groups.items():
         rows = [row for index in indices for row in texts[index].rows]
         job, num_tokens = await _job(served, rows, body)
@@ -208,7 +209,7 @@ def _translator(registry: Registry, source: str | None, body: TranslateBody) -> 
         served
         for served in translators
         if (source is None or source in (_sources_of(served) or [source]))
-        and target in (targets_of(served.model) or [target])
+        and (not (targets := targets_of(served.model)) or target in targets)
     ]
     if fitting:
         return max(fitting, key=lambda one: len(_sources_of(one)) + bool(targets_of(one.model)))
