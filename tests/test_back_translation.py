@@ -81,13 +81,52 @@ def test_the_pairs_are_translations_of_the_monolingual_text(whole: Path, mono: P
     assert len(pairs) > len(texts) // 2
     backward = load(whole / "backward", backend="eager")
     expected = backward.generate(texts, return_details=True)
+    held_out = [json.loads(line)["tgt"] for line in (whole / "valid.jsonl").open()]
     kept = [
         {"src": best.text, "tgt": text}
         for (best, *_), text in zip(expected, texts, strict=True)
-        if best.finished and best.text.strip()
+        if best.finished and best.text.strip() and text not in held_out
     ]
     assert pairs == kept
     assert not (whole / "back").exists(), "the shards are joined"
+
+
+def test_monolingual_texts_that_are_held_out_are_dropped_and_counted(
+    recipe: Recipe, whole: Path, tmp_path: Path
+) -> None:
+    """Those in the validation and the test targets, with other spaces too."""
+    held = [json.loads(line)["tgt"] for line in (whole / "valid.jsonl").read_text().splitlines()]
+    test = {"src": write(tmp_path / "s", ["a"]), "tgt": write(tmp_path / "t", ["red dog cow"])}
+    new = ["cow cow cow cow red", "dog dog dog dog old"]
+    mono = tmp_path / "mono.txt"
+    write(mono, [*new, *(text.replace(" ", "  ") for text in held), "red dog cow", held[0]])
+    changed = recipe.replace({"data.test": test})
+    stages = Stages(("forward", 2))
+    lines: list[str] = []
+    options = BackTranslation([mono], backward_model=whole / "backward")
+    with pytest.raises(Stop):
+        back_translate(changed, options, tmp_path / "out", stages, lines.append)
+    assert {pair["tgt"] for pair in pairs_in(tmp_path / "out")} <= {*new}
+    assert f"{len(held) + 2} dropped as also held out" in "\n".join(lines)
+
+
+def test_rows_held_out_of_training_are_never_in_it(
+    recipe: Recipe, mono: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Although `data.drop_held_out` is false: both runs read them from a file."""
+    out, stages = tmp_path / "out", Stages(("forward", 2))
+    with pytest.raises(Stop):
+        run(
+            recipe.replace({"data.drop_held_out": False}),
+            mono,
+            out,
+            stages,
+            backward_model=whole / "backward",
+        )
+    assert (out / "valid.jsonl").read_bytes() == (whole / "valid.jsonl").read_bytes()
+    for folder in (out, whole):
+        facts = json.loads((folder / "forward" / "run.json").read_text())
+        assert facts["data"] == json.loads((whole / "forward" / "run.json").read_text())["data"]
 
 
 def test_both_runs_hold_out_the_same_rows_and_the_tag_marks_the_translations(whole: Path) -> None:

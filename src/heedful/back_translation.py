@@ -10,7 +10,7 @@ The folder of the whole has one folder or file per stage, so that a stage is com
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -23,7 +23,8 @@ from heedful.bulk.shards import SHARD_ROWS
 from heedful.config import Files, Recipe, parse_recipe
 from heedful.data.prepared import content_key
 from heedful.data.row_formats import format_of
-from heedful.data.rows import open_rows
+from heedful.data.rows import collect, open_rows
+from heedful.data.splits import normalized
 from heedful.deploy.optimize import optimize
 from heedful.dry_run import prepare_run
 from heedful.errors import UserError
@@ -36,7 +37,9 @@ from heedful.progress import PrintLine
 from heedful.recipe_changes import check_changes
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.run import TrainingRun
+from heedful.tasks.corpora import files_by_split
 from heedful.tasks.start import checked_task
+from heedful.tasks.translation import open_pairs
 from heedful.training.folder import is_run
 
 BACKWARD, SHARDS, PAIRS, FORWARD = "backward", "back", "back.jsonl", "forward"
@@ -110,7 +113,7 @@ def back_translate(
             return run
     if not (out / PAIRS).is_file():
         print_line(f"2 of 3: translations of {', '.join(map(str, settings.mono))}")
-        _translate(model_folder, settings, out, recipe.training.seed, print_line)
+        _translate(model_folder, settings, out, recipe, print_line)
     print_line(f"3 of 3: a model on both kinds of pairs, in {out / FORWARD}")
     forward = forward_recipe(recipe, out / PAIRS, settings)
     run = _train_unless_complete(forward, out / FORWARD, train_stage)
@@ -238,7 +241,8 @@ def _with_valid_file(recipe: Recipe, path: Path) -> Recipe:
         return recipe
     content = recipe.model_dump(exclude_unset=True)
     content["data"].pop("valid_size", None)
-    content["data"]["valid"] = {"file": str(path.absolute())}
+    # Its rows are also in data.train.
+    content["data"] |= {"valid": {"file": str(path.absolute())}, "drop_held_out": True}
     return parse_recipe(content, "back-translation")
 
 
@@ -254,7 +258,7 @@ def _train_unless_complete(
 
 
 def _translate(
-    folder: Path, settings: BackTranslation, out: Path, seed: int, print_line: PrintLine
+    folder: Path, settings: BackTranslation, out: Path, recipe: Recipe, print_line: PrintLine
 ) -> None:
     """Write the pairs of translations and texts into shards, and then into one file."""
     count = sum(1 for _ in _texts(settings.mono))
@@ -269,37 +273,67 @@ def _translate(
         "translate",
         settings.mono,
         out / SHARDS,
-        options={**settings.decoding, "seed": seed},
+        options={**settings.decoding, "seed": recipe.training.seed},
         shard_rows=SHARD_ROWS,
         load_settings={"use": "throughput"},
         workers=choose_workers(folder) if many else 1,
     )
     print_line(f"{BACKWARD:<10} translates {count:,} texts")
     run_job(job, partial(run_locally, num_workers=job.workers), print_line)
-    num_pairs = _write_pairs(out / SHARDS, out / PAIRS, folder)
-    print_line(f"{BACK:<10} {num_pairs:,} pairs of {count:,} texts; others: too long, or no end")
+    num_pairs, num_held_out = _write_pairs(
+        out / SHARDS, out / PAIRS, folder, _held_out_targets(recipe)
+    )
+    print_line(
+        f"{BACK:<10} {num_pairs:,} pairs of {count:,} texts; {num_held_out:,} dropped as also held "
+        "out; others: too long, or no end"
+    )
     shutil.rmtree(out / SHARDS)
 
 
-def _write_pairs(shards: Path, path: Path, model: Path) -> int:
-    """Write the finished translations as sources, their texts as targets; returns their number.
+def _held_out_targets(recipe: Recipe) -> set[str]:
+    """The normalized targets of the validation and test pairs, if the recipe drops such rows."""
+    if recipe.data.drop_held_out is False:
+        return set()
+    entries = (entry for entry in files_by_split(recipe) if entry.split != "train")
+    return {
+        normalized(text) for entry in entries for text in collect(open_pairs(entry.files))["tgt"]
+    }
+
+
+def _write_pairs(
+    shards: Path, path: Path, model: Path, held_out: Collection[str]
+) -> tuple[int, int]:
+    """Write the finished translations as sources, their texts as targets.
+
+    Args:
+        held_out: normalized texts that are left out.
+
+    Returns:
+        The numbers of pairs, and of texts that were left out as held out.
 
     Raises:
-        UserError: no translation is finished; nothing is written.
+        UserError: no translation is finished, or left; nothing is written.
     """
-    num_pairs = 0
+    num_pairs = num_held_out = 0
     with atomic_open(path) as file:
         for row in read_results(shards):
-            if row.get("finished") and row["output"].strip():
+            if normalized(row["text"]) in held_out:
+                num_held_out += 1
+            elif row.get("finished") and row["output"].strip():
                 pair = {"src": row["output"], "tgt": row["text"]}
                 file.write(f"{json.dumps(pair, ensure_ascii=False)}\n".encode())
                 num_pairs += 1
+        if not num_pairs and num_held_out:
+            raise UserError(
+                f"no pair is left: {num_held_out:,} monolingual texts are also in data.valid or "
+                "data.test, and no other translation is finished; give more text with --mono"
+            )
         if not num_pairs:
             raise UserError(
                 f"{model} ends none of its translations within its length limit; train it longer "
                 "(a larger training.max_steps in backward_changes), or give another backward_model"
             )
-    return num_pairs
+    return num_pairs, num_held_out
 
 
 def _texts(files: Sequence[Path]) -> Iterator[str]:

@@ -15,15 +15,20 @@ from heedful.cost.parameters import parameters_by_part
 from heedful.cost.timing import StepTimer, is_enough, without_first
 from heedful.data.collate import Batch
 from heedful.data.file_names import store_stdin
-from heedful.data.filter_report import FilterReport
 from heedful.data.prepared import cache_folder
 from heedful.pipelines import choose_device
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.passes import count_rows
-from heedful.tasks.run_data import RunData
-from heedful.tasks.start import RunParts, checked_task, make_loss, new_parts, prepare_data
+from heedful.tasks.run_data import DataSummary, RunData
+from heedful.tasks.start import (
+    RunParts,
+    checked_task,
+    count_data,
+    make_loss,
+    new_parts,
+    prepare_data,
+)
 from heedful.tasks.task import Task
 from heedful.training.precision import resolve_precision
 from heedful.training.schedules import total_steps
@@ -73,27 +78,9 @@ def prepare_run(recipe: Recipe, print_line: PrintLine) -> RunData:
     )
 
 
-@dataclass(frozen=True)
-class ReadData:
-    """The data of a run as read and filtered, before any tokenizer is trained.
-
-    Attributes:
-        rows: number by split; rows that are also held out are not in train.
-        noun: the word for a row.
-    """
-
-    rows: dict[str, int]
-    filters: FilterReport
-    noun: str
-
-
-def read_data(recipe: Recipe, print_line: PrintLine) -> ReadData:
-    """Read all data of a run, apply its filters, and write nothing; raises UserError."""
-    task = checked_task(with_absolute_paths(store_stdin(recipe, cache_folder())))
-    read, rows = count_rows(task)
-    for name, summary in read.summaries.items():
-        print_line(f"{'data.' + name:<10} {summary}")
-    return ReadData(rows, read.scan.filters, read.scan.noun)
+def count_run(recipe: Recipe) -> DataSummary:
+    """The counts of all data of a run, which are not stored; raises UserError as the run does."""
+    return count_data(checked_task(with_absolute_paths(store_stdin(recipe, cache_folder()))))
 
 
 def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:

@@ -138,6 +138,7 @@ ALL = TaskKeys(
     )
 )
 _CORPORA = ("data.corpora", "data.temperature")
+_HELD_OUT = ("data.valid_size", "data.drop_held_out")
 _TEXT_FILTERS = tuple(
     f"data.filters.{key}"
     for key in (
@@ -159,7 +160,7 @@ _PAIRS = ALL.plus(
     *("evaluation.beam_size", "evaluation.final_beam_size", "evaluation.length_penalty"),
 )
 PAIRS = _PAIRS.plus(
-    *("data.folder", "data.valid_size", "data.train.src", "data.train.tgt", "data.train.file"),
+    *("data.folder", *_HELD_OUT, "data.train.src", "data.train.tgt", "data.train.file"),
     *("data.train.src_field", "data.train.tgt_field", "data.filters", *_CORPORA),
 )
 GENERATED_PAIRS = _PAIRS.plus(
@@ -168,7 +169,7 @@ GENERATED_PAIRS = _PAIRS.plus(
 SYMBOLS = GENERATED_PAIRS.plus("data.generated")
 TEXTS = ALL.plus(
     *("data.folder", "data.train.text", "data.train.text_field"),
-    *("data.valid_size", "data.text_unit", *_TEXT_FILTERS, *_CORPORA),
+    *(*_HELD_OUT, "data.text_unit", *_TEXT_FILTERS, *_CORPORA),
 )
 LANGUAGE_MODELING = replace(TEXTS, names=TEXTS.names - {"data.max_length", "data.truncation"}).plus(
     *("objective.context", *_WORD_DISTILLATION),
@@ -189,7 +190,7 @@ MASKED_LM = TEXTS.plus(
     },
 )
 CLASSIFICATION = ALL.plus(
-    *("data.folder", "data.valid_size", "data.train.file", "data.train.text_field"),
+    *("data.folder", *_HELD_OUT, "data.train.file", "data.train.text_field"),
     *("data.train.label_field", "data.train.pair_field", *_TEXT_FILTERS, *_CORPORA),
     *_WORD_DISTILLATION,
     # The value of torch and of Hugging Face's Trainer.
@@ -200,7 +201,7 @@ CLASSIFICATION = ALL.plus(
     },
 )
 SFT = ALL.plus(
-    *("data.folder", "data.valid_size", "data.train.file", "data.train.messages_field"),
+    *("data.folder", *_HELD_OUT, "data.train.file", "data.train.messages_field"),
     *("data.train.prompt_field", "data.train.response_field", *_CORPORA),
     defaults={
         "data.max_length": 1_024,

@@ -156,3 +156,34 @@ def test_the_rows_that_filters_drop_are_shown_and_nothing_is_written(tmp_path: P
     assert content["filters"][1]["examples"][0]["texts"] == {"text": "w3 x"}
     assert (tree(tmp_path), prepared()) == (before, entries)
     assert "filters    none" in run("--dry-run", "--set", "data.filters={}").output
+
+
+def test_a_dry_run_prints_every_count_of_the_preparation(tmp_path: Path) -> None:
+    """Rows that are empty, filtered, also held out or too long; unknown tokens; labels."""
+    rows = [f"word{n} {'x' if n % 3 else 'y'}\t{n % 2}" for n in range(40)]
+    rows += ["word3  y\t0", "\t1", f"{'a b ' * 30}\t1", rows[7]]
+    held_out = ["word3 y\t1", "other z\t0"]
+    for name, lines in (("train", rows), ("valid", held_out)):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{line}\n" for line in lines))
+    names = {name: {"file": str(tmp_path / f"{name}.tsv")} for name in ("train", "valid")}
+    data = {**names, "max_length": 12, "filters": {"unique": ["row"]}}
+    training = {"max_steps": 1, "schedule": {"learning_rate": 0.1}}
+    path = tmp_path / "r.yaml"
+    path.write_text(json.dumps({"task": "classification", "data": data, "training": training}))
+
+    def run(*words: str) -> list[str]:
+        result = CliRunner().invoke(make_app(["prepare"]), ["prepare", str(path), *words])
+        assert result.exit_code == 0, result.output
+        return result.output.splitlines()
+
+    entries = prepared()
+    shown = run("--dry-run")
+    assert prepared() == entries
+    *expected, last = run()
+    assert last.startswith("prepared ")
+    assert shown[-len(expected) :] == expected
+    train = next(line for line in shown if line.startswith("train "))
+    for count in ("2 dropped as also held out", "1 dropped as too long", "unknown tokens: "):
+        assert count in train
+    assert any("1 dropped by filters" in line and "1 dropped as empty" in line for line in shown)
+    assert shown[-1].startswith("labels ")

@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 from heedful.cli import lines as cli_lines
 from heedful.data import text_files
 from heedful.data.labels import label_ids, label_names
-from heedful.data.rows import JoinedRows, Rows, open_rows, read_rows
-from heedful.data.splits import KnownRows, Split, split_random, split_tail
+from heedful.data.rows import JoinedRows, Rows, hash_cells, open_rows, read_rows
+from heedful.data.splits import (
+    KnownRows,
+    Split,
+    normalized,
+    sources_of,
+    split_by_source,
+    split_tail,
+)
 from heedful.data.text_files import BlockPlace, read_lines
 from heedful.errors import UserError
 
@@ -282,9 +289,11 @@ def test_columns_in_any_order_several_files_and_some_of_the_rows(tmp_path: Path)
     assert sorted(locations(train) + locations(valid)) == sorted(locations(rows))
     assert locations(sides_of(rows, 2)[1]) == locations(valid)
     with pytest.raises(UserError, match=r"data\.valid_size 3 of 4 texts would leave too few"):
-        split_random(4, 3, "texts")
+        split_by_source(np.arange(4, dtype=np.uint64), 3, "texts")
+    with pytest.raises(UserError, match="5 texts have 1 different sources, too few to hold out"):
+        split_by_source(np.zeros(5, np.uint64), 1, "texts")
     assert [len(side) for side in sides_of(rows, 0.5)] == [2, 2]
-    assert [len(side) for side in sides_of(rows, 0.01)] == [3, 1]
+    assert [len(side) for side in sides_of(rows, 0.01)] == [2, 2]  # both rows of a source
 
 
 def tail(texts: list[str], size: float, unit: Any) -> tuple[list[str], list[str]]:
@@ -302,7 +311,8 @@ def tail(texts: list[str], size: float, unit: Any) -> tuple[list[str], list[str]
 
 
 def sides_of(rows: Rows, size: float) -> tuple[Rows, Rows]:
-    split, indices = split_random(len(rows), size, "texts"), np.arange(len(rows))
+    split = split_by_source(hash_cells(sources_of(rows)), size, "texts")
+    indices = np.arange(len(rows))
     return split.train(rows, indices), split.valid(rows, indices)
 
 
@@ -418,18 +428,56 @@ def test_tails_of_small_texts() -> None:
             tail(["0123456789"], fraction, "line")
 
 
-TEXTS = st.lists(st.tuples(st.sampled_from("abc\0"), st.sampled_from(["", "a", "b", '", "'])))
-
-
-@given(train=TEXTS, valid=TEXTS, test=TEXTS)
-def test_held_out_rows_are_dropped_from_training_and_counted(
-    train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]]
+@given(
+    counts=st.lists(st.integers(1, 6), min_size=1, max_size=40),
+    size=st.one_of(st.integers(1, 40), st.floats(0.01, 0.5)),
+    seed=st.integers(0, 99),
+)
+def test_a_random_split_has_all_rows_of_a_source_or_none(
+    counts: list[int], size: float, seed: int
 ) -> None:
+    rng = np.random.default_rng(seed)
+    hashes = rng.integers(2**63, size=len(counts)).astype(np.uint64)
+    sources = rng.permutation(np.repeat(hashes, counts))
+    wanted = size if isinstance(size, int) else max(1, int(len(sources) * size))
+    try:
+        held_out = split_by_source(sources, size, "texts").held_out
+    except UserError:
+        assert len(sources) < 2 * wanted or 2 * min(counts) > len(sources)
+        return
+    assert (np.diff(held_out) > 0).all()
+    assert not set(sources[held_out]) & set(np.delete(sources, held_out))
+    assert 0 < len(held_out) <= max(wanted, min(counts))
+    left = [n for h, n in zip(hashes, counts, strict=True) if h not in set(sources[held_out])]
+    assert min(left) > wanted - len(held_out), "no other source fits"
+
+
+TEXTS = st.lists(st.tuples(st.sampled_from(["a", "b", " b ", "c\0"]), st.sampled_from("ab ")))
+
+
+@given(train=TEXTS, valid=TEXTS, test=TEXTS, both_directions=st.booleans())
+def test_held_out_rows_are_dropped_from_training_and_counted(
+    train: list[tuple[str, str]],
+    valid: list[tuple[str, str]],
+    test: list[tuple[str, str]],
+    both_directions: bool,
+) -> None:
+    """In data of both directions also pairs with the sides exchanged."""
+
     def rows(pairs: list[tuple[str, str]]) -> Rows:
         return Rows({"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]})
 
-    expected = [pair for pair in train if pair not in {*valid, *test}]
-    remaining = KnownRows.from_rows([rows(valid), rows(test)]).drop_from(rows(train))
+    sources = {normalized(src) for src, _ in (*valid, *test)}
+    exchanged = (*valid, *test) if both_directions else ()
+    reversed_pairs = {(normalized(tgt), normalized(src)) for src, tgt in exchanged}
+    expected = [
+        (src, tgt)
+        for src, tgt in train
+        if normalized(src) not in sources
+        and (normalized(src), normalized(tgt)) not in reversed_pairs
+    ]
+    known = KnownRows.from_rows([rows(valid), rows(test)], both_directions=both_directions)
+    remaining = known.drop_from(rows(train))
     assert [*zip(remaining["src"], remaining["tgt"], strict=True)] == expected
     assert (remaining.report.num_lines, remaining.report.num_kept) == (len(train), len(expected))
     assert remaining.report.num_held_out == len(train) - len(expected)

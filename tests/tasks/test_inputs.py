@@ -1,6 +1,8 @@
 """Files of a recipe: resolution of paths, and removal of held-out rows."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +59,8 @@ def test_held_out_rows_are_removed_from_training(task, split, tmp_path):
     content = recipe_of(task, tmp_path, evaluation__num_samples=0).model_dump(exclude_unset=True)
     files = {key: Path(path) for key, path in content["data"]["train"].items()}
     content["data"].pop("valid_size", None)
+    if "text" in files:
+        content["data"]["drop_held_out"] = True
     for name, texts in {"valid": ["the cow sees the cow"], split: TWICE}.items():
         content["data"][name] = {}
         for key, path in files.items():
@@ -74,17 +78,153 @@ def test_held_out_rows_are_removed_from_training(task, split, tmp_path):
     assert texts.isdisjoint(TWICE)
 
 
-def test_a_text_with_another_label_or_target_is_another_example(tmp_path):
-    recipe = recipe_of("classification", tmp_path)
-    content = recipe.model_dump(exclude_unset=True)
-    del content["data"]["valid_size"]
-    path = Path(content["data"]["train"]["file"])
-    first = path.read_text().splitlines()[0]
-    text, _, label = first.partition("\t")
-    other = {"x": "y", "y": "x"}[label]
-    content["data"]["valid"] = {"file": write(tmp_path / "held.tsv", [f"{text}\t{other}"])}
-    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+TEXT_TASKS = ["language_modeling", "masked_lm", "denoising"]
+
+
+def play(task: str, folder: Path, **data: Any) -> PreparedTask:
+    """A play of 40 speaker lines, each with a spoken line of its own."""
+    lines = [line for n in range(40) for line in ("anna :", f"line {n} of the play")]
+    content = recipe_of(task, folder, evaluation__num_samples=0).model_dump(exclude_unset=True)
+    content["data"] |= {"train": {"text": write(folder / "play", lines)}, **data}
+    return PreparedTask(parse_recipe(content), folder / "data")
+
+
+def speaker_lines(run: PreparedTask, split: str) -> int:
+    texts = run.data.ids(split)
+    return sum(run.tokenizer.decode(ids.tolist()) == "anna :" for ids in texts)
+
+
+@pytest.mark.parametrize("task", TEXT_TASKS)
+def test_lines_that_recur_in_the_held_out_tail_stay_in_training(task, tmp_path):
+    run = play(task, tmp_path)
     assert run.data.splits["train"].report.num_held_out == 0
+    sides = [speaker_lines(run, split) for split in ("train", "valid")]
+    assert sum(sides) == 40
+    assert min(sides) > 0
+    assert len(run.data.splits["train"]) + len(run.data.splits["valid"]) == 80
+
+
+@pytest.mark.parametrize("drop", [None, False, True])
+@pytest.mark.parametrize("task", ["language_modeling", "denoising"])
+def test_the_recipe_says_if_lines_of_validation_files_are_dropped(task, drop, tmp_path):
+    """By default not: lines of running text recur."""
+    valid = {"text": write(tmp_path / "held", ["anna :", "a line  of the play"])}
+    run = play(task, tmp_path, valid=valid, drop_held_out=drop)
+    num_dropped = run.data.splits["train"].report.num_held_out
+    assert (num_dropped, speaker_lines(run, "train")) == ((40, 0) if drop else (0, 40))
+
+
+def test_a_test_file_is_compared_where_the_tail_is_not(tmp_path):
+    test = {"text": write(tmp_path / "test", ["line 3 of  the play"])}
+    run = play("masked_lm", tmp_path, test=test, drop_held_out=True)
+    assert run.data.splits["train"].report.num_held_out == 1
+    assert speaker_lines(run, "train") + speaker_lines(run, "valid") == 40
+
+
+def sources_in(run: PreparedTask, split: str) -> list[str]:
+    """The sources of a split, which differ by words alone."""
+    rows = run.data.texts(split) if split != "train" else []
+    if rows:
+        key = next(iter(rows[0]))
+        texts = [row[key] for row in rows]
+        if key == "messages":
+            texts = [json.loads(text)[0]["content"] for text in texts]
+        return [" ".join(text.split()) for text in texts]
+    name = "src" if "src" in run.data.splits["train"] else "text"
+    ids = run.data.ids("train", name)
+    if run.recipe.task == "sft":
+        texts = [run.tokenizer.decode((row >> 1).tolist()) for row in ids]
+        return [text.splitlines()[1] for text in texts]
+    return [run.tokenizer.decode(row.tolist()) for row in ids]
+
+
+@pytest.mark.parametrize("task", ["translation", "classification", "sft"])
+def test_all_rows_of_a_source_are_on_one_side(task, tmp_path):
+    """Two targets, labels or answers a source, once with other spaces; no row is lost."""
+    sources = [f"w{n} x" for n in range(60)]
+    twice = [text for source in sources for text in (source, source.replace(" ", "  "))]
+    content = recipe_of(task, tmp_path, evaluation__num_samples=0).model_dump(exclude_unset=True)
+    if task == "translation":
+        train = {
+            "src": write(tmp_path / "s", twice),
+            "tgt": write(tmp_path / "t", [f"t{n}" for n in range(120)]),
+        }
+    elif task == "classification":
+        rows = [f"{text}\t{'xy'[n % 2]}" for n, text in enumerate(twice)]
+        train = {"file": write(tmp_path / "s.tsv", rows)}
+    else:
+        rows = [json.dumps({"prompt": t, "response": f"r{n}"}) for n, t in enumerate(twice)]
+        train = {"file": write(tmp_path / "s.jsonl", rows)}
+    content["data"] |= {"train": train, "valid_size": 40}
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+    train_sources, held = (sources_in(run, split) for split in ("train", "valid"))
+    assert (len(train_sources), len(held)) == (80, 40)
+    train_sources = [" ".join(text.split()) for text in train_sources]
+    assert set(train_sources).isdisjoint(held)
+    assert run.data.splits["train"].report.num_held_out == 0
+
+
+@pytest.mark.parametrize(
+    ("held", "num_dropped"),
+    [
+        ("red dog\tother", 1),  # another target or label
+        ("red   dog\tx", 1),
+        ("\uff52ed\u00a0dog\tx", 1),  # a full-width letter, a no-break space
+        ("Red dog\tx", 0),
+        ("red dogs\tx", 0),
+    ],
+)
+@pytest.mark.parametrize("drop", [None, False])
+@pytest.mark.parametrize("task", ["translation", "classification"])
+def test_training_rows_with_a_held_out_source_are_dropped(task, drop, held, num_dropped, tmp_path):
+    content = recipe_of(task, tmp_path, evaluation__num_samples=0).model_dump(exclude_unset=True)
+    del content["data"]["valid_size"]
+    rows = ["red dog\tx", "old cat\tother", "big cow\tx"]
+    files = {"train": write(tmp_path / "t.tsv", rows), "valid": write(tmp_path / "v.tsv", [held])}
+    content["data"] |= {name: {"file": file} for name, file in files.items()}
+    content["data"]["drop_held_out"] = drop
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+    expected = 0 if drop is False else num_dropped
+    assert run.data.splits["train"].report.num_held_out == expected
+
+
+def test_the_source_of_a_labeled_pair_is_both_texts(tmp_path):
+    content = recipe_of("classification", tmp_path).model_dump(exclude_unset=True)
+    del content["data"]["valid_size"]
+    fields = {"text_field": 1, "pair_field": 2, "label_field": 3}
+    rows = ["a\tb\tx", "a\tc\ty", "b\ta\tx", "a b\tb\tx"]
+    files = {"train": rows, "valid": ["a\t b\ty"]}
+    for split, lines in files.items():
+        content["data"][split] = {"file": write(tmp_path / f"{split}.tsv", lines), **fields}
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+    assert run.data.splits["train"].report.num_held_out == 1
+    assert len(run.data.splits["train"]) == 3
+
+
+def test_turns_of_one_conversation_are_on_one_side(tmp_path):
+    """Each answer is in a row of its own, after the turns before it."""
+    content = recipe_of("sft", tmp_path, evaluation__num_samples=0).model_dump(exclude_unset=True)
+    rows = []
+    for n in range(20):
+        turns = [
+            {"role": role, "content": f"{role[0]} {n} {turn}"}
+            for turn in range(3)
+            for role in ("user", "assistant")
+        ]
+        rows += [{"messages": turns[:end]} for end in (2, 4, 6)]
+    rows += [{"messages": [{"role": "assistant", "content": f"alone {n}"}]} for n in range(9)]
+    path = write(tmp_path / "chats.jsonl", [json.dumps(row) for row in rows])
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant {% endif %}"
+    content["objective"]["chat_template"] = write(tmp_path / "chat.jinja", [template])
+    content["data"] |= {"train": {"file": path}, "valid_size": 15}
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+    counts: dict[str, int] = {}
+    for row in run.data.texts("valid"):
+        first = json.loads(row["messages"])[0]["content"]
+        counts[first] = counts.get(first, 0) + 1
+    assert sum(counts.values()) == 15
+    assert all(count == (3 if "u" in first else 1) for first, count in counts.items())
 
 
 def test_a_run_whose_training_text_is_all_held_out_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """`heedful prepare`: the data of a run, before the run."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -23,8 +24,8 @@ def prepare(
     dry_run: bool = typer.Option(
         False,
         "--dry-run",
-        help="Read all data, print how many rows each of data.filters drops, with the first ten "
-        "of them, and write nothing.",
+        help="Read and tokenize all data, print the counts that a run prints, with the first ten "
+        "rows that each of data.filters drops, and write nothing.",
     ),
     quiet: Quiet = False,
     json: Json = False,
@@ -56,25 +57,26 @@ def prepare(
 
 
 def _read_only(recipe: "Recipe", console: "Console", *, quiet: bool, json: bool) -> None:
-    """Read and filter the data of a recipe, and print the dropped rows."""
-    from heedful.dry_run import read_data
+    """Read and tokenize the data of a recipe, and print the dropped rows and all counts."""
+    from heedful.dry_run import count_run
 
     with bars_on_stderr(shown=not quiet):
-        result = read_data(recipe, console.print)
+        result = count_run(recipe)
     if json:
-        print_json({"rows": result.rows, **result.filters.to_json()})
+        reports = {name: asdict(report) for name, report in result.reports.items()}
+        rows = {name: report.num_kept for name, report in result.reports.items()}
+        print_json({"rows": rows, "reports": reports, **result.filters.to_json()})
         return
     for count in result.filters.filters:
         share = count.num_dropped / max(count.num_seen, 1)
         console.print(
-            f"\n{count.label}: {count.num_dropped:,} of {count.num_seen:,} dropped ({share:.1%})"
+            f"{count.label}: {count.num_dropped:,} of {count.num_seen:,} dropped ({share:.1%})"
         )
         for example in count.examples:
             texts = "  |  ".join(text.replace("\n", " ") for text in example.texts.values())
             console.print(f"  {example.location}: {texts}")
-    if result.filters.filters:
-        console.print(f"\nfilters    {result.filters.summary(result.noun)}")
-    else:
+        console.print("")
+    for line in result.lines():
+        console.print(line)
+    if not result.filters.filters:
         console.print("filters    none (data.filters)")
-    for name, number in result.rows.items():
-        console.print(f"{name:<10} {number:,} {result.noun}")

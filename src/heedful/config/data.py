@@ -54,8 +54,7 @@ class Data(Strict):
     valid: Files = Field(
         default_factory=Files,
         description="Files of the validation split; if empty, rows of `train` are held out "
-        "(`valid_size`). Training rows that are also in the validation or test split are dropped "
-        "and counted, except with text_unit: file.",
+        "(`valid_size`), all rows with one source or none.",
     )
     test: Files = Field(
         default_factory=Files,
@@ -80,6 +79,14 @@ class Data(Strict):
         description="Validation rows held out of `train` where `valid` is empty: an integer is a "
         "number of rows, a fraction below 1 a share of the rows (of plain texts, the last ones, a "
         "share of the characters); null: 1,000 rows but at most a tenth (of plain texts, 0.1).",
+    )
+    drop_held_out: bool | None = Field(
+        None,
+        description="Drop training rows, and count them, whose source (of labeled rows the texts, "
+        "of chats the part before the first answer) is also in `valid` or `test`, apart from "
+        "spaces and Unicode forms (NFKC); null: true, but false for plain texts "
+        "(`data.train.text`), whose lines recur. The last texts of `train`, where they are the "
+        "validation split, are never compared.",
     )
     filters: Filters = Field(
         default_factory=Filters,

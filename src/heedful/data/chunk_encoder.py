@@ -13,7 +13,7 @@ class ChunkEncoder:
     """Encodes the training rows of a chunk; it can be sent to another process.
 
     Attributes:
-        known: the held-out rows, which are left out.
+        known: the held-out rows, whose sources are left out.
     """
 
     encoder: Encoder

@@ -90,7 +90,7 @@ class DataReport:
         num_dropped: rows dropped because a sequence was too long.
         num_truncated: rows with a truncated sequence.
         num_filtered: training rows dropped by filters.
-        num_held_out: training rows dropped because a held-out set holds them too.
+        num_held_out: training rows dropped because their source is in a held-out set too.
         noun: the word for a row in messages: "texts" or "pairs".
         empty: for each column of text, the number of rows dropped because it was empty.
         counts: for each column of ids, the size of the rows that remain.

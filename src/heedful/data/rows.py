@@ -84,11 +84,7 @@ class Rows:
     def hashes(self, columns: Sequence[str] | None = None) -> NDArray[np.uint64]:
         """(N,), a hash of some columns of each row; None: all but the name of the corpus."""
         names = [n for n in self.columns if n != CORPUS] if columns is None else columns
-        cells = zip(*(self.columns[name] for name in names), strict=True)
-        digests = (
-            hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).digest() for texts in cells
-        )
-        return np.frombuffer(b"".join(digests), np.uint64)
+        return hash_cells([self.columns[name] for name in names])
 
     def of_corpus(self, name: str) -> "Rows":
         """The rows with the name of their corpus in the column `CORPUS`."""
@@ -348,6 +344,15 @@ class ReadCounter:
             f"{self._name} is empty: it holds no {labeled}{kind} in {report.num_lines} lines; leave"
             " it out, or name another file"
         )
+
+
+def hash_cells(columns: Sequence[list[str]]) -> NDArray[np.uint64]:
+    """(N,), a hash of the N cells of all columns at each index."""
+    digests = (
+        hashlib.blake2b(json.dumps(cells).encode(), digest_size=8).digest()
+        for cells in zip(*columns, strict=True)
+    )
+    return np.frombuffer(b"".join(digests), np.uint64)
 
 
 def _noun(columns: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """The first pass over training rows: check, filter and count them, and sample texts."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import accumulate, compress, groupby, islice
@@ -15,8 +15,8 @@ from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
 from heedful.data.row_formats import CORPUS, LABEL, Unit
 from heedful.data.row_samples import RowSample, SampledRows
-from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource
-from heedful.data.splits import KnownRows, Split, Tail, split_tail
+from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource, hash_cells
+from heedful.data.splits import KnownRows, Split, Tail, sources_of, split_tail
 from heedful.data.text_files import BlockPlace
 from heedful.data.workers import map_in_order
 from heedful.progress import track
@@ -93,6 +93,7 @@ class Scan:
         labels: the distinct labels.
         sample: rows chosen at random, in their order; all of them if they are few.
         sample_indices: the index of each row of `sample` among all rows.
+        sources: (N,), the hash of the source of each row (`sources_of`), if they were asked for.
     """
 
     reports: dict[str, DataReport]
@@ -101,6 +102,7 @@ class Scan:
     labels: frozenset[str]
     sample: Rows
     sample_indices: Int64[np.ndarray, " S"]
+    sources: UInt64[np.ndarray, " N"] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -114,7 +116,12 @@ class Scan:
 
 
 def scan_rows(
-    source: RowSource, filters: Sequence[Filter], sample_size: int, num_workers: int
+    source: RowSource,
+    filters: Sequence[Filter],
+    sample_size: int,
+    num_workers: int,
+    *,
+    with_sources: bool = False,
 ) -> Scan:
     """Read all rows once.
 
@@ -124,6 +131,7 @@ def scan_rows(
         sample_size: maximum number of sampled rows. With `SAMPLE_CHARACTERS` as a second limit the
             rows with the smallest keys are chosen, random numbers of their chunk and index: the
             choice is independent of the number of workers.
+        with_sources: compute `Scan.sources`.
 
     Raises:
         UserError: wrong rows, files without rows, a filter that drops all rows.
@@ -135,13 +143,14 @@ def scan_rows(
     reports: dict[str, DataReport] = {}
     labels, counter, sample = set[str](), ReadCounter(), RowSample(sample_size)
     chunks, waiting = ChunkFacts(), deque[RowChunk]()
+    sources = [np.zeros(0, np.uint64)]
 
     def items() -> Iterator[tuple[int, RowChunk, float]]:
         for number, chunk in enumerate(_tracked(source)):
             waiting.append(chunk)
             yield number, chunk, sample.threshold
 
-    scan_chunk = _ChunkScanner(tuple(by_row), tuple(unique.filters))
+    scan_chunk = _ChunkScanner(tuple(by_row), tuple(unique.filters), with_sources)
     for part in map_in_order(scan_chunk, items(), num_workers, batch=_BATCH):
         chunk = waiting.popleft()
         counter.add(part.source, part.read, part.name)
@@ -154,11 +163,14 @@ def scan_rows(
         reports[part.corpus] = part.report if known is None else known.plus(part.report)
         chunks.add(part, chunk.place)
         sample.add(part.sampled)
+        if part.sources is not None:
+            sources.append(part.sources)
     counter.checked_total()
     report = FilterReport([*report.filters, *unique.report.filters])
     report.check()
     rows, indices = sample.rows(chunks.starts)
-    return Scan(reports, report, chunks, frozenset(labels), rows, indices)
+    hashes = np.concatenate(sources) if with_sources else None
+    return Scan(reports, report, chunks, frozenset(labels), rows, indices, hashes)
 
 
 class ScannedChunk(NamedTuple):
@@ -196,25 +208,6 @@ def training_rows(chunk: ScannedChunk, split: Split, known: KnownRows) -> Rows:
     """The training rows of a chunk: not held out, and not known."""
     rows, indices = chunk.parse()
     return known.drop_from(split.train(rows, indices))
-
-
-@dataclass(frozen=True)
-class _TrainingRowCounter:
-    """`len(training_rows(...))`, in a worker process."""
-
-    split: Split
-    known: KnownRows
-
-    def __call__(self, chunk: ScannedChunk) -> int:
-        return len(training_rows(chunk, self.split, self.known))
-
-
-def count_training_rows(
-    chunks: Iterable[ScannedChunk], split: Split, known: KnownRows, num_workers: int
-) -> int:
-    """The number of the training rows of all chunks."""
-    count = _TrainingRowCounter(split, known)
-    return sum(map_in_order(count, chunks, num_workers, batch=_BATCH))
 
 
 @dataclass(frozen=True)
@@ -263,6 +256,7 @@ class _ScannedPart:
         indices: (N,), of the rows that filters keep, among all rows of the chunk.
         sizes: (N,), of these rows, in characters.
         hashes: (N,), of these rows, for each filter `Unique`.
+        sources: (N,), as `Scan.sources`, or None.
     """
 
     source: int
@@ -276,6 +270,7 @@ class _ScannedPart:
     indices: Int64[np.ndarray, " N"]
     sizes: Int64[np.ndarray, " N"]
     hashes: tuple[UInt64[np.ndarray, " N"], ...]
+    sources: UInt64[np.ndarray, " N"] | None
 
     @property
     def num_rows(self) -> int:
@@ -308,7 +303,13 @@ class _ScannedPart:
         indices, sizes = self.indices[kept_rows], self.sizes[kept_rows]
         hashes = tuple(values[kept_rows] for values in self.hashes)
         return replace(
-            self, sampled=sampled, report=report, indices=indices, sizes=sizes, hashes=hashes
+            self,
+            sampled=sampled,
+            report=report,
+            indices=indices,
+            sizes=sizes,
+            hashes=hashes,
+            sources=None if self.sources is None else self.sources[kept_rows],
         )
 
 
@@ -318,6 +319,7 @@ class _ChunkScanner:
 
     filters: tuple[Filter, ...]
     unique: tuple[Unique, ...]
+    with_sources: bool
 
     def __call__(self, item: tuple[int, RowChunk, float]) -> _ScannedPart:
         number, chunk, threshold = item
@@ -342,6 +344,7 @@ class _ChunkScanner:
             indices=indices,
             sizes=sizes,
             hashes=tuple(filter.hashes(rows) for filter in self.unique),
+            sources=hash_cells(sources_of(rows)) if self.with_sources else None,
         )
 
 

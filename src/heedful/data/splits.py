@@ -1,19 +1,23 @@
-"""Split rows into training and held-out rows, and remove rows that are in both."""
+"""Split rows into training and held-out rows, and remove rows whose source is in both."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import floor
 from typing import Any, NamedTuple
+from unicodedata import normalize
 from zlib import crc32
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
-from heedful.data.row_formats import Unit
-from heedful.data.rows import Rows
+from heedful.data.row_formats import CORPUS, LABEL, MESSAGES, Unit
+from heedful.data.rows import Rows, hash_cells
 from heedful.errors import UserError
+
+_TARGET = "tgt"  # the column of the targets of pairs
 
 
 class Tail(NamedTuple):
@@ -98,10 +102,41 @@ class Split:
         return cls(np.array(content["held_out"], np.int64), tails)
 
 
-def split_random(num_rows: int, size: int | float | None, noun: str) -> Split:
-    """Held-out rows chosen at random with a fixed seed.
+def normalized(text: str) -> str:
+    """The text as sources are compared: in NFKC, with one space for each run of whitespace."""
+    return " ".join((text if text.isascii() else normalize("NFKC", text)).split())
+
+
+def sources_of(rows: Rows) -> list[list[str]]:
+    """The normalized columns of the input of each row, without targets, labels and corpora.
+
+    Of a chat it is the part before the first answer, so that rows with the first turns of one
+    conversation have equal inputs; a chat without a question before its first answer is used whole.
+    """
+    if MESSAGES in rows:
+        return [[normalized(_opening(json.loads(chat))) for chat in rows[MESSAGES]]]
+    names = [name for name in rows.columns if name not in (_TARGET, LABEL, CORPUS)]
+    return [[*map(normalized, rows[name])] for name in names]
+
+
+def _opening(chat: Sequence[Mapping[str, Any]]) -> str:
+    roles = [message["role"] for message in chat]
+    end = roles.index("assistant")
+    if all(role == "system" for role in roles[:end]):
+        end = len(chat)
+    return "\n".join(f"{message['role']}: {message['content']}" for message in chat[:end])
+
+
+def split_by_source(
+    sources: UInt64[np.ndarray, " N"], size: int | float | None, noun: str
+) -> Split:
+    """Held-out rows chosen at random: all rows of a source, or none.
+
+    Sources are taken in the order of their hashes, each if all of its rows fit; so a few rows less
+    than `size` may be held out where sources have several.
 
     Args:
+        sources: (N,), the hash of the source of each row.
         size: number of held-out rows, or below 1 their fraction of all rows, rounded down to at
             least one row; None: 1,000, or a tenth of the rows if that is fewer.
         noun: the word for a row in messages.
@@ -109,6 +144,7 @@ def split_random(num_rows: int, size: int | float | None, noun: str) -> Split:
     Raises:
         UserError: there would be fewer training rows than held-out rows.
     """
+    num_rows = len(sources)
     if size is None:
         size = min(1_000, max(1, num_rows // 10))
     count = int(size) if size >= 1 else max(1, floor(num_rows * Fraction(str(size))))
@@ -117,7 +153,28 @@ def split_random(num_rows: int, size: int | float | None, noun: str) -> Split:
             f"data.valid_size {size} of {num_rows} {noun} would leave too few to train"
             " on; lower it, or give data.valid"
         )
-    return Split(np.sort(np.random.default_rng(0).choice(num_rows, count, replace=False)))
+    ordered = np.sort(sources)
+    firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    sizes = np.diff(firsts, append=num_rows)
+    chosen = _choose_groups(sizes, count)
+    if 2 * int(sizes[chosen].sum()) > num_rows:
+        raise UserError(
+            f"data.valid_size: {num_rows} {noun} have {len(sizes)} different sources, too few to"
+            " hold out all rows of some; give data.valid"
+        )
+    return Split(np.flatnonzero(_is_in(np.sort(ordered[firsts[chosen]]), sources)))
+
+
+def _choose_groups(sizes: Int64[np.ndarray, " g"], count: int) -> Int64[np.ndarray, " c"]:
+    """The groups, in order, that fit into `count` rows; a smallest one if none fits."""
+    chosen, left = [np.zeros(0, np.int64)], np.arange(len(sizes))
+    while len(left := left[sizes[left] <= count]):
+        num_taken = int(np.searchsorted(np.cumsum(sizes[left]), count, side="right"))
+        chosen.append(left[:num_taken])
+        count -= int(sizes[left[:num_taken]].sum())
+        left = left[num_taken:]
+    groups = np.concatenate(chosen)
+    return groups if len(groups) else np.array([sizes.argmin()])
 
 
 def split_tail(
@@ -171,37 +228,51 @@ def split_tail(
 
 @dataclass(frozen=True)
 class KnownRows:
-    """Hashes of the held-out rows, to find copies of them among the training rows.
+    """Hashes of the held-out rows, to find training rows with their sources (`sources_of`).
 
-    A row takes 12 bytes. Digests have 64 bits: of 100 million training rows one is dropped by
-    mistake with a probability below 0.000001 for each 100,000 held-out rows.
+    A row takes 12 bytes, with `both_directions` 24. Digests have 64 bits: of 100 million training
+    rows one is dropped by mistake with a probability below 0.000001 for each 100,000 held-out rows.
 
     Attributes:
-        digests: (n,), of all columns of each row, ascending.
-        checksums: (n,), of the first column of each row, ascending; a row with another checksum
+        digests: (n,), of the source of each row, and of exchanged pairs, ascending.
+        checksums: (n,), of the first column of these, ascending; a row with another checksum
             needs no digest.
+        both_directions: a training pair is also found where it is a held-out pair with the sides
+            exchanged.
     """
 
     digests: UInt64[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.uint64))
     checksums: UInt32[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    both_directions: bool = False
 
     @classmethod
-    def from_rows(cls, parts: Iterable[Rows]) -> "KnownRows":
+    def from_rows(cls, parts: Iterable[Rows], *, both_directions: bool = False) -> "KnownRows":
         """The hashes of some rows, of which one part at a time is in memory."""
         digests, checksums = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
         for rows in parts:
-            digests.append(rows.hashes())
-            checksums.append(_checksums(rows))
-        return cls(np.sort(np.concatenate(digests)), np.sort(np.concatenate(checksums)))
+            sources = sources_of(rows)
+            kinds = [sources]
+            if both_directions and _TARGET in rows:
+                kinds.append([[*map(normalized, rows[_TARGET])], sources[0]])
+            digests += map(hash_cells, kinds)
+            checksums += [_checksums(columns[0]) for columns in kinds]
+        arrays = np.sort(np.concatenate(digests)), np.sort(np.concatenate(checksums))
+        return cls(*arrays, both_directions)
 
     def drop_from(self, rows: Rows) -> Rows:
         """The rows that are not known; the report counts the others."""
         if not len(self.digests):
             return rows
-        candidates = np.flatnonzero(_is_in(self.checksums, _checksums(rows)))
+        sources = sources_of(rows)
+        candidates = np.flatnonzero(_is_in(self.checksums, _checksums(sources[0])))
         if not len(candidates):
             return rows
-        known = candidates[_is_in(self.digests, rows.select(candidates).hashes())]
+        columns = [[column[index] for index in candidates.tolist()] for column in sources]
+        is_known = _is_in(self.digests, hash_cells(columns))
+        if self.both_directions and _TARGET in rows:
+            targets = [normalized(rows[_TARGET][index]) for index in candidates.tolist()]
+            is_known |= _is_in(self.digests, hash_cells([columns[0], targets]))
+        known = candidates[is_known]
         if not len(known):
             return rows
         is_new = np.ones(len(rows), bool)
@@ -212,11 +283,9 @@ class KnownRows:
         return remaining
 
 
-def _checksums(rows: Rows) -> UInt32[np.ndarray, " N"]:
-    """The checksum of the first column of each row."""
-    texts = next(iter(rows.columns.values()))
+def _checksums(texts: Sequence[str]) -> UInt32[np.ndarray, " N"]:
     checksums = (crc32(text.encode("utf-8", "surrogatepass")) for text in texts)
-    return np.fromiter(checksums, np.uint32, len(rows))
+    return np.fromiter(checksums, np.uint32, len(texts))
 
 
 def _is_in(

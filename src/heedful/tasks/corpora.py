@@ -1,6 +1,6 @@
 """The corpora of a run: their files by split, tags before sources, weights by epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -250,9 +250,8 @@ def corpus_shares(recipe: Recipe, ranges: Sequence[CorpusRange]) -> list[CorpusS
     return shares
 
 
-def check_ranges(recipe: Recipe, ranges: Sequence[CorpusRange]) -> None:
-    """Raise UserError for a corpus of which no row is left."""
-    names = {entry.name for entry in ranges}
+def check_ranges(recipe: Recipe, names: Collection[str]) -> None:
+    """Raise UserError for a corpus of which no row is left; `names`: those with rows."""
     if missing := [name for name in recipe.data.corpora if name not in names]:
         raise UserError(
             f"data.corpora: no row of {format_names(missing, str)} is left to train on; give other "

@@ -18,7 +18,7 @@ from heedful.data.plans import plan_batches
 from heedful.data.row_formats import CORPUS, LABEL
 from heedful.data.rows import FileRows, Rows, open_rows
 from heedful.data.scan import Scan, corpus_tails
-from heedful.data.splits import Split, split_random
+from heedful.data.splits import Split, split_by_source
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.data.workers import choose_workers
 from heedful.errors import UserError
@@ -72,13 +72,18 @@ def open_labeled(files: Files) -> FileRows:
 
 def raw_data(recipe: Recipe, open_files: Callable[[Files], FileRows]) -> RawData:
     """The rows of each split for which the recipe names files; without files of valid,
-    random rows of train are held out."""
+    random rows of train are held out, all or none of those with one source."""
     sources: dict[str, dict[str, FileRows]] = {}
     for entry in files_by_split(recipe):
         rows = replace(open_files(entry.files), corpus=entry.corpus)
         sources.setdefault(entry.split, {})[entry.key.removeprefix("data.")] = rows
     columns = next(iter(sources["train"].values())).names
-    return RawData({**sources}, random_rows(recipe), training_filters(recipe, columns))
+    return RawData(
+        {**sources},
+        random_rows(recipe),
+        training_filters(recipe, columns),
+        drops_held_out=recipe.data.drop_held_out is not False,
+    )
 
 
 def training_filters(recipe: Recipe, columns: Iterable[str]) -> list[Filter]:
@@ -89,10 +94,11 @@ def training_filters(recipe: Recipe, columns: Iterable[str]) -> list[Filter]:
 
 
 def random_rows(recipe: Recipe) -> Callable[[Scan], Split]:
-    """`RawData.hold_out` of random rows."""
+    """`RawData.hold_out` of all rows of random sources."""
 
     def hold_out(scan: Scan) -> Split:
-        return split_random(scan.num_rows, recipe.data.valid_size, scan.noun)
+        assert scan.sources is not None
+        return split_by_source(scan.sources, recipe.data.valid_size, scan.noun)
 
     return hold_out
 
@@ -116,8 +122,8 @@ def raw_text_data(recipe: Recipe) -> RawData:
             )
         return Split(tails=tuple(corpus_tails(raw.train, scan.chunks, size, unit)))
 
-    # A file named for both train and valid is kept in both (recipe `rhyme`).
-    return replace(raw, hold_out=hold_out, may_repeat=data.text_unit == "file")
+    drops = is_table if data.drop_held_out is None else data.drop_held_out
+    return replace(raw, hold_out=hold_out, holds_out_tail=True, drops_held_out=drops)
 
 
 def joint_tokenizer(recipe: Recipe, sample: Rows, **options: Any) -> tuple[Tokenizer, Tokenizer]:

@@ -1,16 +1,19 @@
 """The two passes over the rows of a task: read, filter and hold out; then encode."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from heedful.config import Recipe
 from heedful.data.chunk_encoder import ChunkEncoder
 from heedful.data.column_writer import ColumnsWriter, write_columns
+from heedful.data.columns import Columns, DataReport
 from heedful.data.encoding import Encoder
 from heedful.data.labels import label_ids, label_names
 from heedful.data.prepared import MANIFEST
@@ -18,7 +21,6 @@ from heedful.data.rows import FileRows, Rows, collect
 from heedful.data.scan import (
     ChunkFacts,
     Scan,
-    count_training_rows,
     scan_rows,
     scanned_chunks,
     take_held_out,
@@ -30,7 +32,7 @@ from heedful.errors import UserError
 from heedful.files import atomic_open, read_object, remove, remove_unfinished, write_json
 from heedful.progress import track
 from heedful.tasks.corpora import SPLITS, check_ranges
-from heedful.tasks.run_data import FILTERS, InheritedParts, RawData
+from heedful.tasks.run_data import FILTERS, DataSummary, InheritedParts, RawData
 from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
@@ -48,7 +50,7 @@ class FirstPass:
         held_out: rows in memory of valid and, if the recipe has one, test.
         labels: the names of the labels in train, in order; empty for rows without labels.
         summaries: a line on each source, by its key.
-        known: the held-out rows, which are dropped from train.
+        known: the held-out rows whose sources are dropped from train.
     """
 
     scan: Scan
@@ -60,7 +62,7 @@ class FirstPass:
 
     @property
     def num_rows(self) -> int:
-        """Training rows, with those that are also in a held-out set."""
+        """Training rows, with those whose source is also held out."""
         return self.scan.num_rows - self.split.num_held_out
 
     @classmethod
@@ -75,7 +77,10 @@ class FirstPass:
             if name in raw.sources:
                 held_out[name] = _collect(raw.sources[name], summaries)
         num_workers = _num_workers(recipe, raw)
-        scan = scan_rows(raw.train, raw.filters, sample_size, num_workers)
+        with_sources = "valid" not in held_out and not raw.holds_out_tail
+        scan = scan_rows(
+            raw.train, raw.filters, sample_size, num_workers, with_sources=with_sources
+        )
         labels = label_names(scan.labels) if scan.labels else ()
         for rows in held_out.values() if labels else ():
             label_ids(rows, labels)  # raises UserError for an unknown label before the slow steps
@@ -90,7 +95,8 @@ class FirstPass:
         keys = [] if isinstance(train, Rows) else [*train]
         reports = zip(keys, scan.reports.values(), strict=bool(keys))
         summaries = {key: report.summary() for key, report in reports} | summaries
-        known = KnownRows() if raw.may_repeat else KnownRows.from_rows(held_out.values())
+        compared = (held_out[name] for name in raw.compared_splits if name in held_out)
+        known = _known_rows(recipe, compared)
         return cls(scan, split, held_out, labels, summaries if keys else {}, known)
 
     def sample(self) -> Rows:
@@ -101,16 +107,47 @@ class FirstPass:
         return rows
 
 
-def count_rows(task: Task) -> tuple[FirstPass, dict[str, int]]:
-    """The first pass for a report, and the rows of each split; nothing is written."""
+def count(task: Task, inherited: InheritedParts) -> DataSummary:
+    """The summary of the data that `fill` would write; nothing is written."""
     raw = task.raw_data()
-    read = FirstPass.read(task.recipe, raw, 0)
-    num_workers = _num_workers(task.recipe, raw)
-    chunks = scanned_chunks(raw.train, read.scan.chunks)
-    num_train = count_training_rows(chunks, read.split, read.known, num_workers)
-    if not num_train:
-        refuse_held_out(read.num_rows, read.scan.noun)
-    return read, {"train": num_train} | {name: len(rows) for name, rows in read.held_out.items()}
+    read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited))
+    tokenizers = inherited.tokenizers or task.train_tokenizers(read.sample())
+    held_out = {}
+    for name, rows in read.held_out.items():
+        held_out[name] = _encode(task, name, rows, tokenizers, read.labels, inherited).report
+    encoder = _encoder(task, "train", tokenizers, read.labels, inherited)
+    encode = ChunkEncoder(encoder, read.split, read.known)
+    totals, num_of_label = _TrainTotals(), np.zeros(len(encoder.labels), np.int64)
+    with track("tokenizing", read.scan.num_rows) as advance:
+        items = scanned_chunks(raw.train, read.scan.chunks)
+        results = map_in_order(encode, items, _num_workers(task.recipe, raw))
+        for columns, num_rows in zip(results, read.scan.chunks.num_rows, strict=True):
+            totals.add(columns)
+            if encoder.labels:
+                labels = columns.numbers("labels")
+                num_of_label += np.bincount(labels, minlength=len(num_of_label))
+            advance(num_rows)
+    report = _checked_train(task, encoder, totals.report, read.num_rows, totals.corpora)
+    return DataSummary(
+        read.summaries,
+        read.scan.filters,
+        tokenizers,
+        {"train": report, **held_out},
+        dict(zip(encoder.labels, num_of_label.tolist(), strict=True)),
+    )
+
+
+@dataclass
+class _TrainTotals:
+    """The sums of the reports on chunks, and the names of their corpora."""
+
+    report: DataReport | None = None
+    corpora: set[str] = field(default_factory=set)
+
+    def add(self, columns: Columns) -> None:
+        """Add a chunk."""
+        self.report = columns.report if self.report is None else self.report.plus(columns.report)
+        self.corpora |= {corpus.name for corpus in columns.corpora}
 
 
 def fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
@@ -137,14 +174,10 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
 
 def _write_first_pass(task: Task, raw: RawData, inherited: InheritedParts, directory: Path) -> None:
     """The first pass: write everything but the training ids."""
-    sample_size = 0 if inherited.tokenizers else task.recipe.tokenizer.sample_size
-    read = FirstPass.read(task.recipe, raw, sample_size)
+    read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited))
     tokenizers = inherited.tokenizers or task.train_tokenizers(read.sample())
-    columns = task.text_columns(tokenizers)
     for name, rows in read.held_out.items():
-        encoder = Encoder(columns, **task.encode_options(name, read.labels, inherited))
-        encoded = encoder(rows)
-        encoder.check(encoded.report, len(rows))
+        encoded = _encode(task, name, rows, tokenizers, read.labels, inherited)
         write_columns(directory / name, encoded)
         _write_rows(directory / f"{name}.jsonl", rows)
     write_json(directory / SUMMARIES, read.summaries)
@@ -161,15 +194,10 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
     """The second pass: write the ids of the training rows, chunk by chunk."""
     plan = read_object(directory / _PLAN)
     chunks, split = ChunkFacts.from_json(plan["chunks"]), Split.from_json(plan["split"])
-    encoder = Encoder(
-        task.text_columns(load_tokenizers(directory)),
-        **task.encode_options("train", plan["labels"], inherited),
-    )
-    files = (directory / f"{name}.jsonl" for name in SPLITS[1:])
-    held_out = (
-        rows for path in files if path.is_file() and not raw.may_repeat for rows in _read_back(path)
-    )
-    encode = ChunkEncoder(encoder, split, KnownRows.from_rows(held_out))
+    encoder = _encoder(task, "train", load_tokenizers(directory), plan["labels"], inherited)
+    files = (directory / f"{name}.jsonl" for name in raw.compared_splits)
+    held_out = (rows for path in files if path.is_file() for rows in _read_back(path))
+    encode = ChunkEncoder(encoder, split, _known_rows(task.recipe, held_out))
     writer = ColumnsWriter(directory / "train")
     starts = chunks.starts
     with track("tokenizing", starts[-1]) as advance, closing(writer):
@@ -181,22 +209,67 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
             if number % SHARD_CHUNKS == 0:
                 writer.commit(number)
             advance(chunks.num_rows[number - 1])
-        report, num_rows = writer.report, starts[-1] - split.num_held_out
-        assert report is not None
-        if report.num_held_out == num_rows:
-            refuse_held_out(num_rows, report.noun)
-        encoder.check(report, num_rows - report.num_held_out)
-        check_ranges(task.recipe, writer.corpora)
+        num_rows, corpora = starts[-1] - split.num_held_out, {c.name for c in writer.corpora}
+        report = _checked_train(task, encoder, writer.report, num_rows, corpora)
         writer.complete(report, encoder.info)
     (directory / _PLAN).unlink()
 
 
+def _sample_size(task: Task, inherited: InheritedParts) -> int:
+    """The training rows that are sampled for a new tokenizer."""
+    return 0 if inherited.tokenizers else task.recipe.tokenizer.sample_size
+
+
+def _encoder(
+    task: Task,
+    split: str,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    labels: Sequence[str],
+    inherited: InheritedParts,
+) -> Encoder:
+    options = task.encode_options(split, labels, inherited)
+    return Encoder(task.text_columns(tokenizers), **options)
+
+
+def _encode(
+    task: Task,
+    split: str,
+    rows: Rows,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    labels: Sequence[str],
+    inherited: InheritedParts,
+) -> Columns:
+    """The columns of a held-out split; raises UserError if no row is left."""
+    encoder = _encoder(task, split, tokenizers, labels, inherited)
+    encoded = encoder(rows)
+    encoder.check(encoded.report, len(rows))
+    return encoded
+
+
+def _checked_train(
+    task: Task, encoder: Encoder, report: DataReport | None, num_rows: int, corpora: Collection[str]
+) -> DataReport:
+    """The report on all training rows; raises UserError if none is left, or none of a corpus."""
+    assert report is not None
+    if report.num_held_out == num_rows:
+        refuse_held_out(num_rows, report.noun)
+    encoder.check(report, num_rows - report.num_held_out)
+    check_ranges(task.recipe, corpora)
+    return report
+
+
 def refuse_held_out(num_rows: int, noun: str) -> NoReturn:
-    """Raise UserError for training rows that are all held out."""
+    """Raise UserError for training rows whose sources are all held out."""
     raise UserError(
         f"each of the {num_rows} {noun} of data.train is also in data.valid"
-        " or data.test, so none is left to train on; give other held-out data"
+        " or data.test, so none is left to train on; give other held-out data, or set "
+        "data.drop_held_out to false"
     )
+
+
+def _known_rows(recipe: Recipe, held_out: Iterable[Rows]) -> KnownRows:
+    """The held-out rows; the corpora of several may be of both directions."""
+    return KnownRows.from_rows(held_out, both_directions=len(recipe.data.corpora) > 1)
 
 
 def _num_workers(recipe: Recipe, raw: RawData) -> int:

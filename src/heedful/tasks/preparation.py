@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 
 from heedful.config import Recipe
-from heedful.data.columns import Columns, open_columns
+from heedful.data.columns import open_columns
 from heedful.data.prepared import FolderLock, content_key, prepare_once
 from heedful.data.row_formats import format_of
-from heedful.errors import format_names
 from heedful.files import read_json
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine
 from heedful.tasks.corpora import SOURCES, SPLITS, resolve_paths, split_files
 from heedful.tasks.passes import SUMMARIES, fill, load_tokenizers
-from heedful.tasks.run_data import InheritedParts, RunData
+from heedful.tasks.run_data import DataSummary, InheritedParts, RunData
 from heedful.tasks.task import Task
 
 
@@ -36,8 +35,21 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
         key["objective_files"] = content_key(named)
     directory = prepare_once(cache, key, partial(fill, task, inherited), about, resumable=True)
     data = open_data(directory, inherited.start_id)
-    _describe(data, print_line)
+    for line in _summary(data).lines():
+        print_line(line)
     return data
+
+
+def _summary(data: RunData) -> DataSummary:
+    train = data.splits["train"]
+    counts = np.bincount(train.numbers("labels"), minlength=len(data.labels)) if data.labels else ()
+    return DataSummary(
+        read_json(data.directory / SUMMARIES),
+        data.filters,
+        data.tokenizers,
+        {name: columns.report for name, columns in data.splits.items()},
+        {name: int(count) for name, count in zip(data.labels, counts, strict=True)},
+    )
 
 
 def open_data(directory: Path, start_id: int | None) -> RunData:
@@ -86,25 +98,3 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
         "objective": recipe.objective,
         "labels": inherited.labels,
     }
-
-
-def _describe(data: RunData, print_line: PrintLine) -> None:
-    """Print summaries of the files, the tokenizers, the splits and the labels."""
-    for name, summary in read_json(data.directory / SUMMARIES).items():
-        print_line(f"{'data.' + name:<10} {summary}")
-    if data.filters.filters:
-        print_line(f"filters    {data.filters.summary(data.splits['train'].report.noun)}")
-    src, tgt = data.tokenizers
-    more = "" if src is tgt else f" and {tgt.vocab_size:,}"
-    print_line(f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}")
-    for name, columns in data.splits.items():
-        print_line(f"{name:<10} {columns.report.summary()}")
-    if data.labels:
-        print_line(f"labels     {_counted_labels(data.splits['train'], data.labels)}")
-
-
-def _counted_labels(train: Columns, labels: tuple[str, ...]) -> str:
-    """The labels, each with its number of training texts."""
-    counts = np.bincount(train.numbers("labels"), minlength=len(labels))
-    shown = [f"{name} ({count:,})" for name, count in zip(labels, counts, strict=True)]
-    return format_names(shown, str)

@@ -1,7 +1,7 @@
 """The data of a run: rows of text as read, and columns of ids as prepared."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.data.columns import Columns, Sequences, open_columns
+from heedful.data.columns import Columns, DataReport, Sequences, open_columns
 from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter
 from heedful.data.prepared import FolderLock
@@ -18,6 +18,7 @@ from heedful.data.rows import FileRows, JoinedRows, Rows, RowSource
 from heedful.data.scan import Scan
 from heedful.data.splits import Split
 from heedful.data.tokenizer import Tokenizer
+from heedful.errors import format_names
 from heedful.files import read_json
 
 FILTERS = "filters.json"  # in a prepared folder: the report of its filters
@@ -48,13 +49,23 @@ class RawData:
         hold_out: chooses held-out rows by the facts about those of train; it is called if there is
             no source of valid.
         filters: of the rows of train.
-        may_repeat: rows of train may be held-out rows too; otherwise they are dropped from train.
+        holds_out_tail: `hold_out` chooses the last texts, which are not compared with train,
+            as lines of running text recur. Otherwise it chooses whole sources.
+        drops_held_out: rows of train with the source of a held-out row are dropped.
     """
 
     sources: dict[str, dict[str, FileRows] | Rows]
     hold_out: Callable[[Scan], Split]
     filters: Sequence[Filter] = ()
-    may_repeat: bool = False
+    holds_out_tail: bool = False
+    drops_held_out: bool = True
+
+    @property
+    def compared_splits(self) -> tuple[str, ...]:
+        """The held-out splits whose rows are dropped from train."""
+        is_tail = self.holds_out_tail and "valid" not in self.sources
+        names = ("test",) if is_tail else ("valid", "test")
+        return names if self.drops_held_out else ()
 
     @property
     def train(self) -> RowSource:
@@ -122,6 +133,43 @@ class RunData:
         """The held-out rows of a split as text: all, or the first `count`."""
         with (self.directory / f"{split}.jsonl").open(encoding="utf-8") as lines:
             return [json.loads(line) for line in islice(lines, count)]
+
+
+class DataSummary(NamedTuple):
+    """The counts of prepared data.
+
+    Attributes:
+        sources: a line on each source that was read, by its key.
+        tokenizers: of source and target; one object twice for a task with one side.
+        reports: by split.
+        labels: the training rows of each label, in the order of the labels.
+    """
+
+    sources: Mapping[str, str]
+    filters: FilterReport
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    reports: Mapping[str, DataReport]
+    labels: Mapping[str, int]
+
+    @property
+    def noun(self) -> str:
+        """The word for a row in messages."""
+        return self.reports["train"].noun
+
+    def lines(self) -> Iterator[str]:
+        """Lines on the files, the filters, the tokenizers, the splits and the labels."""
+        for name, summary in self.sources.items():
+            yield f"{'data.' + name:<10} {summary}"
+        if self.filters.filters:
+            yield f"filters    {self.filters.summary(self.noun)}"
+        src, tgt = self.tokenizers
+        more = "" if src is tgt else f" and {tgt.vocab_size:,}"
+        yield f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}"
+        for name, report in self.reports.items():
+            yield f"{name:<10} {report.summary()}"
+        if self.labels:
+            shown = [f"{name} ({count:,})" for name, count in self.labels.items()]
+            yield f"labels     {format_names(shown, str)}"
 
 
 class PlannedRows(NamedTuple):

@@ -32,9 +32,10 @@ from heedful.tasks.new_model import (
     rebuild_model,
     trained_share,
 )
+from heedful.tasks.passes import count
 from heedful.tasks.preparation import open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
-from heedful.tasks.run_data import RunData
+from heedful.tasks.run_data import DataSummary, InheritedParts, RunData
 from heedful.tasks.task import Task
 from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.folder import MARKER, facts_of_run
@@ -90,15 +91,27 @@ def prepare_data(task: Task, print_line: PrintLine) -> RunData:
     return _prepare_data(task, source, teacher, print_line)
 
 
+def count_data(task: Task) -> DataSummary:
+    """The summary of the data that `prepare_data` would store; nothing is stored."""
+    recipe = task.recipe
+    source = _open_model(recipe.init_from, "cpu")
+    teacher = _open_model(recipe.distillation.teacher, "cpu")
+    return count(task, _inherited(task, source, teacher))
+
+
 def _prepare_data(
     task: Task, source: SavedModel | None, teacher: SavedModel | None, print_line: PrintLine
 ) -> RunData:
-    # Refuses a wrong model before data are read.
+    return prepare(task, cache_folder(), _inherited(task, source, teacher), print_line)
+
+
+def _inherited(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> InheritedParts:
+    """What the data inherit from other models; raises UserError for a wrong model."""
     architecture_and_config(task, None, source, teacher)
     inherited = inherited_parts(task.recipe.tokenizer.path, source, teacher)
     if inherited.tokenizers is not None:
         inherited = replace(inherited, tokenizers=task.adapt_tokenizers(inherited.tokenizers))
-    return prepare(task, cache_folder(), inherited, print_line)
+    return inherited
 
 
 def new_parts(
@@ -211,8 +224,8 @@ def _prepare_again(task: Task, out: Path, device: torch.device, print_line: Prin
     facts = facts_of_run(out)
     if parts.data_facts != {key: getattr(facts, key) for key in parts.data_facts}:
         raise UserError(
-            f"{problem}, and the files that they were made from have changed; restore the old "
-            "files, or start a new run"
+            f"{problem}, and the files that they were made from have changed, or the version of "
+            "heedful; restore the old ones, or start a new run"
         )
     return parts
 
