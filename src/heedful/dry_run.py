@@ -31,7 +31,6 @@ from heedful.tasks.start import (
 )
 from heedful.tasks.task import Task
 from heedful.training.precision import resolve_precision
-from heedful.training.schedules import total_steps
 from heedful.training.step import TrainStep
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of a unit of ru_maxrss
@@ -44,8 +43,9 @@ class RunEstimate:
     Attributes:
         examples: number by split, in units of `unit`.
         num_parameters: of the net, and by the name of its parts.
-        steps_per_epoch: optimizer steps.
+        steps_per_epoch: optimizer steps of the first epoch.
         total_steps: at the first of max_steps and max_epochs; None without both.
+        epochs: in `total_steps`, which differ where weights of corpora change.
         tokens_per_step: mean of the measured steps, padding not counted.
         flops_per_token: of the matrix products of the measured steps.
         state_bytes: weights, gradients, and state of the optimizer.
@@ -63,6 +63,7 @@ class RunEstimate:
     num_parameters: dict[str, int]
     steps_per_epoch: int
     total_steps: int | None
+    epochs: float | None
     tokens_per_step: float
     flops_per_token: float
     state_bytes: int
@@ -104,7 +105,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     steps = [plan[start : start + size] for start in range(0, len(plan), size)]
     batches = ([epochs.load_batch(item).to(device) for item in items] for items in cycle(steps))
     cost = _measure(task, parts, batches, device, precision)
-    total = total_steps(recipe.training, epochs.mean_size(len(plan)))
+    total = epochs.total_steps()
     ends = [] if total is None else [total * cost.seconds]
     ends += [] if recipe.training.max_minutes is None else [60 * recipe.training.max_minutes]
     return RunEstimate(
@@ -117,6 +118,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
         num_parameters=parameters_by_part(net),
         steps_per_epoch=len(steps),
         total_steps=total,
+        epochs=None if total is None else epochs.num_epochs(total),
         tokens_per_step=cost.tokens,
         flops_per_token=cost.flops / cost.tokens,
         state_bytes=cost.state_bytes,

@@ -85,7 +85,7 @@ def test_a_batch_has_its_texts_labels_and_types(
     seconds = [data.draw(st.integers(0, len(ids))) for ids in texts]
     labels, packed = np.arange(len(texts)) % 3, pack_ids(texts, 100)
     plain = collate_texts(packed, np.array(selected), pad_id=pad_id)
-    more: dict[str, Any] = {"labels": labels, "second": np.array(seconds)[selected]}
+    more: dict[str, Any] = {"labels": labels[selected], "second": np.array(seconds)[selected]}
     batch = collate_texts(packed, np.array(selected), pad_id=pad_id, **more)
     for one in (plain, batch):
         assert rows_of(one.tokens, pad_id) == [texts[i] for i in selected]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data import draws
-from heedful.data.columns import CorpusRange
+from heedful.data.columns import CorpusRange, rows_of
 from heedful.data.draws import CorpusShare, EpochDraw
 from heedful.data.epoch_windows import window_rows
 from heedful.errors import UserError
@@ -59,7 +59,8 @@ def check_counts(shares: list[CorpusShare], seed: int) -> None:
             rows = draw_rows(shares, seed=seed, epoch=epoch)
         except UserError:
             rows = np.zeros(0, int)
-        counts += np.bincount(rows, minlength=len(counts))
+        assert len(np.unique(rows)) == len(rows), "each copy of a row has an index of its own"
+        counts += np.bincount(rows_of(rows), minlength=len(counts))
         for number, share in enumerate(shares):
             sums[number] += weight_at(share, epoch)
             assert share.passes_before(epoch + 1) == sums[number]

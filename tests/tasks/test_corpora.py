@@ -14,18 +14,22 @@ import heedful
 from encoder_runs import PreparedTask, assert_resumes, recipe_of, sentences, write
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
+from heedful.data.columns import rows_of
 from heedful.data.plans import plan_batches, plan_windows
 from heedful.data.tags import allow_in_texts, tag_id
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.dry_run import estimate_run
 from heedful.errors import UserError
 from heedful.export.hf import export_hf
+from heedful.plan.work import Work
 from heedful.run import train
+from heedful.tasks import epochs as tasks_epochs
 from heedful.tasks.corpora import corpus_shares, language_tags
 from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.inputs import epoch_draw
 from heedful.tasks.run_data import InheritedParts
 from heedful.tasks.translation import Translation
-from heedful.training.events import Evaluated, StepDone
+from heedful.training.events import Evaluated, RunStarted, StepDone
 from heedful.training.loggers import read_log
 from heedful.training.run_report import write_run_report
 
@@ -221,7 +225,9 @@ def test_a_run_of_corpora_whose_weights_change_resumes_exactly(recipe, tmp_path)
     batches = EpochBatches(run.task, run.data)
     sizes = [len(batches.plan_epoch(epoch)) for epoch in range(4)]
     assert sizes[0] > sizes[1] < sizes[3]
-    assert 4 * batches.mean_size(sizes[0]) == pytest.approx(sum(sizes), abs=4)
+    ends = {"training.max_epochs": 4, "training.max_steps": None}
+    without = PreparedTask(changed.replace(ends), tmp_path / "data")
+    assert EpochBatches(without.task, without.data).total_steps() == sum(sizes)
     assert PreparedTask(recipe, tmp_path / "data").data.directory == run.data.directory
 
 
@@ -249,9 +255,9 @@ def test_weights_change_exactly_after_their_steps(recipe, tmp_path, accumulation
         batches = [item.item for item in plan]
         assert len(batches) == len(plan) > 0
         for first in range(0, len(plan), accumulation):
-            rows = np.concatenate(batches[first : first + accumulation])
+            rows = rows_of(np.concatenate(batches[first : first + accumulation]))
             steps.append(np.histogram(rows, [c.start for c in corpora] + [corpora[-1].end])[0])
-        by_epoch.append(np.bincount(np.concatenate(batches), minlength=94))
+        by_epoch.append(np.bincount(rows_of(np.concatenate(batches)), minlength=94))
         epoch += 1
     counts = np.array(steps)
     names = ["de", "fr", "back"]
@@ -443,7 +449,7 @@ def test_tasks_of_texts_read_corpora_too(task: str, tmp_path: Path) -> None:
     assert [corpus.name for corpus in columns.corpora] == ["a", "b"]
     plan = run.plan_epoch(0)
     if task == "language_modeling":
-        counts = np.bincount(plan[0].order, minlength=len(columns))
+        counts = np.bincount(rows_of(plan[0].order), minlength=len(columns))
         settings = {"context": 8, "batch_size": 4, "seed": 1, "epoch": 2}
         lengths = columns.sequences("text").lengths
         rows = np.arange(len(columns))
@@ -451,7 +457,7 @@ def test_tasks_of_texts_read_corpora_too(task: str, tmp_path: Path) -> None:
         assert all((a.starts == b.starts).all() for a, b in zip(*pair, strict=True))
     else:
         rows = [getattr(item, "indices", item) for item in plan]
-        counts = np.bincount(np.concatenate(rows), minlength=len(columns))
+        counts = np.bincount(rows_of(np.concatenate(rows)), minlength=len(columns))
     a, b = columns.corpora
     assert {*counts[a.start : a.end]} == {1}
     assert {*counts[b.start : b.end]} == {3}
@@ -470,6 +476,158 @@ def test_tasks_of_texts_read_corpora_too(task: str, tmp_path: Path) -> None:
         assert sum(counts["b"] for counts in loaded) == 3 * tokens[b.start : b.end].sum()
     assert run.evaluate().corpora.keys() == {"a", "b"}
     assert {"loss/a", "loss/b"} <= run.compute_final_scores(tmp_path).by_name.keys()
+
+
+@pytest.mark.parametrize(
+    ("task", "keys"),
+    [
+        ("masked_lm", {}),
+        ("denoising", {}),
+        ("translation", {"training__subword_sampling": 0.5}),
+        ("classification", {"training__subword_sampling": 0.5}),
+        ("language_modeling", {"training__subword_sampling": 0.5}),
+    ],
+)
+def test_copies_of_a_row_in_an_epoch_have_other_random_numbers(task, keys, tmp_path) -> None:
+    """Masks, noise and subword splits, as those of the row in different epochs."""
+    if keys:
+        keys |= {"tokenizer": {"kind": "bpe", "vocab_size": 35}}
+    content = recipe_of(task, tmp_path, **keys).model_dump(exclude_unset=True)
+    files = content["data"].pop("train")
+    content["data"].pop("valid_size", None)
+    if task != "language_modeling":
+        content["data"]["max_length"] = 90
+    lines = [" ".join(words) for words in np.array(sentences(80)).reshape(16, 5).tolist()]
+    ending = "\t{}" if task == "classification" else "{}"
+    labels = ["x", "y"] if task == "classification" else ["", ""]
+    rows = [line + ending.format(labels[n % 2]) for n, line in enumerate(lines)]
+    corpus = {key: write(Path(path), rows) for key, path in files.items()}
+    content["data"]["corpora"] = {"a": {**corpus, "weight": 2.5, "valid": corpus}}
+    content["data"]["drop_held_out"] = False
+    content["training"] |= {"batch_sentences": None, "batch_tokens": 4096}
+    if task == "language_modeling":
+        content["objective"]["context"] = 300
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+    epochs = EpochBatches(run.task, run.data)
+    seen: dict[int, list[tuple[int, ...]]] = {}
+    for planned in epochs.plan_epoch(0):
+        batch = epochs.load_batch(planned)
+        tokens = batch.tokens if batch.source is None else batch.source
+        if task != "language_modeling":
+            sizes = [tokens.ids.size(1)] if tokens.lengths is None else tokens.lengths.tolist()
+            for row, ids, size in zip(batch.indices, tokens.ids.tolist(), sizes, strict=True):
+                seen.setdefault(int(row), []).append(tuple(ids[:size]))
+            continue
+        item, segments = planned.item, tokens.segments
+        firsts = np.searchsorted(item.offsets, item.starts, side="right") - 1
+        for window, first in enumerate(firsts.tolist()):
+            for number in range(1, int(segments[window].max())):  # the texts that are whole
+                ids = tokens.ids[window][segments[window] == number]
+                row = int(rows_of(item.order[[first + number]])[0])
+                seen.setdefault(row, []).append(tuple(ids.tolist()))
+    if task != "language_modeling":
+        assert {len(copies) for copies in seen.values()} == {2, 3}
+        assert len(seen) == 16
+    num_copies = sum(len(copies) - 1 for copies in seen.values())
+    assert num_copies > 4
+    equal = sum(len(copies) - len(set(copies)) for copies in seen.values())
+    assert equal <= num_copies // 8
+
+
+def test_a_source_of_several_corpora_is_on_one_side(tmp_path) -> None:
+    """English with German and French, and both directions of German; no row but exchanged pairs
+    is dropped."""
+    english, german, french = ([f"{word} {n}" for n in range(40)] for word in ("e", "d", "f"))
+    sides = {"en": english, "de": german, "fr": french}
+    files = {name: write(tmp_path / name, lines) for name, lines in sides.items()}
+    content = recipe_of("translation", tmp_path).model_dump(exclude_unset=True)
+    content["data"] = {"valid_size": 30, "corpora": {}}
+    for src, tgt in (("en", "de"), ("en", "fr"), ("de", "en")):
+        corpus = {"src": files[src], "tgt": files[tgt], "tgt_language": tgt}
+        content["data"]["corpora"][f"{src}-{tgt}"] = {**corpus, "tgt_tag": f"<2{tgt}>"}
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+    held = {(row["src"], row["tgt"]) for row in run.data.texts("valid")}
+    src, tgt = (run.data.ids("train", side) for side in ("src", "tgt"))
+    pairs = {
+        (run.tokenizer.decode(a.tolist()), run.tokenizer.decode(b.tolist()))
+        for a, b in zip(src, tgt, strict=True)
+    }
+    assert len(held) == 30
+    assert {src for src, _ in held}.isdisjoint({src for src, _ in pairs})
+    assert pairs.isdisjoint({(tgt, src) for src, tgt in held})
+    num_dropped = run.data.splits["train"].report.num_held_out
+    assert num_dropped > 0
+    assert len(src) == 120 - 30 - num_dropped
+
+
+def changing(folder: Path) -> Recipe:
+    """Two corpora with rows of other lengths, whose weights change by epoch."""
+    content = recipe_of("translation", folder).model_dump(exclude_unset=True)
+    content["data"] = {"corpora": {}, "max_length": 64, "valid_size": 8}
+    lengths = {"short": 2, "long": 20}
+    weights = {"short": [[0, 1], [2, 0.25]], "long": [[0, 0.1], [2, 3]]}
+    for name, length in lengths.items():
+        lines = [" ".join([f"{name}{n}", *["dog"] * length]) for n in range(60)]
+        files = {side: write(folder / f"{name}.{side}", lines) for side in ("src", "tgt")}
+        content["data"]["corpora"][name] = {**files, "weight": weights[name]}
+    content["training"] |= {"batch_sentences": None, "batch_tokens": 200, "max_steps": None}
+    content["training"] |= {"max_epochs": 5, "gradient_accumulation": 2, "evaluate_every": 1000}
+    content["training"]["schedule"] = {"name": "linear", "learning_rate": 0.01, "warmup_steps": 2}
+    return parse_recipe(content)
+
+
+def test_the_steps_of_epochs_with_other_weights_are_counted(tmp_path, monkeypatch) -> None:
+    """In the schedule, the log, the plan and the estimate."""
+    recipe = changing(tmp_path)
+    train(recipe, tmp_path / "run", progress=False)
+    events = read_log(tmp_path / "run" / "log.jsonl")
+    start = next(event for event in events if isinstance(event, RunStarted))
+    steps = [event for event in events if isinstance(event, StepDone)]
+    assert start.total_steps == steps[-1].step
+    assert steps[-1].learning_rate == 0
+    run = PreparedTask(recipe, tmp_path / "data")
+    batches = EpochBatches(run.task, run.data)
+    sizes = [-(-len(batches.plan_epoch(epoch)) // 2) for epoch in range(5)]
+    assert max(sizes) > 3 * min(sizes)
+    assert start.total_steps == sum(sizes)
+    assert batches.num_epochs(sum(sizes)) == 5
+    assert batches.num_epochs(sizes[0] + sizes[1]) == 2
+    work = Work.open(recipe, uses_data=True, print_line=lambda line: None)
+    assert work.total_steps == sum(sizes)
+    assert estimate_run(recipe, lambda line: None).total_steps == sum(sizes)
+    shorter = recipe.replace({"training.max_steps": sizes[0] + 1})
+    assert EpochBatches(Translation(shorter), run.data).total_steps() == sizes[0] + 1
+    # Of large data an epoch is planned for each set of weights.
+    monkeypatch.setattr(tasks_epochs, "_COUNTED_ROWS", 0)
+    planned, plan_epoch = list[int](), EpochBatches.plan_epoch
+    monkeypatch.setattr(
+        EpochBatches, "plan_epoch", lambda self, e: planned.append(e) or plan_epoch(self, e)
+    )
+    assert EpochBatches(run.task, run.data).total_steps() == pytest.approx(sum(sizes), abs=5)
+    assert planned == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({"max_steps": 7}, 7),
+        ({"max_epochs": 3}, 30),
+        ({"max_epochs": 3, "gradient_accumulation": 4}, 9),
+        ({"max_steps": 7, "max_epochs": 3}, 7),
+        ({"max_steps": 31, "max_epochs": 3}, 30),
+        ({"max_minutes": 1}, None),
+    ],
+)
+def test_the_steps_of_a_run(keys, steps, tmp_path):
+    content = recipe_of("masked_lm", tmp_path).model_dump(exclude_unset=True)
+    content["data"]["valid_size"] = 8  # of 80 texts
+    ends = {"max_steps": None, "batch_sentences": None, "batch_tokens": 10_000}
+    content["training"] |= ends | {"batch_sentences": 8} | keys
+    content["training"]["batch_tokens"] = None
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
+    batches = EpochBatches(run.task, run.data)
+    assert len(batches.plan_epoch(0)) == 9
+    assert batches.total_steps() == (27 if steps == 30 else steps)
 
 
 def test_an_existing_tokenizer_that_splits_a_tag_is_refused(recipe, tmp_path) -> None:

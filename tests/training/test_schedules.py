@@ -5,12 +5,12 @@ import math
 import pytest
 
 from commands import tiny
-from heedful.config import Schedule, Training, parse_recipe
+from heedful.config import Schedule, parse_recipe
 from heedful.errors import UserError
 from heedful.run import train
 from heedful.training.events import RunStarted, StepDone
 from heedful.training.loggers import read_log
-from heedful.training.schedules import make_schedule, total_steps
+from heedful.training.schedules import make_schedule
 
 
 def rates(steps, *, d_model=512, max_steps=None, **keys):
@@ -84,21 +84,6 @@ def test_noam_refuses_a_learning_rate():
 def test_all_other_schedules_require_a_learning_rate(name):
     with pytest.raises(UserError, match=f"{name} needs a learning_rate"):
         rates([1], name=name)
-
-
-@pytest.mark.parametrize(
-    ("keys", "steps"),
-    [
-        ({"max_steps": 7}, 7),
-        ({"max_epochs": 3}, 30),
-        ({"max_epochs": 3, "gradient_accumulation": 4}, 9),
-        ({"max_steps": 7, "max_epochs": 3}, 7),
-        ({"max_steps": 31, "max_epochs": 3}, 30),
-        ({"max_minutes": 1}, None),
-    ],
-)
-def test_the_steps_of_a_run(keys, steps):
-    assert total_steps(Training(**keys), 10) == steps
 
 
 def test_a_run_of_epochs_ends_where_its_schedule_does(tmp_path):

@@ -36,8 +36,7 @@ def rows(result: "RunEstimate") -> dict[str, str]:
     examples = ", ".join(f"{name} {count:,}" for name, count in result.examples.items())
     steps = f"{result.steps_per_epoch:,} per epoch"
     if result.total_steps is not None:
-        epochs = result.total_steps / result.steps_per_epoch
-        steps = f"{result.total_steps:,} in {epochs:.3g} epochs, {steps}"
+        steps = f"{result.total_steps:,} in {result.epochs:.3g} epochs, {steps}"
     rate = result.tokens_per_step / result.seconds_per_step
     flops = f"{rate * result.flops_per_token / 1e9:,.1f} GFLOP/s"
     time = f"{result.seconds_per_step:.3g} s per step ({rate:,.0f} tokens/s, {flops})"

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int64, Integer
 from torch import Tensor
 
-from heedful.data.columns import Sequences
+from heedful.data.columns import Sequences, rows_of
 from heedful.data.plans import Windows
 from heedful.data.subword_sampling import SampledSequences
 from heedful.parts.tokens import Tokens
@@ -125,13 +125,13 @@ def collate_texts(
     indices: Integer[np.ndarray, " B"],
     *,
     pad_id: int,
-    labels: Int64[np.ndarray, " N"] | None = None,
+    labels: Int64[np.ndarray, " B"] | None = None,
     second: Int64[np.ndarray, " B"] | None = None,
 ) -> Batch:
     """The texts at `indices`, in that order, padded on the right.
 
     Args:
-        labels: the label of each text, which is the target at its first token; None: no targets.
+        labels: the label of each of these texts, the target at its first token; None: no targets.
         second: for pairs of texts, the index in each row at which the second text begins.
     """
     ids, real = pad_rows(texts, indices, pad_id)
@@ -139,7 +139,7 @@ def collate_texts(
     if second is not None:
         columns = np.arange(ids.shape[1])
         types = torch.from_numpy(((columns >= second[:, None]) & real).astype(np.int64))
-    targets = np.zeros(0, dtype=np.int64) if labels is None else labels[indices]
+    targets = np.zeros(0, dtype=np.int64) if labels is None else labels
     return Batch(
         tokens=make_tokens(ids, real),
         targets=torch.from_numpy(targets),
@@ -173,7 +173,8 @@ def collate_windows(
     stream_indices = windows.starts[:, None] + np.where(inside, columns, 0)
     text = np.searchsorted(windows.offsets, stream_indices, side="right") - 1  # as in the stream
     indices_in_text = stream_indices - windows.offsets[text]
-    ids = stored.ids[stored.offsets[windows.order[text]] + indices_in_text].astype(np.int64)
+    starts = stored.offsets[rows_of(windows.order)[text]]
+    ids = stored.ids[starts + indices_in_text].astype(np.int64)
     if isinstance(texts, SampledSequences):
         assert context is not None
         ids, text, inside = texts.sample_windows(

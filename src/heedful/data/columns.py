@@ -15,6 +15,9 @@ from heedful.files import read_json
 
 DESCRIPTION = "columns.json"  # of the columns of a folder
 _SIDES = {"src": "source", "tgt": "target"}
+# An epoch may read a row several times. Its copy k, from 0, has the index row + k · COPY, by which
+# random numbers of the copies differ; tokens and numbers are those of the row.
+COPY = 1 << 36
 
 
 @dataclass(eq=False)
@@ -34,7 +37,8 @@ class Sequences:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> NDArray[np.integer[Any]]:
-        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+        row = index % COPY
+        return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -47,10 +51,12 @@ class Sequences:
             start, stop, step = rows.indices(len(self))
             assert step == 1
             return np.diff(self.offsets[start : max(start, stop) + 1]).astype(np.int64, copy=False)
+        rows = rows_of(rows)
         return self.offsets[rows + 1].astype(np.int64) - self.offsets[rows].astype(np.int64)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> "Sequences":
-        """Copies of the sequences at `indices`, in that order."""
+        """The sequences at `indices`, in that order, in new arrays."""
+        indices = rows_of(indices)
         lengths = self.lengths_of(indices)
         offsets = offsets_from_lengths(lengths)
         shift = np.repeat(self.offsets[indices].astype(np.int64) - offsets[:-1], lengths)
@@ -200,7 +206,12 @@ class Columns:
 
     def numbers_of(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(B,), the numbers of some rows of the column called `name`."""
-        return self.numbers(name)[rows]
+        return self.numbers(name)[rows_of(rows)]
+
+
+def rows_of(indices: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """(B,), the rows of some indices, of which those of copies are above `COPY`."""
+    return np.asarray(indices, np.int64) & (COPY - 1)
 
 
 class SequencesBuilder:

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.data.columns import CorpusRange
+from heedful.data.columns import COPY, CorpusRange
 from heedful.data.epoch_windows import BLOCK_ROWS
 from heedful.errors import UserError
 
@@ -23,6 +23,10 @@ class CorpusShare:
     corpus: CorpusRange
     passes: Sequence[tuple[int, Fraction]]
 
+    def passes_in(self, epoch: int) -> Fraction:
+        """The passes in an epoch."""
+        return [passes for first, passes in self.passes if first <= epoch][-1]
+
     def passes_before(self, epoch: int) -> Fraction:
         """The passes in all epochs before `epoch`."""
         total = Fraction(0)
@@ -33,7 +37,7 @@ class CorpusShare:
 
 
 class EpochDraw:
-    """The indices of the rows that an epoch reads, a row as often as it is read.
+    """The indices of the rows that an epoch reads, with one for each copy of a row (`COPY`).
 
     The rows of a corpus are read in passes; a pass has each row once. Epoch e reads passes W(e) to
     W(e + 1), where W(e) is the sum of its weights in all epochs before e: whole passes are all
@@ -54,13 +58,16 @@ class EpochDraw:
         for number, share in enumerate(shares):
             size = share.corpus.size
             first, last = (int(share.passes_before(e) * size) for e in (epoch, epoch + 1))
+            first_pass = first // size  # has copy 0 of its rows
             first_whole, end_whole = -(-first // size), last // size
             head_end = min(first_whole * size, last)
-            self._parts += _parts_of_pass(share.corpus, first, head_end, (seed, number))
+            key = (seed, number)
+            self._parts += _parts_of_pass(share.corpus, first, head_end, key, first_pass)
             if first_whole < end_whole:
-                self._parts.append(_Passes(share.corpus.start, size, end_whole - first_whole))
+                passes = range(first_whole - first_pass, end_whole - first_pass)
+                self._parts.append(_Passes(share.corpus.start, size, passes))
             tail_start = max(head_end, end_whole * size)
-            self._parts += _parts_of_pass(share.corpus, tail_start, last, (seed, number))
+            self._parts += _parts_of_pass(share.corpus, tail_start, last, key, first_pass)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         if not len(self):
             raise UserError(
@@ -71,7 +78,7 @@ class EpochDraw:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def rows(self, start: int, end: int) -> Int64[np.ndarray, " n"]:
-        """The rows at the positions from `start` up to `end` of the epoch."""
+        """The indices of the rows at the positions from `start` up to `end` of the epoch."""
         rows = [np.zeros(0, np.int64)]
         for index in range(int(np.searchsorted(self._ends, start, side="right")), len(self._parts)):
             part, part_end = self._parts[index], int(self._ends[index])
@@ -84,18 +91,19 @@ class EpochDraw:
 
 @dataclass(frozen=True)
 class _Passes:
-    """Whole passes over the rows from `start` on, in their order."""
+    """Whole passes over the rows from `start` on, in their order; `copies`: that of each pass."""
 
     start: int
     size: int
-    num_passes: int
+    copies: range
 
     def __len__(self) -> int:
-        return self.size * self.num_passes
+        return self.size * len(self.copies)
 
     def rows(self, start: int, end: int) -> Int64[np.ndarray, " n"]:
-        """The rows at the positions from `start` up to `end`."""
-        return self.start + np.arange(start, end) % self.size
+        """The indices of the rows at the positions from `start` up to `end`."""
+        passes, rows = np.divmod(np.arange(start, end), self.size)
+        return self.start + rows + (self.copies.start + passes) * COPY
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class _BlockPart:
         start, size: the first row of the block, and its number of rows.
         begin, end: positions in the permutation.
         seed, key: determine the permutation.
+        copy: that of all of these rows.
     """
 
     start: int
@@ -114,19 +123,20 @@ class _BlockPart:
     end: int
     seed: int
     key: tuple[int, ...]
+    copy: int
 
     def __len__(self) -> int:
         return self.end - self.begin
 
     def rows(self, start: int, end: int) -> Int64[np.ndarray, " n"]:
-        """The rows at the positions from `start` up to `end`."""
+        """The indices of the rows at the positions from `start` up to `end`."""
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=self.key))
         permuted = rng.permutation(self.size)[self.begin : self.end]
-        return self.start + np.sort(permuted)[start:end]
+        return self.start + np.sort(permuted)[start:end] + self.copy * COPY
 
 
 def _parts_of_pass(
-    corpus: CorpusRange, begin: int, end: int, key: tuple[int, int]
+    corpus: CorpusRange, begin: int, end: int, key: tuple[int, int], first_pass: int
 ) -> Iterator[_BlockPart]:
     """A part of one pass, from row `begin` up to row `end` of all passes, by blocks.
 
@@ -135,6 +145,7 @@ def _parts_of_pass(
 
     Args:
         key: the seed, and the number of the corpus.
+        first_pass: the number of the pass that has copy 0 of its rows.
     """
     number_of_pass = begin // corpus.size
     first, last = begin - number_of_pass * corpus.size, end - number_of_pass * corpus.size
@@ -147,5 +158,6 @@ def _parts_of_pass(
         )
         if own_first < own_last:
             spawn_key = (number, number_of_pass, *([block] if block else []))
-            yield _BlockPart(start, size, own_first, own_last, seed, spawn_key)
+            copy = number_of_pass - first_pass
+            yield _BlockPart(start, size, own_first, own_last, seed, spawn_key, copy)
         start += size

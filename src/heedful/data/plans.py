@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from heedful.data.columns import offsets_from_lengths
+from heedful.data.columns import COPY, offsets_from_lengths
 from heedful.errors import UserError
 
 _BAND = 2  # source lengths that are treated as equal, in tokens
@@ -55,7 +55,7 @@ def plan_batches(
         sides = f"{src[longest]} source + {tgt[longest]} target, padded"
         raise UserError(
             f"{'sequence' if tgt_lengths is None else 'pair'} "
-            f"{(longest if rows is None else rows[longest]) + 1} alone takes"
+            f"{(longest if rows is None else rows[longest] % COPY) + 1} alone takes"
             f" {src[longest] + tgt[longest]} tokens ({'padded' if tgt_lengths is None else sides}),"
             f" more than training.batch_tokens {max_tokens}; raise it or lower data.max_length"
         )

@@ -34,7 +34,6 @@ from heedful.progress import PrintLine, track
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.rdrop import RDropLoss
 from heedful.training.precision import resolve_precision
-from heedful.training.schedules import total_steps
 from heedful.training.step import LossFunction, TrainStep
 from heedful.zoo.sizes import host_memory
 
@@ -377,7 +376,7 @@ class _Planner:
         elif tokens is None:
             steps = training.max_steps
         else:
-            steps = total_steps(training, len(tokens))
+            steps = self.work.total_steps
         return steps, None if steps is None else steps * tokens_per_step
 
     def ranks(self) -> Evenness | None:

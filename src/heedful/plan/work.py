@@ -43,7 +43,8 @@ class Work:
     Attributes:
         batches: some of an epoch, or one for all.
         largest: the batch with most tokens with padding.
-        tokens: of each batch of an epoch, with padding; None without data.
+        tokens: of each batch of the first epoch, with padding; None without data.
+        total_steps: of the run, by its data; None without data, or without an end.
     """
 
     task: Task
@@ -52,6 +53,7 @@ class Work:
     batches: Sequence[Batch]
     largest: Batch
     tokens: Int64[np.ndarray, " N"] | None
+    total_steps: int | None = None
 
     @classmethod
     def open(cls, recipe: Recipe, *, uses_data: bool, print_line: PrintLine) -> "Work":
@@ -92,7 +94,7 @@ class Work:
         step = -(-len(plan) // _SAMPLED_BATCHES)
         batches = [epochs.load_batch(item) for item in plan[::step]]
         largest = epochs.load_batch(plan[int(tokens.argmax())])
-        return cls(task, name, net, batches, largest, tokens)
+        return cls(task, name, net, batches, largest, tokens, epochs.total_steps())
 
 
 def _missing_data(recipe: Recipe) -> str | None:

@@ -108,7 +108,7 @@ class TextClassification(Task):
             columns.sequences("text"),
             item,
             pad_id=data.tokenizer.pad_id,
-            labels=columns.numbers("labels"),
+            labels=columns.numbers_of("labels", item),
             second=columns.numbers_of("text.second", item) if "text.second" in columns else None,
         )
 

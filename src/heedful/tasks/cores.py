@@ -27,7 +27,6 @@ from heedful.tasks.task import Task
 from heedful.training.folder import RunFacts, RunFolder, facts_of_run
 from heedful.training.micro_batches import MicroBatch, MicroBatches, parts_per_batch
 from heedful.training.parallel import share_net
-from heedful.training.schedules import total_steps
 from heedful.training.step import TrainStep
 from heedful.training.updates import WeightUpdates
 from heedful.zoo.sizes import host_memory
@@ -231,8 +230,7 @@ def _measure(
     )
     if threads == 1 or training.compile:
         return None
-    epochs = EpochBatches(task, parts.data)
-    total = total_steps(training, epochs.mean_size(len(epochs.plan_epoch(0))))
+    total = EpochBatches(task, parts.data).total_steps()
     if not _is_long(training, total, _LONGEST_STEP):
         return None
     alone = TimedSteps(task, parts, facts, facts.batch_parts, Processes())

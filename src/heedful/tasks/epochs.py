@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple, overload
 
@@ -11,12 +12,17 @@ from jaxtyping import Int64
 
 from heedful.data.buckets import pad_batch
 from heedful.data.collate import Batch
-from heedful.data.columns import Columns, Sequences
+from heedful.data.columns import Columns, Sequences, rows_of
+from heedful.data.draws import CorpusShare
 from heedful.data.plans import Windows
 from heedful.data.subword_sampling import SubwordSampler
 from heedful.tasks.corpora import corpus_shares, recipe_after, weight_steps
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
+
+_COUNTED_ROWS = 4_000_000  # of all epochs, that are planned to count their batches
+_TOKENS_PER_ROW = 32  # that are planned in the time of a row
+_SAMPLING_COST = 20  # times that of planning, of the lengths of sampled subword splits
 
 
 class EpochItem(NamedTuple):
@@ -72,6 +78,8 @@ class EpochBatches:
         self._shapes = task.batch_shapes(data) if training.compile else None
         self._sampler: SubwordSampler | None = None
         self._current: tuple[int, RunData] | None = None
+        self._last: tuple[int, EpochPlan] | None = None  # to plan
+        self._num_steps_of: dict[Any, int] = {}
         self._weight_steps = weight_steps(task.recipe)
         self._first_steps = [0]  # of the epochs whose predecessors were planned
         if training.subword_sampling is not None:
@@ -93,7 +101,10 @@ class EpochBatches:
         they were planned before.
         """
         if not self._weight_steps:
-            return EpochPlan(epoch, self._task.plan_epoch(self._data_of(epoch), epoch))
+            if self._last is None or self._last[0] != epoch:
+                items = self._task.plan_epoch(self._data_of(epoch), epoch)
+                self._last = epoch, EpochPlan(epoch, items)
+            return self._last[1]
         for earlier in range(len(self._first_steps) - 1, epoch):
             self.plan_epoch(earlier)
         first, steps = self._first_steps[epoch], self._weight_steps
@@ -107,21 +118,57 @@ class EpochBatches:
             self._first_steps.append(first + -(-len(plan) // accumulation))
         return plan
 
-    def mean_size(self, first: int) -> int:
-        """Batches of an epoch, on average until `max_epochs`, by those of the first epoch.
+    def total_steps(self) -> int | None:
+        """The optimizer steps until `max_steps` or `max_epochs`, whichever is first; else None.
 
-        Epochs differ where the weights of corpora change.
+        The batches of every epoch are counted. Of large data those of the first epoch with the same
+        weights of corpora count for an epoch; they differ by few batches.
         """
-        recipe, corpora = self._task.recipe, self._data.splits["train"].corpora
-        end = recipe.training.max_epochs
-        if end is None or not corpora:
-            return first
-        shares = corpus_shares(recipe, corpora)
-        rows, rows_of_first = (
-            sum(share.passes_before(epoch) * share.corpus.size for share in shares)
-            for epoch in (end, 1)
-        )
-        return max(1, round(first * rows / (end * rows_of_first)))
+        training, total = self._task.recipe.training, 0
+        if training.max_epochs is None:
+            return training.max_steps
+        for epoch in range(training.max_epochs):
+            total += self._num_steps(epoch)
+            if training.max_steps is not None and total >= training.max_steps:
+                return training.max_steps
+        return total
+
+    def num_epochs(self, steps: int) -> float:
+        """The epochs of the first `steps` optimizer steps."""
+        if self._weight_steps:  # epochs end at given steps
+            return steps / self._num_steps(0)
+        epoch = 0
+        while steps > (size := self._num_steps(epoch)):
+            steps -= size
+            epoch += 1
+        return epoch + steps / size
+
+    def _num_steps(self, epoch: int) -> int:
+        """The optimizer steps of an epoch, see `total_steps`."""
+        kind = epoch if self._counts_all else tuple(s.passes_in(epoch) for s in self._shares)
+        if kind not in self._num_steps_of:
+            accumulation = self._task.recipe.training.gradient_accumulation
+            self._num_steps_of[kind] = -(-len(self.plan_epoch(epoch)) // accumulation)
+        return self._num_steps_of[kind]
+
+    @cached_property
+    def _shares(self) -> list[CorpusShare]:
+        corpora = self._data.splits["train"].corpora
+        return corpus_shares(self._task.recipe, corpora) if corpora else []
+
+    @cached_property
+    def _counts_all(self) -> bool:
+        """True if all epochs are planned in about a second."""
+        train, epochs = self._data.splits["train"], self._task.recipe.training.max_epochs
+        if epochs is None:
+            return False
+        passes = float(epochs)
+        if self._shares:
+            rows = sum(share.passes_before(epochs) * share.corpus.size for share in self._shares)
+            passes = float(rows / len(train))
+        sides = [column for column in train.columns.values() if isinstance(column, Sequences)]
+        cost = len(train) + sum(int(side.offsets[-1]) for side in sides) // _TOKENS_PER_ROW
+        return passes * cost * (_SAMPLING_COST if self._sampler else 1) <= _COUNTED_ROWS
 
     def load_batch(self, planned: EpochItem) -> Batch:
         """A planned batch as tensors on the CPU, a pure function."""
@@ -129,7 +176,8 @@ class EpochBatches:
         batch = self._task.collate(data, planned.item)
         train = data.splits["train"]
         if train.corpora:
-            batch = replace(batch, corpora=corpus_tokens(train, planned.item, batch.indices))
+            corpora = corpus_tokens(train, planned.item, batch.indices)
+            batch = replace(batch, corpora=corpora, indices=rows_of(batch.indices))
         return batch if self._shapes is None else pad_batch(batch, self._shapes)
 
     def _data_of(self, epoch: int) -> RunData:
@@ -147,7 +195,7 @@ def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> d
 
     Args:
         item: the planned batch: windows, or anything else for a batch of whole rows.
-        rows: (B,), the rows of the batch.
+        rows: (B,), the rows of the batch, or indices of copies of rows.
     """
     if isinstance(item, Windows):
         columns = np.arange(int(item.sizes.max()))
@@ -159,6 +207,6 @@ def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> d
         sides = [column for column in train.columns.values() if isinstance(column, Sequences)]
         counts = np.sum([side.take(rows).lengths for side in sides], axis=0)
     ends = np.array([corpus.end for corpus in train.corpora])
-    numbers = np.searchsorted(ends, rows, side="right")
+    numbers = np.searchsorted(ends, rows_of(rows), side="right")
     sums = np.bincount(numbers, weights=counts, minlength=len(ends)).astype(int).tolist()
     return {corpus.name: count for corpus, count in zip(train.corpora, sums, strict=True)}

@@ -28,7 +28,7 @@ from heedful.training.folder import RunFolder, facts_of_run, save_recipe
 from heedful.training.micro_batches import parts_per_batch
 from heedful.training.parallel import sharing_of
 from heedful.training.precision import resolve_precision
-from heedful.training.schedules import make_schedule, total_steps
+from heedful.training.schedules import make_schedule
 from heedful.training.step import TrainStep
 from heedful.training.tensor_parallel import data_processes
 from heedful.training.trainer import Trainer, TrainingHooks
@@ -108,7 +108,7 @@ def start_session(
         parts.model.net.to(device)
     epochs = EpochBatches(task, parts.data)
     first = epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
-    steps = total_steps(recipe.training, epochs.mean_size(len(first)))
+    steps = epochs.total_steps()
     entropy = group.from_main(
         lambda: unigram_entropy(epochs.load_batch(item).targets for item in first)
     )

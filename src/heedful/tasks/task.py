@@ -162,7 +162,9 @@ class Task(ABC):
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, as items for `collate`; a pure function.
 
-        It does not depend on the number of processes, which divide the rows of the batches.
+        It does not depend on the number of processes, which divide the rows of the batches. With
+        weights above 1, a row has an index for each time that it is read
+        (`heedful.data.columns.COPY`), which `Sequences` and `Columns.numbers_of` resolve.
         """
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from heedful import plugins
-from heedful.config import Schedule, Training
+from heedful.config import Schedule
 from heedful.errors import UserError
 
 LearningRate = Callable[[int], float]  # from the step, counted from 1
@@ -38,17 +38,6 @@ def make_schedule(settings: Schedule, *, d_model: int, max_steps: int | None) ->
     """
     make: MakeSchedule = plugins.schedule.get(settings.name)
     return make(settings, d_model=d_model, max_steps=max_steps)
-
-
-def total_steps(settings: Training, num_batches: int) -> int | None:
-    """The number of steps until `max_steps` or `max_epochs`, whichever is first; else None.
-
-    Args:
-        num_batches: batches of an epoch, on average.
-    """
-    per_epoch = math.ceil(num_batches / settings.gradient_accumulation)
-    by_epochs = None if settings.max_epochs is None else settings.max_epochs * per_epoch
-    return min((end for end in (settings.max_steps, by_epochs) if end is not None), default=None)
 
 
 def _noam(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
