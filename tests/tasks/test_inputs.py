@@ -231,6 +231,7 @@ def test_a_run_whose_training_text_is_all_held_out_is_refused(tmp_path):
     recipe = recipe_of("masked_lm", tmp_path)
     content = recipe.model_dump(exclude_unset=True)
     content["data"]["valid"] = content["data"]["train"]
+    content["data"]["drop_held_out"] = True
     with pytest.raises(UserError, match=r"each of the 80 texts of data\.train is also in"):
         PreparedTask(parse_recipe(content), tmp_path / "data")
 
