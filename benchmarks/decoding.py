@@ -14,9 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import matplotlib.pyplot as plt
-
 from common import (
     argument_parser,
     command_line,
@@ -43,9 +40,9 @@ from decoding_systems import (
     tune,
     write_model,
 )
+from heedful.extras import import_matplotlib
 from limits import measured_limits
 
-matplotlib.use("Agg")
 PACKAGES = ("transformers", "ctranslate2", "llama-cpp-python", "gguf")
 
 
@@ -275,7 +272,11 @@ def draw_chart(records: list[dict[str, Any]], path: Path) -> None:
     names = list(
         dict.fromkeys((r["size"], Setting(r["beam"], r["batch"], r["mixed"])) for r in records)
     )
-    figure, axes = plt.subplots(figsize=(12, 4.5), layout="constrained")
+    import_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    axes = figure.subplots()
     width = 0.8 / len(SYSTEMS)
     for number, system in enumerate(SYSTEMS):
         of = [r for r in records if r["system"] == system]
@@ -289,7 +290,6 @@ def draw_chart(records: list[dict[str, Any]], path: Path) -> None:
     axes.legend(fontsize=8, ncols=len(SYSTEMS), loc="upper center", bbox_to_anchor=(0.5, 1.12))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """The extras of heedful: packages that only some uses need, and the error where one is missing."""
 
+import os
+import sys
+from contextlib import suppress
 from importlib.util import find_spec
 
 from heedful.errors import UserError
@@ -52,6 +55,26 @@ def require(extra: str, use: str) -> None:
     """
     if packages := missing_packages(extra):
         raise UserError(f"{use} needs {packages}")
+
+
+def import_matplotlib() -> None:
+    """Import matplotlib, whatever MPLBACKEND says.
+
+    Its import fails for a backend that is not installed, such as the one that Jupyter names to the
+    programs started in it. Figures here are drawn without a backend. An installed one stays set,
+    for the caller's own.
+    """
+    if "matplotlib" in sys.modules:
+        return
+    backend = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend:
+        with suppress(ValueError):
+            matplotlib.rcParams["backend"] = backend
 
 
 def _is_installed(module: str) -> bool:

@@ -1,7 +1,10 @@
 """The report: one page with all sections and charts, without external resources."""
 
 import math
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -380,3 +383,21 @@ def test_a_chart_does_not_depend_on_the_users_settings_of_matplotlib() -> None:
     svg = draw(chart)
     with rc_context({"axes.facecolor": "red", "patch.force_edgecolor": True, "lines.marker": "x"}):
         assert draw(chart) == svg
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "no_backend"])
+def test_a_chart_does_not_depend_on_the_backend_of_the_environment(backend: str) -> None:
+    """Jupyter sets MPLBACKEND for its children, whose environment may lack that package."""
+    code = (
+        "import os\n"
+        "from heedful.insight.plots import new_figure\n"
+        "from heedful.training.charts import Chart, Series, draw\n"
+        "draw(Chart('t', [Series('s', [(1, 2.0), (2, 1.0)])]).drawable())\n"
+        "new_figure(2, 2)[0].savefig(os.devnull, format='png')\n"
+        "assert os.environ['MPLBACKEND'] == " + repr(backend)
+    )
+    environment = os.environ | {"MPLBACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

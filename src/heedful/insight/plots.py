@@ -25,6 +25,7 @@ def new_figure(columns: int, rows: int, cell: float = 0.4) -> "tuple[Figure, Axe
         UserError: matplotlib is not installed.
     """
     extras.require("report", "a plot")
+    extras.import_matplotlib()
     from matplotlib.figure import Figure
 
     size = [min(MAX_INCHES, 2.5 + cell * count) for count in (columns, rows)]

@@ -16,6 +16,8 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from heedful.extras import import_matplotlib
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -92,6 +94,7 @@ class Chart:
 
 def draw(chart: Chart) -> str:
     """The `<svg>` element of a chart from `drawable` that has at least one curve."""
+    import_matplotlib()
     from matplotlib import style
     from matplotlib.figure import Figure
 
