@@ -1,5 +1,6 @@
 """Scores of texts: one definition, in fp32 at least, independent of the batch."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from architectures import SIZES, config_of
 from backend_models import TEXTS, VOCAB, model_of
 from heedful.backends.torch.eager import Eager
 from heedful.data.collate import Batch
+from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.evaluation import target_scores
-from heedful.pipelines import GenerationIds
+from heedful.pipelines import GenerationIds, ModelMetadata, open_net
+from heedful.zoo import architecture
 
 WRITERS = ["vaswani2017", "t5", "gpt2", "llama"]
 TWO_STACKS = {"vaswani2017", "t5"}
@@ -217,3 +221,30 @@ def test_a_pair_with_a_side_left_out_has_no_score() -> None:
 def test_sizes_out_of_range_are_refused(models: dict[str, Any], options: dict[str, int]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         models["gpt2"].score(TEXTS, **options)
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "byte_bpe"])
+def test_bits_are_per_character_of_the_tokens_that_are_predicted(kind: str) -> None:
+    """A uniform net over V characters has log2(V) bits for each, also without BOS."""
+    texts = ["the cat sat on the mat", "\u00e9t\u00e9 the dog", "  a dog"]
+    size = {"char": None, "bpe": 60, "byte_bpe": 300}[kind]
+    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=size, template="none", or_fewer=True)
+    sizes = SIZES | {"d_model": 16, "vocab_size": tokenizer.vocab_size}
+    config = config_of("gpt2", sizes, {})
+    net = architecture("gpt2").build(config)
+    for weight in net.parameters():
+        weight.data.zero_()
+    ids = GenerationIds(eos_ids=(tokenizer.eos_id,))
+    model: Any = open_net(net, config, ModelMetadata("gpt2", "test", generation=ids), tokenizer)
+    bits = math.log2(tokenizer.vocab_size)
+    for text in texts:
+        rows = model.prompt_ids([text])
+        shown = text.lstrip() if kind != "byte_bpe" else text
+        first = len(text) - len(shown) + len(tokenizer.decode(rows[0][:1]))
+        score = model.score([text])[0]
+        predicted = text[first:]
+        total = bits * score.num_tokens
+        assert score.bits_per_character(text) == pytest.approx(total / len(predicted))
+        assert score.bits_per_byte(text) == pytest.approx(total / len(predicted.encode()))
+        if kind == "char":
+            assert score.bits_per_character(text) == pytest.approx(bits)

@@ -1,6 +1,7 @@
 """Training on rows in memory: the same run as from files, for each family, and misuse refused."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +84,20 @@ def test_a_run_from_memory_is_the_run_from_a_file(
     heedful.train(recipe, tmp_path / "same", progress=False)
     weights = [tmp_path / name / "model.safetensors" for name in ("run", "same")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_bits_per_character_without_bos_count_only_characters_that_are_predicted() -> None:
+    """Each target is one character, so that they are the loss in bits."""
+    tokenizer = {"kind": "char", "vocab_size": None}
+    objective = {"context": 8, "sample_tokens": 3, "add_bos_eos": False}
+    recipe = recipe_of("language_modeling", tokenizer=tokenizer, objective=objective)
+    events: list[Event] = []
+    run = heedful.train(recipe, data=TEXTS, progress=False, on_event=events.append)
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    assert run.scores is not None
+    for scores in [run.scores.values(), *(e.scores | {"loss": e.loss} for e in evaluations)]:
+        assert scores["bits_per_character"] == pytest.approx(scores["loss"] / math.log(2))
+        assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / math.log(2))
 
 
 def test_without_a_folder_the_run_is_temporary_and_its_model_is_not(tmp_path: Path) -> None:

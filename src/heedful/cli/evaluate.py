@@ -1,6 +1,5 @@
 """`heedful evaluate`: scores of a model on held-out data."""
 
-import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,16 +251,14 @@ def _evaluate_text(
     model: "pipelines.LanguageModel", content: str, path: Path, batching: dict[str, int]
 ) -> dict[str, Any]:
     """Perplexity and bits of a text; each token has at least half the net's length as context."""
-    ids = model.prompt_ids([content])
-    if len(ids[0]) < 2:
+    score = model.score([content], **batching)[0]
+    if not score.num_tokens:
         raise UserError(f"{path} is too short: it has a single token, and nothing to predict")
-    score = model.score(ids, **batching)[0]
-    bits = -score.log_prob / math.log(2)
     return {
         "num_tokens": score.num_tokens,
-        "perplexity": math.exp(-score.log_prob / score.num_tokens),
-        "bits_per_character": bits / len(content),
-        "bits_per_byte": bits / len(content.encode()),
+        "perplexity": score.perplexity,
+        "bits_per_character": score.bits_per_character(content),
+        "bits_per_byte": score.bits_per_byte(content),
     }
 
 

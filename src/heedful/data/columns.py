@@ -72,7 +72,8 @@ class Counts:
     """The size of a text in the units by which a loss may be divided.
 
     Characters (code points) and bytes (UTF-8) are counted before the tokenizer normalizes the text.
-    A total loss of L nats is L / (ln 2 · characters) bits per character, and likewise per byte.
+    A total loss of L nats over all of them is L / (ln 2 · characters) bits per character, and
+    likewise per byte.
     """
 
     characters: int = 0

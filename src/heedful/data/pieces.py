@@ -7,6 +7,7 @@ from tokenizers import Tokenizer as Backend
 
 from heedful.data.tokenizer_training import SPACE, byte_pieces
 
+_NEAR = 1_000  # characters
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a piece of SentencePiece's byte fallback
 
 
@@ -14,11 +15,22 @@ class Pieces:
     """The spelling of a tokenizer's pieces: byte-level or not, and how it marks words."""
 
     def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         pre_tokenizer, model = backend.pre_tokenizer, backend.model
         is_bytes = pre_tokenizer is not None and b'"ByteLevel"' in pre_tokenizer.__getstate__()
         self._bytes = {p: byte for byte, p in enumerate(byte_pieces())} if is_bytes else {}
         self._continues = getattr(model, "continuing_subword_prefix", None)
         self._ends = getattr(model, "end_of_word_suffix", None)
+
+    def first_end(self, text: str) -> int:
+        """The index in a text at which its first token ends; without tokens, the text's length.
+
+        A character of which the token is a part of the bytes counts as a whole.
+        """
+        for part in (text[:_NEAR], text):  # what is far away changes no token
+            if offsets := self._backend.encode(part, add_special_tokens=False).offsets:
+                return int(offsets[0][1])
+        return len(text)
 
     def display(self, piece: str) -> str:
         """The piece as text, with U+2581 for a space; incomplete characters as `<E4><BB>`."""

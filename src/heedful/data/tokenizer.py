@@ -125,6 +125,7 @@ class Tokenizer:
 
     Attributes:
         special_ids: ids of special tokens, which `decode` leaves out.
+        spelling: of its pieces, as text and in texts.
         prefix_ids, suffix_ids: special tokens of the template before and after a text.
         pair_middle_ids: special tokens between the texts of a pair; `None` if the template of a
             pair begins or ends differently than that of one text.
@@ -151,7 +152,7 @@ class Tokenizer:
         self.files = dict(files or {})
         assert chat_template is None or isinstance(chat_template, str), "chat_template is no text"
         self.chat_template = chat_template
-        self._spelling = Pieces(backend)
+        self.spelling = Pieces(backend)
         id_of = backend.token_to_id if piece_ids is None else piece_ids.get
         self.specials = find_specials(self.roles, id_of)
         added = backend.get_added_tokens_decoder().values()
@@ -319,7 +320,7 @@ class Tokenizer:
         is not whole characters is shown as bytes, such as `<E4><BB>`.
         """
         return [
-            self.piece(i) if i in self.special_ids else self._spelling.display(self.piece(i))
+            self.piece(i) if i in self.special_ids else self.spelling.display(self.piece(i))
             for i in ids
         ]
 
@@ -337,12 +338,12 @@ class Tokenizer:
     def bytes_of(self, token: int) -> bytes | None:
         """The bytes of a token as in `token_bytes`; None if they depend on its neighbors."""
         piece = self.piece(token)
-        return piece.encode() if token in self.special_ids else self._spelling.to_bytes(piece)
+        return piece.encode() if token in self.special_ids else self.spelling.to_bytes(piece)
 
     @cached_property
     def token_texts(self) -> TokenTexts:
         """What each token adds to a decoded text."""
-        pieces = [self._spelling.added_bytes(self.piece(i)) for i in range(self.vocab_size)]
+        pieces = [self.spelling.added_bytes(self.piece(i)) for i in range(self.vocab_size)]
         return TokenTexts.read(pieces, self.special_ids, self.decode_batch)
 
     def word_starts(self, ids: Sequence[int]) -> list[bool]:
@@ -352,7 +353,7 @@ class Tokenizer:
         the continuation or end of a word (WordPiece, GPT-1) words are those of the pre-tokenizer,
         and punctuation is separate. Each special token is a word.
         """
-        return self._spelling.word_starts(
+        return self.spelling.word_starts(
             [None if i in self.special_ids else self.piece(i) for i in ids]
         )
 

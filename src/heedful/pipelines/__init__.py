@@ -31,14 +31,16 @@ if TYPE_CHECKING:
     )
     from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
     from heedful.pipelines.nets import choose_device, kind_of, open_net, parameter_count
-    from heedful.pipelines.text_generation import Generator, TextScore
+    from heedful.pipelines.scoring import TextScore
+    from heedful.pipelines.text_generation import Generator
     from heedful.pipelines.translation import Translator
 
 _NAMES = {
     "metadata": ("GenerationIds", "Limits", "ModelMetadata"),
     "encoders": ("Classification", "Classifier", "Embedder", "Encoder", "MaskedLanguageModel"),
     "ensembles": ("ensemble",),
-    "text_generation": ("Generator", "TextScore"),
+    "scoring": ("TextScore",),
+    "text_generation": ("Generator",),
     "language_model": ("LanguageModel",),
     "base": ("SavedModel", "save_description"),
     "assembly": ("from_net",),

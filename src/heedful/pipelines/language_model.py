@@ -10,10 +10,11 @@ from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
 from heedful.pipelines.inputs import EmptyTextError
-from heedful.pipelines.text_generation import Generation, Generator, TextScore, texts_of
+from heedful.pipelines.text_generation import Generation, Generator, texts_of
 
 if TYPE_CHECKING:
     from heedful.data.chats import ChatEncoder
+    from heedful.pipelines.scoring import TextScore
 
 _NEW_TOKENS = 64
 
@@ -125,7 +126,7 @@ class LanguageModel(Generator):
 
     def score(
         self, texts: Texts, *, stride: int | None = None, batch_tokens: int | None = None
-    ) -> list[TextScore]:
+    ) -> "list[TextScore]":
         """Log-probability of each text: the sum over its tokens given the tokens before them.
 
         The first token counts only where the model has BOS before it.

@@ -1,6 +1,8 @@
 """Teacher forcing: log-probabilities of targets given sources, and of texts."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -24,7 +26,40 @@ from heedful.options import TooLong
 from heedful.parts.losses import LossSum
 from heedful.pipelines.base import Texts
 from heedful.pipelines.inputs import check_batch_tokens, check_strings
-from heedful.pipelines.text_generation import Generator, TextScore
+from heedful.pipelines.text_generation import Generator
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The sum of a text's natural log-probabilities over its targets, and their number.
+
+    Attributes:
+        first: characters of the text before its first target: those of its first token, which a
+            model without BOS does not predict.
+    """
+
+    log_prob: float
+    num_tokens: int
+    first: int = 0
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the negative mean log-probability of a token; NaN without tokens."""
+        return math.exp(-self.log_prob / self.num_tokens) if self.num_tokens else math.nan
+
+    def bits_per_character(self, text: str) -> float:
+        """The negative log-probability in bits per character of the tokens that are predicted.
+
+        NaN without any.
+        """
+        return self._bits_per(len(text[self.first :]))
+
+    def bits_per_byte(self, text: str) -> float:
+        """As `bits_per_character`, per byte in UTF-8."""
+        return self._bits_per(len(text[self.first :].encode()))
+
+    def _bits_per(self, size: int) -> float:
+        return -self.log_prob / math.log(2) / size if self.num_tokens and size else math.nan
 
 
 class TextSums(NamedTuple):
@@ -40,9 +75,9 @@ class TextSums(NamedTuple):
     tokens: Int64[np.ndarray, " N"]
     correct: Int64[np.ndarray, " N"]
 
-    def scores(self) -> list[TextScore]:
-        """One for each text."""
-        columns = self.log_probs.tolist(), self.tokens.tolist()
+    def scores(self, first: Sequence[int] | None = None) -> list[TextScore]:
+        """One for each text; `first`: the `TextScore.first` of each, default: 0."""
+        columns = self.log_probs.tolist(), self.tokens.tolist(), first or [0] * len(self.tokens)
         return [TextScore(*row) for row in zip(*columns, strict=True)]
 
     def total(self) -> LossSum:
@@ -108,8 +143,26 @@ def score_texts(
     stride = max(1, context // 2) if stride is None else stride
     if not isinstance(stride, int):
         raise UserError(f"stride must be a whole number, not {describe(stride)}")
-    packed = pack_ids(model.prompt_ids(texts), model.config.vocab_size)
-    return _window_sums(model, packed, context, stride, batch_tokens).scores()
+    rows = model.prompt_ids(texts)
+    packed = pack_ids(rows, model.config.vocab_size)
+    first = [unpredicted(model, text, row) for text, row in zip(texts, rows, strict=True)]
+    return _window_sums(model, packed, context, stride, batch_tokens).scores(first)
+
+
+def unpredicted(model: Generator, text: str | Sequence[int], row: Sequence[int]) -> int:
+    """Characters of a text in its first token, which nothing precedes; 0 after BOS.
+
+    Args:
+        text: as a string, or in ids.
+        row: its ids, with special tokens.
+    """
+    if not model.has_tokenizer or row[0] in model.src_tokenizer.special_ids - {
+        model.src_tokenizer.unk_id
+    }:
+        return 0
+    if isinstance(text, str):
+        return model.src_tokenizer.spelling.first_end(text)
+    return len(model.src_tokenizer.decode(row[:1]))
 
 
 def window_sums(

@@ -2,7 +2,6 @@
 
 import collections.abc
 import logging
-import math
 import secrets
 import sys
 from collections import deque
@@ -43,23 +42,6 @@ class Generation:
     score: float
     log_prob: float
     finished: bool
-
-
-@dataclass(frozen=True)
-class TextScore:
-    """The sum of a text's natural log-probabilities over its tokens, and their number."""
-
-    log_prob: float
-    num_tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the negative mean log-probability of a token; NaN without tokens."""
-        return math.exp(-self.log_prob / self.num_tokens) if self.num_tokens else math.nan
-
-    def bits_per_character(self, text: str) -> float:
-        """The negative log-probability in bits per character of the text; NaN without tokens."""
-        return -self.log_prob / math.log(2) / len(text) if self.num_tokens and text else math.nan
 
 
 class Generator(SavedModel):

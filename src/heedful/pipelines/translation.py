@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from heedful.data.invisible import is_blank
 from heedful.data.language_tags import matching_tag
@@ -11,7 +11,10 @@ from heedful.errors import UserError, format_names
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
 from heedful.pipelines.metadata import GenerationIds
-from heedful.pipelines.text_generation import Generator, TextScore
+from heedful.pipelines.text_generation import Generator
+
+if TYPE_CHECKING:
+    from heedful.pipelines.scoring import TextScore
 
 
 class Translator(Generator):
@@ -141,7 +144,7 @@ class Translator(Generator):
         too_long: TooLong = "error",
         batch_tokens: int | None = None,
         tgt_language: str | None = None,
-    ) -> list[TextScore]:
+    ) -> "list[TextScore]":
         """Log-probability of each target given its source, EOS included, by teacher forcing.
 
         Args:

@@ -24,7 +24,7 @@ from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
-from heedful.pipelines.scoring import window_sums
+from heedful.pipelines.scoring import unpredicted, window_sums
 from heedful.tasks.inputs import joint_tokenizer, plan_epoch_windows, raw_text_data, rows_per_batch
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import (
@@ -166,14 +166,22 @@ class LanguageModeling(Task):
 
         sums, by_corpus = sums_by_corpus(columns.corpora, len(columns), sums_of)
         bits = float(sums.nll) / math.log(2)
-        return (
-            sums,
-            by_corpus,
-            {
-                "bits_per_character": bits / counts.characters,
-                "bits_per_byte": bits / counts.bytes,
-            },
-        )
+        characters, num_bytes = self._unpredicted(model, data, name)
+        per_unit = {
+            "bits_per_character": bits / max(1, counts.characters - characters),
+            "bits_per_byte": bits / max(1, counts.bytes - num_bytes),
+        }
+        return sums, by_corpus, per_unit
+
+    def _unpredicted(self, model: LanguageModel, data: RunData, name: str) -> tuple[int, int]:
+        """Characters and bytes of a split in tokens that nothing precedes: the first ones of texts
+        without BOS."""
+        texts, ids = data.texts(name), data.ids(name)
+        first = [
+            text["text"][: unpredicted(model, text["text"], ids.ids[start : start + 1].tolist())]
+            for text, start in zip(texts, ids.offsets[:-1].tolist(), strict=True)
+        ]
+        return sum(map(len, first)), len("".join(first).encode())
 
     @from_main
     def _samples(self, model: LanguageModel, data: RunData) -> list[Sample]:
