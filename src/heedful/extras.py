@@ -40,7 +40,7 @@ def install_command(extra: str) -> str:
 
 def missing_packages(extra: str) -> str | None:
     """The packages of an extra that are not installed, and what installs them; None: all are."""
-    names = [name for name in EXTRAS[extra] if not _is_installed(_MODULES.get(name, name))]
+    names = [name for name in EXTRAS[extra] if not is_installed(_MODULES.get(name, name))]
     return f"{' and '.join(names)}: {install_command(extra)}" if names else None
 
 
@@ -77,7 +77,8 @@ def import_matplotlib() -> None:
             matplotlib.rcParams["backend"] = backend
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """True if a module can be imported."""
     try:
         return find_spec(module) is not None
     except ImportError:  # of the package that it is in

@@ -161,14 +161,15 @@ _PAIRS = ALL.plus(
 )
 PAIRS = _PAIRS.plus(
     *("data.folder", *_HELD_OUT, "data.train.src", "data.train.tgt", "data.train.file"),
-    *("data.train.src_field", "data.train.tgt_field", "data.filters", *_CORPORA),
+    *("data.train.src_field", "data.train.tgt_field", "data.train.header", "data.filters"),
+    *_CORPORA,
 )
 GENERATED_PAIRS = _PAIRS.plus(
     *("data.generated.num_train", "data.generated.num_valid", "data.generated.num_test"),
 )
 SYMBOLS = GENERATED_PAIRS.plus("data.generated")
 TEXTS = ALL.plus(
-    *("data.folder", "data.train.text", "data.train.text_field"),
+    *("data.folder", "data.train.text", "data.train.text_field", "data.train.header"),
     *(*_HELD_OUT, "data.text_unit", *_TEXT_FILTERS, *_CORPORA),
 )
 LANGUAGE_MODELING = replace(TEXTS, names=TEXTS.names - {"data.max_length", "data.truncation"}).plus(
@@ -191,7 +192,8 @@ MASKED_LM = TEXTS.plus(
 )
 CLASSIFICATION = ALL.plus(
     *("data.folder", *_HELD_OUT, "data.train.file", "data.train.text_field"),
-    *("data.train.label_field", "data.train.pair_field", *_TEXT_FILTERS, *_CORPORA),
+    *("data.train.label_field", "data.train.pair_field", "data.train.header", *_TEXT_FILTERS),
+    *_CORPORA,
     *_WORD_DISTILLATION,
     # The value of torch and of Hugging Face's Trainer.
     defaults={

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import zipfile
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -492,3 +493,97 @@ def test_a_damaged_file_is_named_among_line_parallel_ones(tmp_path: Path) -> Non
             path.write_bytes(data[: len(data) // 2] if side == damaged else data)
         with pytest.raises(UserError, match=rf"t\.{damaged}\.gz is damaged gzip"):
             read_rows(files)
+
+
+@pytest.mark.parametrize(
+    ("first", "fields"),
+    [
+        ("src\ttgt", PAIR),
+        ("English\tGerman", {"src": 1, "tgt": 2}),
+        ("en\tzh-CN", PAIR),
+        ("Source Text\tTranslation", PAIR),
+        ("sentence\tlabel", LABELED),
+        ("Satz\tKlasse", LABELED),
+    ],
+)
+def test_a_header_of_a_tsv_is_recognized_counted_and_left_out(
+    tmp_path: Path, first: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "BLOCK_LINES", 20)
+    lines = [f"a {i}\t{'good' if i % 3 else 'bad'}" for i in range(50)]
+    path = file_of(tmp_path, "t.tsv", "\n".join([first, *lines]))
+    rows = read_rows([path], fields)
+    assert len(rows) == 50
+    assert (rows.report.num_headers, rows.report.num_lines) == (1, 51)
+    assert "1 with names of columns left out" in rows.report.summary()
+    assert rows.location(0) == f"{path}, line 2"
+    source = open_rows([path], fields, header=False)
+    assert sum(len(chunk.parse()) for chunk in source.chunks()) == 51
+    chunks = [*open_rows([path], fields).chunks()]
+    places = {0: [chunk.place for chunk in chunks if chunk.place is not None]}
+    again = [row.parse() for row in open_rows([path], fields).chunks(places)]
+    assert sum(map(len, again)) == 50
+
+
+@pytest.mark.parametrize(
+    ("first", "fields"),
+    [
+        ("a dog\tein Hund", PAIR),
+        ("it is good\tes ist gut", PAIR),
+        ("English\tEnglisch", PAIR),
+        ("title\tgood", LABELED),
+        ("title\t7", LABELED),
+    ],
+)
+def test_a_first_row_that_names_no_columns_is_a_row(
+    tmp_path: Path, first: str, fields: dict[str, Any]
+) -> None:
+    lines = [f"a {i}\t{'good' if i % 3 else 'bad'}" for i in range(50)]
+    path = file_of(tmp_path, "t.tsv", "\n".join([first, *lines]))
+    rows = read_rows([path], fields)
+    assert (len(rows), rows.report.num_headers) == (51, 0)
+    source = open_rows([path], fields, header=True)
+    assert sum(len(chunk.parse()) for chunk in source.chunks()) == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("a.jsonl", "is a table, not lines of text; in a recipe, give it as file"),
+        ("a.csv", r"convert it to \.tsv or \.jsonl"),
+        ("a.csv.gz", r"convert it to \.tsv or \.jsonl"),
+    ],
+)
+def test_tables_are_not_read_as_lines_of_text(tmp_path: Path, name: str, problem: str) -> None:
+    path = file_of(tmp_path, name, '{"src": "a", "tgt": "b"}\n')
+    with pytest.raises(UserError, match=problem):
+        read_rows({"src": [path], "tgt": [path]})
+    if "csv" in name:
+        with pytest.raises(UserError, match=problem):
+            read_rows([path])
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"%PDF-1.7\n1 0 obj", "is a PDF, not text; extract its text"),
+        ("word/document.xml", r"is a Word document \(\.docx\), not text; save it as plain text"),
+        ("xl/workbook.xml", r"is an Excel spreadsheet .* tab-separated text"),
+        ("application/vnd.oasis.opendocument.text", r"is an OpenDocument text \(\.odt\)"),
+        ("other", "is a ZIP file, not text; unpack it"),
+    ],
+)
+@pytest.mark.parametrize("name", ["t.txt", "t.docx"])
+def test_documents_are_recognized_by_content(
+    tmp_path: Path, name: str, content: bytes | str, problem: str
+) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        is_open = content.startswith("application")
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("mimetype" if is_open else content, content)
+    for fields in (None, PAIR):
+        with pytest.raises(UserError, match=problem):
+            read_rows([path], fields)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacremoses import MosesTokenizer
 
-from heedful import plugins
+from heedful import extras, plugins
 from heedful.errors import UserError
 from heedful.evaluation.metrics import (
     corpus_scores,
     exact_match,
+    metric_problem,
     perplexity,
     sentence_chrf,
     tokenized_lowercase_bleu,
@@ -137,6 +138,19 @@ def test_codes_of_three_letters_are_tokenized_as_those_of_two(code: str, short: 
             return str(error)
 
     assert outcome(code) == outcome(short) != outcome("de")
+
+
+@pytest.mark.parametrize(("code", "package"), [("ja", "MeCab"), ("ko-KR", "mecab_ko")])
+def test_bleu_without_the_languages_tokenizer_is_known_before_the_work(
+    code: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: name != package)
+    problem = metric_problem("bleu", code)
+    assert problem is not None
+    assert f"pip install 'sacrebleu[{code[:2]}]'" in problem
+    assert metric_problem("bleu", "de") is metric_problem("chrf", code) is None
+    with pytest.raises(UserError, match=package):
+        corpus_scores(["a"], ["a"], trg_lang=code)
 
 
 def test_exact_match_ignores_only_whitespace() -> None:

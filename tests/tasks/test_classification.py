@@ -240,3 +240,15 @@ def test_a_long_pair_is_truncated_as_in_training(tmp_path: Path, name: str) -> N
     assert model.num_truncated == 2
     with pytest.raises(UserError, match=r"pair 1 has .* tokens, but the model allows 9"):
         model.encode_pairs(*zip(*rows, strict=True), "error")
+
+
+def test_a_class_without_a_training_row_is_refused(tmp_path: Path) -> None:
+    """Its only row is held out too, and thus dropped from training."""
+    rare = ("the only one", "rare")
+    rows = examples(60)
+    valid = write_tsv(tmp_path / "valid.tsv", [rare, *examples(10, seed=1)])
+    recipe = recipe_of(
+        write_tsv(tmp_path / "train.tsv", [*rows, rare]), data__valid={"file": valid}
+    )
+    with pytest.raises(UserError, match="no training row has the label 'rare'"):
+        train(recipe, tmp_path / "run", progress=False)

@@ -74,7 +74,7 @@ class ShardReader:
         """
         index = first_row = 0
         for path in self.files:
-            for chunk in read_chunks(path, self._fields(path), "line"):
+            for chunk in read_chunks(path, self._fields(path), "line", header=False):
                 for start in range(0, chunk.num_rows, self.shard_rows):
                     stop = min(start + self.shard_rows, chunk.num_rows)
                     if index not in done:

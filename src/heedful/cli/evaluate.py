@@ -206,14 +206,20 @@ def _evaluate_pairs(
     from heedful.evaluation.metrics import (
         DEFAULT_METRICS,
         corpus_scores,
+        metric_problem,
         sentence_chrf,
         usable_metric,
     )
 
     extras.require("eval", "the evaluation of translations")
     names = DEFAULT_METRICS if metrics is None else tuple(metrics.split(","))
+    if metrics is None:
+        problems = {name: metric_problem(name, language) for name in names}
+        names = tuple(name for name, problem in problems.items() if problem is None)
+        for name in [*problems.keys() - {*names}]:
+            typer.echo(f"scores are without {name}: {problems[name]}", err=True)
     for name in names:
-        usable_metric(name)  # refuses an unknown one before the work
+        usable_metric(name, language)  # refuses one that cannot be computed before the work
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, progress=progress, **options)
     report_counts(translator, "lines", len(sources))
@@ -282,6 +288,8 @@ def _evaluate_labels(
         if name is not None or key != "pair"
     }
     rows = read_rows([path], columns)
+    if rows.report.num_headers:
+        typer.echo(f"{path}: the first line has names of columns, and is left out", err=True)
     targets = label_ids(rows, model.labels)
     with progress_bar("classifying", len(rows)) as progress:
         pairs = rows.columns.get("pair")

@@ -56,6 +56,12 @@ class Files(Strict):
         "example has one text.",
     )
 
+    header: bool | None = Field(
+        None,
+        description="The first line of a .tsv whose columns are given by number, or not at all, "
+        "names the columns and is left out; false: it is a row; null: it is left out if it has "
+        "names such as src, text, label, de or German, or a label that no other row has.",
+    )
     messages_field: str | None = Field(
         None,
         description="Key or column of `file` with the list of messages of a chat, each with role "

@@ -98,6 +98,7 @@ class DataReport:
         num_truncated: rows with a truncated sequence.
         num_filtered: training rows dropped by filters.
         num_held_out: training rows dropped because their source is in a held-out set too.
+        num_headers: first lines of files, with names of columns, that are no rows.
         noun: the word for a row in messages: "texts" or "pairs".
         empty: for each column of text, the number of rows dropped because it was empty.
         counts: for each column of ids, the size of the rows that remain.
@@ -110,6 +111,7 @@ class DataReport:
     num_truncated: int = 0
     num_held_out: int = 0
     num_filtered: int = 0
+    num_headers: int = 0
     noun: str = "texts"
     empty: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, Counts] = field(default_factory=dict)
@@ -128,6 +130,8 @@ class DataReport:
     def summary(self) -> str:
         """The statistics as one line of text."""
         parts = [f"{self.num_lines:,} lines read, {self.num_kept:,} {self.noun} kept"]
+        if self.num_headers:
+            parts.append(f"{self.num_headers} with names of columns left out")
         if self.num_empty:
             sides = [f"{_SIDES[c]} {n:,}" for c, n in self.empty.items() if c in _SIDES]
             by_side = f" ({', '.join(sides)})" if sides else ""

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from jaxtyping import Int64
 
+from heedful.data.documents import check_no_document
+from heedful.data.headers import has_names
 from heedful.data.tables import TableBatch, is_table, read_table
 from heedful.data.text_files import (
     BLOCK_BYTES,
@@ -41,11 +43,13 @@ class ParsedRows(NamedTuple):
         columns: the cells of each column.
         lines: (N,), the number of the first line of each row.
         num_lines: the lines that were read, with blank ones between paragraphs.
+        num_headers: lines with names of columns that were left out: 0 or 1.
     """
 
     columns: Sequence[list[str]]
     lines: Int64[np.ndarray, " N"]
     num_lines: int
+    num_headers: int = 0
 
     @classmethod
     def consecutive(cls, columns: Sequence[list[str]], first: int) -> "ParsedRows":
@@ -146,6 +150,7 @@ def read_chunks(
     path: Path,
     fields: Mapping[str, Field | None],
     unit: Unit,
+    header: bool | None = None,
     places: Sequence[BlockPlace] | None = None,
 ) -> Iterator[RawChunk]:
     """The rows of a file in chunks, at least one; arguments as in `read_rows`.
@@ -160,12 +165,14 @@ def read_chunks(
         parse = partial(_parse_jsonl, str(path), _names(path, "JSONL", fields))
         return _line_chunks([path], parse, places)
     if kind == "tsv" and [*fields.values()] != [None]:
-        return _tsv_chunks(path, fields, places)
+        return _tsv_chunks(path, fields, header, places)
     if len(fields) > 1:
+        check_no_document(path)
         raise UserError(
             f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns"
             f" ({', '.join(fields)}); convert it"
         )
+    _check_lines(path)
     if unit == "line":
         return _line_chunks([path], partial(_parse_lines, [str(path)]), places)
     return _part_chunks({"paragraph": _paragraphs, "file": _whole_file}[unit](path))
@@ -176,9 +183,21 @@ def read_parallel_chunks(
 ) -> Iterator[RawChunk]:
     """The rows of line-parallel files in chunks, at least one; `places`: as in `read_chunks`."""
     for path in paths:
-        if is_table(path) and path.is_file():
-            raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
+        _check_lines(path)
     return _line_chunks(paths, partial(_parse_lines, [str(path) for path in paths]), places)
+
+
+def _check_lines(path: Path) -> None:
+    """Raise UserError for a file whose name is that of a table."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    kind = format_of(path)
+    if (kind == "table" and path.is_file()) or kind == "jsonl":
+        raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
+    if name.suffix.lower() in (".csv", ".json"):
+        raise UserError(
+            f"{path} is not lines of text, by its name; convert it to .tsv or .jsonl and give it "
+            "as file, or rename it to .txt if it is text"
+        )
 
 
 def read_record_chunks(
@@ -253,7 +272,10 @@ def _whole_file(path: Path) -> Iterator[TextPart]:
 
 
 def _tsv_chunks(
-    path: Path, fields: Mapping[str, Field | None], places: Sequence[BlockPlace] | None
+    path: Path,
+    fields: Mapping[str, Field | None],
+    has_header: bool | None,
+    places: Sequence[BlockPlace] | None,
 ) -> Iterator[RawChunk]:
     explicit_fields = [field for field in fields.values() if field is not None]
     columns: list[int] = []
@@ -267,19 +289,36 @@ def _tsv_chunks(
                 raise UserError(
                     f"columns are counted from 1, so there is no column {min(columns) + 1}"
                 )
+            if has_header is None:
+                label = [*fields].index(LABEL) if LABEL in fields else None
+                has_header = has_names(_cells(path, block, columns), label)
+            if has_header:
+                block = _without_header(block)
         elif not columns:  # a file with a header
             if not all(isinstance(field, str) for field in explicit_fields):
                 raise UserError(
                     f"{path}: give all columns by name or all by number, not some of each"
                 )
-            line, end, rest = block.data(0).partition(b"\n")
+            line, end, _ = block.data(0).partition(b"\n")
             header = next(decode_lines([line + end], str(path)), "").split("\t")
             columns, width = _header_columns(path, header, fields), len(header)
-            block = LineBlock(2, (rest,), block.num_bytes)
+            block = _without_header(block)
         if not width:
             first = (line for line in BytesIO(block.data(0)) if line.strip())
             width = next((line.count(b"\t") + 1 for line in first), 0)
-        yield RawChunk(partial(_parse_tsv, str(path), columns, width), block, place)
+        parse = partial(_parse_tsv, str(path), columns, width, bool(has_header))
+        yield RawChunk(parse, block, place)
+
+
+def _without_header(block: LineBlock) -> LineBlock:
+    """The first block of a file without its first line."""
+    return LineBlock(2, (block.data(0).partition(b"\n")[2],), block.num_bytes)
+
+
+def _cells(path: Path, block: LineBlock, columns: Sequence[int]) -> list[list[str]]:
+    """Some columns of the lines of a block that have all of them."""
+    lines = (line.split("\t") for line in block.texts(0, str(path)))
+    return [[cells[i] for i in columns] for cells in lines if len(cells) > max(columns)]
 
 
 def _header_columns(
@@ -299,7 +338,9 @@ def _header_columns(
     return [header.index(name) for name in names]
 
 
-def _parse_tsv(name: str, columns: Sequence[int], width: int, block: LineBlock) -> ParsedRows:
+def _parse_tsv(
+    name: str, columns: Sequence[int], width: int, has_header: bool, block: LineBlock
+) -> ParsedRows:
     blank, rows = [""] * max(width, max(columns) + 1), []
     for number, line in enumerate(block.texts(0, name), block.first):
         cells = line.split("\t")
@@ -312,7 +353,8 @@ def _parse_tsv(name: str, columns: Sequence[int], width: int, block: LineBlock) 
             cells = blank
         rows.append(cells)
     cells_of = [[cells[column] for cells in rows] for column in columns]
-    return ParsedRows.consecutive(cells_of, block.first)
+    parsed = ParsedRows.consecutive(cells_of, block.first)
+    return parsed._replace(num_headers=int(has_header and block.first == 2))
 
 
 def _parse_jsonl(name: str, keys: Mapping[str, str], block: LineBlock) -> ParsedRows:

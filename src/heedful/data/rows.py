@@ -220,6 +220,7 @@ def open_rows(
     fields: Mapping[str, Field | None] | None = None,
     *,
     unit: Unit = "line",
+    header: bool | None = None,
     keep_empty: bool = False,
 ) -> FileRows:
     """The rows of files, to be read in chunks; arguments and errors as in `read_rows`."""
@@ -236,7 +237,9 @@ def open_rows(
     else:
         fields = {"text": None} if fields is None else fields
         columns = tuple(fields)
-        groups = [(str(path), (path,), partial(read_chunks, path, fields, unit)) for path in files]
+        groups = [
+            (str(path), (path,), partial(read_chunks, path, fields, unit, header)) for path in files
+        ]
     if not groups:
         raise UserError("no files are given; name at least one")
     return FileRows(columns, tuple(groups), keep_empty)
@@ -392,7 +395,14 @@ def _without_empty(columns: Sequence[str], name: str, parsed: ParsedRows, keep_e
             line = lines[cells[LABEL].index("")]
             raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
     num_empty = int(is_empty.sum())
-    report = DataReport(parsed.num_lines, len(lines), num_empty, noun=_noun(columns), empty=empty)
+    report = DataReport(
+        parsed.num_lines + parsed.num_headers,
+        len(lines),
+        num_empty,
+        num_headers=parsed.num_headers,
+        noun=_noun(columns),
+        empty=empty,
+    )
     return Rows(cells, report, (name,), np.stack([np.zeros_like(lines), lines]))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful import extras
+from heedful.data.documents import check_no_document
 from heedful.errors import UserError
 from heedful.files import open_bytes
 
@@ -331,6 +332,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int], bool]]:
         with _named_errors(path):
             raw = stack.enter_context(open_bytes(path))
             start = raw.peek(len(_ZSTD_MAGIC))
+        check_no_document(path)
         is_gzip, is_zstd = start.startswith(_GZIP_MAGIC), start.startswith(_ZSTD_MAGIC)
         if path.suffix == ".gz" and not is_gzip:
             raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")

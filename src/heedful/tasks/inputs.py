@@ -57,7 +57,10 @@ def open_texts(files: Files, recipe: Recipe) -> FileRows:
     """Texts of plain files, or the texts of files of labeled texts or pairs, one per row."""
     if not resolve_paths(files.file):
         return open_rows(
-            resolve_paths(files.text), {"text": files.text_field}, unit=recipe.data.text_unit
+            resolve_paths(files.text),
+            {"text": files.text_field},
+            unit=recipe.data.text_unit,
+            header=files.header,
         )
     return replace(open_labeled(files), as_texts=True)
 
@@ -67,7 +70,7 @@ def open_labeled(files: Files) -> FileRows:
     fields = {"text": files.text_field, "label": files.label_field}
     if files.pair_field is not None:
         fields["pair"] = files.pair_field
-    return open_rows(resolve_paths(files.file), fields)
+    return open_rows(resolve_paths(files.file), fields, header=files.header)
 
 
 def raw_data(recipe: Recipe, open_files: Callable[[Files], FileRows]) -> RawData:

@@ -35,7 +35,10 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
         key["objective_files"] = content_key(named)
     directory = prepare_once(cache, key, partial(fill, task, inherited), about, resumable=True)
     data = open_data(directory, inherited.start_id)
-    for line in _summary(data).lines():
+    summary = _summary(data)
+    if not inherited.labels:
+        summary.check_labels()
+    for line in summary.lines():
         print_line(line)
     return data
 
@@ -83,7 +86,7 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
     }
     return {
         "task": recipe.task,
-        "plugins": content_key([Path(path) for path in recipe.plugins if SHIPPED not in path]),
+        "plugins": content_key([file for path in recipe.plugins for file in _plugin_files(path)]),
         "data": recipe.data.model_dump(exclude=left_out),
         "corpora": [*corpora.items()],
         "files": [
@@ -98,3 +101,11 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
         "objective": recipe.objective,
         "labels": inherited.labels,
     }
+
+
+def _plugin_files(name: str) -> list[Path]:
+    """The file of a plugin; of a shipped one all files of its package, which it reads."""
+    if name.startswith(SHIPPED):
+        package = Path(__file__).parents[1] / "examples"
+        return sorted(path for path in package.iterdir() if path.is_file())
+    return [Path(name)]

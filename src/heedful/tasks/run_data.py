@@ -18,7 +18,7 @@ from heedful.data.rows import FileRows, JoinedRows, Rows, RowSource
 from heedful.data.scan import Scan
 from heedful.data.splits import Split
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import format_names
+from heedful.errors import UserError, format_names
 from heedful.files import read_json
 
 FILTERS = "filters.json"  # in a prepared folder: the report of its filters
@@ -155,6 +155,15 @@ class DataSummary(NamedTuple):
     def noun(self) -> str:
         """The word for a row in messages."""
         return self.reports["train"].noun
+
+    def check_labels(self) -> None:
+        """Raise UserError for a label of the training files that no training row has."""
+        if missing := [name for name, count in self.labels.items() if not count]:
+            raise UserError(
+                f"no training row has the label {format_names(missing)}: all its rows are held out "
+                "or dropped; add rows, or drop those with it (a name of a column: "
+                "data.train.header=true)"
+            )
 
     def lines(self) -> Iterator[str]:
         """Lines on the files, the filters, the tokenizers, the splits and the labels."""

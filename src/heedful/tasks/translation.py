@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Int64
 
-from heedful import extras, task_keys
+from heedful import task_keys
 from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
@@ -16,7 +16,7 @@ from heedful.data.row_formats import CORPUS
 from heedful.data.rows import FileRows, Rows, open_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.metrics import Scores, corpus_scores, has_packages, usable_metric
+from heedful.evaluation.metrics import Scores, corpus_scores, metric_problem, usable_metric
 from heedful.evaluation.sharing import current_shares
 from heedful.files import write_json, write_lines
 from heedful.pipelines import Limits, ModelMetadata, Translator
@@ -69,22 +69,32 @@ class Translation(Task):
 
     @property
     def usable_metrics(self) -> tuple[str, ...]:
-        """`final_metrics` without those whose packages are missing; exact match if none is left."""
-        names = [name for name in self.final_metrics if has_packages(name)]
+        """`final_metrics` without those that cannot score the target language (packages are
+        missing, for example); exact match if none is left."""
+        names = self._metrics_for(shared_languages(self.recipe)[1])
         return tuple(names) or ("exact_match",)
 
+    def _metrics_for(self, language: str | None) -> list[str]:
+        return [name for name in self.final_metrics if metric_problem(name, language) is None]
+
     def notes(self) -> list[str]:
-        left_out = [name for name in self.final_metrics if name not in self.usable_metrics]
-        if not left_out:
-            return []
-        command = extras.install_command("eval")
-        return [f"scores are without {', '.join(left_out)}, which need packages: {command}"]
+        """The scores that are left out, of all targets or of those of a corpus."""
+        of_corpora = [languages_of(self.recipe, name)[1] for name in self.recipe.data.corpora]
+        left_out: dict[str, list[str]] = {}  # metrics by what they need
+        for language in dict.fromkeys([shared_languages(self.recipe)[1], *of_corpora]):
+            for name in self.final_metrics:
+                if problem := metric_problem(name, language):
+                    left_out.setdefault(problem, []).append(name)
+        return [
+            f"scores are without {', '.join(dict.fromkeys(names))}: {problem}"
+            for problem, names in left_out.items()
+        ]
 
     def check(self) -> None:
         """See `Task.check`: the metric and the files of each split."""
         super().check()
         if self.recipe.evaluation.metric not in OWN_METRICS:
-            usable_metric(self.recipe.evaluation.metric)
+            usable_metric(self.recipe.evaluation.metric, shared_languages(self.recipe)[1])
         for key, _, _, files in files_by_split(self.recipe):
             src, tgt = len(resolve_paths(files.src)), len(resolve_paths(files.tgt))
             if files.file is not None and src + tgt:
@@ -182,7 +192,8 @@ class Translation(Task):
         for corpus in dict.fromkeys(row[CORPUS] for row in rows if CORPUS in row):
             indices = [index for index, row in enumerate(rows) if row[CORPUS] == corpus]
             part = [outputs[index] for index in indices], [rows[index] for index in indices]
-            by_metric = self._score(model, *part, self.usable_metrics).to_dict()["scores"]
+            metrics = self._metrics_for(languages_of(self.recipe, corpus)[1]) or ["exact_match"]
+            by_metric = self._score(model, *part, metrics).to_dict()["scores"]
             for name, score in by_metric.items():
                 score["name"] += f", {corpus}"
                 content["scores"][f"{name}/{corpus}"] = score
@@ -277,6 +288,8 @@ def open_pairs(files: Files) -> FileRows:
     """The pairs of two line-parallel files, or of files with both sides."""
     if files.file is not None:
         return open_rows(
-            resolve_paths(files.file), {"src": files.src_field, "tgt": files.tgt_field}
+            resolve_paths(files.file),
+            {"src": files.src_field, "tgt": files.tgt_field},
+            header=files.header,
         )
     return open_rows({"src": resolve_paths(files.src), "tgt": resolve_paths(files.tgt)})
