@@ -106,8 +106,8 @@ def main() -> None:
         "bands",
         "Loss bands of the recipes",
         [
-            "The held-out loss of each shipped recipe at a step: its band, and the loss in a run "
-            "of this script. Data of recipes that name none: "
+            "The held-out loss of each shipped recipe at a step, with label smoothing if it has "
+            "any: its band, and the loss in a run of this script. Data of recipes that name none: "
             f"{', '.join(f'{name}: {file_names(DATA_OF[name])}' for name in sorted(DATA_OF))}. "
             + " ".join(
                 f"{name} runs with {', '.join(settings)}." for name, settings in SPLIT.items()
@@ -171,9 +171,13 @@ def named_files(recipe: Recipe) -> dict[str, str | list[str]]:
 
 
 def losses_of_run(out: Path) -> dict[int, float]:
-    """Held-out losses by step of a run so far; {} if it has not begun."""
+    """Held-out losses by step of a run so far, as in bands; {} if it has not begun."""
     events = read_log(out / "log.jsonl") if (out / "log.jsonl").is_file() else []
-    return {event.step: event.loss for event in events if isinstance(event, Evaluated)}
+    return {
+        event.step: event.loss if event.smoothed_loss is None else event.smoothed_loss
+        for event in events
+        if isinstance(event, Evaluated)
+    }
 
 
 class StopAfter:

@@ -269,11 +269,20 @@ def _train_in(
     events = read_log(out / "log.jsonl")
     for verdict in general_verdicts(events, None if is_temporary else out) if scores else ():
         print_line(str(verdict))
-    if packages := extras.missing_packages("report"):
-        print_line(f"no report was written: it needs {packages}; then: heedful report {out}")
-    else:
-        write_run_report(out)
+    if problem := _write_report(out):
+        print_line(f"no report was written: {problem}; then: heedful report {out}")
     return reason, scores
+
+
+def _write_report(out: Path) -> str | None:
+    """Write the report of a run that has ended; returns why there is none, or None."""
+    if packages := extras.missing_packages("report"):
+        return f"it needs {packages}"
+    try:
+        write_run_report(out)
+    except Exception as error:  # of a chart, for example; the run is complete
+        return _in_a_line(error)
+    return None
 
 
 def _train_beside(
@@ -342,9 +351,22 @@ def _score(run: Session, out: Path, print_line: PrintLine) -> tuple[FinalScores,
         with nullcontext(out) if group.is_main else TemporaryDirectory() as folder:
             return run.task.compute_final_scores(run.model, run.data, Path(folder))
 
-    scores = trainer.evaluate_together(compute)
+    try:
+        scores = trainer.evaluate_together(compute)
+    except Exception as error:  # of a metric, of a plugin's task, of a process
+        if group.is_main:
+            print_line(
+                f"no scores: {_in_a_line(error)}; the model and its checkpoints are complete"
+            )
+        return FinalScores({}), scored
     assert scores is not None, "signals end the process here"
     return scores, scored
+
+
+def _in_a_line(error: Exception) -> str:
+    """An error that leaves a run complete, as text; of one that is no `UserError` also its kind."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return f"{kind}{' '.join(str(error).split())}"
 
 
 def _changes_on_resume(log: Path, recipe: Recipe) -> list[str]:

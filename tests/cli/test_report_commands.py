@@ -79,7 +79,7 @@ def test_the_curves_of_a_comparison_are_those_of_the_logs(runs: Path, tmp_path: 
     charts = {chart.title: chart.series for chart in comparison.charts()}
     for series, (name, run) in zip(charts["Held-out loss"], comparison.runs.items(), strict=True):
         points: list[Any] = [e for e in run.events if hasattr(e, "perplexity")]
-        assert (series.label, series.points) == (name, [(e.step, e.nll) for e in points])
+        assert (series.label, series.points) == (name, [(e.step, e.loss) for e in points])
     assert len({series.color for series in charts["Training loss"]}) == 2
     comparison.write(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

@@ -224,29 +224,30 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
     held_out = [line for line in lines if "held-out loss" in line]
     assert [line[0] for line in held_out] == [" ", "*", " ", " ", " "]
     scores = "perplexity 3.25  token accuracy 62.50%  BLEU 23.40  exact match 50.00%"
-    assert f"held-out loss 1.500 (smoothed)  {scores}" in held_out[1]
+    assert f"held-out loss 1.500  {scores}" in held_out[1]
     assert lines[-1] == "all steps done after step 100 and 0:50; best  BLEU 23.40"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "of_training", "held_out"),
+    ("recipe", "of_training"),
     [
-        ({"training": {"label_smoothing": 0.1}}, " (smoothed)", " (smoothed)"),
-        ({"training": {"r_drop": 1.0}}, " (with R-Drop)", None),
-        ({"distillation": {"teacher": "t", "level": "word"}}, " (with the teacher's part)", None),
-        ({}, " (not the likelihood alone)", " (not the likelihood alone)"),
+        ({"training": {"label_smoothing": 0.1}}, " (smoothed)"),
+        ({"training": {"r_drop": 1.0}}, " (with R-Drop)"),
+        ({"distillation": {"teacher": "t", "level": "word"}}, " (with the teacher's part)"),
+        ({}, " (not the likelihood alone)"),
     ],
 )
 def test_the_display_notes_terms_besides_the_likelihood(
-    recipe: dict[str, object], of_training: str, held_out: str | None
+    recipe: dict[str, object], of_training: str
 ) -> None:
+    """The held-out loss has none."""
     start = replace(START, recipe=recipe, unit="tokens")
     events: list[Event] = [start, step_done(10)]
-    events.append(Evaluated(10, 1, 5.0, 1.5, math.exp(1.2 if held_out else 1.5), 0.5))
+    events.append(Evaluated(10, 1, 5.0, 1.5, math.exp(1.5), 0.5, smoothed_loss=1.7))
     first, step, evaluation = shown(events, terminal=False).splitlines()
     assert "900 training and 100 held-out tokens" in first
     assert f"loss 0.500{of_training}  lr" in step
-    assert f"loss 1.500{held_out or ''}  perplexity" in evaluation
+    assert "held-out loss 1.500  perplexity" in evaluation
 
 
 def test_classification_displays_no_perplexity() -> None:

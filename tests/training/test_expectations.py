@@ -65,7 +65,7 @@ def test_bands_are_checked_at_their_steps(tmp_path: Path) -> None:
     lines: list[str] = []
     train(parse_recipe(tiny(expect=bands)), tmp_path / "run", print_line=lines.append)
     actual = {
-        event.step: event.loss
+        event.step: event.smoothed_loss
         for event in read_log(tmp_path / "run/log.jsonl")
         if isinstance(event, Evaluated)
     }
@@ -131,9 +131,10 @@ def test_noise_is_rarely_reported_as_a_fall() -> None:
 def test_the_loss_is_compared_with_the_unigram_entropy() -> None:
     for entropy, good in ((1.3, True), (1.1, False)):
         start = RunStarted({}, 1, 1, 1, "cpu", 1, unigram_entropy=entropy)
-        # The loss that is trained on is smoothed, and does not count.
+        # The smoothed loss does not count.
         events = [
-            Evaluated(step, 0, 1.0, 9.0, math.exp(nll), 0.5) for step, nll in ((1, 1.2), (2, 4))
+            Evaluated(step, 0, 1.0, loss, math.exp(loss), 0.5, smoothed_loss=9.0)
+            for step, loss in ((1, 1.2), (2, 4.0))
         ]
         verdict = general_verdicts([start, *events], Path("run"))[0]
         assert verdict.good == good

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 import heedful
+import heedful.run
 from encoder_runs import NET, tiny
+from heedful import extras
 from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.pipelines import Classifier, LanguageModel, MaskedLanguageModel, Translator
 from heedful.tasks.in_memory import InMemoryData
+from heedful.tasks.translation import Translation
 from heedful.training.events import Evaluated, Event, RunFinished, RunStarted
 
 TEXTS = [
@@ -98,6 +101,88 @@ def test_bits_per_character_without_bos_count_only_characters_that_are_predicted
     for scores in [run.scores.values(), *(e.scores | {"loss": e.loss} for e in evaluations)]:
         assert scores["bits_per_character"] == pytest.approx(scores["loss"] / math.log(2))
         assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / math.log(2))
+
+
+def test_a_run_into_japanese_without_its_tokenizer_leaves_bleu_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: name != "ipadic")
+    recipe, lines = recipe_of("translation", data__tgt_language="ja"), list[str]()
+    run = heedful.train(recipe, data=PAIRS, progress=False, print_line=lines.append)
+    assert run.scores is not None
+    assert [*run.scores.values()] == ["chrf", "ter"]
+    (note,) = [line for line in lines if line.startswith("scores are without bleu: needs")]
+    assert "pip install 'sacrebleu[ja]'" in note
+    changed = recipe_of("translation", data__tgt_language="ja", evaluation__metric="bleu")
+    with pytest.raises(UserError, match="the metric bleu needs MeCab and ipadic"):
+        heedful.train(changed, tmp_path / "run", data=PAIRS, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_error_in_an_evaluation_saves_its_step_and_names_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, options = Translation.evaluate, {"data": PAIRS, "progress": False}
+
+    def broken(*arguments: Any) -> Any:
+        raise ZeroDivisionError("division by zero")
+
+    recipe = recipe_of("translation", training__evaluate_every=2, training__max_steps=4)
+    monkeypatch.setattr(Translation, "evaluate", broken)
+    with pytest.raises(UserError, match="step 2: the evaluation failed: division by zero") as end:
+        heedful.train(recipe, tmp_path / "run", **options)
+    checkpoint = tmp_path / "run" / "checkpoints" / "interim-00000002"
+    assert f"saved in {checkpoint}" in str(end.value)
+    assert checkpoint.is_dir()
+    monkeypatch.setattr(Translation, "evaluate", plain)
+    heedful.train(recipe, tmp_path / "run", resume=True, **options)
+    heedful.train(recipe, tmp_path / "whole", **options)
+    weights = [tmp_path / name / "model.safetensors" for name in ("run", "whole")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("part", ["scores", "report"])
+def test_an_error_in_final_scores_or_the_report_is_a_note_and_the_run_complete(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise ZeroDivisionError("division by\nzero")
+
+    if part == "scores":
+        monkeypatch.setattr(Translation, "compute_final_scores", broken)
+    else:
+        monkeypatch.setattr(heedful.run, "write_run_report", broken)
+    lines: list[str] = []
+    run = heedful.train(
+        recipe_of("translation"),
+        tmp_path / "run",
+        data=PAIRS,
+        progress=False,
+        print_line=lines.append,
+    )
+    note = {"scores": "no scores: ", "report": "no report was written: "}[part]
+    assert [line for line in lines if f"{note}ZeroDivisionError: division by zero" in line]
+    assert run.reason == "max_steps"
+    assert isinstance(run.model, Translator)
+
+
+def test_the_held_out_loss_is_the_one_that_selects_the_best_model() -> None:
+    """Without label smoothing, which would be lower for a worse model."""
+    events: list[Event] = []
+    changes: dict[str, Any] = {"training__label_smoothing": 0.5, "training__evaluate_every": 1}
+    schedule = {"name": "constant", "learning_rate": 0.1, "warmup_steps": 0}
+    changes |= {"training__max_steps": 8, "training__schedule": schedule}
+    recipe = recipe_of("translation", **changes)
+    heedful.train(recipe, data=PAIRS, progress=False, on_event=events.append)
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    best = math.inf
+    for event in evaluations:
+        assert event.loss == pytest.approx(math.log(event.perplexity))
+        assert event.smoothed_loss is not None
+        assert event.is_best is (event.loss < best)
+        best = min(best, event.loss)
+    last = evaluations[-1]
+    assert last.smoothed_loss != pytest.approx(last.loss, rel=1e-2)
 
 
 def test_without_a_folder_the_run_is_temporary_and_its_model_is_not(tmp_path: Path) -> None:

@@ -103,7 +103,18 @@ def a_run() -> list[Event]:
             scores = {"exact_match": step / 200, "bleu": step / 3}
             events.append(
                 Evaluated(
-                    step, 1, step, 90 / step, math.exp(3 / step), 0.5, scores, samples, step == 50
+                    *(
+                        step,
+                        1,
+                        step,
+                        3 / step,
+                        math.exp(3 / step),
+                        0.5,
+                        scores,
+                        samples,
+                        step == 50,
+                    ),
+                    smoothed_loss=90 / step,
                 )
             )
     scored = "test text, the weights of step 50"
@@ -300,7 +311,11 @@ def test_the_curves_are_the_events(tmp_path: Path) -> None:
     training, held_out = curves_of(page)[:2]
     for points, kind in ((training, StepDone), (held_out, Evaluated)):
         # Neither has label smoothing, so that they can be compared.
-        expected = [(e.step, e.nll) for e in a_run() if isinstance(e, kind)]
+        expected = [
+            (e.step, e.nll if isinstance(e, StepDone) else e.loss)
+            for e in a_run()
+            if isinstance(e, StepDone | Evaluated) and isinstance(e, kind)
+        ]
         assert len(points) == len(expected)
         # Both axes are linear: differences on paper are those of the data, by one factor.
         (x0, y0), (x1, y1) = points[0], points[-1]

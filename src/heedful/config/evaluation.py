@@ -42,7 +42,8 @@ class Evaluation(Strict):
 
 
 class Expectation(Strict):
-    """A band in which the validation loss of the unchanged recipe lies at a step."""
+    """A band in which the validation loss of the unchanged recipe, with its label smoothing, lies
+    at a step."""
 
     step: int = Field(ge=1, description="Step after which the validation loss is compared.")
     low: float = Field(description="Lowest expected loss, in nats per token.")

@@ -28,7 +28,7 @@ def views_of_run(path: Path, scales: RunScales | None = None) -> tuple[dict[str,
     evaluations = [event for event in run.events if isinstance(event, Evaluated)]
     charts = [
         _chart("loss", train=[(e.step, e.nll) for e in steps],
-               valid=[(e.step, e.nll) for e in evaluations]),
+               valid=[(e.step, e.loss) for e in evaluations]),
         _chart("rate", rate=[(e.step, e.learning_rate) for e in steps]),
         _chart("gradient", gradient=[(e.step, e.grad_norm) for e in steps]),
     ]  # fmt: skip

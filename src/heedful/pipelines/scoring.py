@@ -149,20 +149,23 @@ def score_texts(
     return _window_sums(model, packed, context, stride, batch_tokens).scores(first)
 
 
-def unpredicted(model: Generator, text: str | Sequence[int], row: Sequence[int]) -> int:
+def unpredicted(model: Generator, text: object, row: Sequence[int]) -> int:
     """Characters of a text in its first token, which nothing precedes; 0 after BOS.
 
     Args:
         text: as a string, or in ids.
         row: its ids, with special tokens.
     """
-    if not model.has_tokenizer or row[0] in model.src_tokenizer.special_ids - {
-        model.src_tokenizer.unk_id
-    }:
+    if not model.has_tokenizer:
         return 0
-    if isinstance(text, str):
-        return model.src_tokenizer.spelling.first_end(text)
-    return len(model.src_tokenizer.decode(row[:1]))
+    tokenizer = model.src_tokenizer
+    if row[0] in tokenizer.special_ids and row[0] != tokenizer.unk_id:
+        return 0
+    return (
+        tokenizer.spelling.first_end(text)
+        if isinstance(text, str)
+        else len(tokenizer.decode(row[:1]))
+    )
 
 
 def window_sums(

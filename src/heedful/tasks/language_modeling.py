@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -138,9 +139,9 @@ class LanguageModeling(Task):
 
     def evaluate(self, model: LanguageModel, data: RunData) -> EvaluationResult:
         sums, by_corpus, scores = self._sums_and_bits(model, data, "valid")
-        # The loss without label smoothing, as bits per character are those of the likelihood.
-        sums, samples = sums._replace(loss=sums.nll), self._samples(model, data)
-        return make_evaluation(self.recipe, sums, samples, scores, corpora=by_corpus)
+        samples = self._samples(model, data)
+        made = make_evaluation(self.recipe, sums, samples, scores, corpora=by_corpus)
+        return replace(made, smoothed_loss=None)  # windows are summed without smoothing
 
     def compute_final_scores(self, model: LanguageModel, data: RunData, out: Path) -> FinalScores:
         sums, by_corpus, bits = self._sums_and_bits(model, data, data.final)

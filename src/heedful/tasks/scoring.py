@@ -122,8 +122,10 @@ def make_evaluation(
     higher_is_better = (
         OWN_METRICS[name] if name in OWN_METRICS else metric.get(name).higher_is_better
     )
+    is_smoothed = recipe.training.label_smoothing
     return EvaluationResult(
-        loss=float(sums.loss) / sums.tokens,
+        loss=values["loss"],
+        smoothed_loss=float(sums.loss) / sums.tokens if is_smoothed else None,
         perplexity=values["perplexity"],
         token_accuracy=accuracy,
         scores=scores,

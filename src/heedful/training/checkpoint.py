@@ -10,12 +10,14 @@ its recipe sets; it is never averaged, and removed once the next checkpoint is c
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import ConfigDict, Field, with_config
 from torch import Tensor, nn
 
 from heedful.errors import UserError
@@ -27,7 +29,25 @@ from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 _TRAINING = "training.safetensors"
 _SHARDS = "training"  # a folder in place of that file
 _STATE = "state.json"
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 _NAME = re.compile(r"(step|interim)-\d{8,}")
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass
+class TrainerState:
+    """The progress of a run: with weights and optimizer state, all that later steps depend on."""
+
+    step: Count = 0
+    epoch: Count = 0
+    batch: Count = 0
+    seconds: float = 0.0
+    evaluated_step: int = -1
+    value: float = -sys.float_info.max  # `EvaluationResult.value` at `evaluated_step`
+    best_step: int = -1
+    best: dict[str, float] = field(default_factory=dict)
+    best_value: float = -sys.float_info.max  # not -inf, which JSON lacks
+    evaluations_since_best: int = 0
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Comparison:
     def charts(self) -> list[Chart]:
         """Curves of all runs over steps: losses and decoded scores of held-out text, speed."""
         charts = [
-            self._chart("Held-out loss", Evaluated, lambda event: event.nll),
+            self._chart("Held-out loss", Evaluated, lambda event: event.loss),
             self._chart("Training loss", StepDone, lambda event: event.nll),
         ]
         events = (event for run in self.runs.values() for event in run.events)
@@ -113,7 +113,7 @@ def _scores(run: RecordedRun) -> dict[str, float]:
     if final or not evaluations:
         return final
     best = [event for event in evaluations if event.is_best] or evaluations
-    return {"loss": best[-1].nll, **best[-1].scores}
+    return {"loss": best[-1].loss, **best[-1].scores}
 
 
 def _sizes(run: RecordedRun) -> dict[str, str]:

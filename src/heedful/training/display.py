@@ -52,10 +52,9 @@ class RunDisplay(ProgressBars):
         elif isinstance(event, Evaluated):
             of_tokens = {"perplexity": event.perplexity, "token_accuracy": event.token_accuracy}
             scores = event.scores if event.is_of_labels else of_tokens | event.scores
-            criterion_note = self._criterion_note(event.loss, event.nll, held_out=True)
             self.print_line(
                 f"{'*' if event.is_best else ' '} step {self._progress_text(event.step)}"
-                f"  held-out loss {event.loss:.3f}{criterion_note}{_format_scores(scores)}"
+                f"  held-out loss {event.loss:.3f}{_format_scores(scores)}"
                 f"  {clock(event.seconds)}"
             )
         elif isinstance(event, RunFinished):
@@ -107,12 +106,11 @@ class RunDisplay(ProgressBars):
             return None
         return max(0, self._total - event.step) * seconds / steps
 
-    def _criterion_note(self, loss: float, nll: float, *, held_out: bool = False) -> str:
-        """A note behind a loss that differs from the negative log-likelihood, or ""."""
+    def _criterion_note(self, loss: float, nll: float) -> str:
+        """A note behind a loss of training that differs from the negative log-likelihood, or ""."""
         if math.isclose(loss, nll, rel_tol=1e-4):
             return ""
-        criterion = describe_criterion(self._recipe, held_out=held_out)
-        return f" ({criterion or 'not the likelihood alone'})"
+        return f" ({describe_criterion(self._recipe) or 'not the likelihood alone'})"
 
     def _progress_text(self, step: int) -> str:
         return f"{step:,}" if self._total is None else f"{step:,}/{self._total:,}"

@@ -3,7 +3,6 @@
 An event is a frozen dataclass, and one line of JSON in the run's log.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
@@ -84,11 +83,13 @@ class Evaluated:
     """An evaluation on the validation set after `step`.
 
     Attributes:
-        loss: the criterion of `StepDone.loss`, in nats per target.
-        perplexity: exp of the negative log-likelihood per target, without label smoothing.
+        loss: the negative log-likelihood in nats per target, as `StepDone.nll`.
+        perplexity: exp of the loss.
         token_accuracy: from 0 to 1.
         scores: of decoded text or of predicted labels, by metric name.
-        corpora: the negative log-likelihood per target of each corpus, if there are several.
+        corpora: the loss of each corpus, if there are several.
+        smoothed_loss: the loss with the recipe's label smoothing, which the bands of `expect` are
+            for; None without any.
     """
 
     step: int
@@ -101,12 +102,8 @@ class Evaluated:
     samples: list[Sample] = field(default_factory=list)
     is_best: bool = False
     corpora: dict[str, float] = field(default_factory=dict)
+    smoothed_loss: float | None = None
     event: Literal["evaluated"] = "evaluated"
-
-    @property
-    def nll(self) -> float:
-        """The loss without label smoothing, in nats per target."""
-        return math.log(self.perplexity)
 
     @property
     def is_of_labels(self) -> bool:
@@ -229,17 +226,14 @@ def score_label(name: str) -> str:
     return labels.get(metric, metric.replace("_", " ")) + (f", {corpus}" if corpus else "")
 
 
-def describe_criterion(recipe: Mapping[str, Any], *, held_out: bool = False) -> str:
-    """A description of the terms that a recipe's loss has besides the likelihood, or "".
-
-    Args:
-        held_out: describe the loss on held-out text, which has no term of a teacher or of R-Drop.
-    """
+def describe_criterion(recipe: Mapping[str, Any]) -> str:
+    """A description of the terms that a recipe's loss of training has besides the likelihood, or
+    ""."""
     training, distillation = recipe.get("training", {}), recipe.get("distillation", {})
     has_teacher = distillation.get("teacher") and distillation.get("level") == "word"
     parts = {
         "smoothed": training.get("label_smoothing"),
-        "with the teacher's part": has_teacher and not held_out,
-        "with R-Drop": training.get("r_drop") and not held_out,
+        "with the teacher's part": has_teacher,
+        "with R-Drop": training.get("r_drop"),
     }
     return ", ".join(name for name, is_used in parts.items() if is_used)

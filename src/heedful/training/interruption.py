@@ -1,4 +1,5 @@
-"""Signals that end a run: after the current step, or at once during an evaluation."""
+"""What ends a run early: signals, after the current step or at once during an evaluation, and
+evaluations that fail."""
 
 import signal
 from collections.abc import Iterator
@@ -8,6 +9,10 @@ from types import FrameType
 
 class EvaluationInterrupted(BaseException):
     """A signal during an evaluation; not an `Exception`, so that no other code catches it."""
+
+
+class EvaluationFailed(Exception):
+    """An error in an evaluation, which is its cause; the weights are those of a complete step."""
 
 
 class Interruption:

@@ -195,7 +195,7 @@ class _RunEvents:
         if not self.of_labels:
             of_tokens["perplexity"] = self.best.perplexity
             of_tokens["token_accuracy"] = self.best.token_accuracy
-        return self.best.scores | of_tokens | {"loss": self.best.nll}
+        return self.best.scores | of_tokens | {"loss": self.best.loss}
 
 
 def _charts(run: _RunEvents) -> list[Chart]:
@@ -215,7 +215,7 @@ def _charts(run: _RunEvents) -> list[Chart]:
         Chart("Token accuracy", [accuracy], _axis_of("token_accuracy")),
     ]
     return [
-        Chart("Loss", [train("training", "nll"), held_out(lambda e: e.nll)]),
+        Chart("Loss", [train("training", "nll"), held_out(lambda e: e.loss)]),
         *(
             Chart(
                 _title(score_label(name)),

@@ -5,17 +5,16 @@ functions.
 """
 
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from heedful.config import Training
@@ -25,7 +24,7 @@ from heedful.evaluation.sharing import share_evaluation
 from heedful.processes import Processes
 from heedful.training.ahead import Ahead
 from heedful.training.block_compiler import BlockCompiler
-from heedful.training.checkpoint import Checkpoints
+from heedful.training.checkpoint import Checkpoints, TrainerState
 from heedful.training.checkpoint_writer import CheckpointWriter
 from heedful.training.divergence import divergence_error
 from heedful.training.events import (
@@ -36,7 +35,7 @@ from heedful.training.events import (
     StepDone,
     StopReason,
 )
-from heedful.training.interruption import EvaluationInterrupted, Interruption
+from heedful.training.interruption import EvaluationFailed, EvaluationInterrupted, Interruption
 from heedful.training.micro_batches import MicroBatches
 from heedful.training.parallel import share_net
 from heedful.training.schedules import LearningRate
@@ -48,7 +47,6 @@ from heedful.zoo.saved import WEIGHTS, load_tensors
 
 Result = TypeVar("Result")
 _SECONDS_TO_COMPLETE = 60.0  # for a checkpoint, after an error; another process may have ended
-Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,13 @@ class EvaluationResult:
     """The results of an evaluation on the validation set.
 
     Attributes:
-        loss: the training criterion without dropout, in nats per target.
-        perplexity: exp of the negative log-likelihood per target, without label smoothing.
+        loss: the negative log-likelihood in nats per target.
+        perplexity: exp of the loss.
         token_accuracy: from 0 to 1.
         scores: further metrics, by name.
         value: the criterion of model selection; higher is better.
-        corpora: the negative log-likelihood per target of each corpus, if there are several.
+        corpora: the loss of each corpus, if there are several.
+        smoothed_loss: the loss with the recipe's label smoothing; None without any.
     """
 
     loss: float
@@ -71,6 +70,7 @@ class EvaluationResult:
     samples: list[Sample]
     value: float
     corpora: dict[str, float] = field(default_factory=dict)
+    smoothed_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,23 +89,6 @@ class TrainingHooks:
     load_batch: Callable[[Any], Batch]
     evaluate: Callable[[], EvaluationResult]
     save_best: Callable[[], None]
-
-
-@with_config(ConfigDict(extra="forbid"))
-@dataclass
-class TrainerState:
-    """The progress of a run: with weights and optimizer state, all that later steps depend on."""
-
-    step: Count = 0
-    epoch: Count = 0
-    batch: Count = 0
-    seconds: float = 0.0
-    evaluated_step: int = -1
-    value: float = -sys.float_info.max  # `EvaluationResult.value` at `evaluated_step`
-    best_step: int = -1
-    best: dict[str, float] = field(default_factory=dict)
-    best_value: float = -sys.float_info.max  # not -inf, which JSON lacks
-    evaluations_since_best: int = 0
 
 
 @dataclass(eq=False)
@@ -198,6 +181,8 @@ class Trainer:
                 reason = self._train()
             except EvaluationInterrupted:
                 reason = "interrupted"
+            except EvaluationFailed as failed:
+                raise self._saved_error(failed) from failed.__cause__
             except Exception:  # the checkpoint in progress is completed
                 with suppress(Exception):
                     self._emit_saved(wait=True, timeout=_SECONDS_TO_COMPLETE)
@@ -331,7 +316,10 @@ class Trainer:
         """Evaluate the net in eval mode; raises UserError for a loss that is not finite."""
         self._report_steps()
         self._count_time()
-        evaluation = self.evaluate_together(self._evaluation_unless_interrupted)
+        try:
+            evaluation = self.evaluate_together(self._evaluation_unless_interrupted)
+        except Exception as error:  # of a metric, of a plugin's task, of a process
+            raise EvaluationFailed(str(error) or type(error).__name__) from error
         if evaluation is None:
             raise EvaluationInterrupted
         if not math.isfinite(evaluation.loss):
@@ -437,6 +425,17 @@ class Trainer:
     def _count_time(self) -> None:
         self.state.seconds = self._seconds()
         self._since = time.perf_counter()
+
+    def _saved_error(self, failed: EvaluationFailed) -> UserError:
+        """The error for an evaluation that failed, after a checkpoint of its step."""
+        step = self.state.step
+        self._save_interim(is_last=True)
+        self._emit_saved(wait=True)
+        problem = f"step {step:,}: the evaluation failed: {failed}"
+        if self.is_temporary:
+            return UserError(problem)
+        path = self.checkpoints.newest()
+        return UserError(f"{problem}; step {step:,} is saved in {path}: resume from it")
 
     def _divergence_error(self, problem: str) -> UserError:
         """The error for a loss that is not finite, after the checkpoint in progress."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heedful.config import Expectation
-from heedful.training.events import Evaluated, Event, RunStarted, StepDone, describe_criterion
+from heedful.training.events import Evaluated, Event, RunStarted, StepDone
 
 PREFIX = "check:"
 _STANDARD_ERRORS = 3.0  # least fall of the loss, in standard errors of a difference of two means
@@ -42,16 +42,13 @@ class ExpectationListener:
     def __init__(self, expected: Sequence[Expectation], print_line: Callable[[str], None]) -> None:
         self._by_step = {band.step: band for band in expected}
         self._print_line = print_line
-        self._criterion = ""
 
     def on(self, event: Event) -> None:
         """Compare a held-out loss with its band."""
-        if isinstance(event, RunStarted):
-            self._criterion = describe_criterion(event.recipe, held_out=True)
-            if event.changes:
-                self._by_step = {}
+        if isinstance(event, RunStarted) and event.changes:
+            self._by_step = {}
         if isinstance(event, Evaluated) and event.step in self._by_step:
-            self._print_line(str(_check_band(self._by_step[event.step], event, self._criterion)))
+            self._print_line(str(_check_band(self._by_step[event.step], event)))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -65,7 +62,7 @@ def verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
     expected = recipe.get("expect", []) if is_of_one_recipe else []
     bands = {band["step"]: Expectation(**band) for band in expected}
     results = [
-        _check_band(bands[event.step], event, describe_criterion(recipe, held_out=True))
+        _check_band(bands[event.step], event)
         for event in events
         if isinstance(event, Evaluated) and event.step in bands
     ]
@@ -83,7 +80,7 @@ def general_verdicts(events: Sequence[Event], folder: Path | None) -> list[Verdi
     entropies = [event.unigram_entropy for event in events if isinstance(event, RunStarted)]
     results = [_check_falling_loss([event.nll for event in steps])] if len(steps) > 1 else []
     if evaluations and entropies and entropies[-1] is not None:
-        best = min(evaluations, key=lambda event: event.perplexity)
+        best = min(evaluations, key=lambda event: event.loss)
         results.append(_check_unigram_entropy(best, entropies[-1]))
     if results:
         command = "`heedful.verify(run.model.net)`"
@@ -94,12 +91,14 @@ def general_verdicts(events: Sequence[Event], folder: Path | None) -> list[Verdi
     return results
 
 
-def _check_band(expected: Expectation, event: Evaluated, kind: str) -> Verdict:
+def _check_band(expected: Expectation, event: Evaluated) -> Verdict:
     band = f"{expected.low:g} to {expected.high:g}"
-    loss = f"step {event.step}: {f'{kind} ' if kind else ''}loss {event.loss:.3f}"
-    if expected.low <= event.loss <= expected.high:
+    is_smoothed = event.smoothed_loss is not None
+    value = event.loss if event.smoothed_loss is None else event.smoothed_loss
+    loss = f"step {event.step}: {'smoothed ' if is_smoothed else ''}loss {value:.3f}"
+    if expected.low <= value <= expected.high:
         return Verdict(True, f"{loss} is within {band}")
-    side = "below" if event.loss < expected.low else "above"
+    side = "below" if value < expected.low else "above"
     return Verdict(
         False,
         f"{loss} is {side} {band}, the band of the recipe as shipped; this is expected with other "
@@ -132,9 +131,9 @@ def _check_falling_loss(losses: Sequence[float]) -> Verdict:
 
 
 def _check_unigram_entropy(best: Evaluated, entropy: float) -> Verdict:
-    loss = f"the held-out loss at step {best.step:,}, {best.nll:.3f} nats per target,"
+    loss = f"the held-out loss at step {best.step:,}, {best.loss:.3f} nats per target,"
     bound = f"{entropy:.3f}, the unigram entropy of the targets"
-    if best.nll < entropy:
+    if best.loss < entropy:
         return Verdict(True, f"{loss} is below {bound}")
     return Verdict(
         False,
