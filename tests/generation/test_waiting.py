@@ -85,7 +85,7 @@ def test_a_constrained_step_synchronizes_at_most_twice() -> None:
             max_new_tokens=12, min_new_tokens=12,
         )  # fmt: skip
     counts = [after - before for before, after in pairwise(steps)]
-    # The candidates, and which beams are open; the latter alone once all phrases are complete, which
-    # they are not in each bank.
+    # The candidates, and which beams are open; the latter alone once all phrases are complete,
+    # which they are not in each bank.
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == 2

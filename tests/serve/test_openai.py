@@ -234,7 +234,9 @@ def test_a_logit_bias_is_that_of_the_library(served: Any, client: Any) -> None:
     )
     assert (
         answer.choices[0].text
-        == alone(served, "the cat", max_new_tokens=8, logit_bias=bias)
+        == alone(
+            served, "the cat", max_new_tokens=8, sequence_bias=[([k], v) for k, v in bias.items()]
+        )
         != alone(served, "the cat", max_new_tokens=8)
     )
     chat = served.models["chat"]

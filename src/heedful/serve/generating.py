@@ -277,12 +277,12 @@ def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dic
     if max_tokens is not None:
         options["max_new_tokens"] = max_tokens
     if body.logit_bias:
-        biases = {int(token): value for token, value in body.logit_bias.items()}
+        biases = [([int(token)], value) for token, value in body.logit_bias.items()]
         try:
-            model.check_ids([[*biases]], "tgt_")
+            model.check_ids([ids for ids, _ in biases], "tgt_")
         except UserError as error:
             raise HttpError(400, f"logit_bias: {error}", parameter="logit_bias") from None
-        options["logit_bias"] = biases
+        options["sequence_bias"] = biases
     if isinstance(body.response_format, SchemaFormat):
         options["json_schema"] = body.response_format.json_schema.schema_
     elif isinstance(body.response_format, JsonFormat):

@@ -128,13 +128,16 @@ def count(task: Task, inherited: InheritedParts) -> DataSummary:
                 num_of_label += np.bincount(labels, minlength=len(num_of_label))
             advance(num_rows)
     report = _checked_train(task, encoder, totals.report, read.num_rows, totals.corpora)
-    return DataSummary(
+    summary = DataSummary(
         read.summaries,
         read.scan.filters,
         tokenizers,
         {"train": report, **held_out},
         dict(zip(encoder.labels, num_of_label.tolist(), strict=True)),
     )
+    if not inherited.labels:
+        summary.check_labels()
+    return summary
 
 
 @dataclass
