@@ -54,7 +54,9 @@ def bert_like() -> Tokenizer:
     return Tokenizer(backend, "imported", {"unk": "[UNK]"})
 
 
-@pytest.mark.parametrize("make", [*KINDS, byte_fallback, bert_like], ids=str)
+@pytest.mark.parametrize(
+    "make", [*KINDS, byte_fallback, bert_like], ids=lambda make: getattr(make, "__name__", make)
+)
 def test_a_token_is_forbidden_if_and_only_if_it_completes_a_banned_text(make: Any) -> None:
     """Of random ids that are allowed so far, for every token that may follow."""
     tokenizer = tokenizer_of(make) if isinstance(make, str) else make()
