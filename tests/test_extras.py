@@ -45,7 +45,7 @@ def test_extras_are_those_of_the_package() -> None:
 def test_models_are_trained_and_run_with_the_packages_of_the_base(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("".join(f"a man rides {i}\n" for i in range(40)))
     (tmp_path / "labels.tsv").write_text(
-        "label\ttext\n" + "".join(f"good\ta man {i}\nbad\ta dog {i}\n" for i in range(30))
+        "text\tlabel\n" + "".join(f"a man {i}\tgood\na dog {i}\tbad\n" for i in range(30))
     )
     done = subprocess.run(
         [sys.executable, PROGRAM, *BASE], cwd=tmp_path, capture_output=True, text=True, check=False

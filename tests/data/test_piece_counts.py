@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data import piece_counts
+from heedful.data.invisible import invisible_in
 from heedful.data.tokenizer import train_tokenizer
 from heedful.data.tokenizer_training import (
     SPECIALS,
@@ -35,7 +36,8 @@ def test_training_on_words_equals_training_on_texts(
     choices = TrainingSettings(kind, 300, True, normalization, SPECIALS, False, "none", True)
     assert choices.separation is not None
     words = piece_counts.count_words(texts, choices.separation)
-    one, other = _untrained(choices), _untrained(choices)
+    known = set().union(*map(invisible_in, texts))
+    one, other = _untrained(choices, known), _untrained(choices, known)
     trainer = _trainer(one, texts, choices, 300)
     one.train_from_iterator(texts, trainer=trainer)
     piece_counts.train_on_words(other, words, _trainer(other, words, choices, 300))

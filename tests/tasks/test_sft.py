@@ -17,6 +17,7 @@ from chat_formats import TASTES, TEMPLATES, chat_of, toy_chats, write_hf_tokeniz
 from encoder_runs import PreparedTask, tiny
 from heedful.config import parse_recipe
 from heedful.data.chat_template import BUILT_IN
+from heedful.data.columns import COPY
 from heedful.data.plans import plan_packed_rows
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss, target_loss
@@ -159,7 +160,8 @@ def test_corpora_of_chats_are_mixed_by_weight_and_scored_alone(tmp_path: Path) -
         objective = recipe.replace({"objective.packing": packing})
         task = PreparedTask(objective, tmp_path / f"data{packing}", "llama")
         chats = [int(i) for item in task.plan_epoch(0) for row in item for i in row]
-        assert sorted(chats) == [0, 0, 1, 1, 2, 3]
+        assert sorted(chat % COPY for chat in chats) == [0, 0, 1, 1, 2, 3]
+        assert len({*chats}) == 6
     assert task.evaluate().corpora.keys() == {"one"}
 
 

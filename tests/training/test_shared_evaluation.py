@@ -191,8 +191,9 @@ def test_an_error_in_an_evaluation_names_its_rank(
     (line,) = run_two(commands, tmp_path, before, [2, 2], training__parallel=sharing)
     kind = "" if isinstance(error, UserError) else "RuntimeError: "
     reason = str(error).splitlines()[0]
-    assert line.startswith("error: rank 1 of 2 (process ")
-    assert line.endswith(f"the evaluation failed: {kind}{reason}")
+    assert line.startswith("error: step 3: the evaluation failed: rank 1 of 2 (process ")
+    newest = Checkpoints(tmp_path / "run" / "checkpoints", 1).newest()
+    assert line.endswith(f"): {kind}{reason}; step 3 is saved in {newest}: resume from it")
 
 
 @pytest.mark.parametrize("victim", [0, 1])

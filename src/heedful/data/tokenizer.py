@@ -28,12 +28,10 @@ from heedful.errors import UserError, describe
 from heedful.files import as_path, read_json, write_json
 
 IMPORTED = "imported"  # the `kind` of imported tokenizers
-
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # roles of special tokens
 
 # Names of original files that an imported tokenizer may contain (Marian's).
 ORIGINAL_FILES = frozenset(("source.spm", "target.spm", "vocab.json", "target_vocab.json"))
-
 _FORMAT = "heedful-tokenizer-3"
 
 
@@ -329,11 +327,10 @@ class Tokenizer:
 
         Raises UserError if the text of a token depends on its neighbors (WordPiece).
         """
-        tokens = [self.bytes_of(i) for i in range(self.vocab_size)]
-        known = [text for text in tokens if text is not None]
-        if len(known) < len(tokens):
+        texts = [text for i in range(self.vocab_size) if (text := self.bytes_of(i)) is not None]
+        if len(texts) < self.vocab_size:
             raise UserError(f"the text of a token of this {self.kind} tokenizer is not fixed")
-        return known
+        return texts
 
     def bytes_of(self, token: int) -> bytes | None:
         """The bytes of a token as in `token_bytes`; None if they depend on its neighbors."""

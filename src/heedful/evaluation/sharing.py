@@ -149,7 +149,7 @@ def share_evaluation(
             messages = shares.exchange(message)
     for rank, other in enumerate(messages):
         if other.state == "failed":
-            raise UserError(f"{processes.describe(rank)}: the evaluation failed: {other.value}")
+            raise UserError(f"{processes.describe(rank)}: {other.value}")
     if any(other.state == "interrupted" for other in messages):
         return None
     final: _Result = messages[0].value

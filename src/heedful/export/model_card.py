@@ -1,7 +1,7 @@
 """The model card (README.md) of an exported directory: what is known of a model, and its use."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -160,8 +160,11 @@ def _training(run: RecordedRun | None) -> Iterator[str]:
 
 def _score_rows(run: RecordedRun | None) -> Iterator[tuple[str, float, str]]:
     """Name, value and signature of each final score of a run."""
-    for score in run.facts.scores.values() if run is not None else ():
-        yield score["name"], score["score"], score.get("signature", "")
+    for name, score in run.facts.scores.items() if run is not None else ():
+        if isinstance(score, Mapping):
+            yield score.get("name", name), score["score"], score.get("signature", "")
+        else:
+            yield name, score, ""
 
 
 def _scores(run: RecordedRun | None) -> Iterator[str]:

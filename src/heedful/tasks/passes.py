@@ -230,8 +230,8 @@ def _encoder(
     labels: Sequence[str],
     inherited: InheritedParts,
 ) -> Encoder:
-    options = task.encode_options(split, labels, inherited)
-    return Encoder(task.text_columns(tokenizers), **options)
+    columns = task.text_columns(tokenizers)
+    return Encoder(columns, **task.encode_options(split, labels, inherited))
 
 
 def _encode(

@@ -434,7 +434,7 @@ class Trainer:
         problem = f"step {step:,}: the evaluation failed: {failed}"
         if self.is_temporary:
             return UserError(problem)
-        path = self.checkpoints.newest()
+        path = self.processes.from_main(self.checkpoints.newest)
         return UserError(f"{problem}; step {step:,} is saved in {path}: resume from it")
 
     def _divergence_error(self, problem: str) -> UserError:

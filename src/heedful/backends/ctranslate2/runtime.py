@@ -38,14 +38,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (None, 1)),
     **dict.fromkeys(("sequence_bias", "begin_suppress_tokens"), (None, (), [])),
     "exponential_decay_length_penalty": (None,),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "stop": ((), []),
-    "draft": (None,),
-    "prefix_function": (None,),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (None, 0)),
+    **dict.fromkeys(("stop", "require"), ((), [])),
+    **dict.fromkeys(("draft", "prefix_function", "prefixes"), (None,)),
     "forced": (None, {}),
-    "require": ((), []),
-    "prefixes": (None,),
 }
 _unsupported_values = attrgetter(*_UNSUPPORTED)
 
