@@ -261,6 +261,16 @@ def test_the_other_routes_of_libretranslate(served: Any, tmp_path: Path) -> None
         assert call(server, "/spec")[0] == 401
 
 
+def test_languages_may_be_written_in_any_form(served: Any) -> None:
+    body = {"q": "a dog", "source": "de", "target": "en"}
+    expected = call(served, "/translate", body)
+    assert expected[0] == 200
+    for source, target in (("deu", "en-US"), ("de_DE", "eng"), ("DE", "EN")):
+        assert call(served, "/translate", body | {"source": source, "target": target}) == expected
+    status, answer = call(served, "/translate", body | {"source": "tlh"})
+    assert (status, answer["error"]) == (400, "tlh is not supported")
+
+
 def test_alternatives_are_the_next_hypotheses(served: Any) -> None:
     model = served.models["de-en"]
     body = {"q": "a dog", "source": "de", "target": "en", "alternatives": 3}
@@ -275,7 +285,7 @@ def test_scores_and_alignments_are_those_of_the_library(served: Any) -> None:
     """Of every hypothesis, in one batch with texts of other lengths and a blank one."""
     from heedful.insight import alignments
 
-    model, texts = served.models["de-en"], ["a dog", "", "the cat sat on the mat"]
+    model, texts = served.models["de-en"], ["a dog", "", "the cat sat on the mat", "a 😀 dog"]
     body = {"q": texts, "source": "de", "target": "en", "alternatives": 2, "scores": True}
     for unit in ("words", "tokens"):
         status, answer = call(served, "/translate", {**body, "alignments": unit})
@@ -296,6 +306,8 @@ def test_scores_and_alignments_are_those_of_the_library(served: Any) -> None:
                 )
                 assert {tuple(link) for link in entry["links"]} == expected.links
     assert answer["alignments"][2][0]["links"]
+    _, words = call(served, "/translate", body | {"alignments": "words"})
+    assert words["alignments"][3][0]["source"] == ["a", "😀", "dog"]  # which no token has
     form = {"q": "a dog", "source": "de", "target": "en", "scores": "true", "alignments": "tokens"}
     _, single = call(served, "/translate", form, form=True)
     assert single["alignments"] == answer["alignments"][0][:1]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from heedful.data.invisible import is_blank
 from heedful.serve.errors import HttpError
 
 _LINE_END = re.compile(r"\r?\n")
@@ -24,7 +25,7 @@ class Parts:
 
     def __init__(self, text: str) -> None:
         lines = _LINE_END.split(text)
-        self._pieces = [(line, len(lines) == 1 or bool(line.strip())) for line in lines]
+        self._pieces = [(line, len(lines) == 1 or not is_blank(line)) for line in lines]
         self.rows = [line for line, is_translated in self._pieces if is_translated]
 
     def joined(self, translations: Iterable[str]) -> str:

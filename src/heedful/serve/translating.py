@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from heedful.data.language_tags import matching_tag
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.text_generation import Generation
@@ -170,8 +171,9 @@ async def _groups(
 def _known_sources(registry: Registry, body: TranslateBody) -> set[str]:
     """The languages that can be translated into the target."""
     named, target = _translators(registry, body.model), body.target
-    fitting = [served for served in named if target in targets_of(served.model)]
-    return {source for served in fitting for source in _sources_of(served)} - {target or ""}
+    fitting = [served for served in named if _is_one_of(target, targets_of(served.model))]
+    sources = {source for served in fitting for source in _sources_of(served)}
+    return {source for source in sources if target is None or not matching_tag(target, [source])}
 
 
 async def _detected(texts: Sequence[str], known: set[str]) -> list[dict[str, Any]]:
@@ -208,8 +210,8 @@ def _translator(registry: Registry, source: str | None, body: TranslateBody) -> 
     fitting = [
         served
         for served in translators
-        if (source is None or source in (_sources_of(served) or [source]))
-        and (not (targets := targets_of(served.model)) or target in targets)
+        if (source is None or _is_one_of(source, _sources_of(served) or [source]))
+        and (not (targets := targets_of(served.model)) or _is_one_of(target, targets))
     ]
     if fitting:
         return max(fitting, key=lambda one: len(_sources_of(one)) + bool(targets_of(one.model)))
@@ -222,12 +224,18 @@ def _translator(registry: Registry, source: str | None, body: TranslateBody) -> 
     ]
     direction = f"into {target}" if source is None else f"from {source} into {target}"
     listed = "; ".join(pairs)
-    known = {code for one in translators for code in [*_sources_of(one), *targets_of(one.model)]}
-    unknown = next((code for code in (source, target) if code and code not in known), None)
+    known = [code for one in translators for code in [*_sources_of(one), *targets_of(one.model)]]
+    codes = [code for code in (source, target) if code]
+    unknown = next((code for code in codes if not _is_one_of(code, [*dict.fromkeys(known)])), None)
     message = f"no translator {direction}; {body.model or 'this server'} has {listed}"
     if unknown is not None and body.model is None:
         message = f"{unknown} is not supported"  # as LibreTranslate says it
     raise HttpError(400, message, code="no_translator", values={"pairs": listed})
+
+
+def _is_one_of(language: str | None, tags: Sequence[str]) -> bool:
+    """True if a language is one of some tags, in whichever form they are written."""
+    return language is not None and matching_tag(language, tags) is not None
 
 
 def _joined(text: Parts | HtmlParts, results: Iterator[Result]) -> list[Translation]:
@@ -299,8 +307,9 @@ async def _job(served: ServedModel, lines: list[str], body: TranslateBody) -> tu
     rows = await encoded(served, encode)
     resolved = model.options(**options)
 
-    def run(rows: list[list[int]], report: OnOutput) -> list[Result]:
-        """The hypotheses of each row, and their alignments if wanted."""
+    def run(items: list[tuple[list[int], str]], report: OnOutput) -> list[Result]:
+        """The hypotheses of each row of ids with its line, and their alignments if wanted."""
+        rows = [row for row, _ in items]
 
         def report_unaligned(row: int, generations: list[Generation]) -> None:
             """Report the hypotheses of a row without alignments."""
@@ -308,35 +317,44 @@ async def _job(served: ServedModel, lines: list[str], body: TranslateBody) -> tu
 
         more: dict[str, Any] = {"on_output": report_unaligned} if unit is None else {}
         outputs = list(model.iterate_generations([rows], **options, **more))
-        aligned = [[] for _ in rows] if unit is None else _alignments(model, rows, outputs, unit)
+        aligned = [[] for _ in rows] if unit is None else _alignments(model, items, outputs, unit)
         return list(zip(outputs, aligned, strict=True))
 
     sizes = list(map(len, rows))
     key = ("translate", unit, tuple(sorted(options.items())))
-    return Job(key, rows, sizes, run, rows_each=resolved.rows), sum(sizes)
+    items = list(zip(rows, lines, strict=True))
+    return Job(key, items, sizes, run, rows_each=resolved.rows), sum(sizes)
 
 
 def _alignments(
-    model: Translator, rows: list[list[int]], outputs: list[list[Generation]], unit: Any
+    model: Translator,
+    items: list[tuple[list[int], str]],
+    outputs: list[list[Generation]],
+    unit: Any,
 ) -> list[list[Alignment]]:
-    """The alignment of each output of each row, computed by the net for any backend."""
+    """The alignment of each output of each row, computed by the net for any backend.
+
+    Args:
+        items: rows of ids, each with its line, whose words are counted.
+    """
     from heedful.insight.alignment import align
 
     pairs = [
-        (row, output.ids)
-        for row, generations in zip(rows, outputs, strict=True)
+        (row, output.ids, line, output.text)
+        for (row, line), generations in zip(items, outputs, strict=True)
         for output in generations
     ]
     entries: list[Alignment] = []
     for first in range(0, len(pairs), _ALIGNED):
-        sources, targets = zip(*pairs[first : first + _ALIGNED], strict=True)
+        sources, targets, *texts = zip(*pairs[first : first + _ALIGNED], strict=True)
+        given = {"source_texts": texts[0], "target_texts": texts[1]}
         entries += [
             {
                 "source": alignment.source,
                 "target": alignment.target,
                 "links": sorted(alignment.links, key=lambda link: (link[1], link[0])),
             }
-            for alignment in align(model, sources, targets, unit=unit)
+            for alignment in align(model, sources, targets, **given, unit=unit)
         ]
     remaining = iter(entries)
     return [list(itertools.islice(remaining, len(generations))) for generations in outputs]
