@@ -19,7 +19,8 @@ TORCH ?= torch==$(TORCH_VERSION)+cpu
 endif
 endif
 TORCH ?= torch
-PIP := -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported: most of them never are.
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 INSTALL := $(BIN)/python $(PIP) -c constraints.txt
 # The lowest versions that pyproject.toml allows, beside the tested ones.
 LOWEST := .venv-lowest
