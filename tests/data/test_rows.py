@@ -546,6 +546,31 @@ def test_a_first_row_that_names_no_columns_is_a_row(
     assert sum(len(chunk.parse()) for chunk in source.chunks()) == 50
 
 
+def test_a_header_after_blank_lines_is_left_out(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "t.tsv", "\n \t\nsentence\tlabel\na dog\tgood\na cat\tbad\n")
+    rows = read_rows([path], LABELED)
+    assert rows["label"] == ["good", "bad"]
+    assert (rows.report.num_headers, rows.report.num_empty, rows.report.num_lines) == (1, 2, 5)
+    assert rows.location(0) == f"{path}, line 4"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "header", "problem"),
+    [
+        ("a.tsv", None, True, "no line of column names"),
+        ("a.txt", None, True, "no line of column names"),
+        ("a.jsonl", {"text": "src"}, True, "no line of column names"),
+        ("a.tsv", {"text": "src"}, False, "columns are given by name"),
+    ],
+)
+def test_a_header_setting_without_effect_is_refused(
+    tmp_path: Path, name: str, fields: dict[str, Any] | None, header: bool, problem: str
+) -> None:
+    path = file_of(tmp_path, name, "src\ttgt\na\tb\n")
+    with pytest.raises(UserError, match=problem):
+        [chunk.parse() for chunk in open_rows([path], fields, header=header).chunks()]
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

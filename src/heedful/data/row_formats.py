@@ -1,5 +1,6 @@
 """Formats of rows: a file is read in chunks, which can be parsed in another process."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,8 @@ LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers
 MESSAGES = "messages"  # the column with conversations as JSON
 CORPUS = "corpus"  # the column with the name of each row's corpus (`data.corpora`)
 TextOf: TypeAlias = Callable[[Mapping[str, Any], str], str]
+
+_BLANK_LINES = re.compile(rb"\s*\n")
 
 
 class ParsedRows(NamedTuple):
@@ -159,12 +162,18 @@ def read_chunks(
         places: those of all chunks, if an earlier call has found them; they are read by `rows`.
     """
     kind = format_of(path)
+    has_columns = kind == "tsv" and [*fields.values()] != [None]
+    if header and not has_columns:
+        raise UserError(
+            f"{path} has no line of column names to leave out, so header=true has no effect; it is "
+            "for .tsv files, in which the columns of text are given by number"
+        )
     if kind == "table":
         return _table_chunks(path, fields)
     if kind == "jsonl":
         parse = partial(_parse_jsonl, str(path), _names(path, "JSONL", fields))
         return _line_chunks([path], parse, places)
-    if kind == "tsv" and [*fields.values()] != [None]:
+    if has_columns:
         return _tsv_chunks(path, fields, header, places)
     if len(fields) > 1:
         check_no_document(path)
@@ -299,6 +308,11 @@ def _tsv_chunks(
                 raise UserError(
                     f"{path}: give all columns by name or all by number, not some of each"
                 )
+            if has_header is False:
+                raise UserError(
+                    f"{path}: columns are given by name, which the first line has, but header is "
+                    "false; give them by number"
+                )
             line, end, _ = block.data(0).partition(b"\n")
             header = next(decode_lines([line + end], str(path)), "").split("\t")
             columns, width = _header_columns(path, header, fields), len(header)
@@ -311,13 +325,22 @@ def _tsv_chunks(
 
 
 def _without_header(block: LineBlock) -> LineBlock:
-    """The first block of a file without its first line."""
-    return LineBlock(2, (block.data(0).partition(b"\n")[2],), block.num_bytes)
+    """The first block of a file without its first line that is not blank.
+
+    Blank lines before it count as if they followed it, so that rows keep their line numbers.
+    """
+    lines = block.data(0)
+    blank = _BLANK_LINES.match(lines)
+    start = 0 if blank is None else blank.end()
+    rest = lines[start:].partition(b"\n")[2]
+    return LineBlock(2, (lines[:start] + rest,), block.num_bytes)
 
 
 def _cells(path: Path, block: LineBlock, columns: Sequence[int]) -> list[list[str]]:
-    """Some columns of the lines of a block that have all of them."""
-    lines = (line.split("\t") for line in block.texts(0, str(path)))
+    """Some columns of the lines of a block that have all of them; none if the first has not."""
+    lines = [line.split("\t") for line in block.texts(0, str(path)) if line.strip()]
+    if not lines or len(lines[0]) <= max(columns):
+        return []
     return [[cells[i] for i in columns] for cells in lines if len(cells) > max(columns)]
 
 
