@@ -22,6 +22,12 @@ def describe(value: object) -> str:
     return text if value is None else f"{text} ({type(value).__name__})"
 
 
+def error_line(error: Exception) -> str:
+    """An error in one line, for a message; of one that is no `UserError` with its class."""
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
+
+
 def format_names(names: Sequence[str], show: Callable[[str], str] = repr, most: int = 10) -> str:
     """The first names of a list for a message, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

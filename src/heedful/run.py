@@ -23,7 +23,7 @@ from heedful import extras, plugins, processes
 from heedful.config import Recipe, parse_recipe
 from heedful.data.file_names import store_stdin
 from heedful.data.prepared import cache_folder
-from heedful.errors import UserError, describe
+from heedful.errors import UserError, describe, error_line
 from heedful.files import as_path
 from heedful.pipelines import (
     choose_device,
@@ -281,7 +281,7 @@ def _write_report(out: Path) -> str | None:
     try:
         write_run_report(out)
     except Exception as error:  # of a chart, for example; the run is complete
-        return _in_a_line(error)
+        return error_line(error)
     return None
 
 
@@ -356,17 +356,11 @@ def _score(run: Session, out: Path, print_line: PrintLine) -> tuple[FinalScores,
     except Exception as error:  # of a metric, of a plugin's task, of a process
         if group.is_main:
             print_line(
-                f"no scores: {_in_a_line(error)}; the model and its checkpoints are complete"
+                f"no scores: {error_line(error)}; the model and its checkpoints are complete"
             )
         return FinalScores({}), scored
     assert scores is not None, "signals end the process here"
     return scores, scored
-
-
-def _in_a_line(error: Exception) -> str:
-    """An error that leaves a run complete, as text; of one that is no `UserError` also its kind."""
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return f"{kind}{' '.join(str(error).split())}"
 
 
 def _changes_on_resume(log: Path, recipe: Recipe) -> list[str]:

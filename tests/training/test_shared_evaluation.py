@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -190,9 +191,9 @@ def test_an_error_in_an_evaluation_names_its_rank(
     before = partial(_small_and, partial(_fail_in_evaluation, error))
     (line,) = run_two(commands, tmp_path, before, [2, 2], training__parallel=sharing)
     kind = "" if isinstance(error, UserError) else "RuntimeError: "
-    reason = str(error).splitlines()[0]
-    assert line.startswith("error: step 3: the evaluation failed: rank 1 of 2 (process ")
+    reason = " ".join(str(error).split())
     newest = Checkpoints(tmp_path / "run" / "checkpoints", 1).newest()
+    assert line.startswith("error: step 3: the evaluation failed: rank 1 of 2 (process ")
     assert line.endswith(f"): {kind}{reason}; step 3 is saved in {newest}: resume from it")
 
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
-from heedful.errors import UserError
+from heedful.errors import UserError, error_line
 from heedful.processes import Processes
 
 _Item = TypeVar("_Item")
@@ -144,7 +144,7 @@ def share_evaluation(
         except Exception as error:
             if not shares.is_connected:
                 raise
-            messages = shares.exchange(_Message("failed", _description(error)))
+            messages = shares.exchange(_Message("failed", error_line(error)))
         else:
             messages = shares.exchange(message)
     for rank, other in enumerate(messages):
@@ -167,9 +167,3 @@ def _shares_of(
         yield shares
     finally:
         _current.reset(token)
-
-
-def _description(error: Exception) -> str:
-    """An error in one line, with its class unless it is a user's."""
-    line = (str(error).strip() or "no message").splitlines()[0]
-    return line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"

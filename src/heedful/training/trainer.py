@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from heedful.config import Training
 from heedful.data.collate import Batch
-from heedful.errors import UserError
+from heedful.errors import UserError, error_line
 from heedful.evaluation.sharing import share_evaluation
 from heedful.processes import Processes
 from heedful.training.ahead import Ahead
@@ -319,7 +319,7 @@ class Trainer:
         try:
             evaluation = self.evaluate_together(self._evaluation_unless_interrupted)
         except Exception as error:  # of a metric, of a plugin's task, of a process
-            raise EvaluationFailed(str(error) or type(error).__name__) from error
+            raise EvaluationFailed(error_line(error)) from error
         if evaluation is None:
             raise EvaluationInterrupted
         if not math.isfinite(evaluation.loss):
