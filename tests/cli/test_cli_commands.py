@@ -415,6 +415,14 @@ def test_evaluate_refuses_options_without_effect(
     assert [path.name for path in tmp_path.iterdir()] == ["text.tsv"]
 
 
+def test_evaluate_keeps_a_first_row_whose_label_the_model_knows(commands, models, tmp_path):
+    file, rows = tmp_path / "test.tsv", [f"a dog\t{label}\n" for label in ["yes", "no"] * 6]
+    for first, count in {"a cat\tmaybe\n": 13, "text\tlabel\n": 12, "Satz\tKlasse\n": 12}.items():
+        file.write_text("".join([first, *rows]))
+        ended = commands.run("evaluate", models["classes"], "--input", file, "--json")
+        assert json.loads(ended.out)["num_texts"] == count
+
+
 def test_evaluate_labeled_texts(commands, models, opened, tmp_path):
     texts = [*PROMPTS, "the park", "a mat and a dog"]
     predicted = [item.label for item in opened["classes"].classify(texts)]

@@ -278,7 +278,7 @@ def _evaluate_labels(
 
     from heedful.data.labels import label_ids
     from heedful.data.row_formats import LABEL
-    from heedful.data.rows import read_rows
+    from heedful.data.rows import collect, open_rows, read_rows
     from heedful.evaluation.labels import confusion, label_scores, per_label
 
     # Columns of a file without a header are numbered.
@@ -289,7 +289,11 @@ def _evaluate_labels(
     }
     rows = read_rows([path], columns)
     if rows.report.num_headers:
-        typer.echo(f"{path}: the first line has names of columns, and is left out", err=True)
+        whole = collect(open_rows([path], columns, header=False))
+        if whole[LABEL][0] in model.labels:  # a row, whose label is rare here
+            rows = whole
+        else:
+            typer.echo(f"{path}: the first line has names of columns, and is left out", err=True)
     targets = label_ids(rows, model.labels)
     with progress_bar("classifying", len(rows)) as progress:
         pairs = rows.columns.get("pair")
