@@ -89,13 +89,16 @@ def test_a_run_from_memory_is_the_run_from_a_file(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_bits_per_character_without_bos_count_only_characters_that_are_predicted() -> None:
+@pytest.mark.parametrize("last", [[], ["\u200b"]], ids=["texts", "without_tokens"])
+def test_bits_per_character_without_bos_count_only_characters_that_are_predicted(
+    last: list[str],
+) -> None:
     """Each target is one character, so that they are the loss in bits."""
     tokenizer = {"kind": "char", "vocab_size": None}
     objective = {"context": 8, "sample_tokens": 3, "add_bos_eos": False}
     recipe = recipe_of("language_modeling", tokenizer=tokenizer, objective=objective)
     events: list[Event] = []
-    run = heedful.train(recipe, data=TEXTS, progress=False, on_event=events.append)
+    run = heedful.train(recipe, data=[*TEXTS, *last], progress=False, on_event=events.append)
     evaluations = [event for event in events if isinstance(event, Evaluated)]
     assert run.scores is not None
     for scores in [run.scores.values(), *(e.scores | {"loss": e.loss} for e in evaluations)]:

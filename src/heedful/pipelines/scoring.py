@@ -152,12 +152,16 @@ def score_texts(
 def unpredicted(model: Generator, text: object, row: Sequence[int]) -> int:
     """Characters of a text in its first token, which nothing precedes; 0 after BOS.
 
+    All characters of a string without tokens, as one of invisible characters.
+
     Args:
         text: as a string, or in ids.
         row: its ids, with special tokens.
     """
     if not model.has_tokenizer:
         return 0
+    if not row:
+        return len(text) if isinstance(text, str) else 0
     tokenizer = model.src_tokenizer
     if row[0] in tokenizer.special_ids and row[0] != tokenizer.unk_id:
         return 0

@@ -179,8 +179,8 @@ class LanguageModeling(Task):
         without BOS."""
         texts, ids = data.texts(name), data.ids(name)
         first = [
-            text["text"][: unpredicted(model, text["text"], ids.ids[start : start + 1].tolist())]
-            for text, start in zip(texts, ids.offsets[:-1].tolist(), strict=True)
+            text["text"][: unpredicted(model, text["text"], ids[index][:1].tolist())]
+            for index, text in zip(range(len(ids)), texts, strict=True)
         ]
         return sum(map(len, first)), len("".join(first).encode())
 
