@@ -258,8 +258,9 @@ def read_rows(
 
     * line-parallel files, if `files` maps each column to its files;
     * .tsv (unless one column is read and no field is given): columns separated by tabs, without
-      quoting, the same number in every line. Fields are numbers (a file without a header) or names
-      (a file with one); all `None`: the file has exactly these columns, in order, and no header;
+      quoting, the same number in every line. Fields are numbers, or names in the first line; all
+      `None`: the file has exactly these columns, in order. Without names, a first line that is
+      recognized as a header (`heedful.data.headers`) is left out and counted;
     * .jsonl: one object per line. A field is a key; `None` means the name of the column;
     * .parquet, and folders of `Dataset.save_to_disk`: a field is a column, `a.b` a field of a
       struct; `None` means the name of the column; missing values are empty texts;
