@@ -308,11 +308,6 @@ def _tsv_chunks(
                 raise UserError(
                     f"{path}: give all columns by name or all by number, not some of each"
                 )
-            if has_header is False:
-                raise UserError(
-                    f"{path}: columns are given by name, which the first line has, but header is "
-                    "false; give them by number"
-                )
             line, end, _ = block.data(0).partition(b"\n")
             header = next(decode_lines([line + end], str(path)), "").split("\t")
             columns, width = _header_columns(path, header, fields), len(header)
@@ -332,8 +327,7 @@ def _without_header(block: LineBlock) -> LineBlock:
     lines = block.data(0)
     blank = _BLANK_LINES.match(lines)
     start = 0 if blank is None else blank.end()
-    rest = lines[start:].partition(b"\n")[2]
-    return LineBlock(2, (lines[:start] + rest,), block.num_bytes)
+    return LineBlock(2, (lines[:start] + lines[start:].partition(b"\n")[2],), block.num_bytes)
 
 
 def _cells(path: Path, block: LineBlock, columns: Sequence[int]) -> list[list[str]]:
