@@ -310,3 +310,19 @@ def test_model_outputs_contain_the_required_phrases(name: str) -> None:
             model.generate(TEXTS, require=["dog"], **wrong)
     with pytest.raises(UserError, match="require needs a beam"):
         next(model.stream(TEXTS[0], require=["dog"]))
+
+
+@pytest.mark.parametrize(
+    ("phrase", "banned", "message"),
+    [
+        ("the Ω dog", [], r"'the Ω dog': the tokenizer has no tokens .* it is 'the  dog'"),
+        (" ", [], "required phrase ' ' is empty"),
+        ("the dog", ["do"], "'the dog' contains 'do', which is banned"),
+    ],
+)
+def test_a_phrase_that_no_output_can_contain_is_refused(
+    phrase: str, banned: list[str], message: str
+) -> None:
+    """Unknown tokens are not decoded, so that the output would lack a part of the phrase."""
+    with pytest.raises(UserError, match=message):
+        model_of("gpt2").generate(TEXTS, require=[phrase], banned=banned, beam_size=4)

@@ -363,8 +363,7 @@ class Generator(SavedModel):
         texts = [entry for entry in options.banned if isinstance(entry, str)]
         self.check_ids([*banned, list(options.stop_ids)], "tgt_")
         banned = [*map(list, ids.suppressed_sequences), *banned]
-        phrases = [p if isinstance(p, str) else _as_list(p) for p in options.require]
-        required = [self.tgt_tokenizer.encode(p) if isinstance(p, str) else p for p in phrases]
+        required = [self._required_ids(phrase, texts) for phrase in options.require]
         self.check_ids(required, "tgt_")
         end_ids = ids.eos_ids if options.stop_ids else self.end_ids()
         suppressed_ids = ids.suppressed_ids
@@ -387,6 +386,26 @@ class Generator(SavedModel):
             "max_length": self.config.max_length,
             "draft": draft,
         }
+
+    def _required_ids(self, phrase: str | Sequence[int], banned: Sequence[str]) -> list[int]:
+        """The ids of a phrase; raises UserError for one that no output can contain.
+
+        Args:
+            banned: texts that no output contains.
+        """
+        if not isinstance(phrase, str):
+            return _as_list(phrase)
+        ids = self.tgt_tokenizer.encode(phrase)
+        if not ids:
+            raise UserError(f"the required phrase {phrase!r} is empty: give it a text")
+        if self.tgt_tokenizer.unk_id in ids:
+            raise UserError(
+                f"no output can contain the required phrase {phrase!r}: the tokenizer has no "
+                f"tokens for a part of it; without that part it is {self._decode(ids)!r}"
+            )
+        if found := next((text for text in banned if text in self._decode(ids)), None):
+            raise UserError(f"the required phrase {phrase!r} contains {found!r}, which is banned")
+        return ids
 
     def _banned_texts(self, texts: list[str]) -> Any:
         """The rule that keeps texts out of outputs; None for no texts."""
