@@ -1,6 +1,7 @@
 """The model card of an exported directory: valid for the Hub, true of the run, never replaced."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from heedful.errors import UserError
 from heedful.export.hf import export_hf
 from heedful.export.model_card import model_card
 from heedful.run import train
+from heedful.training.run_report import RecordedRun
 
 PAIRS = [("the dog", "der Hund"), ("the cat", "die Katze"), ("a dog", "ein Hund")]
 
@@ -102,6 +104,17 @@ def test_an_unreadable_run_is_a_notice_and_not_the_end_of_an_export(
     export_hf(load(run, device="cpu"), tmp_path / "out", run=folder, on_notice=notices.append)
     assert any("no facts of the run" in notice for notice in notices)
     assert "Not recorded" in (tmp_path / "out/README.md").read_text()
+
+
+def test_scores_without_a_name_or_a_signature_are_in_the_card(run: Path) -> None:
+    """Those of language models and classifiers are numbers, or have details alone."""
+    recorded = RecordedRun.read(run)
+    scores = {"perplexity": 12.5, "accuracy": 0.75, "f1": {"name": "F1", "score": 0.5}}
+    facts = replace(recorded.facts, scores=scores)
+    text = model_card(load(run, device="cpu"), "name", "bart", replace(recorded, facts=facts))
+    for row in ("- perplexity: 12.5\n", "- accuracy: 0.75\n", "- F1: 0.5\n"):
+        assert row in text
+    assert ModelCard(text).data.metrics == ["perplexity", "accuracy", "f1"]
 
 
 def test_text_of_a_recipe_cannot_end_its_block(run: Path) -> None:

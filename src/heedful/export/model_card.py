@@ -31,6 +31,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}")  # ISO 639, as the Hub checks it
 _FACTS = ("training data", "device", "machine", "heedful", "torch", "python")
 _HUB_METRICS = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf", "TER": "ter"}
 _HUB_METRICS |= {"exact match": "exact_match", "accuracy": "accuracy", "F1": "f1"}
+_HUB_METRICS["perplexity"] = "perplexity"
 
 
 def model_card(model: AnyModel, name: str, model_type: str, run: RecordedRun | None) -> str:
@@ -159,12 +160,10 @@ def _training(run: RecordedRun | None) -> Iterator[str]:
 
 
 def _score_rows(run: RecordedRun | None) -> Iterator[tuple[str, float, str]]:
-    """Name, value and signature of each final score of a run."""
-    for name, score in run.facts.scores.items() if run is not None else ():
-        if isinstance(score, Mapping):
-            yield score.get("name", name), score["score"], score.get("signature", "")
-        else:
-            yield name, score, ""
+    """Name, value and signature of each final score of a run; without a signature ""."""
+    for name, entry in run.facts.scores.items() if run is not None else ():
+        score = entry if isinstance(entry, Mapping) else {"score": entry}
+        yield score.get("name", name), score["score"], score.get("signature", "")
 
 
 def _scores(run: RecordedRun | None) -> Iterator[str]:
