@@ -117,6 +117,12 @@ def test_scores_without_a_name_or_a_signature_are_in_the_card(run: Path) -> None
     assert ModelCard(text).data.metrics == ["perplexity", "accuracy", "f1"]
 
 
+def test_languages_of_a_card_are_codes_whatever_form_their_tags_have(run: Path) -> None:
+    model = load(run, device="cpu")
+    model.metadata = replace(model.metadata, src_language="eng", tgt_language="pt_BR")
+    assert ModelCard(model_card(model, "name", "bart", None)).data.language == ["en", "pt"]
+
+
 def test_text_of_a_recipe_cannot_end_its_block(run: Path) -> None:
     model = load(run, device="cpu")
     recipe = SimpleNamespace(

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from heedful import __version__
+from heedful.data.language_tags import language_of
 from heedful.pipelines import (
     AnyModel,
     Classifier,
@@ -71,7 +72,8 @@ def _languages(model: AnyModel) -> list[str]:
 
 def _metadata(model: AnyModel, run: RecordedRun | None) -> str:
     """The block of YAML at the top of a card, by which the Hub finds a model."""
-    languages = [code for code in _languages(model) if _LANGUAGE.fullmatch(code)]
+    codes = dict.fromkeys(map(language_of, _languages(model)))  # of `pt_BR` the Hub knows `pt`
+    languages = [code for code in codes if _LANGUAGE.fullmatch(code)]
     task = _kind(model)[0]
     if isinstance(model, Translator) and len(_languages(model)) < 2:
         task = None  # of text to text, which is no task of the Hub
