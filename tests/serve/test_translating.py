@@ -363,6 +363,7 @@ def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> No
         ("/translate", {"q": "a", "source": "de", "target": "fr"}, 400, "fr is not supported"),
         ("/translate", {"q": "a", "source": "en", "target": "de"}, 400, "has de to en"),
         ("/translate", {"q": "a", "source": "de"}, 400, "Invalid request: missing target param"),
+        ("/translate", {"q": "a", "source": "de", "target": ""}, 400, "missing target parameter"),
         ("/translate", {"q": [], "source": "de", "target": "en"}, 400, "q: "),
         (
             "/translate",

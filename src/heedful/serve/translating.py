@@ -215,7 +215,7 @@ def _translator(registry: Registry, source: str | None, body: TranslateBody) -> 
     ]
     if fitting:
         return max(fitting, key=lambda one: len(_sources_of(one)) + bool(targets_of(one.model)))
-    if target is None:
+    if not target:
         message = "Invalid request: missing target parameter"
         raise HttpError(400, message, code="invalid_parameter", values={"name": "target"})
     pairs = [
