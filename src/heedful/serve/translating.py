@@ -346,15 +346,21 @@ def _alignments(
     ]
     entries: list[Alignment] = []
     for first in range(0, len(pairs), _ALIGNED):
-        sources, targets, *texts = zip(*pairs[first : first + _ALIGNED], strict=True)
-        given = {"source_texts": texts[0], "target_texts": texts[1]}
+        sources, targets, lines, texts = zip(*pairs[first : first + _ALIGNED], strict=True)
         entries += [
             {
                 "source": alignment.source,
                 "target": alignment.target,
                 "links": sorted(alignment.links, key=lambda link: (link[1], link[0])),
             }
-            for alignment in align(model, sources, targets, **given, unit=unit)
+            for alignment in align(
+                model,
+                sources,
+                targets,
+                source_texts=lines,
+                target_texts=texts,
+                unit=unit,
+            )
         ]
     remaining = iter(entries)
     return [list(itertools.islice(remaining, len(generations))) for generations in outputs]
