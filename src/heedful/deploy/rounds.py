@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 Case = TypeVar("Case", bound=Hashable)
 
-# For each round from the second on, the share of the fastest case's rate that a case must reach in
-# this round or the one before it.
+# For each round from the second on, the share of the fastest case's rate that a case must have
+# reached in a round so far.
 SURVIVAL_SHARES = (0.7, 0.7, 0.9, 0.9, 0.9)
 MAX_ROUNDS = 12
 _EQUAL = 0.97  # a ratio of rates above which it does not matter which of the cases is taken
@@ -42,8 +42,8 @@ def find_fastest(
     """Compare the rates of cases within rounds, in each of which every remaining case is measured.
 
     Rates of one round are seconds apart, so that other work on the machine affects all of them. A
-    case is dropped that is far from the fastest one in two successive rounds; one slow round drops
-    none. Rounds that disagree about the fastest case are repeated.
+    case is dropped that is far from the fastest one in all rounds so far, two or more; slow rounds
+    drop none that has had a fast one. Rounds that disagree about the fastest case are repeated.
 
     Args:
         measure: returns the rate of a case in one round.
@@ -63,7 +63,7 @@ def find_fastest(
             kept = [
                 case
                 for case in remaining
-                if case == leader or max(_ratios(case, leader, rates)[-2:]) >= share
+                if case == leader or max(_ratios(case, leader, rates)) >= share
             ]
             advance((len(remaining) - len(kept)) * (usual - number))
             remaining = kept
