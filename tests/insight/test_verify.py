@@ -91,6 +91,7 @@ CAUSAL: dict[str, set[str]] = {
     "cache of a fixed size wraps": {"cached = uncached"},
     "cache forgets after 12": {"cached = uncached"},
     "token before hidden": {"mask polarity"},
+    "shifted twice": {"mask polarity"},
     "sequence first": {"output shape"},
     "cache off by one": {"cached = uncached"},
     "reorder forgets prefixes": {"cached = uncached"},
@@ -166,6 +167,7 @@ SEEN = {
     ("two stacks", "unused parameter"): "unused",
     ("decoder", "inverted causal mask"): "mask inverted",
     ("decoder", "token before hidden"): "token 0 does not change the logits at 1",
+    ("decoder", "shifted twice"): "token 0 does not change the logits at 0",
     ("decoder", "cache without padding"): "the prompt padded on the left",
     ("decoder", "leak at distance 100"): "with token 100",
     ("decoder", "norm over time"): "more_norm (TimeNorm) mixes positions",
@@ -377,6 +379,22 @@ def test_length_limits_the_sequences(kind: str, length: int) -> None:
     assert max(num_rows) == length
 
 
+def test_a_net_that_takes_fewer_tokens_is_told_to_pass_a_smaller_length() -> None:
+    """That its second call raised was reported as state between calls."""
+
+    class Short(OneStack):
+        def forward(self, ids: Tensor, *args: Any, **keywords: Any) -> Any:
+            if ids.size(1) > 8:
+                raise ValueError("too long")
+            return super().forward(ids, *args, **keywords)
+
+    report = verify(Short("decoder"), causal=True, overfit=False)
+    assert failures(report) == {"output shape"}
+    detail = report["output shape"].detail
+    assert detail.startswith("texts of 10 tokens raised ValueError: too long; pass a smaller")
+    assert verify(Short("decoder"), causal=True, overfit=False, length=8).ok
+
+
 @pytest.mark.parametrize("kind", ["two stacks", "encoder"])
 def test_padding_checks_are_skipped_for_nets_without_padding(kind: str) -> None:
     def call(net: nn.Module, *ids: Tensor) -> Any:
@@ -552,6 +570,16 @@ def test_equal_matrices_other_than_embeddings_are_no_failure() -> None:
     net.second.load_state_dict(net.first.state_dict())
     report = verify(net, causal=True, overfit=False)
     assert failures(report) <= {"gradient flow"}  # neither is used
+
+
+def test_equal_tables_of_positions_that_are_frozen_are_no_failure() -> None:
+    """Marian and Pegasus have one for each stack."""
+    net = OneStack("decoder")
+    for name in ("first", "second"):
+        setattr(net, name, nn.Embedding.from_pretrained(torch.arange(12.0).view(3, 4), freeze=True))
+    assert verify(net, causal=True, overfit=False).ok
+    net.second.weight.requires_grad_()
+    assert "weight tying" in failures(verify(net, causal=True, overfit=False))
 
 
 def test_the_same_net_gives_the_same_report() -> None:

@@ -127,6 +127,8 @@ class Net(nn.Module):
             x = x + x.mean(0)
         if flaw == "mean of the whole text removed":
             x = x - x.mean(1, keepdim=True)
+        if flaw == "shifted twice":
+            x = F.pad(x[:, :-1], (0, 0, 1, 0))
         if flaw == "scaled by the width":
             x = x / x.size(1)
         if flaw.startswith("leak at distance"):

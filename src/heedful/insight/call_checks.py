@@ -1,7 +1,7 @@
 """Checks of single calls: the shape of outputs, state between calls, dropout, and norms."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -53,6 +53,9 @@ def stateless(probe: Probe) -> Outcome:
         try:
             after = outputs_of(other)
         except Exception as error:  # of any kind
+            calls.net = copy.deepcopy(probe.original).eval()
+            if _raises(outputs_of, other):
+                raise Skipped("a first call raises, see 'output shape'") from error
             raise Failed(f"a call after others raised {first_line(error)}") from error
     if not isinstance(after, Tensor) or after.shape != before.shape:
         raise Failed("the outputs of a call after others have another shape")
@@ -64,6 +67,14 @@ def stateless(probe: Probe) -> Outcome:
     return "earlier calls have no effect", gap
 
 
+def _raises(call: Callable[[NetInputs], Any], batch: NetInputs) -> bool:
+    try:
+        call(batch)
+    except Exception:  # of any kind
+        return True
+    return False
+
+
 @check(
     "output shape",
     requirement="net(src (B, S), tgt (B, T)) returns finite logits (B, T, V)",
@@ -73,8 +84,17 @@ def stateless(probe: Probe) -> Outcome:
     needs=("no state between calls",),
 )
 def output_shape(probe: Probe) -> Outcome:
-    """The shape for three rows."""
-    return _require_shape(probe, probe.batch(3)), None
+    """The shape for three rows, and for rows of the most tokens, padding included."""
+    observed = _require_shape(probe, probe.batch(3))
+    try:
+        _require_shape(probe, probe.long_batch(3, probe.length))
+    except Failed:
+        raise
+    except Exception as error:  # of any kind
+        shorter = "; pass a smaller length= if it takes fewer" if probe.length > 8 else ""
+        detail = f"texts of {probe.length} tokens raised {first_line(error)}{shorter}"
+        raise Failed(detail) from error
+    return observed, None
 
 
 @check(

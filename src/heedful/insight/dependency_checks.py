@@ -150,12 +150,15 @@ def _gradient_from_later(probe: Probe, batch: NetInputs, position: int) -> float
 @check(
     "mask polarity",
     requirement="each target token changes the next logits, each source token changes all logits",
-    hint="A mask is inverted, masks one token too many, or the decoder does not use the encoder's "
-    "output. A head or a residual gate that is initialized with zeros has the same effect: "
-    "train for a few steps first.",
+    hint="A mask is inverted, masks one token too many, the decoder does not use the encoder's "
+    "output, or the net shifts its inputs itself, so that logits are those of the token they are "
+    "at, not of the next one. A head or a residual gate that is initialized with zeros has the "
+    "same effect: train for a few steps first.",
     single_requirement="each token changes the {outputs} of others",
-    single_hint="A mask is inverted or masks one token too many. A head or a residual gate that is "
-    "initialized with zeros has the same effect: train for a few steps first.",
+    single_hint="A mask is inverted or masks one token too many, or a decoder shifts its inputs "
+    "itself, so that {outputs} are those of the token they are at, not of the next one. A head or "
+    "a residual gate that is initialized with zeros has the same effect: train for a few steps "
+    "first.",
     needs=("no dropout in evaluation",),
     retry_in_double=True,
 )
@@ -173,7 +176,7 @@ def mask_polarity(probe: Probe) -> Outcome:
             name = probe.outputs_name
             raise Failed(f"{name} depend on later tokens, not on earlier ones: mask inverted")
         for reach in (1, probe.reach or size):
-            where = (offsets > 0) & (offsets <= reach)
+            where = (offsets >= 0) & (offsets <= reach)  # its own token is of those before the next
             _require_effects(probe, effects, where, f"{probe.terms['target']}token")
     else:
         _require_neighbor_effects(probe, either)

@@ -72,7 +72,10 @@ def gradient_flow(probe: Probe) -> Outcome:
     needs=("output shape",),
 )
 def weight_tying(probe: Probe) -> Outcome:
-    """Find separate parameters that share memory, and equal ones of which one is an embedding."""
+    """Find separate parameters that share memory, and equal ones of which one is an embedding.
+
+    Of two frozen ones neither is updated.
+    """
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in probe.net.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -81,6 +84,8 @@ def weight_tying(probe: Probe) -> Outcome:
     embeddings = {id(weight) for _, weight, _ in lookups.records}
     embeddings |= {id(m.weight) for m in probe.net.modules() if isinstance(m, nn.Embedding)}
     for first, second in combinations(names, 2):
+        if not (first.requires_grad or second.requires_grad):  # tables of sinusoids
+            continue
         pair = f"{names[first][0]} and {names[second][0]}"
         if first.data_ptr() == second.data_ptr() and first.numel() and second.numel():
             raise Failed(f"{pair} share their memory but are two parameters")
