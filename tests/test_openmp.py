@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def test_threads_sleep_while_the_cores_are_shared(monkeypatch: pytest.MonkeyPatc
     """A training beside two busy loops took 15 s per step, of which 0.6 s was its fair share."""
     FakeTeam.made = []
     monkeypatch.setattr(openmp, "SleepingTeam", FakeTeam)
+    monkeypatch.setattr(openmp, "loaded_libgomps", lambda: [Path("libgomp.so.1")])
     watcher, seconds, now = openmp.Watcher(5.0, 0.0), 5.0, 0.0
 
     def look(waited: float, count: int = 8) -> None:
@@ -72,9 +74,39 @@ def test_threads_sleep_while_the_cores_are_shared(monkeypatch: pytest.MonkeyPatc
     assert len(FakeTeam.made) == 2
 
 
-def test_a_sleeping_team_has_more_threads_than_cores_until_it_is_released() -> None:
-    """In a process of its own, in which no other threads begin and end."""
+def test_no_team_is_made_before_libgomp_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was kept without threads as long as the cores were shared."""
+    FakeTeam.made = []
+    loaded: list[Path] = []
+    monkeypatch.setattr(openmp, "SleepingTeam", FakeTeam)
+    monkeypatch.setattr(openmp, "loaded_libgomps", lambda: loaded)
+    watcher = openmp.Watcher(0.0, 0.0)
+    watcher.look(5.0, 5.0)
+    assert FakeTeam.made == []
+    loaded.append(Path("libgomp.so.1"))
+    watcher.look(6.0, 6.0)
+    assert len(FakeTeam.made) == 1
+
+
+def test_a_libgomp_whose_file_was_replaced_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ended with an error, and the one that watches waited for it for ever."""
+    gone = Path("/nowhere/libgomp.so.1 (deleted)")
+    monkeypatch.setattr(openmp, "loaded_libgomps", lambda: [gone])
+    team = object.__new__(openmp.SleepingTeam)
+    team._is_made, team._is_released = threading.Event(), threading.Event()
+    team._is_released.set()
+    team._hold()
+    assert team._is_made.is_set()
+
+
+@pytest.mark.parametrize("count", [1, None])
+def test_a_sleeping_team_has_more_threads_than_cores_until_it_is_released(
+    count: int | None,
+) -> None:
+    """In a process of its own, in which no other threads begin and end; on some or all cores."""
+    usable = sorted(os.sched_getaffinity(0))[:count]
     code = (
+        f"import os; os.sched_setaffinity(0, {usable})\n"
         "import os, torch; torch.set_num_threads(2); torch.ones(2 ** 20).exp()\n"
         "from heedful.openmp import SleepingTeam\n"
         "count = lambda: len(os.listdir('/proc/self/task'))\n"
@@ -82,7 +114,7 @@ def test_a_sleeping_team_has_more_threads_than_cores_until_it_is_released() -> N
         "while count() > before: pass"  # the threads of the team end after the one that made it
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == (os.cpu_count() or 1) + 1
+    assert int(done.stdout) == len(usable) + 1
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])

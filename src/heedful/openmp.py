@@ -17,7 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-_SECONDS = 0.2  # between two looks
+_SECONDS = 0.2  # between two looks, at least
+_COST = 0.01  # largest share of the time that looks take, in a process of very many threads
 # Seconds that threads wait for a core, of each second: above and below which waiting threads sleep
 # and spin. Measured in docs/log.md.
 _SHARED, _FREE = 0.3, 0.1
@@ -58,8 +59,13 @@ class SleepingTeam:
         """Start a team of this thread, which libgomp frees when the thread ends."""
         nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
         for path in loaded_libgomps():
-            library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
-            library.GOMP_parallel(nothing, None, (os.cpu_count() or 1) + 1, 0)
+            try:
+                library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
+            except OSError:  # its file was replaced: it cannot be found by its name
+                continue
+            # More than the cores that this process may use; not more than needed, since libgomp
+            # ends the process at a limit of threads.
+            library.GOMP_parallel(nothing, None, library.omp_get_num_procs() + 1, 0)
         self._is_made.set()
         self._is_released.wait()
 
@@ -91,7 +97,7 @@ class Watcher:
         waited = max(0.0, seconds - self._seconds)  # threads that have ended are no longer counted
         self._share += (waited / (now - self._now) - self._share) / 2
         self._seconds, self._now = seconds, now
-        if self.team is None and self._share > _SHARED:
+        if self.team is None and self._share > _SHARED and loaded_libgomps():
             self.team = SleepingTeam()
         elif self.team is not None and self._share < _FREE:
             self.team.release()
@@ -100,9 +106,12 @@ class Watcher:
 
 def _adapt() -> None:
     watcher = Watcher(_seconds_without_core() or 0.0, time.monotonic())
+    pause = _SECONDS
     while True:
-        time.sleep(_SECONDS)
+        time.sleep(pause)
+        began = time.thread_time()
         watcher.look(_seconds_without_core() or 0.0, time.monotonic())
+        pause = max(_SECONDS, (time.thread_time() - began) / _COST)
 
 
 def _seconds_without_core() -> float | None:
