@@ -50,13 +50,13 @@ def test_threads_sleep_while_the_cores_are_shared(monkeypatch: pytest.MonkeyPatc
     FakeTeam.made = []
     monkeypatch.setattr(openmp, "SleepingTeam", FakeTeam)
     monkeypatch.setattr(openmp, "loaded_libgomps", lambda: [Path("libgomp.so.1")])
-    watcher, seconds, now = openmp.Watcher(5.0, 0.0), 5.0, 0.0
+    watcher, seconds, now = openmp.Watcher({"1": 5.0, "2": 1.0}, 0.0), 5.0, 0.0
 
     def look(waited: float, count: int = 8) -> None:
         nonlocal seconds, now
         for _ in range(count):
             seconds, now = seconds + waited, now + 1
-            watcher.look(seconds, now)
+            watcher.look({"1": seconds, "2": 1.0} | {f"{n}": now / 50 for n in range(3, 99)}, now)
 
     look(0.02)  # idle cores: nothing changes
     assert FakeTeam.made == []
@@ -68,7 +68,7 @@ def test_threads_sleep_while_the_cores_are_shared(monkeypatch: pytest.MonkeyPatc
     look(0.0)
     assert team.is_released
     assert watcher.team is None
-    seconds -= 4  # a thread has ended
+    seconds -= 4  # the thread has ended, and another one has its number
     look(0.0, 1)
     look(0.9)
     assert len(FakeTeam.made) == 2
@@ -80,11 +80,11 @@ def test_no_team_is_made_before_libgomp_is_loaded(monkeypatch: pytest.MonkeyPatc
     loaded: list[Path] = []
     monkeypatch.setattr(openmp, "SleepingTeam", FakeTeam)
     monkeypatch.setattr(openmp, "loaded_libgomps", lambda: loaded)
-    watcher = openmp.Watcher(0.0, 0.0)
-    watcher.look(5.0, 5.0)
+    watcher = openmp.Watcher({}, 0.0)
+    watcher.look({"1": 5.0}, 5.0)
     assert FakeTeam.made == []
     loaded.append(Path("libgomp.so.1"))
-    watcher.look(6.0, 6.0)
+    watcher.look({"1": 6.0}, 6.0)
     assert len(FakeTeam.made) == 1
 
 

@@ -15,13 +15,14 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 _SECONDS = 0.2  # between two looks, at least
 _COST = 0.01  # largest share of the time that looks take, in a process of very many threads
-# Seconds that threads wait for a core, of each second: above and below which waiting threads sleep
-# and spin. Measured in docs/log.md.
-_SHARED, _FREE = 0.3, 0.1
+# Share of the time that a thread waits for a core, above which waiting threads sleep, and below
+# which they spin again: measured in docs/log.md.
+_SHARED, _FREE = 0.25, 0.1
 _TASKS = Path("/proc/self/task")
 _watching: int | None = None  # the process that has a watching thread
 
@@ -34,7 +35,7 @@ def watch() -> None:
     """
     global _watching  # noqa: PLW0603
     is_set = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ
-    if is_set or _watching == os.getpid() or _seconds_without_core() is None:
+    if is_set or _watching == os.getpid() or not _seconds_without_core():
         return
     _watching = os.getpid()
     threading.Thread(target=_adapt, name="openmp-watch", daemon=True).start()
@@ -84,17 +85,18 @@ class Watcher:
     """Makes a sleeping team while the cores are shared.
 
     Args:
-        seconds: that threads have waited for a core, at the time `now`.
+        seconds: that each thread has waited for a core, at the time `now`.
     """
 
-    def __init__(self, seconds: float, now: float) -> None:
+    def __init__(self, seconds: Mapping[str, float], now: float) -> None:
         self.team: SleepingTeam | None = None
         self._seconds, self._now = seconds, now
-        self._share = 0.0  # of the time that threads wait, a mean of the last looks
+        self._share = 0.0  # of the time that the latest thread waits, a mean of the last looks
 
-    def look(self, seconds: float, now: float) -> None:
+    def look(self, seconds: Mapping[str, float], now: float) -> None:
         """Make or release the team."""
-        waited = max(0.0, seconds - self._seconds)  # threads that have ended are no longer counted
+        waits = (value - self._seconds.get(thread, 0.0) for thread, value in seconds.items())
+        waited = max(waits, default=0.0)
         self._share += (waited / (now - self._now) - self._share) / 2
         self._seconds, self._now = seconds, now
         if self.team is None and self._share > _SHARED and loaded_libgomps():
@@ -105,22 +107,21 @@ class Watcher:
 
 
 def _adapt() -> None:
-    watcher = Watcher(_seconds_without_core() or 0.0, time.monotonic())
+    watcher = Watcher(_seconds_without_core(), time.monotonic())
     pause = _SECONDS
     while True:
         time.sleep(pause)
         began = time.thread_time()
-        watcher.look(_seconds_without_core() or 0.0, time.monotonic())
+        watcher.look(_seconds_without_core(), time.monotonic())
         pause = max(_SECONDS, (time.thread_time() - began) / _COST)
 
 
-def _seconds_without_core() -> float | None:
-    """Time that the threads of this process were ready to run and had no core; None: unknown."""
-    total, is_counted = 0, False
+def _seconds_without_core() -> dict[str, float]:
+    """Time that each thread was ready to run and had no core; empty where it is not counted."""
+    seconds = {}
     for task in os.listdir(_TASKS) if _TASKS.is_dir() else []:
         try:
-            total += int((_TASKS / task / "schedstat").read_text().split()[1])
+            seconds[task] = int((_TASKS / task / "schedstat").read_text().split()[1]) / 1e9
         except (OSError, IndexError, ValueError):  # the thread has ended, or nothing is counted
             continue
-        is_counted = True
-    return total / 1e9 if is_counted else None
+    return seconds
