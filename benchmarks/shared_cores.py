@@ -27,7 +27,7 @@ from training_speed import SIZES
 
 LOADS = ("nothing", "one busy loop", "two busy loops", "a second training")
 LABELS = TRAINING | DECODING
-SETTLE = 1.5  # seconds of a load, and of work beside it, before the rate is measured
+SETTLE = 1.0  # seconds of a load, and of work beside it, before the rate is measured
 
 
 def main() -> None:
