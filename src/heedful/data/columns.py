@@ -131,7 +131,8 @@ class DataReport:
         """The statistics as one line of text."""
         parts = [f"{self.num_lines:,} lines read, {self.num_kept:,} {self.noun} kept"]
         if self.num_headers:
-            parts.append(f"{self.num_headers} with names of columns left out (header=false keeps it)")
+            named = f"{self.num_headers} with names of columns left out"
+            parts.append(f"{named} (header=false keeps it)")
         if self.num_empty:
             sides = [f"{_SIDES[c]} {n:,}" for c, n in self.empty.items() if c in _SIDES]
             by_side = f" ({', '.join(sides)})" if sides else ""
