@@ -6,13 +6,15 @@ import os
 import random
 import re
 import zipfile
+from fractions import Fraction
 from itertools import accumulate
+from math import floor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from heedful.cli import lines as cli_lines
@@ -434,13 +436,14 @@ def test_tails_of_small_texts() -> None:
     size=st.one_of(st.integers(1, 40), st.floats(0.01, 0.5)),
     seed=st.integers(0, 99),
 )
+@example(counts=[1, 2, 6], size=1 / 3, seed=0)  # 0.3333333333333333 of 9 rows are 2
 def test_a_random_split_has_all_rows_of_a_source_or_none(
     counts: list[int], size: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     hashes = rng.integers(2**63, size=len(counts)).astype(np.uint64)
     sources = rng.permutation(np.repeat(hashes, counts))
-    wanted = size if isinstance(size, int) else max(1, int(len(sources) * size))
+    wanted = size if isinstance(size, int) else max(1, floor(len(sources) * Fraction(str(size))))
     try:
         held_out = split_by_source(sources, size, "texts").held_out
     except UserError:
