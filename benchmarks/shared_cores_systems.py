@@ -158,7 +158,6 @@ def decoding_work(name: str, folder: Path, shape: Shape) -> Work:
     if name == "generate":
         net = transformers_net(folder, shape, "float32")
         return transformers_run(net, shape, 1, cores(), rows)
-    model = heedful.load(
-        folder / "heedful", device="cpu", backend=name, precision="float32", threads=cores()
-    )
+    # The number of threads of conversions is that of `write_models`; the net chooses by itself.
+    model = heedful.load(folder / "heedful", device="cpu", backend=name, precision="float32")
     return heedful_generate(model, options_of(shape, 1), rows)

@@ -50,13 +50,14 @@ def test_threads_sleep_while_the_cores_are_shared(monkeypatch: pytest.MonkeyPatc
     FakeTeam.made = []
     monkeypatch.setattr(openmp, "SleepingTeam", FakeTeam)
     monkeypatch.setattr(openmp, "loaded_libgomps", lambda: [Path("libgomp.so.1")])
-    watcher, seconds, now = openmp.Watcher({"1": 5.0, "2": 1.0}, 0.0), 5.0, 0.0
+    watcher, seconds, now = openmp.Watcher({"1": 5.0, "2": 1.0}, 0.0, 0.0), 5.0, 0.0
 
     def look(waited: float, count: int = 8) -> None:
         nonlocal seconds, now
         for _ in range(count):
             seconds, now = seconds + waited, now + 1
-            watcher.look({"1": seconds, "2": 1.0} | {f"{n}": now / 50 for n in range(3, 99)}, now)
+            waits = {"1": seconds, "2": 1.0} | {f"{n}": now / 50 for n in range(3, 99)}
+            watcher.look(waits, 0.0, now)
 
     look(0.02)  # idle cores: nothing changes
     assert FakeTeam.made == []
@@ -80,12 +81,53 @@ def test_no_team_is_made_before_libgomp_is_loaded(monkeypatch: pytest.MonkeyPatc
     loaded: list[Path] = []
     monkeypatch.setattr(openmp, "SleepingTeam", FakeTeam)
     monkeypatch.setattr(openmp, "loaded_libgomps", lambda: loaded)
-    watcher = openmp.Watcher({}, 0.0)
-    watcher.look({"1": 5.0}, 5.0)
+    watcher = openmp.Watcher({}, 0.0, 0.0)
+    watcher.look({"1": 5.0}, 0.0, 5.0)
     assert FakeTeam.made == []
     loaded.append(Path("libgomp.so.1"))
-    watcher.look({"1": 6.0}, 6.0)
+    watcher.look({"1": 6.0}, 0.0, 6.0)
     assert len(FakeTeam.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        (0.0, [1, 2, 4, 4]),
+        (0.4, [1, 2, 4, 4]),
+        (1.0, [1, 2, 3, 3]),
+        (3.0, [1, 2, 2, 2]),  # half of the cores at least: they are shared with the others
+        (9.0, [1, 2, 2, 2]),
+    ],
+)
+def test_no_more_threads_than_cores_that_others_leave_free(
+    monkeypatch: pytest.MonkeyPatch, used: float, expected: list[int]
+) -> None:
+    """Decoding with two threads beside one busy loop took 1.7 times its fair share."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    watcher = openmp.Watcher({}, 5.0, 0.0)
+    monkeypatch.setattr(openmp, "_watcher", watcher)
+    monkeypatch.setattr(openmp, "_watching", os.getpid())
+    for now in range(1, 9):
+        watcher.look({}, 5.0 + used * now, now)
+    assert [openmp.limited(count) for count in (1, 2, 4, 9)] == expected
+    monkeypatch.setattr(openmp, "_watching", None)  # as in a process that was forked
+    assert openmp.limited(9) == 9
+
+
+def test_time_of_other_programs_on_the_usable_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = tmp_path / "stat"
+    table.write_text(
+        "cpu 9 9 9 9\ncpu1 900 0 0 9 9 0 0 0 7 7\ncpu11 100 20 3 9 9 4 5 6 7 7\nintr 3\n"
+    )
+    monkeypatch.setattr(openmp, "_CORES", table)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {11})
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    monkeypatch.setattr("time.process_time", lambda: 0.38)
+    assert openmp._seconds_of_others() == pytest.approx(1.0)
+    table.unlink()
+    assert openmp._seconds_of_others() == 0.0
 
 
 def test_a_libgomp_whose_file_was_replaced_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,9 @@ late thread waits for, and a training is several times slower than its share of 
 libgomp has one switch at run time: with more threads than cores it spins briefly
 (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html), so a team of sleeping threads is
 kept while the cores are shared. Results do not change, only times.
+
+Decoding waits for its threads after each of its short products, so it also takes no more threads
+than there are cores that other programs leave free (`limited`).
 """
 
 import ctypes
@@ -24,7 +27,9 @@ _COST = 0.01  # largest share of the time that looks take, in a process of very 
 # which they spin again: measured in docs/log.md.
 _SHARED, _FREE = 0.25, 0.1
 _TASKS = Path("/proc/self/task")
+_CORES = Path("/proc/stat")
 _watching: int | None = None  # the process that has a watching thread
+_watcher: "Watcher | None" = None  # of that thread
 
 
 def watch() -> None:
@@ -39,6 +44,16 @@ def watch() -> None:
         return
     _watching = os.getpid()
     threading.Thread(target=_adapt, name="openmp-watch", daemon=True).start()
+
+
+def limited(threads: int) -> int:
+    """At most this number of threads: those for which other programs leave cores free.
+
+    Half of the cores that this process may use count as free, however busy they are.
+    """
+    if _watcher is None or _watching != os.getpid():
+        return threads
+    return min(threads, _watcher.free_cores)
 
 
 class SleepingTeam:
@@ -82,23 +97,31 @@ def loaded_libgomps() -> list[Path]:
 
 
 class Watcher:
-    """Makes a sleeping team while the cores are shared.
+    """Makes a sleeping team while the cores are shared, and counts free cores.
 
     Args:
         seconds: that each thread has waited for a core, at the time `now`.
+        others: seconds of the cores that other programs have used, at this time.
     """
 
-    def __init__(self, seconds: Mapping[str, float], now: float) -> None:
+    def __init__(self, seconds: Mapping[str, float], others: float, now: float) -> None:
         self.team: SleepingTeam | None = None
-        self._seconds, self._now = seconds, now
-        self._share = 0.0  # of the time that the latest thread waits, a mean of the last looks
+        self.free_cores = len(os.sched_getaffinity(0))
+        self._seconds, self._others, self._now = seconds, others, now
+        # Means of the last looks: the share of the time that the latest thread waits, and the
+        # cores that other programs use.
+        self._share = self._used = 0.0
 
-    def look(self, seconds: Mapping[str, float], now: float) -> None:
-        """Make or release the team."""
+    def look(self, seconds: Mapping[str, float], others: float, now: float) -> None:
+        """Make or release the team; count the free cores."""
         waits = (value - self._seconds.get(thread, 0.0) for thread, value in seconds.items())
         waited = max(waits, default=0.0)
         self._share += (waited / (now - self._now) - self._share) / 2
-        self._seconds, self._now = seconds, now
+        self._used += ((others - self._others) / (now - self._now) - self._used) / 2
+        self._seconds, self._others, self._now = seconds, others, now
+        count = len(os.sched_getaffinity(0))
+        # Beside many busy programs, half of the cores: threads share them with the others.
+        self.free_cores = max(1, count // 2, round(count - max(0.0, self._used)))
         if self.team is None and self._share > _SHARED and loaded_libgomps():
             self.team = SleepingTeam()
         elif self.team is not None and self._share < _FREE:
@@ -107,12 +130,13 @@ class Watcher:
 
 
 def _adapt() -> None:
-    watcher = Watcher(_seconds_without_core(), time.monotonic())
+    global _watcher  # noqa: PLW0603
+    _watcher = Watcher(_seconds_without_core(), _seconds_of_others(), time.monotonic())
     pause = _SECONDS
     while True:
         time.sleep(pause)
         began = time.thread_time()
-        watcher.look(_seconds_without_core(), time.monotonic())
+        _watcher.look(_seconds_without_core(), _seconds_of_others(), time.monotonic())
         pause = max(_SECONDS, (time.thread_time() - began) / _COST)
 
 
@@ -125,3 +149,16 @@ def _seconds_without_core() -> dict[str, float]:
         except (OSError, IndexError, ValueError):  # the thread has ended, or nothing is counted
             continue
     return seconds
+
+
+def _seconds_of_others() -> float:
+    """Time that other processes have used the cores that this one may use; 0 if unknown."""
+    try:
+        lines = _CORES.read_text(encoding="utf-8").splitlines()
+        names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        rows = [line.split() for line in lines if line.partition(" ")[0] in names]
+        # user, nice, system, idle, iowait, irq, softirq, steal: all but the idle ones
+        ticks = sum(int(row[column]) for row in rows for column in (1, 2, 3, 6, 7, 8))
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()

@@ -5,7 +5,7 @@ import torch
 
 from backend_models import TEXTS, model_of
 from heedful.backends.base import Settings
-from heedful.backends.torch import eager
+from heedful.backends.torch import eager, threads
 from heedful.backends.torch.eager import Eager
 from heedful.backends.torch.threads import run_with, threads_for, weights_of_step
 from heedful.zoo import vaswani2017
@@ -14,7 +14,7 @@ TINY, SMALL, BASE = 1_800_000, 6_300_000, 29_000_000  # weights of a step, V 800
 
 
 @pytest.mark.parametrize(
-    ("weights", "rows", "threads"),
+    ("weights", "rows", "expected"),
     [
         (TINY, 64, 1),
         (SMALL, 4, 1),
@@ -22,8 +22,8 @@ TINY, SMALL, BASE = 1_800_000, 6_300_000, 29_000_000  # weights of a step, V 800
         (BASE, 1, 16),
     ],
 )
-def test_small_steps_use_one_thread(weights: int, rows: int, threads: int) -> None:
-    assert threads_for(weights, rows, 16) == threads
+def test_small_steps_use_one_thread(weights: int, rows: int, expected: int) -> None:
+    assert threads_for(weights, rows, 16) == expected
     assert threads_for(weights, rows, 1) == 1
 
 
@@ -49,8 +49,9 @@ def test_weights_are_counted_once_per_stream(
 
 @pytest.mark.parametrize(("num_threads", "expected"), [(None, 1), (3, 3)])
 def test_the_number_of_threads_is_restored_after_a_pass(
-    num_threads: int | None, expected: int
+    monkeypatch: pytest.MonkeyPatch, num_threads: int | None, expected: int
 ) -> None:
+    monkeypatch.setattr(threads, "limited", lambda count: count)  # as on idle cores
     actual = []
 
     class Net(torch.nn.Module):
@@ -66,3 +67,20 @@ def test_the_number_of_threads_is_restored_after_a_pass(
         Eager(Net(), 8, settings=Settings(num_threads)).logits([[1, 2]])
         assert torch.get_num_threads() == 4
     assert actual == [expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Settings(), 3),
+        (Settings(4, may_reduce=True), 3),
+        (Settings(4), 4),  # as the user says: scores do not depend on other programs
+    ],
+)
+def test_a_pass_takes_no_more_threads_than_others_leave_free(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, expected: int
+) -> None:
+    monkeypatch.setattr(threads, "limited", lambda count: min(count, 3))
+    policy = threads.ThreadPolicy(settings, lambda: BASE)
+    with run_with(4), policy.for_tokens(64):
+        assert torch.get_num_threads() == expected

@@ -26,12 +26,15 @@ class Settings:
         batch_tokens: padded tokens of a batch; None: the default of `Options`.
         records_steps: the net itself, on CUDA, records steps of a search and replays them
             (`heedful.backends.torch.captured`).
+        may_reduce: fewer threads beside other programs. Not for a number that the user gives:
+            another number of threads changes the last digits of scores.
     """
 
     threads: int | None = None
     workers: int = 1
     batch_tokens: int | None = None
     records_steps: bool = True
+    may_reduce: bool = False
 
 
 class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as long to make

@@ -53,7 +53,7 @@ class BackendChoice:
     @property
     def settings(self) -> Settings:
         """The run-time settings."""
-        return Settings(self.threads, self.workers, self.batch_tokens)
+        return Settings(self.threads, self.workers, self.batch_tokens, may_reduce=True)
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def _choose(
     is_net = name in ("eager", "")
     settings = best.settings if best else Settings(None if is_net else 1)
     if threads is not None:
-        settings = replace(settings, threads=threads, workers=1)
+        settings = replace(settings, threads=threads, workers=1, may_reduce=False)
     if is_net:
         return settings
     conversions = manifest.backends.get(name)

@@ -22,7 +22,7 @@ from heedful.backends.aot.kernels import (
     text_attention,
 )
 from heedful.backends.base import Capability, Settings
-from heedful.backends.torch.threads import run_with
+from heedful.backends.torch.threads import ThreadPolicy
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.attention import Attention
 from heedful.parts.heads import ClassificationHead
@@ -183,6 +183,7 @@ class CompiledEncoder:
         self.net: Any = CompiledNet(directory, weights, facts, settings.workers)
         self.precision = precision
         self.settings = replace(settings, threads=settings.threads or 1)
+        self.threads = ThreadPolicy(self.settings)
         has_head = "head" in facts.graphs
         self.capabilities = frozenset({"states", "logits"} if has_head else {"states"})
 
@@ -190,14 +191,14 @@ class CompiledEncoder:
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
         """See `EncoderBackend.states`."""
-        with torch.inference_mode(), run_with(self.settings.threads or 1):
+        with torch.inference_mode(), self.threads.for_tokens(sum(map(len, rows))):
             return _split(self._states(rows, types), rows)
 
     def logits(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
         """See `EncoderBackend.logits`."""
-        with torch.inference_mode(), run_with(self.settings.threads or 1):
+        with torch.inference_mode(), self.threads.for_tokens(sum(map(len, rows))):
             states = self._states(rows, types)
             if not self.net.facts.first_token_only:
                 return _split(self.net.run("head", [states]), rows)

@@ -45,7 +45,7 @@ class Eager(TorchGenerator):
         self.max_length = max_length
         self.shortlist = shortlist
         self.settings = settings or Settings()
-        self.threads = ThreadPolicy(self.settings.threads, partial(weights_of_step, net))
+        self.threads = ThreadPolicy(self.settings, partial(weights_of_step, net))
         self.decoding = CachedNet(
             net,
             max_length,

@@ -99,11 +99,12 @@ class Ensemble(TorchGenerator):
     capabilities: frozenset[Capability] = frozenset({"target_scores"})
 
     def __init__(self, nets: Sequence[Eager], weights: Sequence[float] | None = None) -> None:
-        self.settings = Settings(nets[0].settings.threads)
+        settings = nets[0].settings
+        self.settings = Settings(settings.threads, may_reduce=settings.may_reduce)
         self.weights = checked_weights(weights, len(nets))
         self._nets = [backend.net for backend in nets]
         net = EnsembleNet([backend.decoding for backend in nets], self.weights)
-        threads = ThreadPolicy(self.settings.threads, self._weights_of_step)
+        threads = ThreadPolicy(self.settings, self._weights_of_step)
         super().__init__(net, threads, self._log_probs_of)
 
     def prepare(self) -> None:

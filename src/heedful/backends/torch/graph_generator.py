@@ -40,7 +40,7 @@ class GraphGenerator(TorchGenerator):
         self.settings = replace(settings, threads=settings.threads or 1, workers=1)
         self._has_shortlist = has_shortlist
         self.decoding = CachedNet(net, max_length, is_encoder_decoder, torch.device("cpu"))
-        super().__init__(self.decoding, ThreadPolicy(self.settings.threads), self._log_probs_of)
+        super().__init__(self.decoding, ThreadPolicy(self.settings), self._log_probs_of)
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """See `GenerationBackend.unsupported_reasons`."""

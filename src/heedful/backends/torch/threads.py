@@ -2,7 +2,8 @@
 
 A decoding step of a small model is a hundred matrix products of microseconds each, and all threads
 are synchronized after each product; beside another busy process a thread is often late. More
-than one thread is used only where a step is long (docs/log.md has the figures).
+than one thread is used only where a step is long (docs/log.md has the figures), and not more than
+other programs leave cores free.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+
+from heedful.backends.base import Settings
+from heedful.openmp import limited
 
 LONG = 2**27  # multiplications of a step that is long
 READ = 8  # multiplications that take as long as reading their weight from memory
@@ -19,23 +23,24 @@ class ThreadPolicy:
     """Sets the number of torch threads for each pass.
 
     Args:
-        count: threads of every pass; None: by the size of the pass.
+        settings: threads of a pass; None: by the size of the pass, and fewer beside other programs.
         num_weights: returns the number of weights that a new token is multiplied with
-            (`weights_of_step`); called once, if there is no `count`.
+            (`weights_of_step`); called once, if the settings have no number of threads.
     """
 
-    def __init__(self, count: int | None, num_weights: Callable[[], int] = int) -> None:
-        self.count = count
+    def __init__(self, settings: Settings, num_weights: Callable[[], int] = int) -> None:
+        self._settings = settings
         self._num_weights = num_weights
         self._weights: int | None = None
 
     def for_tokens(self, count: int) -> AbstractContextManager[None]:
         """A context manager for a pass over `count` tokens."""
-        if self.count is not None:
-            return run_with(self.count)
+        threads = self._settings.threads
+        if threads is not None:
+            return run_with(limited(threads) if self._settings.may_reduce else threads)
         if self._weights is None:
             self._weights = self._num_weights()
-        return run_with(threads_for(self._weights, count, torch.get_num_threads()))
+        return run_with(limited(threads_for(self._weights, count, torch.get_num_threads())))
 
 
 def threads_for(weights: int, rows: int, available: int) -> int:
