@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
@@ -62,6 +63,8 @@ def test_a_card_is_valid_metadata_and_states_the_run(
     assert card.text.strip().startswith("# my-model\n")
     for part in ("3 lines read", "on the test data", "task: translation", "Licence"):
         assert part in text
+    assert "file: train.tsv\n" in text  # without the folders of the machine
+    assert str(run.parent) not in text
     assert re.search(r"- BLEU: \S+ \(`nrefs:1\|case:mixed\|.*\|tok:13a\|.*\|version:.*`\)", text)
 
 
@@ -117,6 +120,12 @@ def test_scores_without_a_name_or_a_signature_are_in_the_card(run: Path) -> None
     assert ModelCard(text).data.metrics == ["perplexity", "accuracy", "f1"]
 
 
+def test_a_source_begins_with_the_tag_of_its_target_language(run: Path) -> None:
+    model = load(run, device="cpu")
+    model.metadata = replace(model.metadata, language_tags={"de": "<2de>", "fr": "<2fr>"})
+    assert 'tokenizer("<2de>A text."' in model_card(model, "name", "bart", None)
+
+
 def test_languages_of_a_card_are_codes_whatever_form_their_tags_have(run: Path) -> None:
     model = load(run, device="cpu")
     model.metadata = replace(model.metadata, src_language="eng", tgt_language="pt_BR")
@@ -126,9 +135,10 @@ def test_languages_of_a_card_are_codes_whatever_form_their_tags_have(run: Path) 
 def test_text_of_a_recipe_cannot_end_its_block(run: Path) -> None:
     model = load(run, device="cpu")
     recipe = SimpleNamespace(
-        task="x", init_from=None, to_yaml=lambda **_: "a: |\n  ```\n  # B\n", data=None
+        task="x", init_from=None, to_yaml=lambda **_: 'a: "\\n```\\n# B"\n', data=None
     )
     facts = SimpleNamespace(facts={}, scores={}, filters=SimpleNamespace(filters=[]))
     recorded: Any = SimpleNamespace(recipe=recipe, facts=facts)
     text = model_card(model, "name", "bart", recorded)
-    assert "````yaml\na: |\n  ```\n  # B\n````" in text
+    [block] = re.findall(r"\n````yaml\n(.*?)\n````\n", text, re.DOTALL)
+    assert yaml.safe_load(block) == {"a": "\n```\n# B"}

@@ -1,7 +1,9 @@
 """The model card (README.md) of an exported directory: what is known of a model, and its use."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -134,7 +136,8 @@ def _use(model: AnyModel) -> str:
             'target_tokenizer = AutoTokenizer.from_pretrained(path, subfolder="tokenizer_target")'
         )
     lines.append(f"model = {auto}.from_pretrained(path)")
-    lines.append('inputs = tokenizer("A text.", return_tensors="pt")')
+    tag = next(iter(model.metadata.language_tags.values()), "")
+    lines.append(f"""inputs = tokenizer({json.dumps(tag + "A text.")}, return_tensors="pt")""")
     if isinstance(model, Translator | LanguageModel):
         more = ", max_new_tokens=64" if isinstance(model, LanguageModel) else ""
         lines.append(f"outputs = model.generate(**inputs{more})")
@@ -155,10 +158,22 @@ def _training(run: RecordedRun | None) -> Iterator[str]:
     if run.facts.filters.filters:
         rows.append(f"- filters: {run.facts.filters.summary('rows')}")
     if recipe.init_from:
-        rows.append(f"- began with the weights of `{recipe.init_from}`")
+        rows.append(f"- began with the weights of `{_without_folders(recipe.init_from)}`")
     yield "\n".join(rows) or "- none"
     yield "The recipe, where it differs from the defaults (`heedful train recipe.yaml`):"
-    yield _code([run.recipe.to_yaml(differences=True).rstrip()], "yaml")
+    content = yaml.safe_load(run.recipe.to_yaml(differences=True))
+    text = yaml.safe_dump(_without_folders(content), sort_keys=False, allow_unicode=True)
+    yield _code([text.rstrip()], "yaml")
+
+
+def _without_folders(value: Any) -> Any:
+    """The content of a recipe with the name alone of each path that only its machine has."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    is_path = isinstance(value, str) and (value.startswith("~") or Path(value).is_absolute())
+    return Path(value).name if is_path else value
 
 
 def _score_rows(run: RecordedRun | None) -> Iterator[tuple[str, float, str]]:
