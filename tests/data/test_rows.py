@@ -549,6 +549,26 @@ def test_a_first_row_that_names_no_columns_is_a_row(
     assert sum(len(chunk.parse()) for chunk in source.chunks()) == 50
 
 
+@pytest.mark.parametrize(
+    ("first", "fields", "message"),
+    [
+        ("label\tsentence", LABELED, "names column 1 'label', which is read as the text"),
+        ("target\tsource", PAIR, "data.train.tgt_field=1"),
+    ],
+)
+def test_columns_whose_names_are_in_another_order_are_refused(
+    tmp_path: Path, first: str, fields: dict[str, Any], message: str
+) -> None:
+    """Labels were read as texts, and targets as sources."""
+    path = file_of(tmp_path, "t.tsv", f"{first}\nx\ty\n")
+    with pytest.raises(UserError, match=message):
+        read_rows([path], fields)
+    by_number = dict(zip(fields, (2, 1), strict=True))
+    assert read_rows([path], by_number).columns == dict(zip(fields, (["y"], ["x"]), strict=True))
+    source = open_rows([path], fields, header=False)
+    assert sum(len(chunk.parse()) for chunk in source.chunks()) == 2
+
+
 def test_a_header_after_blank_lines_is_left_out(tmp_path: Path) -> None:
     path = file_of(tmp_path, "t.tsv", "\n \t\nsentence\tlabel\na dog\tgood\na cat\tbad\n")
     rows = read_rows([path], LABELED)

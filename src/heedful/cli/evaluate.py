@@ -276,8 +276,8 @@ def _evaluate_labels(
 ) -> EvaluationOutput:
     import numpy as np
 
+    from heedful.data.headers import LABEL
     from heedful.data.labels import label_ids
-    from heedful.data.row_formats import LABEL
     from heedful.data.rows import collect, open_rows, read_rows
     from heedful.evaluation.labels import confusion, label_scores, per_label
 

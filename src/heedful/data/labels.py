@@ -7,7 +7,7 @@ from decimal import Decimal
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.data.row_formats import LABEL
+from heedful.data.headers import LABEL
 from heedful.data.rows import Rows
 from heedful.errors import UserError, format_names
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.documents import check_no_document
-from heedful.data.headers import has_names
+from heedful.data.headers import LABEL, has_names
 from heedful.data.tables import TableBatch, is_table, read_table
 from heedful.data.text_files import (
     BLOCK_BYTES,
@@ -31,7 +31,6 @@ from heedful.files import parse_json
 Field: TypeAlias = int | str  # the number of a column, from 1, or the name of a column or key
 Unit: TypeAlias = Literal["line", "paragraph", "file"]
 
-LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
 MESSAGES = "messages"  # the column with conversations as JSON
 CORPUS = "corpus"  # the column with the name of each row's corpus (`data.corpora`)
 TextOf: TypeAlias = Callable[[Mapping[str, Any], str], str]
@@ -299,8 +298,7 @@ def _tsv_chunks(
                     f"columns are counted from 1, so there is no column {min(columns) + 1}"
                 )
             if has_header is None:
-                label = [*fields].index(LABEL) if LABEL in fields else None
-                has_header = has_names(_cells(path, block, columns), label)
+                has_header = has_names(path, _cells(path, block, columns), fields)
             if has_header:
                 block = _without_header(block)
         elif not columns:  # a file with a header

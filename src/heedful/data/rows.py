@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.columns import DataReport
+from heedful.data.headers import LABEL
 from heedful.data.row_formats import (
     CORPUS,
-    LABEL,
     MESSAGES,
     Field,
     ParsedRows,

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Int64, UInt64
 from heedful.data.columns import DataReport
 from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
-from heedful.data.row_formats import CORPUS, LABEL, Unit
+from heedful.data.headers import LABEL
+from heedful.data.row_formats import CORPUS, Unit
 from heedful.data.row_samples import RowSample, SampledRows
 from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource, hash_cells
 from heedful.data.splits import KnownRows, Split, Tail, sources_of, split_tail

@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
-from heedful.data.row_formats import CORPUS, LABEL, MESSAGES, Unit
+from heedful.data.headers import LABEL
+from heedful.data.row_formats import CORPUS, MESSAGES, Unit
 from heedful.data.rows import Rows, hash_cells
 from heedful.errors import UserError
 

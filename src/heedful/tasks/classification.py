@@ -12,8 +12,9 @@ from jaxtyping import Int64
 from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
+from heedful.data.headers import LABEL
 from heedful.data.plans import plan_evaluation_batches
-from heedful.data.row_formats import CORPUS, LABEL
+from heedful.data.row_formats import CORPUS
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
