@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from heedful import openmp
 from heedful.errors import UserError, describe
 from heedful.insight import cache_checks as cache
 from heedful.insight import call_checks as calls
@@ -134,6 +135,7 @@ def verify(
     sizes["ids"] = vocab_size
     numbers = {"length": length, "long_length": long_length}
     _check_arguments(net, numbers | {SIZES[side]: size for side, size in sizes.items()})
+    openmp.watch()
     devices = {p.device.index or 0 for p in net.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)), torch.enable_grad():
         if call is None and hugging_face.takes_input_ids(net):
