@@ -14,6 +14,7 @@ from commands import Commands, assert_refused
 from heedful.cli.app import COMMANDS, make_app
 from heedful.cli.help import WIDTH, panels
 from heedful.cli.suggestions import OTHER_NAMES
+from heedful.config import Training
 from heedful.pipelines import Translator
 
 ROOT: Any = get_command(make_app())
@@ -105,11 +106,11 @@ def test_defaults_are_shown() -> None:
         ("score", "Run time", "--backend NAME", "eager"),
         ("translate", "Run time", "--backend NAME", "auto"),
         ("report", "Input and output", "-o, --output FILE", "report.html in RUN"),
-        ("train", "Input and output", "--out DIR", "runs/ and the recipe's name"),
+        ("train", "Input and output", "-o, --out DIR", "runs/ and the recipe's name"),
         (
             "distill",
             "Input and output",
-            "--out DIR",
+            "-o, --out DIR",
             "runs/RECIPE-distilled, or runs/TEACHER-student",
         ),
     ],
@@ -161,8 +162,6 @@ def test_names_of_other_toolkits_lead_to_existing_options() -> None:
         ("info --model m", "MODEL is an argument: heedful info [MODEL]"),
         ("export hf m --out o", "OUT is an argument: heedful export hf MODEL OUT"),
         ("train --config a.yaml", "RECIPE is an argument: heedful train RECIPE"),
-        ("train copy -o a", "no such option: -o; use --out"),
-        ("translate m a --out b", "use --output"),
         ("train copy --src a", "use --set data.train.src=VALUE"),
         ("train copy --data a", "use --set data.train.file=VALUE"),
         ("train copy --d-model 9", "use --set model.d_model=VALUE"),
@@ -222,3 +221,33 @@ def test_a_shell_completes_commands_and_recipes(words: str, expected: str) -> No
         check=False,
     )
     assert expected in done.stdout.split(), done.stderr
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_names_of_other_commands_are_accepted(name: str) -> None:
+    """`--out` and `--output`, `-o` and `-i` were each an option of some commands alone."""
+    for param in ALL[name].params:
+        if {"--out", "--output"} & {*param.opts}:
+            assert {"--out", "--output", "-o"} <= {*param.opts}
+        if "--input" in param.opts:
+            assert "-i" in param.opts
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        (["translate", "m", "--precision", "bf16"], "bfloat16"),
+        (["translate", "m", "--precision", "float32"], "float32"),
+        (["optimize", "m", "--precision", "fp32", "--precision", "int8"], ["float32", "int8"]),
+        (["train", "r", "--precision", "bfloat16"], "bfloat16"),
+    ],
+)
+def test_data_types_have_both_names(
+    words: list[str], precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, seen = ALL[words[0]], []
+    monkeypatch.setattr(command, "callback", lambda **values: seen.append(values["precision"]))
+    command.main(words[1:], standalone_mode=False)
+    assert seen == [precision]
+    if words[0] == "train":
+        assert Training.model_validate({"precision": precision}).precision == "bf16"

@@ -14,8 +14,29 @@ _LONGEST_FLAG = 28  # columns; the help of a longer flag begins on the next line
 WIDTH = 80
 
 
+# Other spellings of an option: that of other commands is accepted, and not listed.
+_ALSO = {"--out": ("-o", "--output"), "--output": ("-o", "--out"), "--input": ("-i",)}
+_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
 class Command(TyperCommand):
     """A command whose options are listed by the panel that each is declared with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        taken = {name for param in self.params for name in param.opts}
+        for param in self.params:
+            also = [other for name in param.opts for other in _ALSO.get(name, ())]
+            param.opts.extend(other for other in also if other not in taken)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, with the names of data types that its option `--precision` lists."""
+        given = ctx.params.get("precision")
+        if isinstance(given, str):
+            ctx.params["precision"] = _PRECISIONS.get(given, given)
+        elif given:
+            ctx.params["precision"] = [_PRECISIONS.get(name, name) for name in given]
+        return super().invoke(ctx)
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """Write `Usage: heedful NAME [OPTIONS] ARGUMENTS`."""
@@ -115,7 +136,9 @@ def _row(param: Any) -> tuple[str, str]:
     text = f"{param.help or ''}  [{extra}]" if extra else param.help or ""
     if _is_argument(param):
         return argument(param), text
-    flags = ", ".join(sorted(param.opts, key=len))
+    first, *others = [name for name in param.opts if name.startswith("--")]
+    unlisted = [name for name in others if name in _ALSO.get(first, ())]
+    flags = ", ".join(sorted((name for name in param.opts if name not in unlisted), key=len))
     if param.secondary_opts:
         flags = f"{flags} / {', '.join(param.secondary_opts)}"
     return f"{flags} {param.metavar}" if param.metavar else flags, text

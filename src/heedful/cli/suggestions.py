@@ -28,8 +28,6 @@ OTHER_NAMES = {
     "labelled": "input",
     "labeled": "input",
     "output-dir": "out",
-    "o": "out",
-    "i": "input",
     "max-steps": "steps",
     "max-epochs": "epochs",
     "max-minutes": "minutes",
@@ -37,10 +35,8 @@ OTHER_NAMES = {
     "batch-size": "batch-tokens",
     "fp16": "precision",
     "bf16": "precision",
-    "output": "out",
     "tgt": "ref",
     "ref": "tgt",
-    "out": "output",
 }
 _ARGUMENTS = {"config": "recipe"}
 # Keys of a recipe that other toolkits have as flags.

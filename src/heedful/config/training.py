@@ -2,13 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from heedful import plugins
 from heedful.config.base import Seed, Strict
 from heedful.config.descriptions import registered_in
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+# The names that torch and the other commands have.
+_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 ScheduleName = Annotated[str, AfterValidator(registered_in(plugins.schedule))]
 
 
@@ -65,7 +67,10 @@ class Training(Strict):
     device: str = Field(
         "auto", description="Device to train on: cpu, cuda, mps, or auto for the fastest present."
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"],
+        BeforeValidator(lambda name: _PRECISIONS.get(str(name), name)),
+    ] = Field(
         "auto",
         description="Precision of matrix products in training; fp16 scales the loss; auto: bf16 "
         "where the hardware has it, else fp16 on a GPU and fp32 elsewhere, fixed when the run "
