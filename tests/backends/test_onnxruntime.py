@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import heedful
 from architectures import DECODERS, one_layer
 from backend_models import TEXTS, VOCAB, model_of
 from heedful import extras
-from heedful.backends.base import Backend, Settings
+from heedful.backends.base import Settings
 from heedful.backends.registry import open_conversion
 from heedful.deploy.convert import convert_model
 from heedful.deploy.optimize import default_backends, optimize
@@ -34,17 +36,24 @@ CASES = [
 REQUESTS = 18
 
 
-def converted(model: Any, folder: Path, precision: str = "float32") -> Any:
-    """A model's backend, from a new conversion in a folder."""
-    facts = convert_model(model, folder, precision, "onnxruntime")
-    return reopened(folder, facts, precision)
-
-
 def reopened(
     folder: Path, facts: dict[str, Any], precision: str = "float32", *, threads: int = 1
-) -> Backend:
+) -> Any:
+    """The backend of a conversion."""
     settings = Settings(threads)
     return open_conversion(folder, folder, "onnxruntime", precision, facts, settings)
+
+
+@pytest.fixture(scope="module")
+def converted_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, ...]]:
+    """Model, folder and facts of an architecture with one layer per stack, in float32."""
+
+    @cache
+    def convert(name: str) -> tuple[Any, ...]:
+        model, folder = model_of(name, **one_layer(name)), tmp_path_factory.mktemp(name)
+        return model, folder, convert_model(model, folder, "float32", "onnxruntime")
+
+    return convert
 
 
 def random_rows(draw: random.Random) -> list[list[int]]:
@@ -68,10 +77,10 @@ def random_options(draw: random.Random, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_equal_those_of_the_net(name: str, tmp_path: Path) -> None:
+def test_outputs_equal_those_of_the_net(name: str, converted_once: Any) -> None:
     """Batches with padding; greedy, beam, sampling and constraints; and given tokens' scores."""
-    model = model_of(name)
-    backend = converted(model, tmp_path)
+    model, folder, facts = converted_once(name)
+    backend = reopened(folder, facts)
     draw = random.Random(1)
     for number in range(REQUESTS):
         rows, options = random_rows(draw), random_options(draw, number)
@@ -94,14 +103,10 @@ def test_outputs_equal_those_of_the_net(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_calls_side_by_side_have_the_outputs_of_calls_one_by_one(
-    precision: str, tmp_path: Path
-) -> None:
+def test_calls_side_by_side_have_the_outputs_of_calls_one_by_one(converted_once: Any) -> None:
     """A backend with two threads a graph is called from four threads."""
-    model = model_of("t5", **one_layer("t5"))
-    facts = convert_model(model, tmp_path, precision, "onnxruntime")
-    one, two = (reopened(tmp_path, facts, precision, threads=threads) for threads in (1, 2))
+    model, folder, facts = converted_once("t5")
+    one, two = (reopened(folder, facts, threads=threads) for threads in (1, 2))
     draw = random.Random(3)
     calls = []
     for number in range(REQUESTS):
@@ -119,7 +124,8 @@ def test_calls_side_by_side_have_the_outputs_of_calls_one_by_one(
 def test_an_output_may_outgrow_the_net(tmp_path: Path) -> None:
     """It is continued from its last half, for each beam; layers with a window forget."""
     model = model_of("mistral", **one_layer("mistral"), max_length=12)
-    backend = converted(model, tmp_path)
+    facts = convert_model(model, tmp_path, "float32", "onnxruntime")
+    backend = reopened(tmp_path, facts)
     rows = [[5, 6, 7], [8, 9, 10]]
     for beam_size in (1, 3):
         request = model.request(rows, beam_size=beam_size, min_new_tokens=30, max_new_tokens=30)
@@ -132,10 +138,10 @@ def test_an_output_may_outgrow_the_net(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stores_are_written_in_place(tmp_path: Path) -> None:
+def test_stores_are_written_in_place(converted_once: Any) -> None:
     """Bound to the memory of a cache, a step leaves every other slot as it was."""
-    model = model_of("gpt2", **one_layer("gpt2"))
-    net = converted(model, tmp_path).net
+    model, folder, facts = converted_once("gpt2")
+    net = reopened(folder, facts).net
     cache = net.start(2, capacity=16)
     [store] = cache.stores
     store.normal_()

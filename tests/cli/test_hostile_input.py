@@ -36,7 +36,9 @@ NAMED_OUTPUTS = ("average", "export", "import", "recipes", "train")  # whose out
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "world"
-    make_world(folder)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("heedful.deploy.measure._MIN_SECONDS", 0.0)
+        make_world(folder)
     return folder
 
 
