@@ -38,7 +38,7 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 	bench-training experiments pages site docs docs-setup translations clean
 
 help:
-	@echo "make demo    train on dates as people write them, then translate some (two minutes)"
+	@echo "make demo    train on dates as people write them, then translate some (three minutes)"
 	@echo "make quick   lint, and properties of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make test-slow  tests that take most of a minute each: real compilers, many processes"

@@ -14,7 +14,7 @@ import pytest
 
 import heedful
 from backend_models import saved
-from commands import assert_refused, measure_briefly, tiny, tree
+from commands import assert_refused, tiny, tree
 from heedful.backends.base import Settings
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import BackendChoice, Manifest
@@ -55,11 +55,9 @@ def record_of(folder: Path) -> dict[str, Any]:
 def test_commands_use_the_measured_choice_and_import_no_torch(
     commands, folder, files, given
 ) -> None:
-    """Without --src the held-out text of the run is taken, here with one thread."""
-    texts = ("--src", files / "src", "--ref", files / "ref") if given else ONE_THREAD
-    done = commands.run(
-        "optimize", folder, *texts, *QUICK, "--tolerance", 100, first=measure_briefly
-    )
+    """Without --src the held-out text of the run is taken."""
+    texts = ("--src", files / "src", "--ref", files / "ref") if given else ()
+    done = commands.run("optimize", folder, *texts, *QUICK, *ONE_THREAD, "--tolerance", 100)
     assert done.code == 0, done.err
     assert "ctranslate2 float32: 100% of" in done.out
     assert "throughput" in done.out
@@ -237,7 +235,7 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     shutil.rmtree(model / "backends", ignore_errors=True)
     settings = (*QUICK, *ONE_THREAD, "--precision", "float32")
     asked = ("optimize", model, *settings, "--shortlist")
-    done = commands.run(*asked, "--tolerance", 100, first=measure_briefly)
+    done = commands.run(*asked, "--tolerance", 100)
     assert done.code == 0, done.err
     [line] = [line for line in done.out.splitlines() if line.startswith("shortlist: ")]
     assert "% of the held-out ones, bleu " in line
@@ -246,9 +244,9 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     sources = heedful.load(model).encode(["1 2"])[0]
     assert 0 < len(made.allowed_ids(sources)) <= made.target_size
     assert heedful.load(model, backend="eager").eager.shortlist is not None
-    assert commands.run("optimize", model, *settings, first=measure_briefly).code == 0
+    assert commands.run("optimize", model, *settings).code == 0
     assert heedful.load(model).shortlist is None  # what is not asked for again is gone
-    strict = commands.run(*asked, "--tolerance", 0, first=measure_briefly)
+    strict = commands.run(*asked, "--tolerance", 0)
     assert strict.code == 0
     assert ("a shortlist" in strict.out) is (heedful.load(model).shortlist is None)
     (model / "run.json").unlink(missing_ok=True)

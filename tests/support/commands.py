@@ -200,13 +200,6 @@ def set_variable(name: str, value: str) -> None:
     os.environ[name] = value
 
 
-def measure_briefly() -> None:
-    """`optimize` measures each setting on its texts once a round, and not again for a while."""
-    from heedful.deploy import measure
-
-    measure._MIN_SECONDS = 0.0
-
-
 def default_signals() -> None:
     """Handle signals as in a program started from a terminal, also if the parent ignores them.
 

@@ -28,7 +28,7 @@ def demo(
 ) -> None:
     """Train a Transformer on dates in five languages, then translate unseen ones.
 
-    Takes about two minutes on two cores. After Ctrl-C the same command continues; after the
+    Takes about three minutes on two cores. After Ctrl-C the same command continues; after the
     training it only prints the result, and in a terminal asks for dates of your own.
 
     Example: heedful demo
