@@ -38,6 +38,7 @@ def open_backend(
     threads: int | None = None,
     use: Use = "latency",
     device: str = "auto",
+    trust_compiled: bool = False,
     warn: Callable[[str], None] = lambda line: None,
 ) -> tuple[Backend, Kind] | Settings:
     """A converted backend of a model directory with the model's kind, or settings of the net.
@@ -50,11 +51,12 @@ def open_backend(
         device: as in `heedful.load`; auto: the CPU. Measurements are of the CPU, so that backend
             auto is the net on every other device.
         threads: of each worker; None: as measured, else 1, or for the net by the size of each pass.
+        trust_compiled: run the native code of a compiled net even if it was not compiled here.
         warn: called with one line where backend auto cannot use a conversion.
 
     Raises:
         UserError: a backend or precision by name that the model lacks, whose package is missing, or
-            that was converted for another machine; more threads than cores.
+            that was converted for another machine, or compiled elsewhere; more threads than cores.
     """
     check_names(backend, precision, threads, use)
     is_net_for_device = backend == "auto" and device not in ("auto", "cpu")
@@ -82,7 +84,10 @@ def open_backend(
         manifest.check_files(model / FOLDER, conversion_path(model, name, chosen_precision))
         on = "cpu" if device == "auto" else device
         facts = manifest.backends[name].facts
-        opened = open_conversion(model, model, name, chosen_precision, facts, settings, on)
+        opened = open_conversion(
+            *(model, model, name, chosen_precision, facts, settings, on),
+            trust_compiled=trust_compiled,
+        )
         return opened, manifest.kind
     except UserError as error:
         if needs_conversion:
@@ -113,6 +118,8 @@ def open_conversion(
     facts: dict[str, Any],
     settings: Settings,
     device: str = "cpu",
+    *,
+    trust_compiled: bool = False,
 ) -> Backend:
     """Open a conversion of a model.
 
@@ -120,9 +127,11 @@ def open_conversion(
         model: the model's own directory.
         directory: whose folder `backends` has the conversion.
         facts: fields of `NetFacts`, as in the manifest.
+        trust_compiled: as in `open_backend`.
 
     Raises:
-        UserError: wrong facts; a conversion that is damaged, or not for the device.
+        UserError: wrong facts; a conversion that is damaged, not for the device, or compiled
+            elsewhere.
     """
     path = conversion_path(directory, backend, precision)
     try:
@@ -144,7 +153,10 @@ def open_conversion(
             raise UserError(f"the compiled net runs on the CPU, not on {device}")
         is_encoder = facts.get("family") == "encoder_only"
         backend_class = CompiledEncoder if is_encoder else Compiled
-        return backend_class(path, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
+        compiled_facts = CompiledFacts(**facts)
+        return backend_class(
+            *(path, model / WEIGHTS, compiled_facts, precision, settings), trusted=trust_compiled
+        )
     except TypeError as error:
         raise UserError(f"{directory / FOLDER / MANIFEST}: facts: {error}") from None
 

@@ -194,6 +194,7 @@ def bulk(
             "precision": run_time.precision,
             "threads": run_time.threads,
             "use": "throughput",
+            "trust_compiled": run_time.trust_compiled,
         },
         workers=num_workers,
     )

@@ -59,6 +59,13 @@ class RunTime:
         show_default="found by heedful optimize, or by the size of the work",
         rich_help_panel=RUN_TIME,
     )
+    trust_compiled: bool = typer.Option(
+        False,
+        "--trust-compiled",
+        help="Run the native code in MODEL/backends/compiled even if it was not compiled by you on "
+        "this machine; it can do all that you can.",
+        rich_help_panel=RUN_TIME,
+    )
     batch_tokens: int | None = typer.Option(
         None,
         metavar="N",
@@ -89,6 +96,7 @@ class RunTime:
             precision=self.precision,
             threads=self.threads,
             use="throughput" if many else "latency",
+            trust_compiled=self.trust_compiled,
         )
         return pipelines.expect(opened, kind, command)
 

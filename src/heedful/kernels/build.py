@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from heedful.kernels.cache import use_own_inductor_cache
+
 HEADERS = Path(__file__).parent  # of vectors and products
 
 NO_COMPILER = "there is no C++ compiler: install one, for example by `apt install g++`"
@@ -31,6 +33,7 @@ def build_library(sources: Sequence[Path], path: Path) -> None:
     from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
+    use_own_inductor_cache()
     flags = [f"-Wl,-soname,{path.name}", "-ffp-contract=fast", f"-I{HEADERS}"]
     options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=flags)
     builder = CppBuilder(path.stem, [*map(str, sources)], options, str(path.parent))

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from heedful.files import cache_home
 from heedful.kernels.build import HEADERS, NO_COMPILER, build_library, has_cpp_compiler
+from heedful.kernels.cache import code_folder
 from heedful.progress import track
 
 ELEMENT_TYPES = (torch.float32, torch.bfloat16)  # as `ElementType` of elements.h
@@ -273,7 +273,7 @@ def _call(name: str, *arguments: Any) -> Any:
 
 def _open() -> ctypes.CDLL:
     """The library in the cache folder, which is compiled if it is not there, or damaged."""
-    path = cache_home() / "kernels" / f"training-{_key()}.so"
+    path = code_folder("kernels") / f"training-{_key()}.so"
     try:
         library = ctypes.CDLL(str(path))
     except OSError:
@@ -290,7 +290,6 @@ def _build(path: Path) -> None:
     """Compile the library under a temporary name, since several processes may do so at once."""
     if not has_cpp_compiler():
         raise RuntimeError(NO_COMPILER)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with (
         track("compiling kernels for this processor", 1) as advance,
         tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as temporary,

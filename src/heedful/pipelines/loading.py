@@ -31,6 +31,7 @@ def load(
     precision: Precision | str = "auto",
     threads: int | None = None,
     use: Use = "latency",
+    trust_compiled: bool = False,
 ) -> AnyModel:
     """Open a model directory: `config.json`, `model.safetensors` and tokenizer files.
 
@@ -46,6 +47,8 @@ def load(
         threads: of the backend's workers, or of torch; None: as measured, or by the size of each
             pass.
         use: optimize for one text at a time (latency) or for many (throughput).
+        trust_compiled: run the native code of the backend compiled even if it was not compiled by
+            this user on this machine (SECURITY.md).
 
     Raises:
         UserError: a directory that is incomplete, damaged or of another format; a model type that
@@ -74,6 +77,7 @@ def load(
         threads=threads,
         use=use,
         device=device,
+        trust_compiled=trust_compiled,
         warn=lambda line: logging.getLogger("heedful").warning(f"note: {line}"),
     )
     src, tgt = (tokenizers * 2)[:2] or (None, None)

@@ -225,6 +225,7 @@ class Registry:
             precision=settings.precision,
             threads=settings.threads,
             use="throughput",
+            trust_compiled=settings.trust_compiled,
         )
         if not model.has_tokenizer:
             raise UserError(

@@ -133,6 +133,15 @@ class Settings:
         str,
         _flag(_RUN_TIME, "Data type of the weights.", metavar="auto|float32|bfloat16|int8"),
     ] = "auto"
+    trust_compiled: Annotated[
+        bool,
+        _flag(
+            _RUN_TIME,
+            "Run the native code in MODEL/backends/compiled even if it was not compiled by this "
+            "user on this machine; it can do all that the server can.",
+            "--trust-compiled",
+        ),
+    ] = False
     threads: Annotated[
         int | None,
         _flag(

@@ -12,6 +12,7 @@ from heedful.data.buckets import MAX_SHAPES
 from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.kernels.build import has_cpp_compiler
+from heedful.kernels.cache import use_own_inductor_cache
 from heedful.models.stack import Stack, call_block
 from heedful.parts.multi_head import MultiHead
 from heedful.progress import track
@@ -33,7 +34,7 @@ class BlockCompiler:
         backend: of `torch.compile`.
 
     Raises:
-        UserError: the CPU's backend finds no C++ compiler.
+        UserError: the CPU's backend finds no C++ compiler; other users can write in the cache.
     """
 
     def __init__(self, net: nn.Module, backend: str = "inductor") -> None:
@@ -43,6 +44,7 @@ class BlockCompiler:
                 "training.compile needs a C++ compiler: install one, for example by "
                 f"`apt install g++`, or {_TURN_OFF}"
             )
+        use_own_inductor_cache()
         # Limits on all graphs of `call_block` in the process, those of other nets included.
         config: Any = torch._dynamo.config
         config.recompile_limit += _PART_SIZES * MAX_SHAPES * _BLOCK_KINDS

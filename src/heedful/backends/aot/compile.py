@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from heedful.backends.aot.compiled_net import (
     KERNEL,
     TABLE,
     CompiledFacts,
+    copy_code,
     open_graph,
+    open_kernel,
 )
 from heedful.backends.aot.encoder import Graph, encoder_facts, encoder_graphs
 from heedful.backends.aot.kernels import (
@@ -31,9 +34,11 @@ from heedful.backends.aot.kernels import (
     packed_linear,
     replace_linears,
 )
+from heedful.backends.aot.trust import constant, digest_of, record
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.kernels.build import NO_COMPILER, build_library, has_cpp_compiler
+from heedful.kernels.cache import use_own_inductor_cache
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.cache import Cache, LayerGroup, layers_by_window
@@ -53,7 +58,8 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
     """Compile a net into an existing directory.
 
     The graphs take batches, rows, beams and caches of any size, so that nothing is compiled later.
-    Weights stay in the model's own file; constants that it lacks are written to `constants`.
+    Weights stay in the model's own file; constants that it lacks are written to `constants`. The
+    result is recorded as made here (`heedful.backends.aot.trust`).
 
     Args:
         max_length: positions of the net.
@@ -80,18 +86,29 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
         facts["cache_layers"] = [*net.decoder.cache_layers]
     files: dict[str, list[str]] = {}
     constants: dict[str, dict[str, Tensor]] = {}
-    try:
-        build_library(SOURCES, directory / KERNEL)
-        with torch.no_grad(), quiet("torch.export", "torch._inductor"), _linked_with(directory):
-            for name in graphs:
-                with track(f"compiling {precision}: {name}", 1) as advance:
-                    files[name], constants[name] = _compile(name, *graphs[name])
-                    advance(1)
-            private.write_package(directory / GRAPHS, files)
-    except Exception as error:  # torch raises many types
-        raise UserError(f"torch cannot compile it: {str(error).strip().splitlines()[0]}") from error
-    _write_constants(directory, saved, constants)
-    return CompiledFacts(**facts, max_length=max_length, graphs=[*graphs])
+    compiled = CompiledFacts(**facts, max_length=max_length, graphs=[*graphs])
+    use_own_inductor_cache()
+    # In a folder that no other user can write, so that what is recorded is what was compiled.
+    with TemporaryDirectory(prefix="heedful-") as place:
+        folder = Path(place)
+        try:
+            build_library(SOURCES, folder / KERNEL)
+            with torch.no_grad(), quiet("torch.export", "torch._inductor"), _linked_with(folder):
+                for name in graphs:
+                    with track(f"compiling {precision}: {name}", 1) as advance:
+                        files[name], constants[name] = _compile(name, *graphs[name])
+                        advance(1)
+                private.write_package(folder / GRAPHS, files)
+        except UserError:
+            raise
+        except Exception as error:  # torch raises many types
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"torch cannot compile it: {reason}") from error
+        code = copy_code(folder, directory)
+        open_kernel(folder, code[KERNEL])
+        known = _write_constants(folder, directory, saved, constants)
+    record(digest_of(code, compiled, known))
+    return compiled
 
 
 def _compile(
@@ -155,22 +172,36 @@ def _linked_with(directory: Path) -> Iterator[None]:
 
 
 def _write_constants(
-    directory: Path, saved: Mapping[str, Tensor], constants: Mapping[str, Mapping[str, Tensor]]
-) -> None:
-    """Write the table of each graph's constants, and those that the model's file lacks."""
+    folder: Path,
+    directory: Path,
+    saved: Mapping[str, Tensor],
+    constants: Mapping[str, Mapping[str, Tensor]],
+) -> dict[str, dict[str, list[Any]]]:
+    """Write the table of each graph's constants, and those that the model's file lacks.
+
+    Args:
+        folder: of the package.
+        directory: to write into.
+
+    Returns:
+        `trust.constant` of each graph's constants, by name.
+    """
     own: dict[str, Tensor] = {}
     table: dict[str, dict[str, str]] = {}
+    known: dict[str, dict[str, list[Any]]] = {}
     for graph, tensors in constants.items():
-        table[graph] = {}
-        for fqn in open_graph(directory, graph).get_constant_fqns():
+        table[graph], known[graph] = {}, {}
+        for fqn in open_graph(folder, graph, directory).get_constant_fqns():
             name, tensor = fqn.removeprefix("net."), tensors[fqn]
             source = _source(name, tensor, saved)
             if source is None:
                 name = name if fqn != name else f"{graph}.{name}"  # of the net, or of its graph
                 own[name], source = tensor, f"own:{name}"
             table[graph][fqn] = source
+            known[graph][fqn] = constant(source, tensor)
     save_tensors(directory / CONSTANTS, own)
     write_json(directory / TABLE, table)
+    return known
 
 
 def _source(name: str, tensor: Tensor, saved: Mapping[str, Tensor]) -> str | None:

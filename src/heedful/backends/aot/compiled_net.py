@@ -1,9 +1,12 @@
 """The compiled graphs of a net: opened from a directory, and called as the net is."""
 
 import ctypes
+import hashlib
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from heedful.backends.aot.kernels import pack
 from heedful.backends.aot.private import load_graph
+from heedful.backends.aot.trust import check_recorded, constant, digest_of
 from heedful.backends.manifest import NetFacts
 from heedful.errors import UserError
 from heedful.files import read_object
@@ -21,6 +25,7 @@ from heedful.parts.tokens import Tokens
 
 GRAPHS, KERNEL = "graphs.pt2", "linears.so"
 CONSTANTS, TABLE = "constants.safetensors", "constants.json"
+_kernels: dict[str, ctypes.CDLL] = {}  # opened ones, by SHA-256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +51,46 @@ class CompiledNet:
     Args:
         weights: the model's own file of weights, which the graphs share.
         workers: graphs that can run at the same time; each runs in one thread at a time.
+        trusted: run the code even if it was not compiled here.
 
     Raises:
-        UserError: files that are missing, damaged or of another model.
+        UserError: files that are missing, damaged, of another model, or not to be trusted.
     """
 
     def __init__(
-        self, directory: Path, weights: Path, facts: CompiledFacts, workers: int = 1
+        self,
+        directory: Path,
+        weights: Path,
+        facts: CompiledFacts,
+        workers: int = 1,
+        *,
+        trusted: bool = False,
     ) -> None:
         self.facts = facts
         table = read_object(directory / TABLE)
-        sources = {source for constants in table.values() for source in constants.values()}
-        tensors = _read_tensors(weights, directory / CONSTANTS, sources)
+        try:
+            sources = {source for constants in table.values() for source in constants.values()}
+            tensors = _read_tensors(weights, directory / CONSTANTS, sources)
+            known = {
+                graph: {fqn: constant(source, tensors[source]) for fqn, source in own.items()}
+                for graph, own in table.items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UserError(f"{directory / TABLE} is damaged") from None
         self._free: SimpleQueue[dict[str, Any]] = SimpleQueue()
-        for _ in range(workers):
-            graphs = {}
-            for name in facts.graphs:
-                graphs[name] = open_graph(directory, name)
-                constants = {fqn: tensors[source] for fqn, source in table[name].items()}
-                graphs[name].load_constants(constants, False, True, True)
-            self._free.put(graphs)
+        # What is hashed is opened: a copy in a folder that no other user can write.
+        with TemporaryDirectory(prefix="heedful-") as copy:
+            code = copy_code(directory, Path(copy))
+            if not trusted:
+                check_recorded(digest_of(code, facts, known), directory, weights.parent)
+            open_kernel(Path(copy), code[KERNEL])
+            for _ in range(workers):
+                graphs = {}
+                for name in facts.graphs:
+                    graphs[name] = open_graph(Path(copy), name, directory)
+                    constants = {fqn: tensors[source] for fqn, source in table[name].items()}
+                    graphs[name].load_constants(constants, False, True, True)
+                self._free.put(graphs)
         self._tensors = tensors  # the graphs do not keep them alive
 
     def run_all(self, name: str, inputs: list[Tensor]) -> list[Tensor]:
@@ -132,20 +157,48 @@ class CompiledNet:
         return self.run("read", [*inputs, *cache.tensors()])
 
 
-def open_graph(directory: Path, name: str) -> Any:
-    """One graph of a directory's package, without its constants."""
-    path, kernel = directory / GRAPHS, directory / KERNEL
-    for file in (path, kernel):  # encoders made by earlier versions have no kernels
-        if not file.is_file():
-            raise UserError(f"{file}: no such file; make it again by `heedful optimize`")
-    try:
+def copy_code(directory: Path, copy: Path) -> dict[str, str]:
+    """Copy the files with code to another folder; returns the SHA-256 of the copies by name."""
+    hashes = {}
+    for name in (GRAPHS, KERNEL):
+        try:
+            shutil.copyfile(directory / name, copy / name)
+        except FileNotFoundError:  # encoders made by earlier versions have no kernels
+            raise UserError(
+                f"{directory / name}: no such file; make it again by `heedful optimize`"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot read {directory / name}: {error.strerror}") from None
+        with (copy / name).open("rb") as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def open_kernel(folder: Path, sha256: str) -> None:
+    """Open the kernels in a folder, which graphs are linked with; equal ones only once.
+
+    Raises UserError for a file that is no library.
+    """
+    if sha256 not in _kernels:
         # Loaded without RTLD_GLOBAL, which would make torch's symbols global too: CTranslate2
         # would then call functions of torch with the same names, and return wrong results.
-        ctypes.CDLL(str(kernel))
-        return load_graph(path, name)
+        try:
+            _kernels[sha256] = ctypes.CDLL(str(folder / KERNEL))
+        except OSError as error:
+            raise UserError(f"{KERNEL} is damaged: {str(error).splitlines()[0]}") from None
+
+
+def open_graph(folder: Path, name: str, origin: Path) -> Any:
+    """One graph of a folder's package, without its constants.
+
+    Args:
+        origin: the folder to name in a UserError, which is raised for a damaged package.
+    """
+    try:
+        return load_graph(folder / GRAPHS, name)
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} is damaged: {reason}") from None
+        raise UserError(f"{origin / GRAPHS} is damaged: {reason}") from None
 
 
 def _read_tensors(weights: Path, constants: Path, sources: set[str]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ class Compiled(GraphGenerator):
     Args:
         directory: of the graphs (`heedful.backends.aot.compile`).
         weights: the model's own file of weights.
+        trusted: as in `CompiledNet`.
 
     Raises:
         UserError: as in `CompiledNet`.
@@ -28,9 +29,11 @@ class Compiled(GraphGenerator):
         facts: CompiledFacts,
         precision: str,
         settings: Settings,
+        *,
+        trusted: bool = False,
     ) -> None:
         super().__init__(
-            CompiledNet(directory, weights, facts),
+            CompiledNet(directory, weights, facts, trusted=trusted),
             facts.max_length,
             precision,
             settings,

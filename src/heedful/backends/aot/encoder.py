@@ -164,6 +164,7 @@ class CompiledEncoder:
     Args:
         directory: of the graphs (`heedful.backends.aot.compile`).
         weights: the model's own file of weights.
+        trusted: as in `CompiledNet`.
 
     Raises:
         UserError: as in `CompiledNet`.
@@ -179,8 +180,10 @@ class CompiledEncoder:
         facts: CompiledFacts,
         precision: str,
         settings: Settings,
+        *,
+        trusted: bool = False,
     ) -> None:
-        self.net: Any = CompiledNet(directory, weights, facts, settings.workers)
+        self.net: Any = CompiledNet(directory, weights, facts, settings.workers, trusted=trusted)
         self.precision = precision
         self.settings = replace(settings, threads=settings.threads or 1)
         self.threads = ThreadPolicy(self.settings)

@@ -1,0 +1,69 @@
+"""Folders of the cache for code that will be run: no other user can write there."""
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from heedful.errors import UserError
+from heedful.files import cache_home, user_errors
+
+_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # the variable of torch
+
+
+def code_folder(name: str) -> Path:
+    """A folder of `cache_home` that only this user (and root) can write, made if it is missing.
+
+    Raises:
+        UserError: it cannot be made, or another user could write there.
+    """
+    folder = cache_home() / name
+    with user_errors("make", folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder = folder.resolve()
+        writable = next(
+            (path for path in (folder, *folder.parents) if _is_open(path, folder)), None
+        )
+    if writable is not None:
+        raise UserError(
+            f"other users can write in {writable}, so that code in {folder} is not safe: set "
+            "HEEDFUL_CACHE to a folder of your own"
+        )
+    return folder
+
+
+def use_own_inductor_cache() -> None:
+    """Let Inductor keep what it compiles in the cache, unless the user named a folder.
+
+    Its default is a folder of a known name in /tmp, which another user can make first; Inductor
+    runs and unpickles what it finds there. Raises UserError as `code_folder`.
+    """
+    if not os.environ.get(_INDUCTOR):
+        os.environ[_INDUCTOR] = str(code_folder("inductor"))
+
+
+def _is_open(path: Path, folder: Path) -> bool:
+    """Another user can replace what is in a folder, or one of its parents.
+
+    In a parent with the sticky bit, such as /tmp, only the owner of an entry can.
+    """
+    status = path.stat()
+    # In a container root can have another number, which then owns the root of the file system.
+    if status.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
+        return True
+    if status.st_mode & stat.S_ISVTX and path != folder:
+        return False
+    by_group = status.st_mode & stat.S_IWGRP and _has_others(status.st_gid)
+    return bool(status.st_mode & stat.S_IWOTH or by_group)
+
+
+def _has_others(group: int) -> bool:
+    """A group has members beside this user and root; many systems have one for each user."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        members = set(grp.getgrgid(group).gr_mem) - {user.pw_name, "root"}
+    except KeyError:  # a user without a name, as in some containers
+        return group != 0
+    return bool(members) or group not in (0, user.pw_gid)
