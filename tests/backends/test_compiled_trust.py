@@ -17,7 +17,7 @@ from backend_models import model_of
 from commands import Commands, assert_refused
 from heedful.backends.aot import compiled_net
 from heedful.backends.aot.compiled_net import CONSTANTS, GRAPHS, KERNEL, TABLE, CompiledFacts
-from heedful.backends.aot.trust import check_recorded, constant, digest_of, record
+from heedful.backends.aot.trust import check_recorded, described, digest_of, record
 from heedful.backends.manifest import BackendChoice, Manifest, conversion_path
 from heedful.errors import UserError
 from heedful.kernels import cache
@@ -39,7 +39,7 @@ def shipped(tmp_path: Path) -> Path:
     mark = f'-DMARK="{tmp_path / "ran"}"'
     subprocess.run([*command, mark], input=SOURCE.encode(), check=True)
     (folder / GRAPHS).write_bytes(b"no package")
-    name, tensor = next(iter(load_file(place / "model.safetensors").items()))
+    name = next(iter(load_file(place / "model.safetensors")))
     (folder / TABLE).write_text(json.dumps({"step": {"a": f"model:{name}", "b": "own:b"}}))
     save_file({"b": torch.ones(2, 3)}, folder / CONSTANTS)
     manifest = Manifest.new(place, "LanguageModel")
@@ -55,7 +55,7 @@ def digest_in(place: Path, facts: CompiledFacts = FACTS) -> str:
     (place / "copy").mkdir(exist_ok=True)
     code = compiled_net.copy_code(folder, place / "copy")
     name, tensor = next(iter(load_file(place / "model.safetensors").items()))
-    own = {"a": constant(f"model:{name}", tensor), "b": constant("own:b", torch.ones(2, 3))}
+    own = {"a": described(f"model:{name}", tensor), "b": described("own:b", torch.ones(2, 3))}
     return digest_of(code, facts, {"step": own})
 
 

@@ -34,7 +34,7 @@ from heedful.backends.aot.kernels import (
     packed_linear,
     replace_linears,
 )
-from heedful.backends.aot.trust import constant, digest_of, record
+from heedful.backends.aot.trust import described, digest_of, record
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.kernels.build import NO_COMPILER, build_library, has_cpp_compiler
@@ -184,7 +184,7 @@ def _write_constants(
         directory: to write into.
 
     Returns:
-        `trust.constant` of each graph's constants, by name.
+        `trust.described` of each graph's constants, by name.
     """
     own: dict[str, Tensor] = {}
     table: dict[str, dict[str, str]] = {}
@@ -198,7 +198,7 @@ def _write_constants(
                 name = name if fqn != name else f"{graph}.{name}"  # of the net, or of its graph
                 own[name], source = tensor, f"own:{name}"
             table[graph][fqn] = source
-            known[graph][fqn] = constant(source, tensor)
+            known[graph][fqn] = described(source, tensor)
     save_tensors(directory / CONSTANTS, own)
     write_json(directory / TABLE, table)
     return known

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from heedful.backends.aot.kernels import pack
 from heedful.backends.aot.private import load_graph
-from heedful.backends.aot.trust import check_recorded, constant, digest_of
+from heedful.backends.aot.trust import check_recorded, described, digest_of
 from heedful.backends.manifest import NetFacts
 from heedful.errors import UserError
 from heedful.files import read_object
@@ -72,7 +72,7 @@ class CompiledNet:
             sources = {source for constants in table.values() for source in constants.values()}
             tensors = _read_tensors(weights, directory / CONSTANTS, sources)
             known = {
-                graph: {fqn: constant(source, tensors[source]) for fqn, source in own.items()}
+                graph: {fqn: described(source, tensors[source]) for fqn, source in own.items()}
                 for graph, own in table.items()
             }
         except (AttributeError, KeyError, TypeError, ValueError):

@@ -30,13 +30,13 @@ def digest_of(
 
     Args:
         code: the SHA-256 of the files with code, by name.
-        constants: `constant` of those of each graph, by name.
+        constants: `described`, of those of each graph, by name.
     """
     content = {"code": code, "facts": asdict(facts), "constants": constants}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def constant(source: str, tensor: Tensor) -> list[Any]:
+def described(source: str, tensor: Tensor) -> list[Any]:
     """The source of a constant, and what its memory must be like."""
     return [source, str(tensor.dtype), [*tensor.shape]]
 
