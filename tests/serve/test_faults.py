@@ -17,8 +17,10 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 import httpx
 
+from heedful.errors import UserError
 from heedful.serve.connections import report_loop_errors
 from heedful.serve.guard import Guard, info_of
+from heedful.serve.hosts import AllowedHosts
 from heedful.serve.metrics import Metrics
 from running_server import Keys, Server, Settings, model_of, running
 
@@ -329,22 +331,75 @@ def test_pages_of_other_origins_are_refused(served: Any) -> None:
         assert httpx.options(f"{opened.url}/v1/completions", headers=ask).status_code == 200
 
 
-def test_a_name_that_points_to_this_machine_is_refused_without_keys(
-    served: Any, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_foreign_name_that_points_to_this_machine_is_refused(served: Any, address: str) -> None:
     """DNS rebinding: the page of another site is of the server's own origin to the browser."""
-    url, keys = httpx.URL(served.url), tmp_path / "keys"
-    keys.write_text("user-key-1\n")
-    for host, status in (("evil.example", 403), ("localhost", 200), ("127.0.0.1", 200)):
-        named = {"Host": f"{host}:{url.port}", "Origin": f"http://{host}:{url.port}"}
-        assert httpx.get(f"{url}/v1/models", headers=named).status_code == status
+    with running({"gpt": served.models["gpt"]}, address=address) as opened:
+        for path in ("/v1/models", "/", "/docs", "/health/live", "/metrics", "/nothing"):
+            for host in ("evil.example", "127.0.0.1.evil.example", "evil.example:80", "a@b", ""):
+                named = {"Host": host, "Origin": f"http://{host}"}
+                answer = httpx.get(opened.url + path, headers=named)
+                assert answer.status_code == 403, (path, host)
+                assert "--allowed-host" in answer.json()["error"]["message"]
+        body, stream = {**COMPLETION, "stream": True}, f"{opened.url}/v1/completions"
+        assert httpx.post(stream, json=body, headers={"Host": "evil.example"}).status_code == 403
+        upgrade = {"Host": "evil.example", "Connection": "Upgrade", "Upgrade": "websocket"}
+        assert httpx.get(f"{opened.url}/", headers=upgrade).status_code == 403
+
+
+def test_own_names_and_addresses_are_answered(served: Any) -> None:
+    name = socket.gethostname()
+    hosts = (
+        "localhost",
+        "LOCALHOST.",
+        "a.localhost",
+        "127.0.0.1",
+        "10.1.2.3",
+        "[::1]",
+        "[fe80::1]",
+    )
+    for host in (*hosts, name, f"{name.partition('.')[0]}.local"):
+        for named in (host, f"{host}:{served.port}"):
+            headers = {"Host": named, "Origin": f"http://{named}"}
+            assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 200, named
+
+
+def test_a_probe_without_the_header_host_is_answered(served: Any) -> None:
+    with socket.create_connection((served.host, served.port)) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"allowed_hosts": ("other", "models.example.org")},
+        {"allowed_hosts": ("*.example.org",)},
+        {"allowed_hosts": ("*",)},
+        {"cors": ("https://models.example.org",)},
+    ],
+)
+def test_a_proxy_calls_the_server_by_an_allowed_name(served: Any, settings: Any) -> None:
     origin = {"Host": "models.example.org", "Origin": "https://models.example.org"}
-    models = {"gpt": served.models["gpt"]}
-    with running(models, keys) as opened:
-        with_key = {**origin, "X-API-Key": "user-key-1"}
-        assert httpx.get(f"{opened.url}/v1/models", headers=with_key).status_code == 200
-    with running(models, cors=(origin["Origin"],)) as opened:
+    with running({"gpt": served.models["gpt"]}, **settings) as opened:
         assert httpx.get(f"{opened.url}/v1/models", headers=origin).status_code == 200
+        evil = {"Host": "evilexample.org"}
+        expected = 200 if "*" in settings.get("allowed_hosts", ()) else 403
+        assert httpx.get(f"{opened.url}/v1/models", headers=evil).status_code == expected
+
+
+def test_a_foreign_name_is_refused_with_a_key_too(served: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("user-key-1\n")
+    headers = {"Host": "models.example.org", "X-API-Key": "user-key-1"}
+    with running({"gpt": served.models["gpt"]}, keys) as opened:
+        assert httpx.get(f"{opened.url}/v1/models", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["https://models.example.org", "models:8000", "a b", "", "*.*"])
+def test_an_allowed_host_that_is_no_name_is_one_line(name: str) -> None:
+    with pytest.raises(UserError, match="is no name of a host; give one such as"):
+        AllowedHosts([name])
 
 
 def test_health_answers_head(client: httpx.Client) -> None:

@@ -25,11 +25,13 @@ from heedful.serve.settings import Settings
 class RunningServer:
     """The address of a server, its parts, and the models by name."""
 
-    def __init__(self, models: Mapping[str, Any], keys: Path | None, **settings: Any) -> None:
+    def __init__(
+        self, models: Mapping[str, Any], keys: Path | None, address: str, **settings: Any
+    ) -> None:
         self.models = models
         self.loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._listener = listen("127.0.0.1", 0)
+        self._listener = listen(address, 0)
         self.host, self.port = self._listener.getsockname()
         self.url = f"http://{self.host}:{self.port}"
         self.server: Any = None
@@ -57,9 +59,15 @@ class RunningServer:
 
 
 @contextmanager
-def running(models: Mapping[str, Any], keys: Path | None = None, **settings: Any) -> Iterator[Any]:
+def running(
+    models: Mapping[str, Any],
+    keys: Path | None = None,
+    *,
+    address: str = "127.0.0.1",
+    **settings: Any,
+) -> Iterator[Any]:
     """A server that ends with the context."""
-    server = RunningServer(models, keys, **settings)
+    server = RunningServer(models, keys, address, **settings)
     try:
         yield server
     finally:

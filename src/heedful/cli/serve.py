@@ -56,7 +56,7 @@ def serve(
     Example: heedful serve runs/de-en runs/assistant --port 8000
     """
     extras.require("serve", "heedful serve")
-    from heedful.serve.guard import is_loopback
+    from heedful.serve.hosts import is_loopback
     from heedful.serve.server import check_models
     from heedful.serve.server import serve as run
 

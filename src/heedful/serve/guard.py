@@ -9,12 +9,12 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 from heedful.serve.connections import MAX_HEADERS, too_many_headers
 from heedful.serve.errors import LIBRETRANSLATE, HttpError, shutting_down, timed_out
+from heedful.serve.hosts import AllowedHosts
 from heedful.serve.keys import Keys
 from heedful.serve.metrics import Metrics
 from heedful.serve.page import FILES
@@ -62,20 +62,6 @@ class RequestInfo:
     resources: ExitStack = field(default_factory=ExitStack)
 
 
-def is_loopback(host: str) -> bool:
-    """True for a name or address of this machine that no other one can reach."""
-    return host == "localhost" or (not _is_name(host) and ip_address(host).is_loopback)
-
-
-def _is_name(host: str) -> bool:
-    """True for a host's name that is looked up, unlike an address and localhost."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return host != "localhost"
-    return False
-
-
 def info_of(scope: MutableMapping[str, Any]) -> RequestInfo:
     """The facts of the request of an ASGI scope."""
     info: RequestInfo = scope[_INFO]
@@ -90,6 +76,9 @@ class Guard:
 
     Attributes:
         is_draining: new requests are refused with 503.
+
+    Raises:
+        UserError: as `AllowedHosts`.
     """
 
     def __init__(self, app: App, settings: Settings, keys: Keys, metrics: Metrics) -> None:
@@ -98,6 +87,7 @@ class Guard:
         self.keys = keys
         self.metrics = metrics
         self.is_draining = False
+        self.hosts = AllowedHosts(settings.allowed_hosts, settings.cors)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Run the app for one request, or answer an error."""
@@ -130,9 +120,9 @@ class Guard:
         path = scope["path"]
         _check_headers(scope)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        self._check_host_and_origin(headers)
         if self.is_draining and path not in PUBLIC:
             raise shutting_down()
-        self._check_origin(headers, scope.get("server"))
         key = _key_of(headers)
         if self.keys and path not in PUBLIC and key is None and path not in LIBRETRANSLATE:
             raise HttpError(401, "give an API key: the header `Authorization: Bearer KEY`")
@@ -211,22 +201,21 @@ class Guard:
         except TimeoutError:
             raise HttpError(408, f"the body took longer than {seconds:g} seconds") from None
 
-    def _check_origin(self, headers: dict[bytes, str], server: tuple[str, int] | None) -> None:
+    def _check_host_and_origin(self, headers: dict[bytes, str]) -> None:
         """Refuse pages of other sites: browsers send some of their requests without asking.
 
-        A site can let its own name point to 127.0.0.1 (DNS rebinding). So a server that only this
-        machine can reach, and that has no keys, refuses pages of any named host but localhost.
+        (HTTP/1.0 has no header Host; browsers always send it.)
         """
+        host = headers.get(b"host")
+        if host is not None and host not in self.hosts:
+            raise HttpError(
+                403, f"this server does not answer to {host[:100]!r} (--allowed-host NAME)"
+            )
         origin, allowed = headers.get(b"origin"), self.settings.cors
         if origin is None or origin in allowed or "*" in allowed:
             return
-        if origin.partition("://")[2] != headers.get(b"host"):
+        if origin.partition("://")[2] != host:
             raise HttpError(403, "pages of this origin are not allowed (--cors ORIGIN)")
-        is_open = not self.keys and server is not None and is_loopback(server[0])
-        if is_open and _is_name(urlsplit(origin).hostname or ""):
-            raise HttpError(
-                403, "pages of this origin are not allowed without keys (--keys FILE or --cors)"
-            )
 
     def _record(self, scope: MutableMapping[str, Any], info: RequestInfo) -> None:
         """Count and log a request that has ended."""

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -16,6 +17,7 @@ from heedful.errors import UserError
 from heedful.serve.app import create_app
 from heedful.serve.connections import MAX_HEADERS, report_loop_errors, timed_protocol
 from heedful.serve.guard import Guard
+from heedful.serve.hosts import AllowedHosts
 from heedful.serve.keys import Keys
 from heedful.serve.metrics import Metrics
 from heedful.serve.models import Registry
@@ -45,9 +47,12 @@ def serve(
         on_ready: called with the server's address when all models are open.
 
     Raises:
-        UserError: keys or a model that cannot be read; an address that cannot be listened to.
+        UserError: keys or a model that cannot be read; an address that cannot be listened to; an
+            allowed host that is no name.
     """
     keys = Keys(settings.keys)
+    AllowedHosts(settings.allowed_hosts)
+    settings = replace(settings, allowed_hosts=(*settings.allowed_hosts, host))
     listener = listen(host, port)
     with listener:
         address, number = listener.getsockname()[:2]
@@ -60,6 +65,7 @@ def serve(
 def check_models(directories: Mapping[str, Path], settings: Settings) -> list[str]:
     """Open the keys and models without a socket, and describe each model; errors as in `serve`."""
     Keys(settings.keys)
+    AllowedHosts(settings.allowed_hosts)
     registry = Registry(directories, settings, Metrics())
     return [f"{name}: {registry.load(name)!r}" for name in directories]
 

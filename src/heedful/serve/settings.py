@@ -38,6 +38,17 @@ class Settings:
             show_default="none",
         ),
     ] = ()
+    allowed_hosts: Annotated[
+        Sequence[str],
+        _flag(
+            _ACCESS,
+            "Name by which clients and browsers call the server, such as models.example.org or "
+            "*.example.org; * for any; repeatable.",
+            "--allowed-host",
+            metavar="NAME",
+            show_default="addresses, localhost, this machine's name, --host and hosts of --cors",
+        ),
+    ] = ()
     max_queue: Annotated[
         int,
         _flag(
