@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -18,13 +19,16 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
+from safetensors.torch import load_file, save_file
 
 from commands import Commands, tree
 from encoder_runs import Stop
+from heedful import pipelines
 from heedful.bulk import folder as bulk_folder
 from heedful.bulk.folder import LOG, MANIFEST, JobFolder, read_results
 from heedful.bulk.formats import encode
 from heedful.bulk.job import BulkJob, choose_workers, run_job, run_locally
+from heedful.bulk.model_files import model_hashes
 from heedful.bulk.shards import ShardReader
 from heedful.bulk.tasks import Translate
 from heedful.bulk.worker import Worker
@@ -336,6 +340,72 @@ def test_input_that_is_changed_while_a_job_runs_ends_it(
     [line] = run(job)
     assert "2 of 4 shards" in line
     assert [row["text"] for row in records(out)] == lines
+
+
+def other_model(world: Path, folder: Path) -> tuple[Path, Path]:
+    """A copy of a model, and a file of other weights with the size and times of the copy's."""
+    model = folder / "model"
+    shutil.copytree(world / "own", model)
+    weights, other = model / "model.safetensors", folder / "other"
+    tensors = load_file(weights)
+    save_file({name: tensor.flip(0) for name, tensor in tensors.items()}, other)
+    shutil.copystat(weights, other)
+    return model, other
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after", "and back"])
+def test_a_model_that_is_replaced_while_a_job_runs_ends_it(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The manifest has the hashes of the model that wrote the rows; resuming is refused too."""
+    model, other = other_model(world, tmp_path)
+    former = tmp_path / "former"
+    shutil.copy2(model / "model.safetensors", former)
+
+    def load_other(*arguments: Any, **settings: Any) -> Any:
+        os.replace(other, model / "model.safetensors")
+        opened = load(*arguments, **settings)
+        if moment == "and back":
+            os.replace(former, model / "model.safetensors")
+        return opened
+
+    def replacing(worker: Worker, *arguments: Any) -> Iterator[Any]:
+        if moment == "before":
+            os.replace(other, model / "model.safetensors")
+        for result in run_alone(worker, *arguments):
+            if other.exists():
+                os.replace(other, model / "model.safetensors")
+            yield result
+
+    if moment in ("during", "and back"):
+        monkeypatch.setattr(pipelines, "load", load_other)
+    job = replace(job_of(world, tmp_path / "out"), model=model)
+    with pytest.raises(UserError, match=f"{model} was changed while the job ran; put it back"):
+        run(job, replacing)
+    if moment == "after":  # the rows of the former model are kept
+        with pytest.raises(UserError, match=r"started with other settings \(model\)"):
+            run(job)
+        os.replace(former, model / "model.safetensors")
+        monkeypatch.undo()
+        run(job)
+        assert json.loads((job.output / MANIFEST).read_text())["complete"] is True
+    else:
+        assert not job.output.exists()
+
+
+def test_all_files_of_a_model_are_hashed(world: Path, tmp_path: Path) -> None:
+    """Those of the Hugging Face format, and the weights of a base, which are elsewhere."""
+    model = tmp_path / "model"
+    shutil.copytree(world / "own", model)
+    for name in ("merges.txt", "chat_template.jinja", "model.safetensors.index.json", "a.spm"):
+        (model / name).write_text("")
+        assert name in model_hashes(model)
+    (model / "log.jsonl").write_text("")
+    assert "log.jsonl" not in model_hashes(model)
+    config = json.loads((model / "config.json").read_text())
+    config["base"] = {"path": os.path.relpath(world / "lm", model), "sha256": "0" * 64}
+    (model / "config.json").write_text(json.dumps(config))
+    assert os.path.relpath(world / "lm" / "model.safetensors", model) in model_hashes(model)
 
 
 def test_two_workers_killed_and_resumed_by_one(

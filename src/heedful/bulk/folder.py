@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from heedful.bulk.model_files import sha256_of_file
 from heedful.bulk.worker import ShardResult
 from heedful.errors import UserError
 from heedful.files import (
@@ -21,7 +22,6 @@ from heedful.files import (
     cannot_write,
     check_new,
     missing_folders,
-    open_bytes,
     read_object,
     remove,
     remove_empty,
@@ -168,12 +168,6 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
     for entry in read_object(path / MANIFEST)["shards"]:
         with (path / entry["file"]).open(encoding="utf-8") as file:
             yield from map(json.loads, file)
-
-
-def sha256_of_file(path: Path) -> str:
-    """The SHA-256 of a file; raises UserError if it cannot be read."""
-    with user_errors("read", path), open_bytes(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sha256(path: Path) -> str | None:

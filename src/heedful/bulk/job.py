@@ -11,8 +11,15 @@ from typing import Any
 import heedful
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import FOLDER
-from heedful.bulk.folder import JobFolder, sha256_of_file
+from heedful.bulk.folder import JobFolder
 from heedful.bulk.formats import SUFFIXES, check_format
+from heedful.bulk.model_files import (
+    Stamp,
+    model_files,
+    model_hashes,
+    sha256_of_file,
+    stamp_of,
+)
 from heedful.bulk.shards import SHARD_ROWS, ShardReader
 from heedful.bulk.tasks import task_class
 from heedful.bulk.worker import ShardResult, Worker
@@ -20,7 +27,7 @@ from heedful.data.file_names import expand_path
 from heedful.data.tables import table_files
 from heedful.data.workers import map_in_order
 from heedful.errors import UserError
-from heedful.files import MODEL_FILES, user_errors
+from heedful.files import user_errors
 from heedful.progress import PrintLine, track
 
 # Returns the results of the shards that are not done, in any order.
@@ -100,10 +107,16 @@ class BulkJob:
         copy: dict[str, Any] = json.loads(json.dumps(content))
         return copy
 
-    def worker(self) -> Worker:
-        """The worker for the shards."""
+    def worker(self, model_hashes: Mapping[str, str]) -> Worker:
+        """The worker for the shards; `model_hashes` are those of the manifest."""
         return Worker(
-            self.model, self.load_settings, self.task, self.pairs, self.options, self.format
+            self.model,
+            model_hashes,
+            self.load_settings,
+            self.task,
+            self.pairs,
+            self.options,
+            self.format,
         )
 
 
@@ -125,7 +138,8 @@ def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkR
     Raises:
         UserError: settings that contradict each other or those of the job in the folder; a folder
             with other files; input that cannot be read, none of whose first rows can, or that is
-            changed meanwhile; errors of the model; a full disk. Finished shards are kept.
+            changed meanwhile, as the model may be; errors of the model; a full disk. Finished
+            shards are kept.
     """
     job.check()
     folder = JobFolder(job.output, SUFFIXES[job.format])
@@ -147,7 +161,7 @@ def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkR
             )
         try:
             with track(_VERBS[job.task], num_rows - num_done) as advance:
-                worker = replace(job.worker(), progress=advance)
+                worker = replace(job.worker(settings["model"]), progress=advance)
                 with closing(map_shards(worker, reader, folder.entries.keys())) as results:
                     for result in results:
                         _check_unchanged(result.file, stamps)
@@ -193,31 +207,9 @@ def choose_workers(model: Path, device: str = "auto", backend: str = "auto") -> 
 
         if choose_device(device).type != "cpu":
             return 1
-    weights = sum(path.stat().st_size for path in _model_files(model))
+    weights = sum(path.stat().st_size for path in model_files(model))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(cores(), memory // (4 * max(1, weights))))
-
-
-def model_hashes(model: Path) -> dict[str, str]:
-    """The SHA-256 of each file of a model directory that its outputs depend on.
-
-    Raises:
-        UserError: the directory holds no model.
-    """
-    files = _model_files(model)
-    if not files:
-        raise UserError(f"{model} holds no model; give the directory that a training wrote")
-    return {str(path.relative_to(model)): sha256_of_file(path) for path in files}
-
-
-def _model_files(model: Path) -> list[Path]:
-    """The files of a model directory: configuration, weights, tokenizers, backends."""
-    if not model.is_dir():
-        return []
-    names = {path.name for path in model.iterdir() if path.suffix in (".safetensors", ".model")}
-    files = [model / name for name in sorted(names | (MODEL_FILES - {"example.py"}))]
-    inner = [path for file in files if file.is_dir() for path in sorted(file.rglob("*"))]
-    return [path for path in (*files, *inner) if path.is_file()]
 
 
 def _with_threads(job: BulkJob, before: Mapping[str, Any] | None) -> BulkJob:
@@ -245,14 +237,13 @@ def _check_same(settings: Mapping[str, Any], folder: JobFolder) -> None:
         )
 
 
-def _stamp(path: Path) -> list[tuple[int, int]]:
-    """The size and the time of the last change of each file of an input."""
+def _stamp(path: Path) -> list[Stamp]:
+    """`stamp_of` each file of an input."""
     with user_errors("read", path):
-        stats = [file.stat() for file in table_files(path)]
-    return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+        return [*map(stamp_of, table_files(path))]
 
 
-def _check_unchanged(file: str, stamps: Mapping[str, list[tuple[int, int]]]) -> None:
+def _check_unchanged(file: str, stamps: Mapping[str, list[Stamp]]) -> None:
     """Raise UserError if an input file is not as it was when the job started."""
     if _stamp(Path(file)) != stamps[file]:
         raise UserError(

@@ -8,6 +8,7 @@ from typing import Any
 
 from heedful import pipelines
 from heedful.bulk.formats import Record, encode
+from heedful.bulk.model_files import ModelFiles
 from heedful.bulk.shards import Row, Shard
 from heedful.bulk.tasks import BulkTask, Result, open_task, task_class
 from heedful.errors import UserError
@@ -40,6 +41,7 @@ class Worker:
 
     Args:
         model: the directory.
+        model_hashes: of its files, as in the job's manifest; another model is refused.
         load_settings: keywords of `heedful.pipelines.load`.
         task, pairs: as in `heedful.bulk.tasks.task_class`.
         options: of the task.
@@ -49,6 +51,7 @@ class Worker:
     """
 
     model: Path
+    model_hashes: Mapping[str, str]
     load_settings: Mapping[str, Any]
     task: str
     pairs: bool
@@ -60,9 +63,9 @@ class Worker:
         """The results of a shard.
 
         Raises:
-            UserError: the model cannot be opened, or is not of the task.
+            UserError: the model cannot be opened, is not of the task, or not the job's.
         """
-        task = self._opened  # before the rows: its errors are of no row
+        files, task = self._opened  # before the rows: its errors are of no row
         rows = shard.rows()
         results = self._results(rows, shard.first_row)
         records: list[Record] = [
@@ -76,18 +79,22 @@ class Worker:
         ]
         num_errors = sum("error" in result for result in results)
         content = encode(records, self.format, task)
+        files.check_unchanged()  # a backend opens the net itself at the first text that needs it
         return ShardResult(
             shard.index, shard.file, shard.chunk.block.first, content, len(rows), num_errors
         )
 
     @cached_property
-    def _opened(self) -> BulkTask[Any]:
+    def _opened(self) -> tuple[ModelFiles, BulkTask[Any]]:
         task = task_class(self.task, pairs=self.pairs)
+        files = ModelFiles(self.model, self.model_hashes)
         model = pipelines.load(self.model, **self.load_settings)
-        return open_task(task, model, self.options)
+        files.check_unchanged()
+        return files, open_task(task, model, self.options)
 
     def _results(self, rows: Sequence[Row], first: int) -> list[Result]:
         """A result for each row; of a row that cannot be used, its error."""
+        _, task = self._opened
         results: list[Result] = [{"error": row.error} for row in rows]
         usable = [index for index, row in enumerate(rows) if not row.error]
         counter = _Counter(len(rows), self.progress)
@@ -99,7 +106,7 @@ class Worker:
                 return
             texts = [rows[index].texts for index in indices]
             try:
-                outputs = self._opened.results(texts, first, indices, counter.advance)
+                outputs = task.results(texts, first, indices, counter.advance)
             except Exception as error:
                 if isinstance(error, UserError) and (errors := self._errors(rows, indices)):
                     for index, reason in errors.items():
@@ -125,9 +132,10 @@ class Worker:
     def _errors(self, rows: Sequence[Row], indices: Sequence[int]) -> dict[int, str]:
         """The reasons why rows cannot be used, by index."""
         errors = {}
+        _, task = self._opened
         for index in indices:
             try:
-                self._opened.check(rows[index].texts, rows[index].line)
+                task.check(rows[index].texts, rows[index].line)
             except UserError as error:
                 errors[index] = str(error)
         return errors
