@@ -9,7 +9,8 @@ import difflib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -26,6 +27,7 @@ SHIPPED = "shipped:"  # prefix of the name of a file that is shipped with heedfu
 
 _loaded: dict[str, str] = {}  # plugin name -> its file or module, from the start of its execution
 _loading: list[str] = []  # names of executing plugins, innermost last
+_only_read: list[str] = []  # folders whose recipes are read and not run
 
 
 class Registry:
@@ -177,6 +179,31 @@ def load_plugin(path: str | Path) -> None:
     sys.modules[spec.name] = module
     loader = spec.loader
     _execute(file.name, str(file), lambda: loader.exec_module(module))
+
+
+def load_listed(paths: Iterable[str]) -> None:
+    """Load the plugins that a recipe lists; in `not_executed` they must be loaded already.
+
+    Raises UserError as `load_plugin` and `require`.
+    """
+    for path in paths:
+        if _only_read and not path.startswith(SHIPPED):
+            require([Path(path).name], _only_read[-1])
+        else:
+            load_plugin(path)
+
+
+@contextmanager
+def not_executed(folder: Path) -> Iterator[None]:
+    """In the block recipes execute no plugins: the run in a folder is only looked at.
+
+    The folder may come from anybody, and its recipe name a file beside it.
+    """
+    _only_read.append(str(folder))
+    try:
+        yield
+    finally:
+        _only_read.pop()
 
 
 def require(names: Iterable[str], where: str) -> None:

@@ -1,6 +1,7 @@
 """`heedful report` and `heedful compare`, on runs that ended, were interrupted, or are damaged."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,19 @@ def test_a_report_written_again_is_equal(commands: Commands, runs: Path, tmp_pat
     page.unlink()
     assert commands.run("report", runs / "slow").code == 0
     assert page.read_text() == first
+
+
+def test_a_report_is_not_written_through_a_link(
+    commands: Commands, runs: Path, tmp_path: Path
+) -> None:
+    """A folder from elsewhere could name a file of the user."""
+    run, file = tmp_path / "run", tmp_path / "file"
+    shutil.copytree(runs / "slow", run)
+    file.write_text("mine")
+    (run / "report.html").unlink()
+    (run / "report.html").symlink_to(file)
+    assert_refused(commands.run("report", run), f"{run / 'report.html'} is a link", "--output")
+    assert file.read_text() == "mine"
 
 
 def test_a_run_that_did_not_end_has_a_report(commands: Commands, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def distill(
 
     Example: heedful distill runs/translation --student
     """
+    from heedful import plugins
     from heedful.recipe_files import load_recipe, recipe_path
 
     if not teacher.is_dir():
@@ -65,7 +66,8 @@ def distill(
     if recipe is None:
         recipe, name = STUDENT, f"{teacher.resolve().name}{SMALLER}"
         if (teacher / "recipe.yaml").is_file():
-            teacher_recipe = load_recipe(teacher)
+            with plugins.not_executed(teacher):
+                teacher_recipe = load_recipe(teacher)
             if teacher_recipe.task != "translation":
                 raise UserError(
                     f"--student is for translators, but {teacher} was trained for the task "

@@ -6,6 +6,7 @@ import typer
 
 from heedful.cli.flags import RunFolder
 from heedful.cli.help import IN_OUT
+from heedful.errors import UserError
 
 
 def report(
@@ -28,4 +29,7 @@ def report(
     """
     from heedful.training.run_report import write_run_report
 
+    page = run / "report.html"
+    if output is None and page.is_symlink():  # perhaps made by whom the folder came from
+        raise UserError(f"{page} is a link to another place; give --output FILE")
     typer.echo(write_run_report(run, output))

@@ -86,8 +86,7 @@ class Recipe(Strict):
         if not isinstance(content, dict):
             return content
         listed = content.get("plugins")
-        for path in listed if isinstance(listed, list) else []:
-            plugins.load_plugin(str(path))
+        plugins.load_listed(map(str, listed if isinstance(listed, list) else []))
         name = content.get("task", cls.model_fields["task"].default)
         is_known = isinstance(name, str) and name in plugins.task.names()
         return task_keys(name).fill(content) if is_known else content

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, with_config
 
+from heedful import plugins
 from heedful.config import Recipe
 from heedful.data.filter_report import FilterReport
 from heedful.errors import UserError
@@ -47,7 +48,11 @@ class RecordedRun:
 
     @classmethod
     def read(cls, path: Path) -> "RecordedRun":
-        """Read a run's folder; raises UserError for another folder, or one without a log."""
+        """Read a run's folder, executing nothing.
+
+        Raises:
+            UserError: another folder; one without a log; a plugin of the run that is not loaded.
+        """
         if not is_run(path):
             raise UserError(
                 f"{path} is not the folder of a run (no {MARKER}); give the one that heedful train "
@@ -60,7 +65,9 @@ class RecordedRun:
         except ValidationError as error:
             key = ".".join(map(str, error.errors()[0]["loc"]))
             raise UserError(f"{path / MARKER} is damaged (report.{key})") from None
-        return cls(path, load_recipe(path), read_log(path / "log.jsonl"), facts)
+        with plugins.not_executed(path):
+            recipe = load_recipe(path)
+        return cls(path, recipe, read_log(path / "log.jsonl"), facts)
 
 
 def write_run_report(path: Path, out: Path | None = None) -> Path:
