@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import heedful
 from backend_models import model_of
@@ -192,9 +193,10 @@ def test_inductor_does_not_use_its_shared_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    cache.use_own_inductor_cache()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path.resolve() / "inductor")
+    for former in ("", default_cache_dir()):  # torch sets the variable when it is imported
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", former)
+        cache.use_own_inductor_cache()
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path.resolve() / "inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
     cache.use_own_inductor_cache()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"

@@ -77,8 +77,10 @@ def test_a_mismatched_compilation_is_reported(
     assert heedful.load(place).backend is None
     monkeypatch.setattr(registry, "version", lambda name: "2.12.0")
     (place / "backends/compiled/float32/graphs.pt2").write_bytes(b"no package")
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="was not compiled by you"):
         heedful.load(place, backend="compiled")
+    with pytest.raises(UserError, match="is damaged"):
+        heedful.load(place, backend="compiled", trust_compiled=True)
     with pytest.raises(UserError, match="runs on the CPU"):
         heedful.load(place, backend="compiled", device="cuda")
 

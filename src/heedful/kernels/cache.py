@@ -40,7 +40,10 @@ def use_own_inductor_cache() -> None:
     Its default is a folder of a known name in /tmp, which another user can make first; Inductor
     runs and unpickles what it finds there. Raises UserError as `code_folder`.
     """
-    if not os.environ.get(_INDUCTOR):
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # Torch sets the variable to its default when parts of it are imported.
+    if os.environ.get(_INDUCTOR, "") in ("", os.path.abspath(default_cache_dir())):
         os.environ[_INDUCTOR] = str(code_folder("inductor"))
 
 

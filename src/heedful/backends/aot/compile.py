@@ -34,7 +34,7 @@ from heedful.backends.aot.kernels import (
     packed_linear,
     replace_linears,
 )
-from heedful.backends.aot.trust import described, digest_of, record
+from heedful.backends.aot.trust import described, digest_of, record, records
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.kernels.build import NO_COMPILER, build_library, has_cpp_compiler
@@ -87,6 +87,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
     files: dict[str, list[str]] = {}
     constants: dict[str, dict[str, Tensor]] = {}
     compiled = CompiledFacts(**facts, max_length=max_length, graphs=[*graphs])
+    records()  # it can be written
     use_own_inductor_cache()
     # In a folder that no other user can write, so that what is recorded is what was compiled.
     with TemporaryDirectory(prefix="heedful-") as place:
@@ -99,8 +100,6 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
                         files[name], constants[name] = _compile(name, *graphs[name])
                         advance(1)
                 private.write_package(folder / GRAPHS, files)
-        except UserError:
-            raise
         except Exception as error:  # torch raises many types
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"torch cannot compile it: {reason}") from error

@@ -19,7 +19,7 @@ from heedful.backends.aot.private import load_graph
 from heedful.backends.aot.trust import check_recorded, described, digest_of
 from heedful.backends.manifest import NetFacts
 from heedful.errors import UserError
-from heedful.files import read_object
+from heedful.files import read_object, user_errors
 from heedful.parts.cache import Cache, LayerShape
 from heedful.parts.tokens import Tokens
 
@@ -72,14 +72,18 @@ class CompiledNet:
             sources = {source for constants in table.values() for source in constants.values()}
             tensors = _read_tensors(weights, directory / CONSTANTS, sources)
             known = {
-                graph: {fqn: described(source, tensors[source]) for fqn, source in own.items()}
-                for graph, own in table.items()
+                name: {
+                    fqn: described(source, tensors[source]) for fqn, source in table[name].items()
+                }
+                for name in facts.graphs
             }
+        except UserError:  # which is a ValueError
+            raise
         except (AttributeError, KeyError, TypeError, ValueError):
             raise UserError(f"{directory / TABLE} is damaged") from None
         self._free: SimpleQueue[dict[str, Any]] = SimpleQueue()
         # What is hashed is opened: a copy in a folder that no other user can write.
-        with TemporaryDirectory(prefix="heedful-") as copy:
+        with user_errors("open", directory), TemporaryDirectory(prefix="heedful-") as copy:
             code = copy_code(directory, Path(copy))
             if not trusted:
                 check_recorded(digest_of(code, facts, known), directory, weights.parent)
@@ -167,8 +171,6 @@ def copy_code(directory: Path, copy: Path) -> dict[str, str]:
             raise UserError(
                 f"{directory / name}: no such file; make it again by `heedful optimize`"
             ) from None
-        except OSError as error:
-            raise UserError(f"cannot read {directory / name}: {error.strerror}") from None
         with (copy / name).open("rb") as file:
             hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

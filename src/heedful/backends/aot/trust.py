@@ -18,8 +18,6 @@ from heedful.backends.manifest import NetFacts
 from heedful.errors import UserError
 from heedful.kernels.cache import code_folder
 
-_RECORDS = "compiled"  # folder of the cache
-
 
 def digest_of(
     code: Mapping[str, str], facts: NetFacts, constants: Mapping[str, Mapping[str, Any]]
@@ -41,9 +39,14 @@ def described(source: str, tensor: Tensor) -> list[Any]:
     return [source, str(tensor.dtype), [*tensor.shape]]
 
 
+def records() -> Path:
+    """The folder of the records; raises UserError as `code_folder`."""
+    return code_folder("compiled")
+
+
 def record(digest: str) -> None:
     """Record a net that was compiled here; raises UserError if the cache cannot be used."""
-    path = code_folder(_RECORDS) / digest
+    path = records() / digest
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
@@ -53,7 +56,7 @@ def record(digest: str) -> None:
 def check_recorded(digest: str, conversion: Path, model: Path) -> None:
     """Raise UserError unless this user compiled a conversion of a model here."""
     try:
-        is_recorded = (code_folder(_RECORDS) / digest).is_file()
+        is_recorded = (records() / digest).is_file()
         reason = "was not compiled by you on this machine"
     except (UserError, OSError) as error:
         is_recorded, reason = False, f"cannot be checked ({error})"
