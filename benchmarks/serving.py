@@ -170,7 +170,7 @@ class Client:
 
 
 def _head(path: str, length: int) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: a", "Content-Type: application/json"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 
@@ -294,7 +294,7 @@ async def killed(case: Case, port: int) -> dict[str, float] | None:
 
 async def _num_texts(port: int) -> float:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     content = (await reader.read()).decode()
     writer.close()
     lines = [line for line in content.splitlines() if line.startswith("heedful_texts{")]

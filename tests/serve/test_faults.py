@@ -47,7 +47,7 @@ def raw(served: Any, data: bytes, wait: float = 10) -> bytes:
 
 
 def post(body: bytes, *headers: str, path: str = "/v1/completions") -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: a", "Connection: close", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
     if not any(line.lower().startswith(("content-length", "transfer")) for line in headers):
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode() + body
@@ -117,12 +117,18 @@ def test_slow_clients_are_left(served: Any) -> None:
 def test_large_and_bad_headers_are_refused(served: Any) -> None:
     flood = [f"X-{n}: {'a' * 100}" for n in range(2_000)]
     assert raw(served, post(b"{}", *flood)).split()[1:2] in ([b"431"], [])
-    for request in (post(b"{}", f"X: {'a' * 20_000}"), b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"):
+    for request in (
+        post(b"{}", f"X: {'a' * 20_000}"),
+        b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ):
         answer = raw(served, request.replace(b"%b", b"a" * 20_000))
         assert b" 431 " in answer.splitlines()[0]
         assert b"headers may have" in answer
     assert b" 415 " in raw(served, post(b"\x1f\x8b", "Content-Encoding: gzip")).splitlines()[0]
-    assert b" 400 " in raw(served, b"GET / HTTP/1.1\r\nHost: a\r\nX: \0\r\n\r\n").splitlines()[0]
+    assert (
+        b" 400 "
+        in raw(served, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: \0\r\n\r\n").splitlines()[0]
+    )
     tls, *_, content = raw(served, b"\x16\x03\x01\x02\0\1\0").splitlines()
     assert b" 400 " in tls
     assert "not HTTP/1.1: " in json.loads(content)["error"]["message"]
@@ -135,7 +141,9 @@ def test_large_and_bad_headers_are_refused(served: Any) -> None:
     ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/..%2f..%2fetc", "/%00", "/%ff"],
 )
 def test_paths_lead_to_no_file(served: Any, path: str) -> None:
-    answer = raw(served, f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+    answer = raw(
+        served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    )
     assert b" 404 " in answer.splitlines()[0]
     assert b"root:" not in answer
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from heedful import plugins
 from heedful.cli.flags import Json, Quiet, complete_recipe, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
@@ -53,7 +54,6 @@ def distill(
 
     Example: heedful distill runs/translation --student
     """
-    from heedful import plugins
     from heedful.recipe_files import load_recipe, recipe_path
 
     if not teacher.is_dir():
@@ -73,8 +73,8 @@ def distill(
                     f"--student is for translators, but {teacher} was trained for the task "
                     f"{teacher_recipe.task}; give a recipe for the new model"
                 )
-            data = teacher_recipe.data.model_dump(exclude_unset=True)
-            settings = [f"data={dumps(data, ensure_ascii=False)}", *settings]
+            data = dumps(teacher_recipe.data.model_dump(exclude_unset=True), ensure_ascii=False)
+            settings = [f"data={data}", *settings]
     else:
         name = f"{recipe_path(recipe).stem}{DISTILLED}"
     loaded = load_recipe(recipe, [*settings, teacher_setting])
