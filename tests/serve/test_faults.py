@@ -342,20 +342,22 @@ def test_pages_of_other_origins_are_refused(served: Any) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_foreign_name_that_points_to_this_machine_is_refused(served: Any, address: str) -> None:
     """DNS rebinding: the page of another site is of the server's own origin to the browser."""
-    with running({"gpt": served.models["gpt"]}, address=address) as opened:
+    models = {"gpt": served.models["gpt"]}
+    with running(models, address=address) as opened, httpx.Client(base_url=opened.url) as client:
         for path in ("/v1/models", "/", "/docs", "/health/live", "/metrics", "/nothing"):
-            for host in ("evil.example", "127.0.0.1.evil.example", "evil.example:80", "a@b", ""):
-                named = {"Host": host, "Origin": f"http://{host}"}
-                answer = httpx.get(opened.url + path, headers=named)
-                assert answer.status_code == 403, (path, host)
-                assert "--allowed-host" in answer.json()["error"]["message"]
-        body, stream = {**COMPLETION, "stream": True}, f"{opened.url}/v1/completions"
-        assert httpx.post(stream, json=body, headers={"Host": "evil.example"}).status_code == 403
-        upgrade = {"Host": "evil.example", "Connection": "Upgrade", "Upgrade": "websocket"}
-        assert httpx.get(f"{opened.url}/", headers=upgrade).status_code == 403
+            named = {"Host": "evil.example", "Origin": "http://evil.example"}
+            answer = client.get(path, headers=named)
+            assert answer.status_code == 403, path
+            assert "--allowed-host" in answer.json()["error"]["message"]
+        for host in ("127.0.0.1.evil.example", "evil.example:80", "evillocalhost", "a@b", ""):
+            assert client.get("/v1/models", headers={"Host": host}).status_code == 403, host
+        body, evil = {**COMPLETION, "stream": True}, {"Host": "evil.example"}
+        assert client.post("/v1/completions", json=body, headers=evil).status_code == 403
+        upgrade = {**evil, "Connection": "Upgrade", "Upgrade": "websocket"}
+        assert client.get("/", headers=upgrade).status_code == 403
 
 
-def test_own_names_and_addresses_are_answered(served: Any) -> None:
+def test_own_names_and_addresses_are_answered(served: Any, client: httpx.Client) -> None:
     name = socket.gethostname()
     hosts = (
         "localhost",
@@ -369,7 +371,7 @@ def test_own_names_and_addresses_are_answered(served: Any) -> None:
     for host in (*hosts, name, f"{name.partition('.')[0]}.local"):
         for named in (host, f"{host}:{served.port}"):
             headers = {"Host": named, "Origin": f"http://{named}"}
-            assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 200, named
+            assert client.get("/v1/models", headers=headers).status_code == 200, named
 
 
 def test_a_probe_without_the_header_host_is_answered(served: Any) -> None:
