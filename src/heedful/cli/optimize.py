@@ -97,7 +97,8 @@ def optimize(
     one text at a time and with many, for several numbers of threads, workers and batch sizes. The
     best are written to MODEL/backends, and translate, generate, classify, embed and fill use them
     from then on (--backend eager does not). They are valid for this kind of processor and these
-    weights; elsewhere commands report it and run eager.
+    weights; elsewhere commands report it and run eager. So they do with graphs that another user or
+    machine compiled, which are native code, unless --trust-compiled is given.
 
     Example: heedful optimize runs/translation --src valid.en --ref valid.de
     """
