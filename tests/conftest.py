@@ -44,8 +44,8 @@ SHAPES_CHECKED = (
 # Prepared data of the tests are the tests' own.
 os.environ["HEEDFUL_CACHE"] = tempfile.mkdtemp(prefix="heedful-tests-")
 # What Inductor compiles is kept from one run of the tests to the next.
-_INDUCTOR = f"{tempfile.gettempdir()}/heedful-tests-inductor-{os.getuid()}"
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", _INDUCTOR)
+_INDUCTOR = Path.home() / ".cache" / "heedful-tests" / "inductor"
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_INDUCTOR))
 settings.register_profile("quick", max_examples=10)  # make quick
 # Files whose tests take longest, each up to a minute.
 LONGEST = (
