@@ -16,6 +16,10 @@ class UserError(ValueError):
     """
 
 
+class DamagedError(UserError):
+    """Files of a model or backend that fail when they are used: no fault of the input."""
+
+
 def describe(value: object) -> str:
     """A value of a wrong type for a message: its beginning, and its type."""
     text = " ".join(reprlib.repr(value).split())

@@ -7,51 +7,11 @@ import pytest
 import torch
 
 from backend_models import model_of
-from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.generation.banned_texts import BannedTexts
+from tokenizer_kinds import KINDS, LINES, bert_like, byte_fallback, tokenizer_of
 
-LINES = ["Der Hund und der kleine Hund rennen", "unser Haus, rund und bunt", "Übung macht müde"]
-SIZES = {"bpe": 60, "unigram": 50, "wordpiece": 80, "byte_bpe": 300}
-KINDS = [*SIZES, "word", "char", "byte"]
 BANNED = ["un", "r H", "ü", " u", "bunt"]
-
-
-def tokenizer_of(kind: str) -> Tokenizer:
-    return train_tokenizer(LINES, kind=kind, vocab_size=SIZES.get(kind), or_fewer=True)
-
-
-def byte_fallback() -> Tokenizer:
-    """A tokenizer with a piece for each byte, and few others, as of SentencePiece."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models
-
-    pieces = [
-        "<unk>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "▁",
-        "▁H",
-        "u",
-        "un",
-        "nd",
-        "▁u",
-    ]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    backend = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    return Tokenizer(backend, "imported", {"unk": "<unk>"})
-
-
-def bert_like() -> Tokenizer:
-    """A tokenizer whose decoder puts spaces between words."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models
-
-    pieces = ["[UNK]", "Hund", "H", "##und", "un", "##un", "##d", "r", "b", "ü", "##ü"]
-    backend = Backend(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return Tokenizer(backend, "imported", {"unk": "[UNK]"})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,25 @@ def decode(ids: list[int]) -> str:
     return "".join(".ab\nc"[token] for token in ids)
 
 
+class Characters:
+    """Counts what is decoded; the tokens are characters."""
+
+    errors = "replace"
+    num_decoded = 0
+
+    def skips(self, token: int) -> bool:
+        return False
+
+    def added_bytes(self, last: int | None, rows: list[list[int]]) -> list[bytes]:
+        self.num_decoded += sum(map(len, rows))
+        return [decode(row).encode() for row in rows]
+
+
+def stops(*strings: str) -> StopStrings:
+    decoder: Any = Characters()
+    return StopStrings(decoder, strings)
+
+
 def test_stop_strings_end_a_row_across_tokens() -> None:
     def script(prefixes: Tensor) -> Tensor:
         text = [2, 1, 4, 4, 1, 3, 3, 2, 2]
@@ -160,17 +180,28 @@ def test_stop_strings_end_a_row_across_tokens() -> None:
         return out
 
     options = {"eos_id": 0, "max_new_tokens": 9, "seeds": None}
-    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["ca", "\n\n"]), **options)
+    [actual] = sample(script, [[1]], stop=stops("ca", "\n\n"), **options)
     assert (decode(actual.ids), actual.finished) == ("bacca", True)
     assert cut(decode(actual.ids), ["ca", "\n\n"]) == "bac"
-    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["\n\n"]), **options)
+    [actual] = sample(script, [[1]], stop=stops("\n\n"), **options)
     assert decode(actual.ids) == "bacca\n\n"
-    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["b"]), min_new_tokens=4, **options)
+    [actual] = sample(script, [[1]], stop=stops("b"), min_new_tokens=4, **options)
     assert decode(actual.ids) == "bacc"
-    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["bb"]), **options)
+    [actual] = sample(script, [[1]], stop=stops("bb"), **options)
     assert (decode(actual.ids), actual.finished) == ("bacca\n\nbb", True)
-    [actual] = sample(script, [[1]], stop=StopStrings(decode, ["x"]), **options)
+    [actual] = sample(script, [[1]], stop=stops("x"), **options)
     assert (decode(actual.ids), actual.finished) == ("bacca\n\nbb", False)
+
+
+def test_stop_strings_decode_each_token_once() -> None:
+    """Of samples that begin alike, too."""
+    stop = stops("ca", "\n\n")
+    rows = [[1, 2, 1, 2] * 50 + [4, 1], [1, 2, 1, 1] * 50 + [3, 3]]
+    for size in range(1, 202):
+        for row in rows:
+            assert not stop(0, row[:size])
+    assert [stop(0, row) for row in rows] == [True, True]
+    assert stop.decoder.num_decoded == sum(map(len, rows))
 
 
 def test_cut_ends_at_the_first_stop_string() -> None:
@@ -248,9 +279,10 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
     limits = {"eos_id": 0, "max_new_tokens": 2, "seeds": [1]}
     with pytest.raises(UserError, match="on_done"):
         sample_steps(random_function(0), [[1]], on_done=lambda sentence, results: None, **limits)
+    decoder: Any = Characters()
     for strings, says in (("stop", "list"), (["a", ""], "empty")):
         with pytest.raises(UserError, match=says):
-            StopStrings(decode, strings)
+            StopStrings(decoder, strings)
         with pytest.raises(UserError, match=says):
             cut("text", strings)
 

@@ -79,38 +79,3 @@ def test_pieces_join_to_the_text_for_every_tokenizer(
     assert text == whole[: min((whole.find(s) for s in stop if s in whole), default=None)]
     assert "".join(pieces) == text
     assert "" not in pieces
-
-
-def clean(text: str) -> str:
-    """Decoding that changes earlier text, as `clean_up_tokenization` of transformers does, and
-    more."""
-    for before, after in ((" ' ", "'"), (" n't", "n't"), (" .", "."), ("..", "")):
-        text = text.replace(before, after)
-    return text
-
-
-@pytest.mark.parametrize("model", ["bpe"], indirect=True)
-@settings(max_examples=200, deadline=None)
-@given(words=st.lists(st.sampled_from(["do", "n", "'", "t", ".", "go"]), min_size=1, max_size=9))
-def test_no_text_is_dropped_if_decoding_changes_earlier_text(model: Any, words: list[str]) -> None:
-    def decode(ids: list[int]) -> str:
-        return clean(" ".join(words[: len(ids)]))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "_decode", decode)
-        pieces, text = streamed(model, [9] * len(words))
-    assert text == decode([9] * len(words))
-    rest = iter("".join(pieces))
-    assert all(character in rest for character in text), (pieces, text)
-    changes = any(
-        not decode([9] * (n + 1)).startswith(decode([9] * n)) for n in range(1, len(words))
-    )
-    assert changes or "".join(pieces) == text
-
-
-@pytest.mark.parametrize("model", ["bpe"], indirect=True)
-def test_the_stream_continues_at_the_first_changed_character(model: Any) -> None:
-    texts = ["do", "do n", "don't", "don't go"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "_decode", lambda ids: texts[len(ids) - 1])
-        assert streamed(model, [9] * 4) == (["do", " n", "n't", " go"], "don't go")

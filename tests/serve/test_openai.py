@@ -15,7 +15,9 @@ import pydantic
 import pytest
 
 from chat_formats import chat_model
+from heedful.data.decoding import TextDecoder
 from running_server import model_of, running, wait_for_free_slots
+from tokenizer_kinds import byte_fallback, tokenizer_of
 
 openai = pytest.importorskip("openai", reason="the extra serve is not installed")
 
@@ -129,8 +131,9 @@ def test_log_probabilities_of_tokens(served: Any, client: Any) -> None:
     model = served.models["gpt"]
     [[details]] = model.generate(["the cat"], return_details=True, max_new_tokens=8)
     assert sum(choice.logprobs.token_logprobs) == pytest.approx(details.log_prob, abs=1e-4)
-    texts = [data.decode() for data in model.tokenizer.token_bytes()]
-    assert choice.logprobs.tokens == [texts[token] for token in details.ids]
+    names = {model.tokenizer.piece(token) for token in model.tokenizer.special_ids}
+    assert "".join(token for token in choice.logprobs.tokens if token not in names) == choice.text
+    assert len(choice.logprobs.tokens) == len(details.ids)
     for value, top in zip(
         choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True
     ):
@@ -165,11 +168,10 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(served: Any, client: An
     model, prompts = served.models["gpt"], ["the cat sat", "a dog", "cats"]
     arguments: dict[str, Any] = {"model": "gpt", "temperature": 0, "echo": True, "logprobs": 3}
     read = client.completions.create(prompt=prompts, max_tokens=0, n=1, **arguments)
-    scores, texts = model.score(prompts), model.tokenizer.token_bytes()
+    scores = model.score(prompts)
     for choice, prompt, score in zip(read.choices, prompts, scores, strict=True):
-        ids, found = model.prompt_ids([prompt])[0], choice.logprobs
+        found = choice.logprobs
         assert (choice.text, choice.finish_reason) == (prompt, "length")
-        assert found.tokens == [texts[token].decode() for token in ids]
         assert found.token_logprobs[0] is found.top_logprobs[0] is None
         assert sum(found.token_logprobs[1:]) == pytest.approx(score.log_prob, abs=1e-5)
         for token, value, top in zip(
@@ -179,7 +181,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(served: Any, client: An
             assert 3 <= len(top) <= 4
         ends = [*found.text_offset[1:], len(prompt)]
         pieces = [prompt[start:end] for start, end in zip(found.text_offset, ends, strict=True)]
-        assert [piece.strip() for piece in pieces] == [token.strip() for token in found.tokens]
+        assert pieces == found.tokens
     assert read.usage.completion_tokens == 0
     assert read.usage.prompt_tokens == sum(len(one.logprobs.tokens) for one in read.choices)
 
@@ -223,6 +225,71 @@ def test_tokens_that_end_within_a_character_have_their_bytes(client: Any) -> Non
     ).choices[0].logprobs  # fmt: skip
     assert legacy.tokens[-10].startswith("bytes:\\x")
     assert all(len(top) >= 5 for top in legacy.top_logprobs[1:])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_parts_of_the_text_for_every_tokenizer(stream: bool) -> None:
+    """Of a unigram tokenizer with spaces in its pieces, and of one with byte pieces."""
+    template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
+    models = {}
+    for name, tokenizer in {"bytes": byte_fallback(), "words": tokenizer_of("bpe")}.items():
+        models[name] = model_of("gpt2", vocab_size=300)
+        own_tokenizer = tokenizer.extended(["<end>"], template)
+        models[name]._src_tokenizer = models[name]._tgt_tokenizer = own_tokenizer
+    with running(models) as server:
+        own = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        for name, model in models.items():
+            prompt, arguments = "Hund und", {"model": name, "seed": 3, "max_tokens": 24}
+            names = {model.tokenizer.piece(token) for token in model.tokenizer.special_ids}
+            answer = own.completions.create(
+                prompt=prompt, logprobs=5, echo=True, stream=stream, **arguments
+            )
+            parts = [one.choices[0] for one in answer] if stream else answer.choices
+            text, columns = "".join(part.text for part in parts), []
+            for column in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                columns.append([v for p in parts for v in getattr(p.logprobs, column)])
+            for token, value, top, offset in zip(*columns, strict=True):
+                if token not in names and not token.startswith(("bytes:", "<id ")):
+                    assert text[offset : offset + len(token)] == token
+                assert top is None or len(top) in (5, 6)
+                assert top is None or top[token] == value
+            messages: Any = [{"role": "user", "content": prompt}]
+            chat = own.chat.completions.create(
+                messages=messages, logprobs=True, top_logprobs=20, stream=stream, **arguments
+            )
+            choices = [one.choices[0] for one in chat] if stream else chat.choices
+            content = "".join(
+                (choice.delta.content or "") if stream else choice.message.content
+                for choice in choices
+            )
+            entries = [e for c in choices if c.logprobs for e in c.logprobs.content]
+            assert len(entries) == 24
+            data = b"".join(bytes(entry.bytes) for entry in entries)
+            assert data.decode(errors=model.tokenizer.decoder.errors) == content
+            for entry in entries:
+                assert len({top.token for top in entry.top_logprobs}) == 20
+
+
+def test_tokens_are_decoded_once_and_not_in_the_event_loop(
+    served: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, calls = TextDecoder._library_texts, []
+
+    def counted(self: TextDecoder, rows: list[list[int]]) -> list[str]:
+        calls.append((sum(map(len, rows)), threading.current_thread()))
+        return library(self, rows)
+
+    monkeypatch.setattr(TextDecoder, "_library_texts", counted)
+    arguments: dict[str, Any] = {"model": "gpt", "prompt": "the", "seed": 1, "max_tokens": 40}
+    more: Any
+    for more, each in (({"stream": True}, 3), ({"logprobs": 5}, 20), ({"stop": ["§"]}, 5)):
+        calls.clear()
+        answer = client.completions.create(**arguments, **more)
+        if "stream" in more:
+            assert [*answer]
+        assert sum(size for size, _ in calls) <= each * 40 + 20
+        if "stream" not in more:
+            assert served._thread not in [thread for _, thread in calls]
 
 
 def test_a_logit_bias_is_that_of_the_library(served: Any, client: Any) -> None:
@@ -504,6 +571,7 @@ def test_what_cannot_be_done_is_refused(client: Any, arguments: Any, reason: str
     with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as error:
         client.completions.create(**arguments)
     assert reason in error.value.body["message"]
+    assert error.value.param, "the parameter at fault"
 
 
 def test_chats_that_cannot_be_answered_are_refused(client: Any) -> None:
@@ -534,6 +602,7 @@ def test_chats_that_cannot_be_answered_are_refused(client: Any) -> None:
         with pytest.raises(openai.BadRequestError) as error:
             ask(**arguments)
         assert reason in error.value.body["message"]
+        assert error.value.param, "the parameter at fault"
 
 
 def test_the_limit_of_new_tokens_is_the_default_where_that_is_larger(served: Any) -> None:

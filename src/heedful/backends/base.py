@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from heedful.data.decoding import TextDecoder
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.options import Options
 
@@ -52,7 +53,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
         required_ids: sequences of ids that each output must have.
         max_length: positions of the net.
         draft: of speculative decoding: "lookup", or another net's `Eager` and its start ids.
-        decode: returns the text of new ids, for stop texts.
+        decoder: of the tokenizer of outputs; None: the model has no tokenizer.
         max_new_tokens: most new tokens of each row, EOS included.
         prompt_numbers: the index of each row among all prompts, for a prefix function.
         output_prefixes: first ids of each output, after `forced_bos_id`; None: any.
@@ -71,7 +72,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
     required_ids: list[list[int]]
     max_length: int
     draft: Any
-    decode: Callable[[list[int]], str]
+    decoder: TextDecoder | None
     max_new_tokens: list[int]
     prompt_numbers: list[int]
     output_prefixes: list[list[int]] | None

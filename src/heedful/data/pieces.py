@@ -12,7 +12,11 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a piece of SentencePiece's byte fallb
 
 
 class Pieces:
-    """The spelling of a tokenizer's pieces: byte-level or not, and how it marks words."""
+    """The spelling of a tokenizer's pieces: byte-level or not, and how it marks words.
+
+    Attributes:
+        has_byte_pieces: pieces such as `<0x41>` are decoded as a byte.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -21,6 +25,8 @@ class Pieces:
         self._bytes = {p: byte for byte, p in enumerate(byte_pieces())} if is_bytes else {}
         self._continues = getattr(model, "continuing_subword_prefix", None)
         self._ends = getattr(model, "end_of_word_suffix", None)
+        decoder = backend.decoder
+        self.has_byte_pieces = decoder is not None and b'"ByteFallback"' in decoder.__getstate__()
 
     def first_end(self, text: str) -> int:
         """The index in a text at which its first token ends; without tokens, the text's length.
@@ -73,6 +79,12 @@ class Pieces:
             return bytes.fromhex(byte[1])
         text = self._to_bytes(piece)
         return piece.replace(SPACE, " ").encode() if text is None else text
+
+    def raw_bytes(self, piece: str) -> bytes | None:
+        """The bytes of a piece that may be a part of a character; None for other pieces."""
+        if self.has_byte_pieces and (byte := BYTE.fullmatch(piece)):
+            return bytes.fromhex(byte[1])
+        return self._to_bytes(piece)
 
     def added_bytes(self, piece: str) -> bytes | None:
         """`to_bytes`, and for pieces that mark the end of a word (GPT-1) their text and a space."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from heedful.data.decoding import TextDecoder
 from heedful.data.markup import Continuation, Markup
 from heedful.data.pieces import Pieces
 from heedful.data.special_tokens import find_specials, read_template
@@ -124,6 +125,7 @@ class Tokenizer:
     Attributes:
         special_ids: ids of special tokens, which `decode` leaves out.
         spelling: of its pieces, as text and in texts.
+        decoder: of ids.
         prefix_ids, suffix_ids: special tokens of the template before and after a text.
         pair_middle_ids: special tokens between the texts of a pair; `None` if the template of a
             pair begins or ends differently than that of one text.
@@ -157,6 +159,9 @@ class Tokenizer:
         names = [*self.roles.values(), *(token.content for token in added if token.special)]
         ids = (*map(id_of, names), *self.specials.sentinel_ids)
         self.special_ids = frozenset(i for i in ids if i is not None)
+        self.decoder = TextDecoder(
+            backend, self.spelling, self.special_ids, self.piece, self.has_own_pieces
+        )
         self.prefix_ids, self.suffix_ids, self.pair_middle_ids = read_template(backend)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -298,18 +303,11 @@ class Tokenizer:
         self, batch: Sequence[Sequence[int]], *, keep_specials: bool = False
     ) -> list[str]:
         """`decode` for each sequence of ids."""
-        skipped = frozenset() if keep_specials else self.special_ids
         try:
-            rows = [[i for i in map(index, ids) if i not in skipped] for ids in batch]
+            rows = [list(map(index, ids)) for ids in batch]
         except TypeError:
             raise UserError(f"decode takes lists of token ids, not {describe(batch)}") from None
-        if self._pieces is None:
-            try:
-                return list(self._backend.decode_batch(rows, skip_special_tokens=False))
-            except OverflowError:
-                raise UserError("ids contain a number that is not a token id") from None
-        decoder = self._backend.decoder
-        return [str(decoder.decode([self.piece(i) for i in ids])) for ids in rows]
+        return self.decoder.texts(rows, keep_specials=keep_specials)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The piece of each id, for display.
@@ -327,15 +325,15 @@ class Tokenizer:
 
         Raises UserError if the text of a token depends on its neighbors (WordPiece).
         """
-        texts = [text for i in range(self.vocab_size) if (text := self.bytes_of(i)) is not None]
-        if len(texts) < self.vocab_size:
+        pieces = [self.piece(i) for i in range(self.vocab_size)]
+        texts = [
+            piece.encode() if i in self.special_ids else self.spelling.to_bytes(piece)
+            for i, piece in enumerate(pieces)
+        ]
+        fixed = [text for text in texts if text is not None]
+        if len(fixed) < len(texts):
             raise UserError(f"the text of a token of this {self.kind} tokenizer is not fixed")
-        return texts
-
-    def bytes_of(self, token: int) -> bytes | None:
-        """The bytes of a token as in `token_bytes`; None if they depend on its neighbors."""
-        piece = self.piece(token)
-        return piece.encode() if token in self.special_ids else self.spelling.to_bytes(piece)
+        return fixed
 
     @cached_property
     def token_texts(self) -> TokenTexts:

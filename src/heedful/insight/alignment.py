@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.backends.torch.cached_net import checked_start_ids, right_padded
+from heedful.data.decoding import GrowingText
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.insight.plots import heat_map, new_figure
@@ -238,7 +239,7 @@ def words_of(
     if text is None:
         text = tokenizer.decode(ids)
     if spans is None:
-        spans = _decoded_spans(tokenizer, ids, text)
+        spans = _decoded_spans(tokenizer, ids)
     matches = [*re.finditer(r"\S+", text)]
     word_at = dict[int, int]()
     for number, match in enumerate(matches):
@@ -265,18 +266,16 @@ def _encoded_spans(
     return None
 
 
-def _decoded_spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
+def _decoded_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
     """The span of each id in the text that the ids are decoded to."""
-    positions = [index for index, token in enumerate(ids) if token not in tokenizer.special_ids]
-    prefixes = tokenizer.decode_batch(
-        [[ids[index] for index in positions[: size + 1]] for size in range(len(positions))]
-    )
-    spans, start = [(0, 0)] * len(ids), 0
-    for index, prefix in zip(positions, prefixes, strict=True):
-        end = start + _num_equal(text[start:], prefix[start:])
-        # A prefix that ends in a part of a character is decoded with U+FFFD in its place.
-        spans[index] = (start, end + (len(prefix) > end))
-        start = end
+    growing = GrowingText(tokenizer.decoder)
+    spans = []
+    for token in ids:
+        [data] = growing.bytes_of([token])
+        start = growing.offset_of(data)
+        growing.add([token])
+        # All tokens of a character have it in their span.
+        spans.append((start, max(growing.length, start + bool(data))))
     return spans
 
 

@@ -210,7 +210,7 @@ def search_tree(model: SavedModel, text: Text, **options: Any) -> SearchTree:
             **arguments,
         )
     best = recorder.path(outputs[0].ids)
-    output = request.decode(outputs[0].ids) if generator.has_tokenizer else ""
+    output = generator.tgt_tokenizer.decode(outputs[0].ids) if generator.has_tokenizer else ""
     rule = settings.stop_rule or "optimal"
     return SearchTree(tuple(recorder.nodes), best, output, recorder.stop, width, rule)
 
@@ -270,7 +270,7 @@ def sampling_steps(
         choices.append(
             TokenChoice(tuple(distributions), token, pieces(tokenizer, [token])[0], probability)
         )
-    output = request.decode(tokens) if generator.has_tokenizer else ""
+    output = generator.tgt_tokenizer.decode(tokens) if generator.has_tokenizer else ""
     seed = None if request.seeds is None else request.seeds[0]
     limit = (float(request.max_new_tokens[0]),) if reason == "length" else ()
     return Sampling(tuple(choices), output, Stop(reason, limit), seed)

@@ -186,7 +186,7 @@ class Generator(SavedModel):
         [row] = self.prompt_ids(prompts, resolved)
         if not row:
             return ""
-        pieces = TextPieces(self._decode, resolved.stop)
+        pieces = TextPieces(self.tgt_tokenizer.decoder, resolved.stop)
         request = self._request([row], [0], resolved)
         backend = self._backend_for([row], request)
         for tokens, ended in backend.stream_tokens(row, request):
@@ -349,7 +349,7 @@ class Generator(SavedModel):
             )
         return GenerationRequest(
             **shared,
-            decode=self._decode,
+            decoder=self.tgt_tokenizer.decoder if self.has_tokenizer else None,
             max_new_tokens=limits,
             prompt_numbers=numbers,
             output_prefixes=prefixes,

@@ -1,35 +1,39 @@
 """The text of an output in pieces, while its tokens are decoded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from heedful.generation.stopping import cut
+from heedful.data.decoding import GrowingText, TextDecoder
+from heedful.generation.stopping import check_stop_strings, first_stop
 
 
 class TextPieces:
-    """Text of tokens that later ones cannot change.
+    """Text of tokens that later ones cannot change; the pieces join to the final text.
 
-    Incomplete characters and possible beginnings of a stop text are held back. The pieces join to
-    the final text if the tokenizer's decoder only appends, as those of heedful and of known models
-    do. Where a decoder changes earlier text, the next piece begins with the first changed
-    character.
+    Incomplete characters and possible beginnings of a stop text are held back.
 
     Args:
-        decode: returns the text of ids.
         stop: texts before which an output ends; None: none.
+        before: ids that the text continues.
 
     Attributes:
         ids: all tokens so far.
-        text: of them, without the stop text and what follows it.
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] | None = None
+        self, decoder: TextDecoder, stop: Sequence[str] | None = None, before: Sequence[int] = ()
     ) -> None:
-        self._decode = decode
+        self._growing = GrowingText(decoder, before)
         self._stop = stop or ()
-        self._sent = ""
+        check_stop_strings(self._stop)
+        self._held = ""
+        self._is_cut = False
+        self._pieces: list[str] = []
         self.ids: list[int] = []
-        self.text = ""
+
+    @property
+    def text(self) -> str:
+        """The pieces so far."""
+        return "".join(self._pieces)
 
     def add(self, ids: Sequence[int], ended: bool) -> str:
         """The new piece of text that later tokens cannot change; "" if no more text is final.
@@ -38,22 +42,24 @@ class TextPieces:
             ended: no token follows.
         """
         self.ids += ids
-        text = self._decode(self.ids)
-        self.text = text = cut(text, self._stop) if self._stop else text
-        final = text if ended else _final_part(text, self._stop)
-        if self._sent.startswith(final):
+        new = self._growing.add(ids) + (self._growing.end() if ended else "")
+        if self._is_cut:
             return ""
-        pairs = enumerate(zip(self._sent, final, strict=False))
-        changed = next((n for n, (old, new) in pairs if old != new), len(self._sent))
-        self._sent = final
-        return final[changed:]
+        self._held += new
+        end = first_stop(self._held, self._stop)
+        begun = len(self._held) if ended else _first_beginning(self._held, self._stop)
+        self._is_cut = end is not None and end <= begun
+        final = min(begun, len(self._held) if end is None else end)
+        piece, self._held = self._held[:final], self._held[final:]
+        if piece:
+            self._pieces.append(piece)
+        return piece
 
 
-def _final_part(text: str, stop: Sequence[str]) -> str:
-    """The text without incomplete characters and possible beginnings of stop texts at its end."""
-    text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-    longest = max((len(string) for string in stop), default=0)
-    for size in range(min(longest, len(text)), 0, -1):
-        if any(string.startswith(text[-size:]) for string in stop):
-            return text[:-size]
-    return text
+def _first_beginning(text: str, stop: Sequence[str]) -> int:
+    """The index from which the rest of a text is the beginning of a stop text, or its length."""
+    longest = max(map(len, stop), default=0)
+    for start in range(max(0, len(text) - longest + 1), len(text)):
+        if any(string.startswith(text[start:]) for string in stop):
+            return start
+    return len(text)

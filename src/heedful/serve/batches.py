@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from heedful.errors import UserError
+from heedful.errors import DamagedError, UserError
 from heedful.serve.jobs import Deliveries, Job
 
 WINDOW = 4_096  # rows among which those of similar length are looked for
@@ -134,7 +134,7 @@ class BatchEngine:
 
 def _logged(error: Exception) -> Exception:
     """The error, which is logged with its traceback unless it is of the input."""
-    if not isinstance(error, UserError):
+    if not isinstance(error, UserError) or isinstance(error, DamagedError):
         logging.getLogger("heedful.serve").error("a batch failed", exc_info=error)
     return error
 

@@ -23,12 +23,13 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     served = registry_of(request).get(body.model, [Classifier], "/classify needs a classifier")
     is_single = isinstance(body.texts, str)
     if body.pairs is not None and isinstance(body.pairs, str) != is_single:
-        raise HttpError(400, "pairs must be a text for a text, and a list for a list")
+        message = "pairs must be a text for a text, and a list for a list"
+        raise HttpError(400, message, parameter="pairs")
     texts = [body.texts] if isinstance(body.texts, str) else body.texts
     others = [body.pairs] if isinstance(body.pairs, str) else body.pairs
-    reserve(request, served, len(texts))
+    reserve(request, served, len(texts), "texts")
     model: Classifier = served.model
-    rows, types = await encoded(served, lambda: model.encode_pairs(texts, others, "error"))
+    rows, types = await encoded(served, lambda: model.encode_pairs(texts, others, "error"), "texts")
 
     def run(items: list[tuple[list[int], list[int] | None]], report: object) -> list[Any]:
         """The classes of texts, ids and token types."""
@@ -63,9 +64,9 @@ async def fill(body: FillBody, request: Request) -> Response:
     served = registry_of(request).get(body.model, [MaskedLanguageModel], use)
     is_single = isinstance(body.texts, str)
     texts = [body.texts] if isinstance(body.texts, str) else body.texts
-    reserve(request, served, len(texts))
+    reserve(request, served, len(texts), "texts")
     model: MaskedLanguageModel = served.model
-    rows = await encoded(served, lambda: model.masked_rows(body.texts))
+    rows = await encoded(served, lambda: model.masked_rows(body.texts), "texts")
     sizes = list(map(len, rows))
     top_k = body.top_k
     job = Job(("fill", top_k), rows, sizes, lambda rows, report: model.fill_rows(rows, top_k))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from heedful.errors import UserError
+from heedful.errors import DamagedError, UserError
 from heedful.pipelines.inputs import EmptyTextError, LengthError, NoMaskError
 
 _TYPES = {
@@ -128,16 +128,24 @@ def over_limit(message: str, name: str, value: int, limit: int) -> HttpError:
     return HttpError(400, message, code="limit_exceeded", values=values, parameter=name)
 
 
-def as_http_error(error: Exception) -> HttpError:
-    """The answer to an error of the work: bad input is 400, everything else 500."""
+def as_http_error(error: Exception, parameter: str | None = None) -> HttpError:
+    """The answer to an error of the work: bad input is 400, everything else 500.
+
+    Args:
+        parameter: that the input was given by, if it is known.
+    """
     if isinstance(error, HttpError):
         return error
     if isinstance(error, LengthError):
         values = {"tokens": error.num_tokens, "limit": error.longest}
-        return HttpError(400, error.problem, code="context_length_exceeded", values=values)
+        return HttpError(
+            400, error.problem, code="context_length_exceeded", values=values, parameter=parameter
+        )
     if isinstance(error, NoMaskError):
-        return HttpError(400, str(error), code="no_mask", values={"mask": error.mask})
-    if isinstance(error, UserError):
+        return HttpError(
+            400, str(error), code="no_mask", values={"mask": error.mask}, parameter=parameter
+        )
+    if isinstance(error, UserError) and not isinstance(error, DamagedError):
         code: Code | None = "empty_text" if isinstance(error, EmptyTextError) else None
-        return HttpError(400, str(error), code=code)
+        return HttpError(400, str(error), code=code, parameter=parameter)
     return HttpError(500, "the server failed; its log has the reason under this request's id")

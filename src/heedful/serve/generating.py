@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from heedful.pipelines.text_pieces import TextPieces
 from heedful.serve.bodies import ChatBody, CompletionBody, JsonFormat, Sampling, SchemaFormat
 from heedful.serve.errors import HttpError, as_http_error, over_limit
 from heedful.serve.jobs import GenerationJob, Job, OnOutput, Piece, Reason
+from heedful.serve.log_probs import TokenLog
 from heedful.serve.models import ServedModel
 
 _DEFAULT_TOKENS = 16  # new tokens of a completion, as in OpenAI's API
@@ -33,32 +34,38 @@ class Choice:
 
     Attributes:
         text: of the generated part.
-        echoed, echoed_ids: text and ids of the prompt that is echoed; else empty.
-        log_probs, top: of each echoed and new token; see `Piece`. None: of a first one.
+        log: its tokens, for their log-probabilities; None: these were not requested.
+        echoed: text of the prompt that is echoed; else empty.
+        ids, log_probs, top: echoed and new tokens that the log has not read; see `Piece`. None: of
+            a first one.
         finish_reason: `stop` or `length`, of OpenAI's API; None: in progress.
     """
 
     text: TextPieces
+    log: TokenLog | None
     echoed: str = ""
-    echoed_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     log_probs: list[float | None] = field(default_factory=list)
     top: list[list[tuple[int, float]] | None] = field(default_factory=list)
     finish_reason: str | None = None
-
-    @property
-    def ids(self) -> list[int]:
-        """Echoed and new tokens."""
-        return [*self.echoed_ids, *self.text.ids]
 
     def add(self, piece: Piece) -> str:
         """The new text of a piece; raises its error."""
         if piece.error is not None:
             raise piece.error
-        self.log_probs += piece.log_probs
-        self.top += piece.top
+        if self.log is not None:
+            self.ids += piece.ids
+            self.log_probs += piece.log_probs
+            self.top += piece.top
         if piece.reason is not None:
             self.finish_reason = "length" if piece.reason == "length" else "stop"
         return self.text.add(piece.ids, piece.reason is not None)
+
+    def unread(self) -> tuple[list[int], list[float | None], list[Any]]:
+        """The tokens that the log has not read, which it is now to read."""
+        columns = self.ids, self.log_probs, self.top
+        self.ids, self.log_probs, self.top = [], [], []
+        return columns
 
 
 @dataclass
@@ -90,29 +97,37 @@ class Task:
 
     async def new_choices(self) -> list[Choice]:
         """Outputs without new tokens, in the order of the prompts; echoed prompts are read."""
-        decode, stop = self.served.model.tokenizer.decode, self.requests[0].options.stop
-        if self.echoes is None:
-            count = len(self.rows) * self.samples
-            return [
-                Choice(TextPieces(lambda ids: str(decode(list(ids))), stop)) for _ in range(count)
-            ]
+        tokenizer, stop = self.served.model.tokenizer, self.requests[0].options.stop
         scores: list[RowScores] = [([], [])] * len(self.rows)
-        if self.num_top is not None:
+        if self.echoes is not None and self.num_top is not None:
             scores = await self.served.run(self._reading(self.num_top))
-        choices = []
-        for row, text, (log_probs, top) in zip(self.rows, self.echoes, scores, strict=True):
-            # Some decoders leave out the space before the first of the ids that they are given.
-            known = len(decode(row))
+        has_log, echoes = self.num_top is not None, self.echoes
 
-            def rest(ids: Sequence[int], row: list[int] = row, known: int = known) -> str:
-                """The text of new ids, as it is after the prompt."""
-                return str(decode([*row, *ids]))[known:]
-
-            choices += [
-                Choice(TextPieces(rest, stop), text, row, [None, *log_probs], [None, *top])
+        def make() -> list[Choice]:
+            """Each output."""
+            if echoes is None:
+                return [
+                    Choice(
+                        TextPieces(tokenizer.decoder, stop),
+                        TokenLog(tokenizer) if has_log else None,
+                    )
+                    for _ in range(len(self.rows) * self.samples)
+                ]
+            # Some decoders leave out a space at the beginning, but not after a prompt.
+            return [
+                Choice(
+                    TextPieces(tokenizer.decoder, stop, row),
+                    TokenLog(tokenizer, text, row) if has_log else None,
+                    text,
+                    [*row],
+                    [None, *log_probs],
+                    [None, *top],
+                )
+                for row, text, (log_probs, top) in zip(self.rows, echoes, scores, strict=True)
                 for _ in range(self.samples)
             ]
-        return choices
+
+        return await self.served.encode(make)
 
     def _reading(self, num_top: int) -> Job:
         """The log-probabilities of the prompts' tokens."""
@@ -191,7 +206,7 @@ async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
         options.setdefault("max_new_tokens", max(1, min(_DEFAULT_TOKENS, left)))
         return rows, options
 
-    task = await _task(served, encode, body.n or 1, body.logprobs)
+    task = await _task(served, body, encode, body.logprobs)
     if body.echo:
 
         def texts() -> list[str]:
@@ -206,7 +221,8 @@ async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
 async def chat_task(served: ServedModel, body: ChatBody) -> Task:
     """The task of a chat completion; raises HttpError."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise HttpError(400, "max_tokens is the old name of max_completion_tokens: give one")
+        message = "max_tokens is the old name of max_completion_tokens: give one"
+        raise HttpError(400, message, parameter="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise HttpError(400, "top_logprobs needs logprobs: true", parameter="top_logprobs")
     options = _options(body, served, body.max_completion_tokens or body.max_tokens)
@@ -218,7 +234,7 @@ async def chat_task(served: ServedModel, body: ChatBody) -> Task:
         chats, _ = as_chats(messages)
         return chat_rows(served.model, chats, options), options
 
-    return await _task(served, encode, body.n or 1, num_top)
+    return await _task(served, body, encode, num_top)
 
 
 def _messages(body: ChatBody, served: ServedModel) -> list[dict[str, Any]]:
@@ -228,13 +244,18 @@ def _messages(body: ChatBody, served: ServedModel) -> list[dict[str, Any]]:
         raise HttpError(400, problem, parameter="tools")
     messages = [message.plain() for message in body.messages]
     template = served.model.tokenizer.chat_template or ""
+    unwritten = {
+        name
+        for name in ("tool", "tool_calls")
+        if template and not re.search(rf"\b{name}\b", template)
+    }
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         calls = message.get("tool_calls", [])
         if body.messages[number].content is None and not calls:
             raise HttpError(400, f"{where}: it has no content", parameter="messages")
         for name in ("tool",) * (message["role"] == "tool") + ("tool_calls",) * bool(calls):
-            if template and not re.search(rf"\b{name}\b", template):
+            if name in unwritten:
                 problem = f"{where}: the chat template of {served.name} does not write {name}"
                 raise HttpError(400, problem, parameter="messages")
         if calls and message["role"] != "assistant":
@@ -261,7 +282,7 @@ def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dic
     """The options of `generate`; raises HttpError for a number above the server's limits."""
     settings, model = served.settings, served.model
     _check_most("n", body.n, settings.max_outputs)
-    _check_most("max_tokens", max_tokens, settings.max_new_tokens)
+    _check_most(_limit_name(body), max_tokens, settings.max_new_tokens)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > settings.max_stop:
         message = f"stop may have {settings.max_stop} texts, not {len(stop)}"
@@ -290,14 +311,23 @@ def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dic
     return {**options, "beam_size": 1, **({"stop": stop} if stop else {})}
 
 
+def _limit_name(body: Sampling) -> str:
+    """The field of a body that limits the new tokens."""
+    is_new = isinstance(body, ChatBody) and body.max_tokens is None
+    return "max_completion_tokens" if is_new else "max_tokens"
+
+
 def _check_most(name: str, value: int | None, most: int | None) -> None:
     if value is not None and most is not None and value > most:
         message = f"{name} may be at most {most} here, not {value}"
         raise over_limit(message, name, value, most)
 
 
-async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | None) -> Task:
+async def _task(
+    served: ServedModel, body: CompletionBody | ChatBody, encode: Any, num_top: int | None
+) -> Task:
     """Encode and check the prompts on the tokenizer's thread."""
+    prompt = "messages" if isinstance(body, ChatBody) else "prompt"
     model: LanguageModel = served.model
     if num_top is not None and not served.is_continuous:
         raise HttpError(
@@ -309,7 +339,10 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
 
     def prepare() -> Task:
         """The task, or HttpError for prompts and limits that exceed the context."""
-        rows, options = encode()
+        try:
+            rows, options = encode()
+        except UserError as error:
+            raise as_http_error(error, prompt) from None
         options["scores"] = num_top is not None
         most, longest = served.settings.max_new_tokens, model.config.max_length
         if most is not None:  # only a default may be above it
@@ -324,7 +357,7 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
                     f"{where} has {len(row)} tokens, but the model's context is {longest}: "
                     "shorten it"
                 )
-                raise LengthError(problem, len(row), longest, hint="")
+                raise as_http_error(LengthError(problem, len(row), longest), prompt)
             if len(row) + limit > longest:
                 raise HttpError(
                     400,
@@ -332,13 +365,14 @@ async def _task(served: ServedModel, encode: Any, samples: int, num_top: int | N
                     f"model's context is {longest}: shorten it, or ask for fewer",
                     code="max_tokens_too_large",
                     values={"tokens": len(row), "new": limit, "limit": longest},
-                    parameter="max_tokens",
+                    parameter=_limit_name(body),
                 )
         whole = model.request(rows, **options)
         requests = [whole.select([index]) for index in range(len(rows))]
-        return Task(served, rows, options, samples, num_top, requests, generates=generates)
+        return Task(served, rows, options, body.n or 1, num_top, requests, generates=generates)
 
     try:
         return await served.encode(prepare)
     except UserError as error:
-        raise as_http_error(error) from None
+        grammar = None if body.response_format is None else "response_format"
+        raise as_http_error(error, grammar) from None

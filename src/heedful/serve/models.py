@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ from heedful.serve.settings import Settings
 from heedful.serve.streams import StreamEngine
 from heedful.serve.worker import Engine, Worker
 
+_PREFIXES = 8_192  # tokens of ended outputs that are kept by default
+_PROBE_SECONDS = 1.0  # for which the result of a probe counts
+_ABSOLUTE = re.compile(r"(?<![\w.~/])~?(?:/[^\s/:;,'\"()]+)*/([^\s/:;,'\"()]+)")
+_log = logging.getLogger("heedful.serve")
+
 Kind = TypeVar("Kind", bound=SavedModel)
 Result = TypeVar("Result")
 
@@ -32,17 +38,21 @@ class ServedModel:
 
     Attributes:
         engine: of whole rows.
+        created: when its weights were written, in seconds since 1970; 0: they are in no file.
         generator: of outputs token by token; only for language models, else None.
         is_continuous: `generator` is a continuous batch, for jobs with any number of outputs.
     """
 
-    def __init__(self, name: str, model: Any, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, name: str, model: Any, settings: Settings, metrics: Metrics, created: int
+    ) -> None:
         self.name = name
         self.model = model
         self.settings = settings
-        self.created = 0
+        self.created = created
         self._num_texts = 0
         self._is_retired = False
+        self._reading: asyncio.Future[tuple[Exception | None, float]] | None = None
         self._metrics = metrics
         backend = getattr(model, "backend", None)
         measured = (backend.settings if backend else model.settings).batch_tokens
@@ -59,7 +69,8 @@ class ServedModel:
             from heedful.serve.continuous import ContinuousEngine
 
             model.eager.prepare()
-            batch = ContinuousBatch(model.eager.searcher, settings.prefix_tokens)
+            most = settings.prefix_tokens
+            batch = ContinuousBatch(model.eager.searcher, _PREFIXES if most is None else most)
             self.generator = ContinuousEngine(batch, self.batch_tokens, deliver, observe)
         elif isinstance(model, LanguageModel):
             self.generator = StreamEngine(model.backend_for_row, deliver)
@@ -69,13 +80,21 @@ class ServedModel:
         self._encoder = ThreadPoolExecutor(1, f"heedful-{name}-tokenizer")
 
     @property
+    def keeps_prefixes(self) -> bool:
+        """Keys and values of ended outputs can be used again (`Settings.prefix_tokens`)."""
+        return self.is_continuous and self.generator.batch.shares_prefixes
+
+    @property
     def num_texts(self) -> int:
         """Texts that wait or run."""
         return self._num_texts
 
     @contextmanager
-    def slots(self, count: int) -> Iterator[None]:
+    def slots(self, count: int, parameter: str | None = None) -> Iterator[None]:
         """Reserve room for all texts of a request, or for none.
+
+        Args:
+            parameter: that gives their number, for the error.
 
         Raises:
             HttpError: 429 if the queue is full.
@@ -84,7 +103,7 @@ class ServedModel:
         if count > most:
             message = f"a request may have {most} texts (lines, or outputs), not {count}"
             values = {"name": "texts", "value": count, "limit": most}
-            raise HttpError(400, message, code="limit_exceeded", values=values)
+            raise HttpError(400, message, code="limit_exceeded", values=values, parameter=parameter)
         if self._num_texts + count > most:
             self._metrics.refused(self.name)
             raise HttpError(
@@ -129,29 +148,41 @@ class ServedModel:
     async def probe(self, timeout: float = 10.0) -> None:
         """Let the model read one token between two turns.
 
+        All calls share one reading, and its result for a second: it needs no key, and takes time
+        from requests.
+
         Raises:
             HttpError: 503 if it fails, or does not answer in time.
         """
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Exception | None] = loop.create_future()
+        reading = self._reading
+        if reading is None or (reading.done() and loop.time() >= reading.result()[1]):
+            reading = self._reading = self._read()
+        try:
+            error, _ = await asyncio.wait_for(asyncio.shield(reading), timeout)
+        except TimeoutError:
+            raise self._failed("does not answer") from None
+        if error is not None:
+            raise self._failed("fails; the server's log has the reason")
+
+    def _read(self) -> "asyncio.Future[tuple[Exception | None, float]]":
+        """The error of reading a token, and the time until which it counts."""
+        loop = asyncio.get_running_loop()
+        reading: asyncio.Future[tuple[Exception | None, float]] = loop.create_future()
         deliver = in_loop(loop)
 
         def run() -> None:
-            """Deliver the error of reading a token, or None."""
+            """Read the token, on the worker's thread."""
             error = None
             try:
                 _read_one_token(self.model)
             except Exception as raised:
                 error = raised
-            deliver([lambda: None if answer.done() else answer.set_result(error)])
+                _log.error("%s fails", self.name, exc_info=error)
+            deliver([lambda: reading.set_result((error, loop.time() + _PROBE_SECONDS))])
 
         self.worker.submit(run)
-        try:
-            error = await asyncio.wait_for(answer, timeout)
-        except TimeoutError:
-            raise self._failed("does not answer") from None
-        if error is not None:
-            raise self._failed(f"fails: {error}")
+        return reading
 
     def _failed(self, problem: str) -> HttpError:
         values = {"name": self.name}
@@ -234,7 +265,7 @@ class Registry:
             )
         _read_one_token(model)
         if isinstance(model, Translator) and not _names_languages(model):
-            logging.getLogger("heedful.serve").warning(
+            _log.warning(
                 "%s does not name its languages: it answers for every direction, and /languages "
                 'and /detect leave it out; set "src_language" and "tgt_language" (such as "de" and '
                 '"en") in %s, or data.src_language and data.tgt_language of a recipe',
@@ -246,8 +277,9 @@ class Registry:
     def add(self, name: str, model: Any) -> None:
         """Serve a model, in place of the one of this name, which ends after its requests."""
         former = self.models.get(name)
-        self.models[name] = ServedModel(name, model, self.settings, self.metrics)
-        self.directories.setdefault(name, Path(name))
+        directory = self.directories.setdefault(name, Path(name))
+        created = _written_at(directory)
+        self.models[name] = ServedModel(name, model, self.settings, self.metrics, created)
         if former is not None:
             former.retire()
 
@@ -294,6 +326,13 @@ class Registry:
             message = "the server is loading its models: try again"
             raise HttpError(503, message, code="loading", retry_after=2)
 
+    def without_paths(self, message: str) -> str:
+        """A message for clients: directories of models by name, and other files by name alone."""
+        for name, directory in self.directories.items():
+            for path in (directory.resolve(), directory):
+                message = message.replace(str(path), name)
+        return _ABSOLUTE.sub(r"\1", message)
+
     def close(self) -> None:
         """End all workers after their present turn."""
         for served in self.models.values():
@@ -304,6 +343,11 @@ def _names_languages(model: Translator) -> bool:
     metadata = model.metadata
     targets = metadata.tgt_language or metadata.language_tags
     return bool(metadata.src_language and targets)
+
+
+def _written_at(directory: Path) -> int:
+    times = [path.stat().st_mtime for path in directory.glob("*.safetensors")]
+    return int(max(times, default=0))
 
 
 def _read_one_token(model: Any) -> None:

@@ -6,12 +6,11 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from heedful import __version__
 from heedful.errors import UserError
@@ -20,12 +19,10 @@ from heedful.serve.bodies import ChatBody, CompletionBody, EmbeddingBody
 from heedful.serve.errors import HttpError, as_http_error, timed_out
 from heedful.serve.generating import Choice, Task, chat_task, completion_task
 from heedful.serve.guard import RequestInfo, info_of
-from heedful.serve.jobs import Job
+from heedful.serve.jobs import Job, Piece
 from heedful.serve.models import Registry, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
-_LEAST = -9999.0  # in place of -inf, which JSON lacks
-_WINDOW = 16  # tokens before one that its text can depend on
 
 
 def registry_of(request: Request) -> Registry:
@@ -58,7 +55,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     prompts = body.prompt
     is_list = not isinstance(prompts, str) and not isinstance(prompts[0], int)
     count = (len(prompts) if is_list else 1) * (body.n or 1)
-    reserve(request, served, count)
+    reserve(request, served, count, "n" if (body.n or 1) > 1 else "prompt")
     task = await completion_task(served, body)
     answer = _Answer(request, served, body.stream_options, "cmpl", "text_completion")
     if body.stream:
@@ -74,7 +71,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     own, or 1. Parts of a message that are no text, tools and other formats are not supported.
     """
     served = _language_model(request, body.model, "/v1/chat/completions")
-    reserve(request, served, body.n or 1)
+    reserve(request, served, body.n or 1, "n")
     task = await chat_task(served, body)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     answer = _Answer(request, served, body.stream_options, "chatcmpl", kind)
@@ -94,8 +91,8 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
     if body.dimensions not in (None, width):
         raise HttpError(400, f"dimensions must be {width}, the model's own", parameter="dimensions")
 
-    reserve(request, served, len(texts))
-    rows = await encoded(served, lambda: served.model.encode(texts))
+    reserve(request, served, len(texts), "input")
+    rows = await encoded(served, lambda: served.model.encode(texts), "input")
     for number, row in enumerate(rows, 1):
         if not row:
             message = f"text {number} is empty"
@@ -105,32 +102,53 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
     vectors = await served.run(job)
     info.num_prompt = sum(map(len, rows))
     as_base64 = body.encoding_format == "base64"
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": _base64(vector) if as_base64 else vector.tolist(),
-        }
-        for index, vector in enumerate(vectors)
-    ]
     usage = {"prompt_tokens": info.num_prompt, "total_tokens": info.num_prompt}
-    content = {"object": "list", "data": data, "model": served.name, "usage": usage}
-    return JSONResponse(content)
+
+    def answer() -> Response:
+        """The numbers of all vectors."""
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _base64(vector) if as_base64 else vector.tolist(),
+            }
+            for index, vector in enumerate(vectors)
+        ]
+        content = {"object": "list", "data": data, "model": served.name, "usage": usage}
+        return rendered(content, "data")
+
+    return await served.encode(answer)
 
 
-def reserve(request: Request, served: ServedModel, count: int) -> None:
-    """Reserve room for all texts of a request until its end; raises HttpError 429."""
+def rendered(content: dict[str, Any], name: str) -> Response:
+    """A JSON answer. The items of the list `name` are written one by one: Python's lock is held
+    while one is, and the event loop waits for it."""
+    others = _json({key: value for key, value in content.items() if key != name})
+    items = ",".join(map(_json, content[name]))
+    return Response(f'{others[:-1]},"{name}":[{items}]}}', media_type="application/json")
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def reserve(request: Request, served: ServedModel, count: int, parameter: str) -> None:
+    """Reserve room for all texts of a request until its end; raises HttpError 429.
+
+    Args:
+        parameter: that gives their number.
+    """
     info = info_of(request.scope)
     info.model = served.name
-    info.resources.enter_context(served.slots(count))
+    info.resources.enter_context(served.slots(count, parameter))
 
 
-async def encoded(served: ServedModel, function: Any) -> Any:
-    """The result of a function on the tokenizer's thread; bad input is 400."""
+async def encoded(served: ServedModel, function: Any, parameter: str) -> Any:
+    """The result of a function on the tokenizer's thread; bad input of a parameter is 400."""
     try:
         return await served.encode(function)
     except UserError as error:
-        raise as_http_error(error) from None
+        raise as_http_error(error, parameter) from None
 
 
 def _base64(vector: np.ndarray) -> str:
@@ -168,21 +186,22 @@ class _Answer:
     async def whole(self, task: Task, part: Any) -> Response:
         """All outputs, when they have ended."""
         choices = await task.new_choices()
+        received: list[Piece] = []
         async with aclosing(task.pieces(streams=False)) as pieces:
             async for piece in pieces:
-                try:
-                    choices[piece.index].add(piece)
-                except Exception as error:
-                    raise as_http_error(error) from error
+                if piece.error is not None:
+                    raise as_http_error(piece.error) from piece.error
+                received.append(piece)
 
-        def parts() -> list[dict[str, Any]]:
-            """The entry of each output."""
-            return [part(task, index, choice) for index, choice in enumerate(choices)]
+        def answer() -> Response:
+            """The texts of all outputs."""
+            for piece in received:
+                choices[piece.index].add(piece)
+            entries = [part(choice, index) for index, choice in enumerate(choices)]
+            content = {**self._head(), "choices": entries, "usage": self._usage(task, choices)}
+            return rendered(content, "choices")
 
-        # Texts of single tokens can be many, which would keep the event loop.
-        entries = parts() if task.num_top is None else await self.served.encode(parts)
-        content = {**self._head(), "choices": entries, "usage": self._usage(task, choices)}
-        return JSONResponse(content)
+        return await self.served.encode(answer)
 
     def stream(self, task: Task, part: Any) -> Response:
         """Server-sent events: a part of an output each, at the end `[DONE]`."""
@@ -215,22 +234,30 @@ class _Answer:
                 first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
                 yield _event({**self._head(), "choices": [first], **empty})
         for index, choice in enumerate(choices if task.echoes else []):
-            echo = partial(part, task, index, choice, choice.echoed, 0)
-            entry = await self.served.encode(echo)
-            yield _event({**self._head(), "choices": [entry], **empty})
+            yield await self._event(part, choice, index, choice.echoed, empty)
         try:
             async with aclosing(task.pieces(streams=True)) as pieces:
                 async for piece in pieces:
                     choice = choices[piece.index]
-                    start = len(choice.ids)
                     text = choice.add(piece)
-                    if text or piece.reason or (task.num_top is not None and piece.ids):
-                        entry = part(task, piece.index, choice, text, start)
-                        yield _event({**self._head(), "choices": [entry], **empty})
+                    if text or piece.reason or choice.ids:
+                        yield await self._event(part, choice, piece.index, text, empty)
         finally:
             usage = self._usage(task, choices)
         if self.with_usage:
             yield _event({**self._head(), "choices": [], "usage": usage})
+
+    async def _event(
+        self, part: Any, choice: Choice, index: int, text: str, more: dict[str, Any]
+    ) -> str:
+        """The event of a part of an output."""
+
+        def event() -> str:
+            """As text."""
+            return _event({**self._head(), "choices": [part(choice, index, text)], **more})
+
+        # The tokens of a long prompt, and those beside each new one, take longer.
+        return event() if choice.log is None else await self.served.encode(event)
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -255,116 +282,35 @@ def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
-def _completion_choice(task: Task, index: int, choice: Choice) -> dict[str, Any]:
-    return _completion_part(task, index, choice, choice.echoed + choice.text.text, 0)
+def _completion_choice(choice: Choice, index: int) -> dict[str, Any]:
+    return _completion_part(choice, index, choice.echoed + choice.text.text)
 
 
-def _completion_part(
-    task: Task, index: int, choice: Choice, text: str, first: int
-) -> dict[str, Any]:
+def _completion_part(choice: Choice, index: int, text: str) -> dict[str, Any]:
+    log = choice.log
     return {
         "text": text,
         "index": index,
-        "logprobs": _completion_log_probs(task, choice, first),
+        "logprobs": None if log is None else log.completion(*choice.unread()),
         "finish_reason": choice.finish_reason,
     }
 
 
-def _chat_choice(task: Task, index: int, choice: Choice) -> dict[str, Any]:
+def _chat_choice(choice: Choice, index: int) -> dict[str, Any]:
+    log = choice.log
     return {
         "index": index,
         "message": {"role": "assistant", "content": choice.text.text, "refusal": None},
-        "logprobs": _chat_log_probs(task, choice, 0),
+        "logprobs": None if log is None else log.chat(*choice.unread()),
         "finish_reason": choice.finish_reason,
     }
 
 
-def _chat_part(task: Task, index: int, choice: Choice, text: str, first: int) -> dict[str, Any]:
+def _chat_part(choice: Choice, index: int, text: str) -> dict[str, Any]:
+    log = choice.log
     return {
         "index": index,
         "delta": {"content": text} if text else {},
-        "logprobs": _chat_log_probs(task, choice, first),
+        "logprobs": None if log is None else log.chat(*choice.unread()),
         "finish_reason": choice.finish_reason,
     }
-
-
-def _completion_log_probs(task: Task, choice: Choice, first: int) -> dict[str, Any] | None:
-    """The log-probabilities of the tokens from `first`; offsets are in the text of all tokens.
-
-    The most probable tokens are with the token itself, which may be a further one.
-    """
-    if task.num_top is None:
-        return None
-    ids, values, tops = choice.ids, choice.log_probs, choice.top
-    columns = ids[first:], values[first:], tops[first:]
-    return {
-        "tokens": [_completion_token(task, token) for token in ids[first:]],
-        "token_logprobs": [value if value is None else _finite(value) for value in columns[1]],
-        "top_logprobs": [
-            None if value is None or top is None else _by_text(task, [*top, (token, value)])
-            for token, value, top in zip(*columns, strict=True)
-        ],
-        "text_offset": _offsets(task, choice, first),
-    }
-
-
-def _by_text(task: Task, tokens: list[tuple[int, float]]) -> dict[str, float]:
-    """The log-probabilities of tokens by their text; of equal texts that of the first token."""
-    values: dict[str, float] = {}
-    for token, value in tokens:
-        values.setdefault(_completion_token(task, token), _finite(value))
-    return values
-
-
-def _completion_token(task: Task, token: int) -> str:
-    """The text of a token; of one that ends within a character its bytes, as OpenAI has them."""
-    data = _bytes_of(task, token)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _bytes_of(task: Task, token: int) -> bytes:
-    """The bytes of a token, with a space before it; those that it has alone if they vary."""
-    tokenizer = task.served.model.tokenizer
-    data: bytes | None = tokenizer.bytes_of(token) if token < tokenizer.vocab_size else b""
-    return str(tokenizer.decode([token])).encode() if data is None else data
-
-
-def _offsets(task: Task, choice: Choice, first: int) -> list[int]:
-    """The offset of each token from `first` in the text of an output."""
-    decode, ids = task.served.model.tokenizer.decode, choice.ids
-
-    def length(start: int, end: int) -> int:
-        """Characters of some tokens."""
-        return len(decode(ids[start:end]))
-
-    offsets = [length(0, first)] if first < len(ids) else []
-    for end in range(first + 1, len(ids)):
-        start = max(0, end - _WINDOW)
-        offsets.append(offsets[-1] + length(start, end) - length(start, end - 1))
-    return offsets
-
-
-def _finite(value: float) -> float:
-    return max(value, _LEAST)
-
-
-def _chat_log_probs(task: Task, choice: Choice, first: int) -> dict[str, Any] | None:
-    if task.num_top is None:
-        return None
-
-    def entry(token: int, value: float) -> dict[str, Any]:
-        """One token."""
-        data = _bytes_of(task, token)
-        text = data.decode(errors="replace")
-        return {"token": text, "logprob": _finite(value), "bytes": list(data)}
-
-    columns = choice.ids[first:], choice.log_probs[first:], choice.top[first:]
-    content = [
-        {**entry(token, value), "top_logprobs": [entry(*candidate) for candidate in top]}
-        for token, value, top in zip(*columns, strict=True)
-        if value is not None and top is not None  # always, without an echoed prompt
-    ]
-    return {"content": content, "refusal": None}

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from heedful.backends.base import GenerationBackend, GenerationRequest
-from heedful.errors import UserError
-from heedful.generation.stopping import StopStrings
+from heedful.backends.torch.searching import stop_function
+from heedful.errors import DamagedError, UserError
 from heedful.serve.jobs import Deliveries, GenerationJob, Piece, Reason
 
 MOST = 8  # streams side by side; the others wait
@@ -79,7 +79,7 @@ class _Stream:
                 self._steps = iter(self._backend_for(row, request).stream_tokens(row, request))
             ids, ended = next(self._steps)
         except Exception as error:
-            if not isinstance(error, UserError):
+            if not isinstance(error, UserError) or isinstance(error, DamagedError):
                 logging.getLogger("heedful.serve").error("a stream failed", exc_info=error)
             return Piece(0, [], [], [], "dead_end", error)
         self._ids += ids
@@ -89,7 +89,7 @@ class _Stream:
     def _reason(self, request: GenerationRequest) -> Reason:
         if self._ids and self._ids[-1] in request.eos_ids:
             return "eos"
-        stop = request.options.stop
-        if stop and StopStrings(request.decode, stop)(0, self._ids):
+        stop = stop_function(request)
+        if stop is not None and stop(0, self._ids):
             return "stop"
         return "length" if len(self._ids) == request.max_new_tokens[0] else "dead_end"

@@ -143,7 +143,7 @@ async def _groups(
 
     def reserve_for(served: ServedModel, indices: Sequence[int]) -> None:
         """Reserve room for the rows of some texts."""
-        reserve(request, served, sum(len(texts[index].rows) for index in indices))
+        reserve(request, served, sum(len(texts[index].rows) for index in indices), "q")
 
     is_given = body.source not in (None, "auto")
     first = _translator(registry, body.source if is_given else None, body)
@@ -217,7 +217,8 @@ def _translator(registry: Registry, source: str | None, body: TranslateBody) -> 
         return max(fitting, key=lambda one: len(_sources_of(one)) + bool(targets_of(one.model)))
     if not target:
         message = "Invalid request: missing target parameter"
-        raise HttpError(400, message, code="invalid_parameter", values={"name": "target"})
+        values = {"name": "target"}
+        raise HttpError(400, message, code="invalid_parameter", values=values, parameter="target")
     pairs = [
         f"{'/'.join(_sources_of(one)) or 'any'} to {', '.join(targets_of(one.model)) or 'any'}"
         for one in translators
@@ -304,7 +305,7 @@ async def _job(served: ServedModel, lines: list[str], body: TranslateBody) -> tu
         language = {"tgt_language": body.target} if tags else {}
         return model.prompt_ids(lines, Options.from_keywords(language))
 
-    rows = await encoded(served, encode)
+    rows = await encoded(served, encode, "q")
     resolved = model.options(**options)
 
     def run(items: list[tuple[list[int], str]], report: OnOutput) -> list[Result]:

@@ -18,7 +18,7 @@ from heedful.backends.ctranslate2.instructions import select_instructions
 from heedful.backends.ctranslate2.vocabulary import read_vocabulary
 from heedful.backends.manifest import NetFacts
 from heedful.backends.shortlist import Shortlist
-from heedful.errors import UserError
+from heedful.errors import DamagedError, UserError
 from heedful.files import write_text
 from heedful.generation.hypotheses import Hypothesis
 from heedful.options import Options
@@ -68,13 +68,13 @@ class _Call(NamedTuple):
 
 @contextmanager
 def _undamaged(directory: Path) -> Iterator[None]:
-    """Turn errors of damaged or exchanged files, some only found at use, into UserError."""
+    """Turn errors of damaged or exchanged files, some only found at use, into DamagedError."""
     try:
         yield
     except UserError:
         raise
     except (RuntimeError, ValueError, LookupError, OSError, BadZipFile) as error:
-        raise UserError(
+        raise DamagedError(
             f"{directory} is damaged, or of another model ({error}): make it again by "
             "`heedful optimize`"
         ) from None
@@ -334,7 +334,8 @@ class CTranslate2:
         if banned:
             keys["suppress_sequences"] = [[self._target[token] for token in ids] for ids in banned]
         if options.samples:
-            keys["sampling_topk"] = options.top_k or 0  # 0: all
+            top_k = options.top_k or 0
+            keys["sampling_topk"] = top_k if top_k < len(self._target) else 0  # 0: all
             keys["sampling_topp"] = options.top_p or 1.0
             keys["sampling_temperature"] = (
                 1.0 if options.temperature is None else options.temperature

@@ -300,4 +300,8 @@ def _rules(request: GenerationRequest, *, include_prompt: bool) -> list[Rule]:
 
 
 def stop_function(request: GenerationRequest) -> StopStrings | None:
-    return StopStrings(request.decode, request.options.stop) if request.options.stop else None
+    if not request.options.stop:
+        return None
+    if request.decoder is None:
+        raise UserError("stop needs the texts of outputs, and this model has no tokenizer")
+    return StopStrings(request.decoder, request.options.stop)
