@@ -30,6 +30,10 @@ def timed_protocol(read_timeout: float) -> type[asyncio.Protocol]:
 
         _timer: asyncio.TimerHandle | None = None
 
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            super().__init__(*args, **keywords)
+            self.conn = _Connection(h11.SERVER, MAX_HEADERS)
+
         def connection_made(self, transport: Any) -> None:
             """Begin to wait for the first headers."""
             super().connection_made(transport)
@@ -67,6 +71,27 @@ def timed_protocol(read_timeout: float) -> type[asyncio.Protocol]:
                 self._timer = None
 
     return TimedProtocol
+
+
+class _Connection(h11.Connection):
+    """A connection that accepts one length of a body.
+
+    A proxy that reads the other one takes the end of a body for the next request, or the reverse
+    (request smuggling). A server may refuse both together (RFC 9112, section 6.3), and
+    Transfer-Encoding is wrong in HTTP/1.0 (section 6.1).
+    """
+
+    def next_event(self) -> Any:
+        """As in h11; raises RemoteProtocolError for a request with two lengths."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names:
+                if b"content-length" in names:
+                    raise h11.RemoteProtocolError("it has Content-Length and Transfer-Encoding")
+                if event.http_version == b"1.0":
+                    raise h11.RemoteProtocolError("HTTP/1.0 has no Transfer-Encoding")
+        return event
 
 
 def _answer_to(cause: BaseException | None) -> list[Any]:
