@@ -35,6 +35,9 @@ PUBLIC = {
 _INFO = "heedful.request"
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _FORM = "application/x-www-form-urlencoded"
+# Fields of bodies that are not logged; clients of other servers send theirs by mistake.
+_SECRETS = {"api_key", "apikey", "key", "authorization", "token", "password", "secret"}
+_HIDDEN = "***"
 _GRACE = 1.0  # seconds for a stream to report that its time limit is reached
 _log = logging.getLogger("heedful.serve")
 
@@ -135,7 +138,7 @@ class Guard:
                 raise HttpError(401, "the API key is missing or unknown")
             scope[_INFO].role = role
         if self.settings.log_texts and body:
-            _log.info("request %s body %s", scope[_INFO].id, ascii(body[:10_000]))
+            _log.info("request %s body %s", scope[_INFO].id, _without_keys(body, key))
         await self._run(scope, body, receive, response)
 
     async def _run(
@@ -298,6 +301,29 @@ def _key_in(body: bytes) -> str | None:
         return None
     key = content.get("api_key") if isinstance(content, dict) else None
     return key if isinstance(key, str) else None
+
+
+def _without_keys(body: bytes, key: str | None) -> str:
+    """A JSON body as ASCII for the log, without keys; of another one only its size.
+
+    Args:
+        key: of the headers, which a text might quote.
+    """
+
+    def hide(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The fields of an object."""
+        return {
+            name: value
+            if isinstance(value, dict) or name.lower().replace("-", "_") not in _SECRETS
+            else _HIDDEN
+            for name, value in pairs
+        }
+
+    try:
+        text = json.dumps(json.loads(body, object_pairs_hook=hide))
+    except (ValueError, RecursionError):
+        return f"of {len(body)} bytes, not JSON"
+    return (text.replace(key, _HIDDEN) if key else text)[:10_000]
 
 
 def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], body: bytes) -> bytes:
