@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import os
 import socket
 import threading
 import time
@@ -297,6 +298,126 @@ def test_a_defect_is_a_500_of_one_request_alone() -> None:
         assert httpx.get(f"{ill.url}/health/ready").status_code == 200
 
 
+def test_all_who_ask_for_health_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no key, and takes time from requests."""
+    readings, held = [], threading.Event()
+
+    def read(model: Any) -> None:
+        readings.append(model)
+        held.wait(10)
+        if len(readings) > 1:
+            raise RuntimeError("secret of /srv")
+
+    monkeypatch.setattr("heedful.serve.models._read_one_token", read)
+    model = model_of("gpt2")
+    with running({"gpt": model}) as server, ThreadPoolExecutor(8) as pool:
+        paths = ["/health/ready", "/health"] * 4
+        answers = [pool.submit(httpx.get, f"{server.url}{path}") for path in paths]
+        while not readings:
+            time.sleep(0.002)
+        held.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+        assert httpx.get(f"{server.url}/health/ready").status_code == 200
+        assert readings == [model]
+        monkeypatch.setattr("heedful.serve.models._PROBE_SECONDS", 0.0)
+        server.server.registry.models["gpt"]._reading = None
+        failed = httpx.get(f"{server.url}/health/ready")
+        assert failed.status_code == 503
+        assert "gpt fails" in failed.json()["error"]["message"]
+        assert "secret" not in failed.text
+        assert httpx.get(f"{server.url}/health/ready").status_code == 503
+        assert len(readings) == 3  # the former result is too old
+
+
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        (["Content-Length: 2", "Transfer-Encoding: chunked"], "1.1"),
+        (["Transfer-Encoding: chunked", "Content-Length: 2"], "1.1"),
+        (["Transfer-Encoding: chunked"], "1.0"),
+    ],
+)
+def test_a_body_with_two_lengths_is_refused_and_the_connection_ends(
+    served: Any, headers: list[str], version: str
+) -> None:
+    """What follows would be a request of its own to a proxy that reads the other length."""
+    for path in ("/v1/completions", "/nothing"):
+        request = post(b"0\r\n\r\n", *headers, path=path).replace(b"Connection: close\r\n", b"")
+        request = request.replace(b"HTTP/1.1", f"HTTP/{version}".encode(), 1)
+        answer = raw(served, request + b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+        head, _, content = answer.partition(b"\r\n\r\n")
+        assert b" 400 " in head.splitlines()[0]
+        assert b"connection: close" in head.lower()
+        assert "Transfer-Encoding" in json.loads(content)["error"]["message"]
+        assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_logged_bodies_have_no_keys(
+    served: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("user-key-1\nadmin boss-key-1\n")
+    models = {name: served.models[name] for name in ("gpt", "de-en")}
+    caplog.set_level("INFO", "heedful.serve")
+    with running(models, keys, log_texts=True) as server, httpx.Client(base_url=server.url) as own:
+        text = {"q": "a dog", "source": "de", "target": "en", "api_key": "user-key-1"}
+        assert own.post("/translate", json=text).status_code == 200
+        assert own.post("/translate", data=text).status_code == 200
+        assert own.post("/detect", json={"q": 5, "api_key": "user-key-1"}).status_code == 400
+        own.headers["Authorization"] = "Bearer boss-key-1"
+        quoted = {**COMPLETION, "prompt": "my key is boss-key-1"}
+        assert own.post("/v1/completions", json=quoted).status_code == 200
+        others = {"api_key": "sk-of-another", "metadata": {"Authorization": "sk-of-another"}}
+        assert own.post("/v1/completions", json={**COMPLETION, **others}).status_code == 400
+        twice = b'{"api\\u005fkey": "sk-of-another", "api_key": ["sk-of-another"]}'
+        for content in (twice, b"api_key=sk-of-another", b'{"api_key": "sk-of-another"', b"\xff"):
+            assert own.post("/v1/completions", content=content).status_code == 400
+        assert own.get("/v1/models?api_key=sk-of-another").status_code == 200
+    assert caplog.text.count("a dog") == 2
+    assert "my key is ***" in caplog.text
+    for key in ("user-key-1", "boss-key-1", "sk-of-another"):
+        assert key not in caplog.text
+
+
+def test_a_fault_of_a_backends_files_is_no_fault_of_the_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the answer has no path of the server; the log has it."""
+    pytest.importorskip("ctranslate2")
+    import heedful
+    from backend_models import saved
+
+    saved("gpt2", tmp_path / "gpt")
+    model: Any = heedful.load(tmp_path / "gpt", backend="ctranslate2", precision="float32")
+    with running({"gpt": model}) as server:
+        url = f"{server.url}/v1/completions"
+        sampled = {**COMPLETION, "temperature": 1, "top_k": 100_000}
+        for stream in (False, True):
+            answer = httpx.post(url, json={**sampled, "stream": stream})
+            assert answer.status_code == 200
+            assert "error" not in answer.text
+        model.backend._target = ["no token of it"] * 500
+        model.backend._last = None
+        failed = httpx.post(url, json=COMPLETION)
+        streamed = httpx.post(url, json={**COMPLETION, "stream": True})
+    assert failed.status_code == 500
+    for answer in (failed, streamed):
+        assert "the server failed" in answer.text
+        assert str(tmp_path) not in answer.text
+    assert str(tmp_path) in caplog.text
+
+
+def test_models_have_the_time_of_their_weights(tmp_path: Path, served: Any) -> None:
+    served.models["gpt"].save(tmp_path / "gpt")
+    os.utime(tmp_path / "gpt" / "model.safetensors", (5_000, 1_234_567))
+    with running({}) as server:
+        registry = server.server.registry
+        registry.directories["gpt"] = tmp_path / "gpt"
+        asyncio.run_coroutine_threadsafe(registry.open_all(), server.loop).result(20)
+        [entry] = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert entry["created"] == 1_234_567
+
+
 def test_keys_cover_every_route_but_health(tmp_path: Path, served: Any) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nuser-key-1\n\nadmin boss-key-1\n")
@@ -477,7 +598,9 @@ def test_a_broken_model_does_not_keep_others_from_being_replaced(tmp_path: Path)
         headers = {"Authorization": "Bearer boss-key-1"}
         refused = httpx.post(f"{served.url}/admin/reload", json={}, headers=headers, timeout=20)
         assert refused.status_code == 409
-        assert "first stays as it was" in refused.json()["error"]["message"]
+        message = refused.json()["error"]["message"]
+        assert message.startswith("first stays as it was: first/config.json")
+        assert str(tmp_path) not in refused.text
         assert registry.models["first"] is former["first"]
         assert registry.models["second"] is not former["second"]
 

@@ -1,6 +1,7 @@
 """`heedful serve`: models over HTTP, for clients of OpenAI's and LibreTranslate's APIs."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -8,6 +9,9 @@ from heedful import extras
 from heedful.cli.flags import spread
 from heedful.errors import UserError
 from heedful.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from heedful.serve.models import Registry
 
 _ACCESS = "Address and access"
 
@@ -66,10 +70,18 @@ def serve(
             typer.echo(line)
         return
 
-    def report(url: str) -> None:
-        """Print the address, and a note if the server is open to others without keys."""
+    def report(url: str, registry: "Registry") -> None:
+        """Print the address, and notes: on a server without keys, and a flag without effect."""
         if not is_loopback(host) and settings.keys is None:
             typer.echo(f"note: anyone who can reach {host} may use this server (--keys)", err=True)
+        if settings.prefix_tokens is not None and not any(
+            served.keeps_prefixes for served in registry.models.values()
+        ):
+            typer.echo(
+                "note: --prefix-tokens has no effect: it is for language models on the net itself "
+                "(--backend eager) without windowed layers",
+                err=True,
+            )
         typer.echo(f"ready at {url}", err=True)
 
     _log_to_stderr()

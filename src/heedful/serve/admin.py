@@ -1,5 +1,6 @@
 """Routes about the server itself: health, metrics, and the replacement of models."""
 
+import logging
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,6 +13,7 @@ from heedful.serve.errors import HttpError, shutting_down
 from heedful.serve.guard import info_of
 from heedful.serve.openai import registry_of
 
+_log = logging.getLogger("heedful.serve")
 router = APIRouter(tags=["Server"])
 
 
@@ -69,5 +71,6 @@ async def reload(body: ReloadBody, request: Request) -> dict[str, Any]:
     try:
         await registry.replace(names)
     except UserError as error:
-        raise HttpError(409, str(error)) from None
+        _log.error("not replaced: %s", error)
+        raise HttpError(409, registry.without_paths(str(error))) from None
     return {"reloaded": names}

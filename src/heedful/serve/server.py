@@ -35,7 +35,7 @@ def serve(
     host: str,
     port: int,
     settings: Settings,
-    on_ready: Callable[[str], None] = lambda url: None,
+    on_ready: Callable[[str, Registry], None] = lambda url, registry: None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT, after which requests in progress are answered.
 
@@ -44,7 +44,7 @@ def serve(
 
     Args:
         port: 0: any free one.
-        on_ready: called with the server's address when all models are open.
+        on_ready: called with the server's address and models when all of them are open.
 
     Raises:
         UserError: keys or a model that cannot be read; an address that cannot be listened to; an
@@ -59,7 +59,9 @@ def serve(
         shown = f"[{address}]" if ":" in address else address
         server = Server(directories, settings, keys)
         sys.setswitchinterval(_SWITCH_INTERVAL)
-        asyncio.run(server.run(listener, lambda: on_ready(f"http://{shown}:{number}")))
+        asyncio.run(
+            server.run(listener, lambda: on_ready(f"http://{shown}:{number}", server.registry))
+        )
 
 
 def check_models(directories: Mapping[str, Path], settings: Settings) -> list[str]:

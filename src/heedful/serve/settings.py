@@ -23,7 +23,8 @@ class Settings:
         _flag(
             _ACCESS,
             "File of API keys, one a line; `admin KEY` may also replace models by /admin/reload. "
-            "Every route but /health needs one.",
+            "Every route needs one but /health, /frontend/settings and the files of the web "
+            "pages (/ and /docs).",
             metavar="FILE",
             show_default="none needed",
         ),
@@ -122,22 +123,23 @@ class Settings:
         ),
     ] = None
     prefix_tokens: Annotated[
-        int,
+        int | None,
         _flag(
             _RUN_TIME,
             "Tokens of ended outputs whose keys and values a language model keeps, so that a "
             "prompt which begins like one of them is read from there on; 0: none.",
             min=0,
             metavar="N",
+            show_default="8192",
         ),
-    ] = 8_192
+    ] = None
     backend: Annotated[
         str,
         _flag(
             _RUN_TIME,
             "auto: the fastest that heedful optimize found. A language model batches continuously "
             "on eager alone.",
-            metavar="auto|eager|compiled|ctranslate2",
+            metavar="auto|eager|compiled|ctranslate2|onnxruntime",
         ),
     ] = "auto"
     precision: Annotated[
