@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
+from types import SimpleNamespace
 from urllib import error, request
 
 import pytest
@@ -18,6 +19,8 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from backend_models import model_of
 from commands import Commands, assert_refused, default_signals
+from heedful.cli.serve import serve
+from heedful.serve.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,23 @@ def test_what_cannot_be_served_is_refused(commands: Commands, model: Path, tmp_p
     assert_refused(commands.run("serve", model, "--backend", "ctranslate2"), "has no backend")
     done = commands.run("serve", model, f"b={model}", "--check")
     assert (done.code, done.out.count("LanguageModel(gpt2")) == (0, 2)
+
+
+@pytest.mark.parametrize(("given", "keeps"), [(None, False), (5, True), (5, False)])
+def test_prefix_tokens_without_a_model_that_keeps_them_are_noted(
+    given: int | None,
+    keeps: bool,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    registry = SimpleNamespace(models={"a": SimpleNamespace(keeps_prefixes=keeps)})
+    monkeypatch.setattr("heedful.serve.server.serve", lambda *a: a[-1]("the address", registry))
+    monkeypatch.setattr("heedful.cli.serve._log_to_stderr", lambda: None)
+    settings = {**vars(Settings()), "prefix_tokens": given}
+    serve(models=[str(model)], host="127.0.0.1", port=0, check=False, **settings)
+    has_note = "note: --prefix-tokens has no effect" in capsys.readouterr().err
+    assert has_note == (given is not None and not keeps)
 
 
 def start(model: Path, port: int, *options: str) -> "subprocess.Popen[str]":
