@@ -72,7 +72,12 @@ async def fill(body: FillBody, request: Request) -> Response:
     job = Job(("fill", top_k), rows, sizes, lambda rows, report: model.fill_rows(rows, top_k))
     results = await served.run(job)
     info_of(request.scope).num_prompt = sum(sizes)
-    answers = [
-        [[asdict(filling) for filling in fillings] for fillings in masks] for masks in results
-    ]
-    return JSONResponse({"model": served.name, "results": answers[0] if is_single else answers})
+
+    def answer() -> Response:
+        """All fillings, each with the whole text."""
+        answers = [
+            [[asdict(filling) for filling in fillings] for fillings in masks] for masks in results
+        ]
+        return JSONResponse({"model": served.name, "results": answers[0] if is_single else answers})
+
+    return await served.encode(answer)

@@ -82,7 +82,7 @@ class ServedModel:
     @property
     def keeps_prefixes(self) -> bool:
         """Keys and values of ended outputs can be used again (`Settings.prefix_tokens`)."""
-        return self.is_continuous and self.generator.batch.shares_prefixes
+        return self.is_continuous and bool(self.generator.batch.shares_prefixes)
 
     @property
     def num_texts(self) -> int:
@@ -329,8 +329,9 @@ class Registry:
     def without_paths(self, message: str) -> str:
         """A message for clients: directories of models by name, and other files by name alone."""
         for name, directory in self.directories.items():
-            for path in (directory.resolve(), directory):
-                message = message.replace(str(path), name)
+            for path in (str(directory.resolve()), str(directory)):
+                if "/" in path:  # "." is in other words, too
+                    message = message.replace(path, name)
         return _ABSOLUTE.sub(r"\1", message)
 
     def close(self) -> None:
@@ -346,7 +347,10 @@ def _names_languages(model: Translator) -> bool:
 
 
 def _written_at(directory: Path) -> int:
-    times = [path.stat().st_mtime for path in directory.glob("*.safetensors")]
+    try:
+        times = [path.stat().st_mtime for path in directory.glob("*.safetensors")]
+    except OSError:  # they are being replaced
+        return 0
     return int(max(times, default=0))
 
 

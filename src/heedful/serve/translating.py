@@ -62,10 +62,11 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         results = await served.run(job)
         info.num_prompt += num_tokens
         info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
-        remaining = iter(results)
-        translations |= {index: _joined(texts[index], remaining) for index in indices}
+        own = [texts[index] for index in indices]
+        joined = await asyncio.to_thread(_all_joined, own, results)
+        translations |= zip(indices, joined, strict=True)
     ordered = [translations[index] for index in range(len(texts))]
-    return JSONResponse(_content(body, ordered, detected))
+    return await asyncio.to_thread(lambda: JSONResponse(_content(body, ordered, detected)))
 
 
 @router.api_route("/languages", methods=["GET"])
@@ -237,6 +238,14 @@ def _translator(registry: Registry, source: str | None, body: TranslateBody) -> 
 def _is_one_of(language: str | None, tags: Sequence[str]) -> bool:
     """True if a language is one of some tags, in whichever form they are written."""
     return language is not None and matching_tag(language, tags) is not None
+
+
+def _all_joined(
+    texts: Sequence[Parts | HtmlParts], results: Sequence[Result]
+) -> list[list[Translation]]:
+    """`_joined` for each text; `results` are those of all rows."""
+    remaining = iter(results)
+    return [_joined(text, remaining) for text in texts]
 
 
 def _joined(text: Parts | HtmlParts, results: Iterator[Result]) -> list[Translation]:
