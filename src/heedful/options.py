@@ -17,6 +17,9 @@ SEARCH, SAMPLING, CONSTRAINTS = "Search", "Sampling", "Constraints on the output
 
 TooLong = Literal["error", "truncate", "leave_out"]
 LARGEST = 1_000_000  # tokens, beams and the like: a larger number is a mistake
+# Temperatures below and above act as these: in fp32 quotients could be -inf or NaN. There only the
+# most probable tokens, or all with equal probability, are left anyway.
+TEMPERATURES = (1e-30, 1e30)
 SAMPLING_OPTIONS = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("top_h", "epsilon_cutoff", "eta_cutoff"),
@@ -86,7 +89,7 @@ class Options:
     stop_rule: Literal["optimal", "beam_full", "heuristic"] | None = _option(
         "End of a beam search: optimal (no hypothesis can still win), beam_full (beam-size "
         "hypotheses ended) or heuristic (a bound at the current length). CTranslate2 supports "
-        "beam_full only; a request with another rule runs eager.",
+        "beam_full only, and has it where no rule is given.",
         panel=SEARCH, shown="the model's, or optimal",
     )  # fmt: skip
     num_groups: int = _option(

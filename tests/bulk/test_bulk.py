@@ -99,6 +99,7 @@ def test_each_task_has_the_results_of_its_pipeline(
     ]
     assert values(rows, "output") == [best.text for best, *_ in expected]
     assert values(rows, "finished") == [best.finished for best, *_ in expected]
+    assert values(rows, "failure") == [best.failure for best, *_ in expected]
 
     options = {"num_return": 2, "scores": True, "temperature": 1.0, "seed": 5}
     run(job_of(world, tmp_path / "lm", "lm", "generate", options=options, shard_rows=7))

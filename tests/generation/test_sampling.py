@@ -131,7 +131,7 @@ def test_a_dead_end_ends_only_its_row() -> None:
     assert [(h.ids, h.finished) for h in actual] == [([1] * 4, False), ([1] * 2, False)]
     [nothing] = sample(function, [[1]], rules=[BannedTokens([0, 1, 2])], eos_id=0,
                        max_new_tokens=4, seeds=[1])  # fmt: skip
-    assert nothing == Hypothesis([], 0.0, False, 0.0, [])
+    assert nothing == Hypothesis([], 0.0, False, 0.0, [], "dead_end")
 
 
 def test_the_state_is_reordered_after_a_dead_end() -> None:

@@ -175,6 +175,12 @@ def test_prefixes_begin_their_translations(model):
         )
 
 
+def test_a_prefix_with_unknown_parts_is_refused(model):
+    """Its unknown part would be missing in the output."""
+    with pytest.raises(UserError, match=r"no output can contain the prefix '4 ☃'.* it is '4"):
+        model.generate(["1 2 3"], prefixes=["4 ☃"])
+
+
 def test_samples_of_a_source_end_independently(model):
     """Also if one ends before the others: each equals a single sample."""
     options = {"temperature": 2.0, "seed": [3, 4], "max_new_tokens": 9}

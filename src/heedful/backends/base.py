@@ -120,10 +120,17 @@ class GenerationBackend(Backend, Protocol):
     """A backend of an encoder-decoder or decoder-only net."""
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
-        """Every reason why the backend cannot run a request; empty where it can."""
+        """Every reason why the backend cannot run a request; empty where it can.
+
+        A reason names an option as `option NAME`. Without rows: the reasons of the options alone.
+        """
 
     def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """The outputs of each row of one batch, best first."""
+        """The outputs of each row of one batch, best first.
+
+        Empty for a row whose search the backend could not complete as the net does: the caller
+        runs the net.
+        """
 
     def submit(
         self, rows: list[list[int]], request: GenerationRequest

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from heedful import pipelines
 from heedful.errors import UserError
 from heedful.options import Options
-from heedful.pipelines.text_generation import Generation
+from heedful.pipelines.generations import Generation
 from heedful.progress import Advance
 
 Model = TypeVar("Model", bound="pipelines.SavedModel")
@@ -111,6 +111,7 @@ class Generate(BulkTask["pipelines.Generator"]):
 
     def _values(self, generation: Generation) -> Result:
         values: Result = {"output": generation.text, "finished": generation.finished}
+        values["failure"] = generation.failure
         if self.options.get("scores"):
             scores = generation.score, generation.log_prob
             values |= zip(("score", "log_prob"), map(_finite, scores), strict=True)
@@ -126,7 +127,7 @@ class Generate(BulkTask["pipelines.Generator"]):
         """See `BulkTask.arrow_types`."""
         import pyarrow as pa
 
-        types = {"output": pa.string(), "finished": pa.bool_()}
+        types = {"output": pa.string(), "finished": pa.bool_(), "failure": pa.string()}
         if self.options.get("scores"):
             types |= {"score": pa.float64(), "log_prob": pa.float64()}
         if self.options.get("num_return", 1) == 1:

@@ -65,7 +65,7 @@ def chat(
         loaded = pipelines.load(str(draft), device=run_time.device, backend="eager")
         options["draft"] = pipelines.expect(loaded, pipelines.LanguageModel, "--draft")
     options["explicit"] = frozenset(options)
-    lines.note_unused(options, opened.options(**{"beam_size": 1, **options}))
+    lines.note_unused(options, opened.options(**{"beam_size": 1, **options}), opened)
     conversation = Conversation(opened, system, options)
     if sys.stdin.isatty() and not json:
         _talk(conversation)

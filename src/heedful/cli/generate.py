@@ -70,7 +70,7 @@ def _write(
 ) -> None:
     """Write the outputs of every prompt; samples of prompt i do not depend on other prompts."""
     options["explicit"] = frozenset(options)
-    lines.note_unused(options, model.options(**options))
+    lines.note_unused(options, model.options(**options), model)
     seed = options.setdefault("seed", secrets.randbelow(2**31))
     settled = model.options(**options)
     number = 0

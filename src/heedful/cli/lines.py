@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Device, Output, Truncate
+from heedful.cli.flags import Device, Output, Truncate, flag_of
 from heedful.cli.help import IN_OUT, RUN_TIME
 from heedful.cli.shared import note
 from heedful.errors import UserError
@@ -24,6 +24,10 @@ from heedful.progress import Advance, track, use_display
 
 Kind = TypeVar("Kind", bound="pipelines.SavedModel")
 CHUNK = 1_024
+_FAILURES = {
+    "dead_end": "outputs that end where the constraints allow no token",
+    "without_phrase": "outputs without all required phrases",
+}
 _BLOCK = 1 << 20
 _RARE_BREAKS = re.compile(r"[\x85\u2028\u2029]")  # the others are escaped by the library
 _LONGEST = 1_000_000  # characters of a line for a model
@@ -32,8 +36,8 @@ _LONGEST = 1_000_000  # characters of a line for a model
 def backend_option(
     default: str,
     help: str = "eager (the torch module), compiled, ctranslate2, onnxruntime, or auto: the "
-    "fastest that `heedful optimize` found, else eager. A request that a backend does not support "
-    "runs eager.",
+    "fastest that `heedful optimize` found, else eager. With auto a request that the backend does "
+    "not support runs eager; of a backend by name, options that it does not support are an error.",
 ) -> Any:
     """The flag `--backend`."""
     return typer.Option(default, metavar="NAME", help=help, rich_help_panel=RUN_TIME)
@@ -175,24 +179,41 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def note_unused(options: Mapping[str, Any], settled: Options) -> None:
+def note_unused(
+    options: Mapping[str, Any], settled: Options, model: "pipelines.SavedModel"
+) -> None:
     """Note options of the command line that have no effect beside the others.
 
     Args:
         options: those that are given.
         settled: all, with the model's defaults.
     """
-    names = [] if settled.samples else ["seed", *SAMPLING_OPTIONS[1:]]
-    for name in names:
+    reasons: dict[str, str] = {}
+    if not settled.samples:
+        unused = ("seed", *SAMPLING_OPTIONS[1:])
+        reasons |= dict.fromkeys(unused, "nothing is sampled; give a --temperature above 0")
+    if settled.draft is None:
+        reasons["num_draft_tokens"] = "there is no --draft"
+    if (settled.beam_size or 1) == 1:
+        reasons["stop_rule"] = "there is a single beam; give a --beam-size above 1"
+        of_scores = "on outputs, only on scores: there is a single beam"
+        reasons |= dict.fromkeys(("length_penalty", "normalization"), of_scores)
+    elif settled.require and settled.stop_rule != "optimal":
+        reasons["stop_rule"] = "a search with --require ends by the rule optimal"
+    if model.shortlist is None:
+        reasons["shortlist"] = "the model has no shortlist (heedful optimize --shortlist)"
+    if settled.num_groups > 1 and not settled.diversity_penalty:
+        reasons["num_groups"] = "on outputs but a smaller beam: give a --diversity-penalty above 0"
+    for name, reason in reasons.items():
         if options.get(name) is not None:
-            flag = name.replace("_", "-")
-            note(f"--{flag} has no effect: nothing is sampled; give a --temperature above 0")
-    if settled.draft is None and "num_draft_tokens" in options:
-        note("--num-draft-tokens has no effect: there is no --draft")
+            flag = flag_of(name)
+            if options[name] is False:
+                flag = f"--no-{flag[2:]}"
+            note(f"{flag} has no effect{' ' if reason.startswith('on ') else ': '}{reason}")
 
 
 def report_counts(model: "pipelines.SavedModel", what: str, total: int) -> None:
-    """Report on stderr how many texts were truncated, and how many have no output.
+    """Report on stderr how many texts were truncated, have no output, or miss a constraint.
 
     Called before the output is complete, so that no file is left without an output.
 
@@ -207,6 +228,9 @@ def report_counts(model: "pipelines.SavedModel", what: str, total: int) -> None:
         typer.echo(f"truncated {what}: {model.num_truncated:,}", err=True)
     if model.num_left_out:
         typer.echo(f"{what} left out, whose outputs are blank: {model.num_left_out:,}", err=True)
+    for failure, text in _FAILURES.items():
+        if count := model.failures.get(failure):
+            typer.echo(f"{text}: {count:,}", err=True)
     if total and model.num_left_out >= total:
         raise UserError(f"no {what.removesuffix('s')} can be used; the reasons are above")
 

@@ -72,7 +72,7 @@ def translate(
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
     options |= {"too_long": in_out.too_long, **run_time.batching}
     settled = translator.options(**options)
-    note_unused(options, settled)
+    note_unused(options, settled, translator)
     num_return = options.get("num_return", 1)
     cut = number = 0
     with (
@@ -84,7 +84,7 @@ def translate(
         options |= {"scores": scores or json, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             number += 1
-            cut += not outputs[0].finished
+            cut += not outputs[0].finished and outputs[0].failure is None
             if aligner is not None:
                 aligner.add(outputs, num_return)
             if json:

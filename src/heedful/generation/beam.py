@@ -17,7 +17,7 @@ from torch import Tensor
 
 from heedful.generation.back_pointers import BackPointers, BestFinished, Extensions
 from heedful.generation.decoding import Search
-from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.hypotheses import Failure, Hypothesis, LengthScore
 from heedful.generation.state import sum_dtype
 from heedful.generation.topk import top_k
 
@@ -86,7 +86,7 @@ class Choice(NamedTuple):
 class BeamSearch(Search):
     """Beam search with `width` hypotheses for each beam, which keeps `capacity` finished ones.
 
-    `choose`, `at_limit` and `merge` are what other kinds of search override.
+    `choose`, `at_limit`, `failure_of` and `merge` are what other kinds of search override.
     """
 
     stop: Stop | str
@@ -141,6 +141,10 @@ class BeamSearch(Search):
         """The hypotheses of a sentence from those of its beams, best first."""
         [hypotheses] = groups
         return hypotheses
+
+    def failure_of(self, ids: list[int]) -> Failure:
+        """The failure of the best open prefix of a beam without results."""
+        return "dead_end"
 
     def init(self) -> Beams:
         """Beams with one empty hypothesis each, and no other."""
@@ -398,7 +402,9 @@ class BeamSearch(Search):
             for (score, ref), path in zip(pairs, beam_paths, strict=True):
                 step, entry = divmod(ref, self._num_entries)
                 is_forced = self.request.force_eos and step == last_step
-                hypothesis = self.score.hypothesis(*path, entry >= self.width and not is_forced)
+                failure = self.failure_of(path[0]) if score == -torch.inf else None
+                finished = entry >= self.width and not is_forced
+                hypothesis = self.score.hypothesis(*path, finished, failure)
                 if self.penalties is not None and score > -torch.inf:
                     hypothesis = replace(hypothesis, score=score)
                 hypotheses.append(hypothesis)

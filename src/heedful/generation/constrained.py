@@ -13,7 +13,7 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation.back_pointers import Extensions
 from heedful.generation.beam import Beams, BeamSearch, Choice
-from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
+from heedful.generation.hypotheses import Failure, Hypothesis, LengthScore, Normalization
 from heedful.generation.request import SearchRequest, Starts
 from heedful.generation.state import NextLogProbs, State
 from heedful.generation.topk import top_k
@@ -170,6 +170,14 @@ class ConstrainedBeamSearch(BeamSearch):
         """The open hypotheses with all phrases."""
         log_prob = self._with_all_phrases(choice.open.log_prob, choice.extra)
         return choice.open._replace(log_prob=log_prob)
+
+    def failure_of(self, ids: list[int]) -> Failure:
+        """A prefix with all phrases was at a dead end."""
+        progress = (0,) * len(self.phrases)
+        for token in ids:
+            moves = self._progress.moves(progress)
+            _, progress = moves.after.get(token, moves.after_other)
+        return "dead_end" if self._progress.is_complete(progress) else "without_phrase"
 
     def _with_all_phrases(
         self, log_prob: Float[Tensor, "R w"], progress: Int[Tensor, "R w F"]

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.hypotheses import Failure, Hypothesis, LengthScore
 from heedful.generation.request import SearchRequest
 from heedful.generation.state import State, sentences_to_keep
 from heedful.generation.token_rules import check_vocabulary
@@ -48,11 +48,11 @@ def greedy_from_logits(
     outputs: list[tuple[list[int], list[float]]] = [([], []) for _ in range(request.batch)]
     hypotheses: dict[int, Hypothesis] = {}
 
-    def close(row: int) -> None:
+    def close(row: int, failure: Failure | None = None) -> None:
         """Complete the output of a row."""
         ids, log_probs = outputs[row]
         is_finished = bool(ids) and ids[-1] in request.eos_ids
-        hypotheses[row] = score.hypothesis(ids, log_probs, is_finished)
+        hypotheses[row] = score.hypothesis(ids, log_probs, is_finished, failure)
         if request.on_done is not None:
             request.on_done(row, [hypotheses[row]])
 
@@ -80,7 +80,7 @@ def greedy_from_logits(
             if log_prob != log_prob:
                 raise UserError(f"the model gave NaN at step {length}: look for an overflow in it")
             if log_prob == -math.inf:  # every token is banned
-                close(row)
+                close(row, "dead_end")
                 continue
             ids, token_log_probs = outputs[row]
             ids.append(token)

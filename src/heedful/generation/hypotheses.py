@@ -8,6 +8,9 @@ from typing import Any, Literal, get_args
 from heedful.errors import UserError
 
 Normalization = Literal["average", "gnmt", "none"]
+Failure = Literal["dead_end", "without_phrase"]
+"""Why an output does not meet its constraints: no token of probability above zero continues it, or
+no output with all required phrases was found."""
 _NORMALIZATIONS = get_args(Normalization)
 
 
@@ -21,6 +24,7 @@ class Hypothesis:
         finished: False at the length limit or at a dead end (no next token of probability above
             zero).
         log_prob: the sum of `token_log_probs`, in nats.
+        failure: not finished for another reason than the length limit; None: there is none.
     """
 
     ids: list[int]
@@ -28,6 +32,7 @@ class Hypothesis:
     finished: bool
     log_prob: float
     token_log_probs: list[float]
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,15 @@ class LengthScore:
             return math.inf
 
     def hypothesis(
-        self, ids: list[int], token_log_probs: list[float], finished: bool
+        self,
+        ids: list[int],
+        token_log_probs: list[float],
+        finished: bool,
+        failure: Failure | None = None,
     ) -> Hypothesis:
         """A result with its score; log-probabilities are summed in order, as on the device."""
         log_prob = 0.0
         for value in token_log_probs:
             log_prob += value
         score = log_prob / self.divisor(len(ids))
-        return Hypothesis(ids, score, finished, log_prob, token_log_probs)
+        return Hypothesis(ids, score, finished, log_prob, token_log_probs, failure)

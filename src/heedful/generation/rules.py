@@ -27,6 +27,7 @@ from heedful.generation.token_rules import (
     SequenceBias,
 )
 from heedful.generation.topk import in_top_k
+from heedful.options import TEMPERATURES
 
 
 def apply_rules(
@@ -118,12 +119,12 @@ class _NumberRule:
 class Temperature(_NumberRule, option="temperature", limits=_POSITIVE):
     """Divides log-probabilities by the temperature: sharper below 1, flatter above 1.
 
-    Temperatures below 1e-30 and above 1e30 act as these: in fp32 all quotients could be -inf, or
-    NaN. There only the most probable tokens, or all with equal probability, are left anyway.
+    Those outside `TEMPERATURES` act as its ends.
     """
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
-        return log_probs / min(max(self.value, 1e-30), 1e30)
+        least, most = TEMPERATURES
+        return log_probs / min(max(self.value, least), most)
 
 
 @dataclass(frozen=True)

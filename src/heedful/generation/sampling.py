@@ -69,7 +69,10 @@ def sample(
             log_probs.append(value)
         for row, reason in step.ended.items():
             output = outputs.get(row, ([], []))
-            hypotheses[row] = length_score.hypothesis(*output, reason in ("eos", "stop"))
+            finished, failure = reason in ("eos", "stop"), None
+            if reason == "dead_end":
+                failure = reason
+            hypotheses[row] = length_score.hypothesis(*output, finished, failure)
         for sentence in dict.fromkeys(row // size for row in step.ended) if on_done else ():
             rows = range(sentence * size, (sentence + 1) * size)
             if all(row in hypotheses for row in rows):

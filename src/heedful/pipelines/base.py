@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from heedful.zoo.base_model import Base
 
 CONFIG = "config.json"
-_NUM_WARNINGS = 10  # of texts that are left out
+NUM_WARNINGS = 10  # of texts that are left out, and of outputs with a failure
 SIDES = ("src", "tgt")
 Pooling = Literal["mean", "first", "last"]
 Texts = Sequence[str] | Sequence[Sequence[int]]
@@ -49,9 +49,12 @@ class SavedModel:
         src_tokenizer, tgt_tokenizer: one object where the model has a single tokenizer.
         shortlist: the target tokens that each source can become; None: all.
         settings: of the net as a backend.
+        backend_is_named: the backend was given by name: it, and not the net, runs every request
+            whose options it supports, and others are refused.
         adapter: of the net, while it is not merged; `load` merges it.
         num_truncated: texts cut to the net's length so far (`too_long="truncate"`).
         num_left_out: texts without output so far (`too_long="leave_out"`).
+        failures: outputs so far that do not meet their constraints, by `Failure`.
     """
 
     kind: ClassVar[str] = "model"
@@ -79,9 +82,11 @@ class SavedModel:
         self._open_net = open_net
         self.shortlist: Shortlist | None = None
         self.settings = Settings()
+        self.backend_is_named = False
         self.adapter: LoRA | None = None
         self.num_truncated = 0
         self.num_left_out = 0
+        self.failures: dict[str, int] = {}
 
     def __repr__(self) -> str:
         """The kind, architecture, size, languages and backend; `torch` is not imported for it."""
@@ -292,9 +297,9 @@ class SavedModel:
     def leave_out(self, reason: str) -> None:
         """Count a text without output, and log a warning for the first ones."""
         self.num_left_out += 1
-        if self.num_left_out <= _NUM_WARNINGS:
+        if self.num_left_out <= NUM_WARNINGS:
             logging.getLogger("heedful").warning(f"{reason}: left out")
-        if self.num_left_out == _NUM_WARNINGS:
+        if self.num_left_out == NUM_WARNINGS:
             logging.getLogger("heedful").warning("more that are left out are counted, not named")
 
     def add_adapter(self, lora: "LoRA") -> None:

@@ -9,8 +9,9 @@ from heedful.data.chat_template import Messages
 from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
+from heedful.pipelines.generations import Generation, texts_of
 from heedful.pipelines.inputs import EmptyTextError
-from heedful.pipelines.text_generation import Generation, Generator, texts_of
+from heedful.pipelines.text_generation import Generator
 
 if TYPE_CHECKING:
     from heedful.data.chats import ChatEncoder

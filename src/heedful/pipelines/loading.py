@@ -42,7 +42,9 @@ def load(
     Args:
         device: as in `choose_device`.
         backend: auto: the fastest that `heedful optimize` found, if it can be used here, else
-            eager (the net itself); or eager, compiled, ctranslate2, onnxruntime.
+            eager (the net itself), which also runs requests that the backend does not support; or
+            eager, compiled, ctranslate2, onnxruntime, where options that it does not support are an
+            error.
         precision: float32, bfloat16, or int8 of a converted backend; auto: the fastest, or float32.
         threads: of the backend's workers, or of torch; None: as measured, or by the size of each
             pass.
@@ -96,6 +98,7 @@ def load(
             raise UserError(f"{directory / CONFIG} was not written by heedful: no model.max_length")
         model = KINDS[name](None, keys, metadata, src, tgt, backend=converted, open_net=open_net)
         model.settings = Settings(threads)
+        model.backend_is_named = backend != "auto"
     else:
         from heedful.pipelines.nets import kind_of
 

@@ -6,17 +6,18 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest, Settings
 from heedful.errors import UserError, describe
-from heedful.generation.hypotheses import Hypothesis
-from heedful.generation.stopping import cut
+from heedful.generation.hypotheses import Failure, Hypothesis
 from heedful.options import Options
-from heedful.pipelines.base import SavedModel, Texts
+from heedful.pipelines.base import NUM_WARNINGS, SavedModel, Texts
 from heedful.pipelines.batching import by_length, split_among
+from heedful.pipelines.constraints import banned_texts, prefix_ids, required_ids
+from heedful.pipelines.generations import FAILURES, Generation, texts_of, to_generation
 from heedful.pipelines.grammar import with_grammar
 from heedful.pipelines.inputs import as_batch, check_counts
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
@@ -26,22 +27,7 @@ _SEEDS = 2**31
 _PLAIN = {int, float, str, bool, type(None)}  # immutable: options of these can be cached
 
 
-@dataclass(frozen=True)
-class Generation:
-    """One output.
-
-    Attributes:
-        ids: new tokens, with EOS where it was reached.
-        score: outputs are ranked by it (`LengthScore`); NaN without `Options.scores`.
-        log_prob: sum of the tokens' natural log-probabilities; NaN without `Options.scores`.
-        finished: False where the length limit cut the output off.
-    """
-
-    text: str
-    ids: list[int]
-    score: float
-    log_prob: float
-    finished: bool
+_Wait = Callable[[], list[list[Hypothesis]]]  # for the outputs of a batch
 
 
 class Generator(SavedModel):
@@ -54,7 +40,7 @@ class Generator(SavedModel):
     kind = "language model"
     default_options: ClassVar[dict[str, Any]] = {}  # defaults where the metadata has none
     backend: GenerationBackend | None
-    _has_warned = False  # that the backend cannot run everything
+    _notes: frozenset[str] | set[str] = frozenset()  # of requests that the backend cannot run
     # The last call's keywords, metadata and settings, and the resulting options. Checking them
     # takes as long as a small model takes to generate.
     _last: tuple[dict[str, Any], ModelMetadata, Settings | None, Options] | None = None
@@ -190,6 +176,8 @@ class Generator(SavedModel):
         request = self._request([row], [0], resolved)
         backend = self._backend_for([row], request)
         for tokens, ended in backend.stream_tokens(row, request):
+            if ended and not tokens:
+                self._report_failure("dead_end", resolved.first_number)
             if piece := pieces.add(tokens, ended):
                 yield piece
         return pieces.text
@@ -266,7 +254,9 @@ class Generator(SavedModel):
             batches = [[0]]
         else:
             batches = split_among(workers, self.batches(rows, options, workers))
-        started: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
+        started: list[
+            tuple[list[int], GenerationRequest, Callable[[], list[list[Hypothesis]]]]
+        ] = []
         reported: set[int] = set()
 
         def report(indices: list[int], row: int, outputs: list[Hypothesis]) -> None:
@@ -284,9 +274,9 @@ class Generator(SavedModel):
                 request = request._replace(on_output=partial(report, indices))
             backend = self._backend_for(batch, request)
             if waits and len(batches) == 1:
-                started.append((indices, partial(backend.outputs, batch, request)))
+                started.append((indices, request, partial(backend.outputs, batch, request)))
             else:
-                started.append((indices, backend.submit(batch, request)))
+                started.append((indices, request, backend.submit(batch, request)))
 
         def wait_for_all() -> list[list[Hypothesis]]:
             """The outputs of each prompt of the window."""
@@ -296,8 +286,13 @@ class Generator(SavedModel):
             blank = [index for index, row in enumerate(rows) if not row]
             for row, index in enumerate(blank):
                 report(blank, row, results[index])
-            for indices, wait in started:
-                for row, outputs in enumerate(wait()):
+            for indices, request, wait in started:
+                batch = [rows[index] for index in indices]
+                for row, outputs in enumerate(self._completed(wait(), batch, request)):
+                    for output in outputs:
+                        if output.failure is not None:
+                            number = request.prompt_numbers[row] + options.first_number
+                            self._report_failure(output.failure, number)
                     results[indices[row]] = outputs
                     report(indices, row, outputs)
                 if options.progress:
@@ -310,6 +305,9 @@ class Generator(SavedModel):
         """The model's backend, or the net itself for a request that the backend does not support.
 
         The first such request of a model is reported by a warning.
+
+        Raises:
+            UserError: options that a backend given by name does not support.
         """
         backend: GenerationBackend = self.backend or self.eager
         reasons = backend.unsupported_reasons(rows, request)
@@ -317,13 +315,39 @@ class Generator(SavedModel):
             return backend
         if not self.has_net:
             raise UserError(f"{'; '.join(reasons)}: leave it out, or take one of the models")
-        if not self._has_warned:
-            self._has_warned = True
-            logging.getLogger("heedful").warning(
-                f"note: {backend.name} cannot run this ({'; '.join(reasons)}), so it runs eager"
-            )
+        if self.backend_is_named:
+            of_options = backend.unsupported_reasons([], request.select([]))
+            if of_options:
+                raise UserError(
+                    f"{backend.name} cannot run this: {'; '.join(of_options)}; leave it out, or "
+                    "run the net: backend=eager"
+                )
+        self._note_once(f"{backend.name} cannot run this ({'; '.join(reasons)}), so it runs eager")
         eager: GenerationBackend = self.eager
         return eager
+
+    def _completed(
+        self, outputs: list[list[Hypothesis]], rows: list[list[int]], request: GenerationRequest
+    ) -> list[list[Hypothesis]]:
+        """The outputs of a batch; those that the backend could not give are the net's."""
+        missing = [index for index, of_row in enumerate(outputs) if not of_row]
+        if missing:
+            assert self.backend is not None
+            self._note_once(
+                f"{self.backend.name} ends beams at the length limit otherwise than the net, so "
+                "texts with outputs of this length run eager"
+            )
+            batch = [rows[index] for index in missing]
+            for index, of_row in zip(
+                missing, self.eager.outputs(batch, request.select(missing)), strict=True
+            ):
+                outputs[index] = of_row
+        return outputs
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes = {*self._notes, text}
+            logging.getLogger("heedful").warning(f"note: {text}")
 
     def _request(
         self, rows: list[list[int]], numbers: list[int], options: Options
@@ -337,7 +361,9 @@ class Generator(SavedModel):
         if shared is None or shared["options"] is not options:
             shared = self._shared_fields(options)
             self._last_request = shared if options.draft is None else None  # a draft may be large
-        prefixes = None if texts is None else [self.tgt_tokenizer.encode(texts[n]) for n in numbers]
+        prefixes = None
+        if texts is not None:
+            prefixes = [prefix_ids(texts[number], self.tgt_tokenizer) for number in numbers]
         limits = [self.length_limit(row, options) for row in rows]
         least = options.min_new_tokens or 0
         if least > (shortest := min(limits, default=least)):
@@ -363,7 +389,12 @@ class Generator(SavedModel):
         texts = [entry for entry in options.banned if isinstance(entry, str)]
         self.check_ids([*banned, list(options.stop_ids)], "tgt_")
         banned = [*map(list, ids.suppressed_sequences), *banned]
-        required = [self._required_ids(phrase, texts) for phrase in options.require]
+        required = [
+            required_ids(phrase, texts, self.tgt_tokenizer)
+            if isinstance(phrase, str)
+            else _as_list(phrase)
+            for phrase in options.require
+        ]
         self.check_ids(required, "tgt_")
         end_ids = ids.eos_ids if options.stop_ids else self.end_ids()
         suppressed_ids = ids.suppressed_ids
@@ -381,40 +412,11 @@ class Generator(SavedModel):
             "forced_bos_id": ids.forced_bos_id,
             "forced_eos_id": ids.forced_eos_id,
             "bad_words_ids": banned,
-            "banned_texts": self._banned_texts(texts),
+            "banned_texts": banned_texts(texts, self.tgt_tokenizer) if texts else None,
             "required_ids": required,
             "max_length": self.config.max_length,
             "draft": draft,
         }
-
-    def _required_ids(self, phrase: str | Sequence[int], banned: Sequence[str]) -> list[int]:
-        """The ids of a phrase; raises UserError for one that no output can contain.
-
-        Args:
-            banned: texts that no output contains.
-        """
-        if not isinstance(phrase, str):
-            return _as_list(phrase)
-        ids = self.tgt_tokenizer.encode(phrase)
-        if not ids:
-            raise UserError(f"the required phrase {phrase!r} is empty: give it a text")
-        if self.tgt_tokenizer.unk_id in ids:
-            raise UserError(
-                f"no output can contain the required phrase {phrase!r}: the tokenizer has no "
-                f"tokens for a part of it; without that part it is {self._decode(ids)!r}"
-            )
-        if found := next((text for text in banned if text in self._decode(ids)), None):
-            raise UserError(f"the required phrase {phrase!r} contains {found!r}, which is banned")
-        return ids
-
-    def _banned_texts(self, texts: list[str]) -> Any:
-        """The rule that keeps texts out of outputs; None for no texts."""
-        if not texts:
-            return None
-        from heedful.generation.banned_texts import BannedTexts
-
-        self.tgt_tokenizer.encode_batch(texts)  # refuses lone surrogates
-        return BannedTexts(texts, self.tgt_tokenizer.token_texts)
 
     def request(self, rows: list[list[int]], **options: Any) -> GenerationRequest:
         """The request of one batch of prompts as ids."""
@@ -426,20 +428,21 @@ class Generator(SavedModel):
     def _to_generations(
         self, hypotheses: list[Hypothesis], stop: Sequence[str] | None
     ) -> list[Generation]:
-        generations = []
-        for hypothesis in hypotheses:
-            ids, score = hypothesis.ids, hypothesis.score
-            text = self._decode(ids) if self.has_tokenizer else ""
-            text = cut(text, stop) if stop else text
-            generation = Generation(text, ids, score, hypothesis.log_prob, hypothesis.finished)
-            generations.append(generation)
-        return generations
+        decode = self._decode if self.has_tokenizer else None
+        return [to_generation(hypothesis, decode, stop) for hypothesis in hypotheses]
 
+    def _report_failure(self, failure: Failure, number: int) -> None:
+        """Count an output that the constraints ended, and log a warning for the first ones.
 
-def texts_of(results: list[list[Generation]], num_return: int) -> list[Any]:
-    """The text of each prompt's output, or with `num_return` above 1 the list of its texts."""
-    texts = [[output.text for output in outputs] for outputs in results]
-    return [best for best, *_ in texts] if num_return == 1 else texts
+        Args:
+            number: of the prompt.
+        """
+        self.failures[failure] = self.failures.get(failure, 0) + 1
+        if sum(self.failures.values()) <= NUM_WARNINGS:
+            noun = "line" if self.kind == "translator" else "prompt"
+            logging.getLogger("heedful").warning(f"{noun} {number}: {FAILURES[failure]}")
+        elif sum(self.failures.values()) == NUM_WARNINGS + 1:
+            logging.getLogger("heedful").warning("more outputs of this kind are counted, not named")
 
 
 def _as_list(ids: int | Sequence[int]) -> list[int]:

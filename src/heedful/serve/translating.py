@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from heedful.data.language_tags import matching_tag
 from heedful.options import Options
 from heedful.pipelines import Translator
-from heedful.pipelines.text_generation import Generation
+from heedful.pipelines.generations import Generation
 from heedful.serve.bodies import MAX_TEXT, DetectBody, TranslateBody
 from heedful.serve.errors import HttpError, over_limit
 from heedful.serve.guard import info_of

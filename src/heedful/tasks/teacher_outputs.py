@@ -13,7 +13,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.metrics import sentence_chrf
 from heedful.pipelines import Translator
 from heedful.pipelines.base import Texts
-from heedful.pipelines.text_generation import Generation
+from heedful.pipelines.generations import Generation
 from heedful.progress import PrintLine, track
 from heedful.tasks.run_data import RunData
 
