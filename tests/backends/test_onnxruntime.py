@@ -133,7 +133,7 @@ def test_an_output_may_outgrow_the_net(tmp_path: Path) -> None:
         assert [o[0].ids for o in ours] == [o[0].ids for o in reference]
         assert len(ours[0][0].ids) == 30
     assert backend.unsupported_reasons(rows, model.request(rows, draft="lookup", beam_size=1)) == [
-        "it takes no draft"
+        "it has no option draft"
     ]
 
 

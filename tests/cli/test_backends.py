@@ -93,7 +93,7 @@ def test_a_damaged_conversion_is_reported_and_auto_runs_the_net(commands, models
     model = tmp_path / "model"
     shutil.copytree(models / "translator", model)
     vocabulary = model / "backends" / "ctranslate2" / "int8" / "shared_vocabulary.json"
-    arguments = ("translate", model, "--max-new-tokens", 3, "--precision", "int8")
+    arguments = ("translate", model, "--beam-size", 1, "--precision", "int8")
     for text in ("[", "[]", '["a"]'):
         vocabulary.write_text(text)
         assert_refused(commands.run(*arguments, stdin=LINES), "int8")

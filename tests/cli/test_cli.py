@@ -1,15 +1,18 @@
 """The command line: commands over files, pipes and streams."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import heedful
-from commands import GONE, write_recipe
+from commands import GONE, assert_refused, write_recipe
 from encoder_runs import recipe_of
+from heedful.backends.manifest import Manifest
 from heedful.cli.app import make_app
+from heedful.deploy.convert import convert_model
 from heedful.evaluation.metrics import sentence_chrf
 from heedful.run import train
 
@@ -144,6 +147,58 @@ def test_truncated_translations_are_counted(commands, folder, lines):
     ended = commands.run("translate", folder, "-i", lines, "--beam-size", 1, "--max-new-tokens", 1)
     assert ended.code == 0
     assert ended.err.splitlines() == ["translations cut off by the length limit: 4"]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_outputs_that_no_token_can_continue_are_named_and_counted(commands, folder, lines, beam):
+    """They are no outputs that the length limit cut off."""
+    pytest.importorskip("llguidance")
+    options = ("--regex", "3", "--banned", 3, "--beam-size", beam)
+    ended = commands.run("translate", folder, "-i", lines, *options)
+    assert (ended.code, ended.out.splitlines()) == (0, [""] * 5)
+    reason = "the constraints allow no token that continues the output, which ends there"
+    *named, count = ended.err.splitlines()
+    assert sorted(named) == [f"line {number}: {reason}" for number in (1, 3, 4, 5)]
+    assert count == "outputs that end where the constraints allow no token: 4"
+    rows = commands.run("translate", folder, "-i", lines, *options, "--json").out.splitlines()
+    failures = [json.loads(row)["outputs"][0]["failure"] for row in rows]
+    assert failures == ["dead_end", None, *["dead_end"] * 3]
+
+
+def test_missing_required_phrases_are_counted_apart_from_cut_outputs(commands, folder, lines):
+    options = ("--require", "1", "--require", "2", "--banned", "1 ", "--banned", " 1")
+    ended = commands.run("translate", folder, "-i", lines, *options, "--max-new-tokens", 5)
+    assert ended.code == 0
+    assert "cut off" not in ended.err
+    assert "line 1: no output with all required phrases was found" in ended.err
+    assert ended.err.splitlines()[-1] == "outputs without all required phrases: 4"
+
+
+def test_an_option_that_the_named_backend_lacks_is_refused_by_its_flag(commands, folder, tmp_path):
+    """With backend auto the net runs, with a note."""
+    pytest.importorskip("ctranslate2")
+    place = shutil.copytree(folder, tmp_path / "model")
+    model = heedful.load(place, device="cpu")
+    facts = convert_model(model, place, "float32")
+    manifest = Manifest.new(place, "Translator").with_conversion(
+        "ctranslate2", "float32", facts, {}
+    )
+    manifest.write(place)
+    named = ("translate", place, "1 2", "--backend", "ctranslate2")
+    for options, flag in (
+        (("--no-repeat-ngram-size", 2), "--no-repeat-ngram-size"),
+        (("--min-new-tokens", 3), "--min-new-tokens"),
+        (("--banned", "1"), "--banned"),
+        (("--length-penalty", 0.5), "--length-penalty"),
+        (("--stop-rule", "optimal"), "--stop-rule optimal"),
+        (("--beam-size", 1, "--temperature", 1, "--seed", 1), "--seed"),
+    ):
+        refused = commands.run(*named, *options)
+        assert_refused(refused, "ctranslate2 cannot run this", flag, "--backend eager")
+        auto = commands.run(*named[:3], *options)
+        assert (auto.code, auto.err.count(flag)) == (0, 1)
+        eager = commands.run(*named[:3], *options, "--backend", "eager")
+        assert (auto.out, eager.err) == (eager.out, "")
 
 
 def test_a_closed_pipe_is_no_error(commands, folder):

@@ -89,7 +89,7 @@ def test_a_mismatched_compilation_is_reported(
 def test_unsupported_requests_are_reported(writer: Path) -> None:
     model, rows = heedful.load(writer, backend="compiled"), [[5, 6, 7], [8]]
     asked = model.request(rows, draft="lookup", beam_size=1, max_new_tokens=4)
-    assert model.backend.unsupported_reasons(rows, asked) == ["it takes no draft"]
+    assert model.backend.unsupported_reasons(rows, asked) == ["it has no option draft"]
 
 
 def test_without_a_compiler_one_line_says_what_to_install(

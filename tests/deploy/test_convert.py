@@ -17,9 +17,11 @@ from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.manifest import BackendChoice, FileDigest, Manifest
 from heedful.deploy.convert import open_ctranslate2
+from heedful.deploy.optimize import optimize
 from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
 from heedful.pipelines import Translator
+from option_cases import model_that_ends
 
 
 @pytest.fixture
@@ -212,6 +214,7 @@ def test_a_float32_conversion_is_proved_and_a_wrong_one_is_not(
     assert proof.metric == metric
     assert proof.failure() is None
     assert proof.same == 1
+    assert proof.same_beams in (None if name == "bert" else 1, None)
     assert proof.eager == pytest.approx(proof.backend, rel=1e-4)
     rough = prover.prove(open_ctranslate2(tmp_path, facts, "int8", Settings(1)))
     assert rough.difference > 1e-4
@@ -220,6 +223,25 @@ def test_a_float32_conversion_is_proved_and_a_wrong_one_is_not(
             parameter.add_(torch.randn_like(parameter))
     spoilt = Prover(model, TEXTS, answers)
     assert spoilt.prove(open_ctranslate2(tmp_path, facts, "float32", Settings(1))).failure()
+
+
+def test_beams_run_on_the_net_if_those_of_ctranslate2_differ(tmp_path: Path) -> None:
+    """Here the model suppresses tokens that it finds probable."""
+    model = model_that_ends("vaswani2017", num_decoder_layers=1)
+    suppressed = tuple(token for token in range(27, 37) if token not in model.end_ids())
+    generation = replace(model.ids, suppressed_ids=suppressed)
+    model.metadata = replace(model.metadata, generation=generation)
+    model.save(tmp_path)
+    keys: dict[str, Any] = {"precisions": ["float32"], "uses": ["latency"], "threads": [1]}
+    findings = optimize(model, tmp_path, TEXTS, backends=["ctranslate2"], **keys)
+    assert findings.proofs["ctranslate2 float32"].same == 1
+    assert (findings.proofs["ctranslate2 float32"].same_beams or 1) < 1
+    opened, rows = heedful.load(tmp_path), model.prompt_ids(TEXTS)
+    greedy, beams = (opened.request(rows, beam_size=size) for size in (1, 3))
+    assert opened.backend.unsupported_reasons(rows, greedy) == []
+    [reason] = opened.backend.unsupported_reasons(rows, beams)
+    assert "option beam_size above 1" in reason
+    assert opened.generate(TEXTS) == model.generate(TEXTS)
 
 
 def test_a_conversion_may_lose_at_most_its_tolerance() -> None:

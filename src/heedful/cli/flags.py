@@ -89,7 +89,9 @@ _FLAGS = {
     **{name: f"--{name}" for name in ("overwrite", "resume", "out", "architecture", "mono")},
     **{name: f"--{name}" for name in ("gpu", "gpus", "memory", "tokens", "utilization")},
     **{name: f"--{name}" for name in ("parallel", "address", "pairs", "tokenizer")},
+    **{name: f"--{name}" for name in ("backend", "shortlist")},
     "beam_size": "--beam-size",
+    "stop_rule": "--stop-rule",
     "tgt_language": "--tgt-lang",
     "backward_model": "--backward",
 }
@@ -104,6 +106,7 @@ _WORDS = {
     "backward_changes": "--backward-set",
     "overrides": "--set",
 }
+_OPTION = re.compile(r"\boption ([a-z]\w*)")  # a field of `Options`
 _WORD = re.compile(rf"(?<![\w.=-])({'|'.join(map(re.escape, _WORDS))})(?![\w.=-])")
 
 
@@ -116,7 +119,11 @@ def with_flags(message: str) -> str:
             return name if value == "True" else f"--no-{name[2:]}"
         return f"{name} {value}"
 
-    message = _ARGUMENT.sub(flag, message)
+    def flag_of_option(match: re.Match[str]) -> str:
+        offered = {field.name for field in fields(Options) if field.metadata["panel"]}
+        return flag_of(match[1]) if match[1] in offered else match[0]
+
+    message = _OPTION.sub(flag_of_option, _ARGUMENT.sub(flag, message))
     message = _WORD.sub(lambda match: _WORDS[match[1]], message)
     return _KEY.sub(r"--set \1", message).replace("--set: --set ", "--set ")
 

@@ -1,6 +1,7 @@
 """Around a command: its streams, its signals, and the message of an error that ends it."""
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ def run_checked(
     try:
         _open_streams()
         _convert_signals()
+        logging.getLogger("heedful").addFilter(_show_flags)
         code = command(prog_name="heedful", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
@@ -69,6 +71,14 @@ def _end(error: BaseException, explain: Callable[[Any], str] | None) -> None:
     if isinstance(error, MemoryError) or of_torch:
         _fail(_NO_MEMORY)
     raise error
+
+
+def _show_flags(record: logging.LogRecord) -> bool:
+    """Show flags in place of arguments of Python in a warning of the library."""
+    from heedful.cli.flags import with_flags
+
+    record.msg, record.args = with_flags(record.getMessage()), ()
+    return True
 
 
 def keep_running_without_stdout() -> None:

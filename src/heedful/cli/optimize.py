@@ -214,7 +214,11 @@ def _show(findings: "Findings") -> None:
             f"{name} {after:.2f} (net {before:.2f})" for name, (before, after) in pairs.items()
         ]
         same = f"{100 * proof.same:.4g}% of {proof.num_texts} outputs the same"
+        if proof.same_beams is not None:
+            same += f", {100 * proof.same_beams:.4g}% of those of beams"
         typer.echo(f"{form}: {same}, {', '.join(figures)}")
+        if form == "ctranslate2 float32" and proof.same_beams not in (None, 1):
+            typer.echo("beams of ctranslate2 rank other outputs first, so beam searches run eager")
     for reason in dict.fromkeys(findings.refused.values()):
         names = ", ".join(name for name, why in findings.refused.items() if why == reason)
         typer.echo(f"left out: {names}: {reason}")

@@ -190,6 +190,8 @@ class _Converter:
         directory: of the model.
         work: the folder.
         conversions: the net's facts for each conversion that passed.
+        has_equal_beams: of CTranslate2; it excludes tokens that the model suppresses before the
+            softmax, so that beams of a model to which these are probable differ.
     """
 
     model: SavedModel
@@ -198,6 +200,7 @@ class _Converter:
     tolerance: float | None
     findings: Findings
     conversions: dict[Conversion, dict[str, Any]] = field(default_factory=dict)
+    has_equal_beams: bool = True
 
     def build(self, conversion: Conversion, prover: Prover) -> None:
         """Build and prove a conversion: add it to `conversions`, or the reason to `refused`."""
@@ -213,12 +216,20 @@ class _Converter:
             opened = open_conversion(self.directory, self.work, *conversion, facts, Settings(1))
             proof = prover.prove(opened)
             reason = proof.failure(self.tolerance)
+            same_beams = 1.0 if proof.same_beams is None else proof.same_beams
+            if precision == "float32" and same_beams < 1:
+                if backend == CTranslate2.name:
+                    self.has_equal_beams = False
+                else:
+                    reason = f"{100 * (1 - same_beams):.2g}% of its beam searches differ"
         except UserError as error:
             reason = str(error).replace(f"{path}", "it")
         if reason:
             findings.refused[f"{backend} {precision}"] = reason
             shutil.rmtree(path, ignore_errors=True)
             return
+        if backend == CTranslate2.name:
+            facts = facts | {"has_equal_beams": self.has_equal_beams}
         self.conversions[conversion] = facts
         findings.proofs[f"{backend} {precision}"] = proof
         findings.manifest = findings.manifest.with_conversion(

@@ -11,6 +11,7 @@ from heedful import extras
 from heedful.backends.base import Backend
 from heedful.errors import UserError
 from heedful.evaluation.metrics import corpus_scores, metric_problem
+from heedful.generation.hypotheses import Hypothesis
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.batching import by_length
 from heedful.pipelines.encoders import Classifier
@@ -20,6 +21,15 @@ from heedful.pipelines.translation import Translator
 
 CLOSE = 1e-4  # nats per token
 _BATCH_TOKENS = 8_192
+_BEAM_TEXTS = 32
+_CLOSE_SCORES = 1e-3  # of different outputs of beams that rank equally high
+_BEAM_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"stop_rule": "beam_full"},
+    {"stop_rule": "beam_full", "renormalize_logits": True, "min_new_tokens": 6},
+    {"stop_rule": "beam_full", "renormalize_logits": True, "no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2},
+    {"min_new_tokens": 6, "length_penalty": 0.5, "num_return": 2},
+)
 # Allowed losses: points of BLEU and of accuracy, percent of perplexity and of similarity.
 TOLERANCES = {"bleu": 0.3, "accuracy": 0.3, "perplexity": 1.0, "similarity": 1.0}
 
@@ -33,6 +43,8 @@ class Proof:
         eager, backend: values of the metric.
         num_texts: texts of the proof.
         same: the share of outputs with equal tokens.
+        same_beams: the share of equal outputs of beam searches with and without constraints; None:
+            the backend runs none, or was proved before they were compared.
         difference: the largest difference of log-probabilities of given tokens, in nats; for
             encoders of logits or states.
         others: further metrics as (eager, backend): chrF, perplexity.
@@ -46,6 +58,7 @@ class Proof:
     same: float
     difference: float
     others: dict[str, tuple[float, float]] = field(default_factory=dict)
+    same_beams: float | None = None
 
     @property
     def loss(self) -> float:
@@ -88,6 +101,7 @@ class Prover:
 
     Translators translate the texts greedily and score the references (without references: the
     net's translations); language models continue the first half of each text and score the text;
+    both search the first texts by beams, with the constraints that the backend supports;
     classifiers predict the classes; of other encoders the mean states are compared.
 
     Args:
@@ -117,6 +131,7 @@ class Prover:
             longest = model.config.max_length - len(model.ids.decoder_start_ids)
             self._targets = [[i for i in row if i not in ends][:longest] for row in targets]
         self._by_net = _Results(outputs, self._numbers(self.eager))
+        self._beams_of_net: dict[str, list[list[Hypothesis]]] = {}  # by their options
 
     def prove(self, backend: Backend) -> Proof:
         """The metrics of a backend and of the net on the texts."""
@@ -134,6 +149,7 @@ class Prover:
             float(np.mean([self._is_same(*pair) for pair in pairs])),
             max(float(np.abs(a - b).max(initial=0)) for a, b in differences),
             {name: (net_values[name], value) for name, value in values.items() if name != metric},
+            self._same_beams(backend),
         )
 
     def pairs(self) -> list[tuple[list[int], list[int]]]:
@@ -151,12 +167,8 @@ class Prover:
         """New tokens of greedy decoding, or classes."""
         model = self.model
         if isinstance(model, Generator):
-            rows, new = self._rows, {}
-            if isinstance(model, LanguageModel):
-                rows = [row[: max(1, len(row) // 2)] for row in rows]
-                # Few enough for the net's positions.
-                new = {"max_new_tokens": max(1, min(32, model.config.max_length // 2))}
-            request = model.request(rows, beam_size=1, **new)
+            rows = self._prompts(self._rows)
+            request = model.request(rows, beam_size=1, **self._limit)
             results = self._in_batches(
                 rows, lambda batch: backend.outputs(_select(rows, batch), request.select(batch))
             )
@@ -164,6 +176,39 @@ class Prover:
         if isinstance(model, Classifier):
             return [int(row.argmax()) for row in self._numbers(backend)]
         return [None] * len(self._rows)
+
+    @property
+    def _limit(self) -> dict[str, Any]:
+        """The limit of a language model's new tokens, few enough for the net's positions."""
+        if not isinstance(self.model, LanguageModel):
+            return {}
+        return {"max_new_tokens": max(1, min(32, self.model.config.max_length // 2))}
+
+    def _prompts(self, rows: list[list[int]]) -> list[list[int]]:
+        """Sources, or the first halves of a language model's texts."""
+        if not isinstance(self.model, LanguageModel):
+            return rows
+        return [row[: max(1, len(row) // 2)] for row in rows]
+
+    def _same_beams(self, backend: Any) -> float | None:
+        """The share of equal outputs, of the beam searches that a backend supports."""
+        model = self.model
+        if not isinstance(model, Generator):
+            return None
+        rows = self._prompts(self._rows[:_BEAM_TEXTS])
+        same: list[bool] = []
+        for options in _BEAM_OPTIONS:
+            least = options.get("min_new_tokens", 0)
+            settled = model.options(**self._limit)
+            fits = [row for row in rows if least <= model.length_limit(row, settled)]
+            request = model.request(fits, beam_size=4, **options, **self._limit)
+            if not fits or backend.unsupported_reasons(fits, request):
+                continue
+            by_net = self._beams_of_net.setdefault(str(options), [])
+            by_net += [] if by_net else self.eager.outputs(fits, request)
+            pairs = zip(by_net, backend.outputs(fits, request), strict=True)
+            same += [_are_same_beams(*pair) for pair in pairs if pair[1]]
+        return float(np.mean(same)) if same else None
 
     def _numbers(self, backend: Any) -> list[np.ndarray]:
         """Log-probabilities of given tokens, logits of classes, or mean states."""
@@ -240,6 +285,16 @@ class Prover:
             return float(log_probs[-1])
         [log_probs] = self.eager.log_probs([row], [ids], self.model.request([row]))
         return float(log_probs[-2])
+
+
+def _are_same_beams(expected: list[Hypothesis], actual: list[Hypothesis]) -> bool:
+    """Outputs are equal with close scores, or different ones have nearly the same score."""
+    if len(expected) != len(actual):
+        return False
+    return all(
+        abs(one.score - other.score) < (CLOSE if one.ids == other.ids else _CLOSE_SCORES)
+        for one, other in zip(expected, actual, strict=True)
+    )
 
 
 def cut_ids(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:

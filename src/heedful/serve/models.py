@@ -55,6 +55,7 @@ class ServedModel:
         self._reading: asyncio.Future[tuple[Exception | None, float]] | None = None
         self._metrics = metrics
         backend = getattr(model, "backend", None)
+        model.backend_is_named = False  # not by those who send requests
         measured = (backend.settings if backend else model.settings).batch_tokens
         self.batch_tokens = settings.batch_tokens or measured or DEFAULTS["batch_tokens"]
         deliver = in_loop(asyncio.get_running_loop())

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import repeat
-from operator import attrgetter
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zipfile import BadZipFile
@@ -15,35 +14,18 @@ import numpy as np
 from heedful import extras
 from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.ctranslate2.instructions import select_instructions
+from heedful.backends.ctranslate2.refusals import by_beams, option_reasons
 from heedful.backends.ctranslate2.vocabulary import read_vocabulary
 from heedful.backends.manifest import NetFacts
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import DamagedError, UserError
-from heedful.files import write_text
+from heedful.files import read_object, write_text
 from heedful.generation.hypotheses import Hypothesis
-from heedful.options import Options
+from heedful.options import TEMPERATURES, Options
 
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
 VOCABULARY_MAP = "vmap.txt"  # of a shortlist
 HEAD = "head.npz"  # the class matrix of a classifier, which the format lacks
-# Options that CTranslate2 lacks, with the values that have no effect.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "num_groups": (1,),
-    "coverage_penalty": (0,),
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), (None, 0)),
-    "typical_p": (None, 1),
-    "top_h": (None,),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "min_tokens_to_keep": (1,),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (None, 1)),
-    **dict.fromkeys(("sequence_bias", "begin_suppress_tokens"), (None, (), [])),
-    "exponential_decay_length_penalty": (None,),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (None, 0)),
-    **dict.fromkeys(("stop", "require"), ((), [])),
-    **dict.fromkeys(("draft", "prefix_function", "prefixes"), (None,)),
-    "forced": (None, {}),
-}
-_unsupported_values = attrgetter(*_UNSUPPORTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +34,11 @@ class CTranslate2Facts(NetFacts):
 
     Attributes:
         longest_prompt: most tokens of a prompt (`longest_prompt` of the conversion); None: any.
+        has_equal_beams: beam searches were not found to differ from the net's.
     """
 
     longest_prompt: int | None = None
+    has_equal_beams: bool = True
 
 
 class _Call(NamedTuple):
@@ -83,10 +67,10 @@ def _undamaged(directory: Path) -> Iterator[None]:
 class CTranslate2:
     """A directory that `heedful.backends.ctranslate2.conversion.write` wrote.
 
-    A beam search ends after `beam_size` finished hypotheses, as by the stop rule `beam_full`, but
-    an output at the length limit gets no EOS. Suppressed tokens are excluded before the softmax, so
-    that the other tokens share their probability, as by `renormalize_logits`. With a shortlist, the
-    allowed tokens are those of all sources of a batch.
+    A beam search ends after `beam_size` finished hypotheses, as by the stop rule `beam_full`; a row
+    whose search reaches its length limit has no outputs here. Tokens that the model suppresses are
+    excluded before the softmax, so that beams are ranked as by `renormalize_logits`; scores are
+    the net's. With a shortlist, the allowed tokens are those of all sources of a batch.
 
     Args:
         settings: `threads` of each worker; `workers` run batches side by side.
@@ -124,6 +108,7 @@ class CTranslate2:
         self._target = read_vocabulary(directory, stem)
         self._source = read_vocabulary(directory, "source_vocabulary")
         self._has_shortlist = (directory / VOCABULARY_MAP).is_file()
+        self._end_token = read_object(directory / "config.json").get("eos_token")
         self._ids = {token: index for index, token in enumerate(self._target)}
         self._last: _Call | None = None
 
@@ -131,16 +116,21 @@ class CTranslate2:
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """See `GenerationBackend.unsupported_reasons`."""
-        reasons = self._call(request).reasons
+        options, limits = request.options, request.max_new_tokens
+        reasons, longest = [*self._call(request).reasons], self.facts.longest_prompt
+        if by_beams(options) and not self.facts.has_equal_beams:
+            reasons.append("in its proof it had other outputs with option beam_size above 1")
         if self.facts.family == "encoder_decoder":
+            # Others are decoded again; a sample that is would favor early ends.
+            if options.samples and options.scores and max(limits, default=0) >= request.max_length:
+                reasons.append("it cannot score samples of as many tokens as the net has positions")
             return reasons
-        reasons, longest = [*reasons], self.facts.longest_prompt
-        if longest is not None and max(map(len, rows)) > longest:
+        if longest is not None and max(map(len, rows), default=0) > longest:
             reasons.append(f"a prompt is longer than the window of {longest} tokens")
-        if any(
-            len(r) + n > request.max_length
-            for r, n in zip(rows, request.max_new_tokens, strict=True)
-        ):
+        sizes = [len(row) + limit for row, limit in zip(rows, limits, strict=True)]
+        if longest is not None and options.scores and max(sizes, default=0) > longest:
+            reasons.append(f"it cannot score outputs beyond the window of {longest} tokens")
+        if max(sizes, default=0) > request.max_length:
             longest = request.max_length
             reasons.append(f"prompt and output may exceed the {longest} tokens of the net")
         return reasons
@@ -149,7 +139,7 @@ class CTranslate2:
         """See `GenerationBackend.outputs`."""
         # A synchronous call is a little faster than `submit`.
         with _undamaged(self._directory):
-            return self._read(self._start(rows, request, asynchronous=False), rows, request)
+            return self._outputs(self._start(rows, request, asynchronous=False), rows, request)
 
     def submit(
         self, rows: list[list[int]], request: GenerationRequest
@@ -160,7 +150,7 @@ class CTranslate2:
 
         def wait() -> list[list[Hypothesis]]:
             with _undamaged(self._directory):
-                return self._read([future.result() for future in futures], rows, request)
+                return self._outputs([future.result() for future in futures], rows, request)
 
         return wait
 
@@ -175,13 +165,13 @@ class CTranslate2:
         """
         options = request.options
         has_prompts = self.facts.family == "decoder_only"
-        is_plain = (options.beam_size or 1) == 1
+        is_plain = not by_beams(options)
+        # A sample beyond its limit can be cut, but the score by a shortlist is that of the whole.
+        by_limit = options.samples and options.scores and "use_vmap" in self._call(request).keywords
         groups: dict[tuple[int, int], list[int]] = {}
         for index, (row, limit) in enumerate(zip(rows, request.max_new_tokens, strict=True)):
             length = (min(len(row), 2) if is_plain else len(row)) if has_prompts else 0
-            # A sample beyond its limit can be cut, but its score is that of the whole.
-            own_limit = limit if options.samples and options.scores else 0
-            groups.setdefault((length, own_limit), []).append(index)
+            groups.setdefault((length, limit if by_limit else 0), []).append(index)
         if len(groups) == 1:
             return self._results(rows, request, asynchronous)
         results: dict[int, Any] = {}
@@ -191,32 +181,86 @@ class CTranslate2:
             results.update(zip(indices, batch_results, strict=True))
         return [results[index] for index in range(len(rows))]
 
-    def _read(
+    def _outputs(
         self, results: list[Any], rows: list[list[int]], request: GenerationRequest
     ) -> list[list[Hypothesis]]:
-        """The outputs of each row, searched again where one exceeds the row's own limit.
+        """The hypotheses of each row; none where they would not be those of the net.
 
-        Samples are not repeated, which would favor early ends: `_outputs` cuts them, or their call
-        has a single limit.
+        The limit of a call can be above the row's own: an output is then cut, which is the output
+        at the lower limit, too, but not by beams.
         """
-        limits = request.max_new_tokens
-        outputs = list(map(self._outputs, results, limits, repeat(request)))
-        if len({*limits}) == 1:
-            return outputs
-        long: dict[int, list[int]] = {}
-        for index, (limit, hypotheses) in enumerate(zip(limits, outputs, strict=True)):
-            if max(len(hypothesis.ids) for hypothesis in hypotheses) > limit:
-                long.setdefault(limit, []).append(index)
-        futures = {
-            limit: self._start(
-                [rows[i] for i in indices], request.select(indices), asynchronous=True
-            )
-            for limit, indices in long.items()
-        }
-        for limit, indices in long.items():
-            for index, future in zip(indices, futures[limit], strict=True):
-                outputs[index] = self._outputs(future.result(), limit, request)
+        options, outputs = request.options, []
+        # These give probabilities after tokens are excluded, as the net does.
+        renormalizes = by_beams(options) and bool(options.renormalize_logits)
+        has_shortlist = "use_vmap" in self._call(request).keywords
+        is_own_score = options.scores and (renormalizes or has_shortlist)
+        for result, limit in zip(results, request.max_new_tokens, strict=True):
+            values = result.scores if is_own_score else repeat(math.nan)
+            pairs = zip(self._sequences(result), values, strict=False)
+            hypotheses = [self._hypothesis(ids, value, limit, request) for ids, value in pairs]
+            known = [hypothesis for hypothesis in hypotheses if hypothesis is not None]
+            outputs.append(known[: options.num_return] if len(known) == len(hypotheses) else [])
+        if options.scores and not is_own_score:
+            self._add_log_probs(outputs, rows, request)
+        for hypothesis in chain.from_iterable(outputs) if options.scores else ():
+            hypothesis.score = request.score(hypothesis.log_prob, len(hypothesis.ids))
         return outputs
+
+    def _hypothesis(
+        self, ids: list[int], own_score: float, limit: int, request: GenerationRequest
+    ) -> Hypothesis | None:
+        """A hypothesis within a row's limit; None: it would not be the net's, or has no score.
+
+        Args:
+            own_score: of CTranslate2, at the limit of the call; NaN: it is not used.
+        """
+        # At the limit the net forces an end token, and prefers outputs that ended before.
+        if by_beams(request.options) and len(ids) >= limit:
+            return None
+        if len(ids) > limit and not math.isnan(own_score):
+            return None
+        ids, forced = ids[:limit], request.forced_eos_id
+        finished = ids[-1] in request.eos_ids
+        # The last of as many tokens as the net has positions can be scored if it is the end token.
+        is_longest = self.facts.family == "encoder_decoder" and len(ids) >= request.max_length
+        if is_longest and request.options.scores and self._target[ids[-1]] != self._end_token:
+            return None
+        if not finished and forced is not None and len(ids) == limit:
+            ids[-1], finished = forced, forced in request.eos_ids
+        log_prob = own_score * len(ids) ** _power(request.options)
+        return Hypothesis(ids, math.nan, finished, log_prob, [])
+
+    def _sequences(self, result: Any) -> list[list[int]]:
+        """The new ids of the hypotheses of a result."""
+        if self.facts.family == "decoder_only":
+            return [list(ids) for ids in result.sequences_ids]
+        return [[self._ids[token] for token in words] for words in result.hypotheses]
+
+    def _add_log_probs(
+        self, outputs: list[list[Hypothesis]], rows: list[list[int]], request: GenerationRequest
+    ) -> None:
+        """Set the net's log-probabilities of outputs, by teacher forcing.
+
+        CTranslate2's own are those after tokens are excluded, whose probability the others share.
+        Tokens that are forced in a beam search are certain, as in the net's.
+        """
+        pairs = [(row, item) for row, of_row in zip(rows, outputs, strict=True) for item in of_row]
+        if not pairs:
+            return
+        given, targets = [row for row, _ in pairs], [item.ids for _, item in pairs]
+        if self.facts.family == "decoder_only":
+            texts = [row + ids for row, ids in zip(given, targets, strict=True)]
+            values = self.log_probs(texts, None, request)
+            found = [v[len(v) - len(ids) :] for v, ids in zip(values, targets, strict=True)]
+        else:
+            # The end token is added to a target.
+            ends = [self._target[ids[-1]] == self._end_token for ids in targets]
+            cut = [ids[:-1] if end else ids for ids, end in zip(targets, ends, strict=True)]
+            values = self.log_probs(given, cut, request)
+            found = [v[: len(ids)] for v, ids in zip(values, targets, strict=True)]
+        has_certain = by_beams(request.options) and request.forced_bos_id is not None
+        for log_probs, (_, item) in zip(found, pairs, strict=True):
+            item.log_prob = float(log_probs[has_certain:].sum(dtype=np.float64))
 
     def stream_tokens(
         self, row: list[int], request: GenerationRequest
@@ -231,7 +275,8 @@ class CTranslate2:
             steps = self._model.generate_tokens(source, max_length=limit, **keys)
         elif keys.pop("min_decoding_length") > 0 or "use_vmap" in keys:
             # The call has no least length, and returns ids within the shortlist.
-            [[best]] = self.outputs([row], request)
+            unscored = request._replace(options=replace(request.options, scores=False))
+            [[best]] = self.outputs([row], unscored)
             yield best.ids, True
             return
         else:
@@ -282,48 +327,18 @@ class CTranslate2:
         if last is None or last.options is not request.options or last.ids != _ids(request):
             with _undamaged(self._directory):
                 keywords = self._keywords(request)
-            last = _Call(request.options, _ids(request), self._unsupported(request), keywords)
+            reasons = option_reasons(request, self.facts.family)
+            last = _Call(request.options, _ids(request), reasons, keywords)
             self._last = None if last.reasons else last
         return last
-
-    def _unsupported(self, request: GenerationRequest) -> list[str]:
-        """The reasons against a request for any prompt."""
-        options = request.options
-        values = _unsupported_values(options)
-        reasons = [
-            f"it has no {name}"
-            for (name, idle), value in zip(_UNSUPPORTED.items(), values, strict=True)
-            if value not in idle
-        ]
-        if request.banned_texts is not None:
-            reasons.append("it bans tokens, but no texts")
-        if (options.beam_size or 1) > 1:
-            if "stop_rule" in options.explicit and options.stop_rule != "beam_full":
-                reasons.append(f"it has no stop rule {options.stop_rule}")
-            if len(request.eos_ids) > 1:  # it continues after EOS where several rank high
-                reasons.append("its beam search has a single EOS")
-            if options.normalization == "gnmt":
-                reasons.append("it has no normalization gnmt")
-            if (options.length_penalty or 0) < 0:
-                reasons.append("it has no length penalty below 0")
-        if options.samples and "seed" in options.explicit:
-            reasons.append("its samples do not depend on the seed")
-        if self.facts.family == "encoder_decoder" and len(request.decoder_start_ids) != 1:
-            reasons.append("its decoder starts with one token")
-        if self.facts.family == "decoder_only" and any(
-            len(ids) > 1 for ids in request.bad_words_ids
-        ):
-            reasons.append("its banned sequences do not see the prompt")
-        if self.facts.family == "decoder_only" and options.no_repeat_ngram_size:
-            reasons.append("its no_repeat_ngram_size does not see the prompt")
-        return reasons
 
     def _keywords(self, request: GenerationRequest) -> dict[str, Any]:
         """The keywords of a call without the length limit."""
         options = request.options
         keys: dict[str, Any] = {
-            "beam_size": options.rows if (options.beam_size or 1) > 1 else 1,
-            "num_hypotheses": options.num_return,
+            "beam_size": options.rows if by_beams(options) else 1,
+            # Of a beam all, so that a search that reached the length limit is found.
+            "num_hypotheses": options.rows if by_beams(options) else options.num_return,
             "length_penalty": _power(options),
             "no_repeat_ngram_size": options.no_repeat_ngram_size or 0,
             "return_scores": options.scores,
@@ -337,9 +352,8 @@ class CTranslate2:
             top_k = options.top_k or 0
             keys["sampling_topk"] = top_k if top_k < len(self._target) else 0  # 0: all
             keys["sampling_topp"] = options.top_p or 1.0
-            keys["sampling_temperature"] = (
-                1.0 if options.temperature is None else options.temperature
-            )
+            temperature = 1.0 if options.temperature is None else options.temperature
+            keys["sampling_temperature"] = min(max(temperature, TEMPERATURES[0]), TEMPERATURES[1])
         shortest = max((options.min_new_tokens or 0) - 1, 0)  # it does not count EOS
         if self.facts.family == "decoder_only":
             return keys | {"min_length": shortest, "include_prompt_in_result": False}
@@ -348,31 +362,6 @@ class CTranslate2:
         if self._has_shortlist and options.shortlist:
             keys["use_vmap"] = True
         return keys | {"min_decoding_length": shortest, "max_input_length": 0}
-
-    def _outputs(self, result: Any, limit: int, request: GenerationRequest) -> list[Hypothesis]:
-        """The hypotheses of one row's result."""
-        options, forced_eos_id = request.options, request.forced_eos_id
-        if self.facts.family == "decoder_only":
-            sequences = result.sequences_ids
-        else:
-            sequences = [[self._ids[token] for token in words] for words in result.hypotheses]
-        # The limit of a call can be above the row's own; the score is that of the whole output.
-        if (options.samples or options.rows == 1) and not options.scores:
-            sequences = [ids[:limit] for ids in sequences]
-        scores = result.scores if options.scores else repeat(math.nan, len(sequences))
-        outputs = []
-        for ids, mean in zip(sequences, scores, strict=True):
-            finished = bool(ids) and ids[-1] in request.eos_ids
-            if not finished and forced_eos_id is not None and len(ids) == limit:
-                ids[-1] = forced_eos_id
-                finished = forced_eos_id in request.eos_ids
-            outputs.append(Hypothesis(ids, mean, finished, mean, []))
-        if options.scores:
-            score = request.score
-            for output in outputs:
-                output.log_prob *= len(output.ids) ** _power(options)
-                output.score = score(output.log_prob, len(output.ids))
-        return outputs
 
     def _words(self, rows: list[list[int]], tokens: list[str] | None = None) -> list[list[str]]:
         tokens = self._target if tokens is None else tokens
@@ -422,7 +411,7 @@ def _ids(request: GenerationRequest) -> tuple[Any, ...]:
 
 def _power(options: Options) -> float:
     """CTranslate2's length penalty: the exponent of the length, for beam search only."""
-    is_plain = (options.beam_size or 1) == 1 or options.normalization == "none"
+    is_plain = not by_beams(options) or options.normalization == "none"
     return 0.0 if is_plain else float(options.length_penalty or 0)
 
 

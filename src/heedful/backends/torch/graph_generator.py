@@ -44,11 +44,11 @@ class GraphGenerator(TorchGenerator):
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """See `GenerationBackend.unsupported_reasons`."""
-        reasons = [] if request.draft is None else ["it takes no draft"]
+        reasons = [] if request.draft is None else ["it has no option draft"]
         if request.options.coverage_penalty:
-            reasons.append("its graphs return no attention weights")
+            reasons.append("its graphs return no attention weights for option coverage_penalty")
         if self._has_shortlist and request.options.shortlist:
-            reasons.append("it takes no shortlist")
+            reasons.append("it takes no shortlist, give shortlist=False")
         return reasons
 
     def _log_probs_of(self, batch: Batch) -> LogProbs:
