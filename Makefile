@@ -157,6 +157,7 @@ pages: $(STAMP)
 	$(BIN)/python docs/make_recipe.py
 	$(BIN)/python docs/make_formats.py
 	$(BIN)/python docs/make_backends.py
+	$(BIN)/python docs/make_backend_options.py
 	$(BIN)/python docs/make_readme_table.py
 
 # The site: docs/_build/en and docs/_build/zh.

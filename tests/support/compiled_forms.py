@@ -27,6 +27,7 @@ from heedful.backends.aot.kernels import PackedFeedForward, pack, pack_int8, tex
 from heedful.backends.base import Settings
 from heedful.parts.feedforward import FeedForward
 from heedful.progress import Advance, use_display
+from option_cases import hold_options
 
 REQUESTS, SENTENCES = 60, 10_000
 
@@ -240,6 +241,7 @@ def use(folder: Path) -> None:
             for a, b in zip(one, other, strict=True):
                 assert abs(a.log_prob - b.log_prob) < 1e-3, (a, b)
                 assert a.finished == b.finished
+    hold_options(model.backend, eager)
     hold_sentences(model, draw)
     hold_beside_ctranslate2(eager)
 
