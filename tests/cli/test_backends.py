@@ -66,7 +66,7 @@ def test_unsupported_requests_run_eager_with_one_note(commands: Commands, models
     done = commands.run("generate", models / "novel", *options, stdin=LINES)
     eager = commands.run("generate", models / "novel", *options, "--backend", "eager", stdin=LINES)
     assert done.out == eager.out
-    assert done.err.count("min_p") == 1
+    assert done.err.count("--min-p") == 1
     outcome = commands.run(
         "generate", models / "novel", "--temperature", 1, "--max-new-tokens", 8, stdin=LINES
     )

@@ -199,12 +199,14 @@ class CTranslate2:
             pairs = zip(self._sequences(result), values, strict=False)
             hypotheses = [self._hypothesis(ids, value, limit, request) for ids, value in pairs]
             known = [hypothesis for hypothesis in hypotheses if hypothesis is not None]
-            outputs.append(known[: options.num_return] if len(known) == len(hypotheses) else [])
+            outputs.append(known if len(known) == len(hypotheses) else [])
         if options.scores and not is_own_score:
             self._add_log_probs(outputs, rows, request)
         for hypothesis in chain.from_iterable(outputs) if options.scores else ():
             hypothesis.score = request.score(hypothesis.log_prob, len(hypothesis.ids))
-        return outputs
+        if by_beams(options) and options.scores:  # those of the net may rank otherwise
+            outputs = [sorted(of_row, key=lambda item: -item.score) for of_row in outputs]
+        return [of_row[: options.num_return] for of_row in outputs]
 
     def _hypothesis(
         self, ids: list[int], own_score: float, limit: int, request: GenerationRequest
