@@ -33,8 +33,9 @@ What CTranslate2 has instead:
 
 * **Stop rule.** Its beams end as by `beam_full`, also where no rule is given: then its outputs
   are those of `--stop-rule beam_full`, and not of the default `optimal`. With a length penalty
-  of 1 and one output the two rules agree for most texts; with others they do not, so that these
-  need `--stop-rule beam_full`.
+  of 1 the two rules agree for most texts; with others they do not, so that these need
+  `--stop-rule beam_full`. Of more outputs than the beam has, it keeps the best ones, the net
+  the first ones: with `--num-return` the net runs.
 * **Excluded tokens.** It excludes tokens before the softmax, so that the others share their
   probability. In a beam search that changes the ranking: options that exclude tokens need
   `renormalize_logits`, with which the net does the same. Padding and the like, which a model

@@ -162,7 +162,7 @@ def test_beam_full_outputs_equal_those_of_the_net_if_all_hypotheses_end(pair: An
     """CTranslate2 has the stop rule `beam_full`, except for outputs at the length limit."""
     model, backend = pair
     rows, compared = rows_of((3, 2, 3, 1, 2, 3, 3)), 0
-    options: dict[str, Any] = {"beam_size": 3, "num_return": 3, "stop_rule": "beam_full"}
+    options: dict[str, Any] = {"beam_size": 3, "stop_rule": "beam_full"}
     options |= {"max_new_tokens": 30}
     options |= {"length_penalty": 0.7, "scores": backend.facts.longest_prompt is None}
     call = supported_request(model, rows, **options)

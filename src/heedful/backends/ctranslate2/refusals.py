@@ -71,8 +71,8 @@ def _beam_reasons(request: GenerationRequest) -> list[str]:
     """The reasons against a beam search.
 
     The stop rule of CTranslate2 is `beam_full`. Where none is given, it is taken for the default
-    one if the score is the mean log-probability and one output is returned, with which the rules
-    find the same outputs of most texts; with others they do not. Tokens are excluded before the
+    one if the score is the mean log-probability, with which the rules find the same outputs of most
+    texts; with others they do not. Tokens are excluded before the
     softmax, which ranks hypotheses in another order unless probabilities are renormalized.
     """
     options, reasons = request.options, []
@@ -80,7 +80,6 @@ def _beam_reasons(request: GenerationRequest) -> list[str]:
         others = {
             "normalization": options.normalization == "none",
             "length_penalty": options.length_penalty != 1,
-            "num_return": options.num_return > 1,
         }
         if "stop_rule" in options.explicit:
             reasons.append(f"it has no option stop_rule {options.stop_rule}")
@@ -89,6 +88,8 @@ def _beam_reasons(request: GenerationRequest) -> list[str]:
                 f"with {_named(name, options)} its stop rule finds other outputs than the default "
                 "one (give stop_rule=beam_full)"
             )
+    if options.num_return > 1:  # of more than `beam_size` outputs that ended it keeps the best ones
+        reasons.append("with option num_return it keeps other outputs")
     if len(request.eos_ids) > 1:  # it continues after EOS where several rank high
         name = "option stop_ids" if options.stop_ids else "the EOS ids of the model"
         reasons.append(f"its beam search has a single EOS, without {name}")
