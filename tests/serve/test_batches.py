@@ -100,6 +100,26 @@ def test_rows_of_similar_length_share_a_batch() -> None:
     in_loop(test)
 
 
+def test_a_request_of_many_rows_does_not_stop_others() -> None:
+    """A row waits for those before it in its own request, and for no more of others."""
+
+    def test() -> None:
+        batches = Batches(10)
+        many = batches.add([10] * 20)
+        assert batches.engine.turn()
+        one = batches.add([4])
+        assert batches.engine.turn()
+        assert batches.engine.turn()
+        assert one.result.done()
+        while not many.result.done():  # although short ones keep coming
+            batches.add([4])
+            assert batches.engine.turn()
+            assert len(batches.ran) < 60
+        assert batches.engine.turn()
+
+    in_loop(test)
+
+
 def test_a_row_that_fails_fails_alone() -> None:
     def test() -> None:
         batches = Batches(100, lambda rows: 7 in rows)

@@ -12,8 +12,16 @@ WINDOW = 4_096  # rows among which those of similar length are looked for
 
 
 class _Row(NamedTuple):
-    """A row that waits, and its order of arrival; `number`: among the rows of its job."""
+    """A row that waits.
 
+    Attributes:
+        turn: the tokens that ran before its job came, and those of the job's rows before it: rows
+            run in this order, so that a request of many rows does not stop others.
+        order: of arrival.
+        number: among the rows of its job.
+    """
+
+    turn: int
     order: int
     job: Job
     number: int
@@ -25,7 +33,10 @@ class _Row(NamedTuple):
 
 
 class BatchEngine:
-    """Runs one batch a turn: the row that has waited longest, and others of similar length.
+    """Runs one batch a turn: the first row by `_Row.turn`, and others of similar length.
+
+    A row is overtaken only by those of requests that came before as many tokens had run as its own
+    request has before it. So each row runs after a time that does not depend on later requests.
 
     There is no timer: a row that finds the model idle runs at once, and those that arrive while a
     batch runs share the next one. So batches grow with the load.
@@ -47,13 +58,17 @@ class BatchEngine:
         self.observe = observe
         self._waiting: list[_Row] = []
         self._arrived = 0
+        self._num_run = 0  # tokens
         self._due: Deliveries = []  # completed, not delivered
 
     def add(self, job: Job) -> None:
         """Queue all rows of a job."""
-        for index in range(len(job.rows)):
-            self._waiting.append(_Row(self._arrived, job, index))
+        turn = self._num_run
+        for index, size in enumerate(job.sizes):
+            self._waiting.append(_Row(turn, self._arrived, job, index))
             self._arrived += 1
+            turn += size * job.rows_each
+        self._waiting.sort(key=lambda row: row[:2])
 
     def turn(self) -> bool:
         """Run one batch; returns False if no row waits."""
@@ -63,6 +78,7 @@ class BatchEngine:
         batch = self._next_batch()
         orders = {row.order for row in batch}
         self._waiting = [row for row in self._waiting if row.order not in orders]
+        self._num_run += sum(row.size * row.job.rows_each for row in batch)
         self.observe(len(batch), len(batch) * max(row.size for row in batch))
         for row, value in zip(batch, self._results(batch), strict=True):
             self._finish(row, value)
@@ -89,18 +105,18 @@ class BatchEngine:
         self.deliver([partial(job.fail, error) for job in jobs])
 
     def _next_batch(self) -> list[_Row]:
-        """The oldest row and rows of similar length with the same key, up to `batch_tokens`."""
-        oldest = self._waiting[0]
-        alike = [row for row in self._waiting[:WINDOW] if row.job.key == oldest.job.key]
-        alike.sort(key=lambda row: (row.size, row.order))
-        first = last = alike.index(oldest)
-        budget = max(1, self.batch_tokens // oldest.job.rows_each)
+        """The first row and rows of similar length with the same key, up to `batch_tokens`."""
+        leader = self._waiting[0]
+        alike = [row for row in self._waiting[:WINDOW] if row.job.key == leader.job.key]
+        alike.sort(key=lambda row: (row.size, *row[:2]))
+        first = last = alike.index(leader)
+        budget = max(1, self.batch_tokens // leader.job.rows_each)
         while True:  # widen by the neighbor of the nearer length
             wider = []
             if first:
-                wider.append((oldest.size - alike[first - 1].size, first - 1, last))
+                wider.append((leader.size - alike[first - 1].size, first - 1, last))
             if last + 1 < len(alike):
-                wider.append((alike[last + 1].size - oldest.size, first, last + 1))
+                wider.append((alike[last + 1].size - leader.size, first, last + 1))
             _, low, high = min(wider, default=(0, 0, -1))
             if not wider or (high - low + 1) * max(1, alike[high].size) > budget:
                 return alike[first : last + 1]
