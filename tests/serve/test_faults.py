@@ -418,6 +418,68 @@ def test_models_have_the_time_of_their_weights(tmp_path: Path, served: Any) -> N
     assert entry["created"] == 1_234_567
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_task_that_raises_fails_its_request_alone(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A defect while a request is queued: 500 under its id in the log, and the thread goes on."""
+    with running({"gpt": model_of("gpt2"), "bert": model_of("bert")}) as ill:
+        models = ill.server.registry.models
+
+        def broken(job: Any) -> None:
+            raise RuntimeError("secret")
+
+        for engine in (models["gpt"].generator, models["bert"].engine):
+            engine.add = broken
+        body = {**COMPLETION, "stream": stream}
+        url, headers = f"{ill.url}/v1/completions", {"X-Request-ID": "number-1"}
+        answer = httpx.post(url, json=body, headers=headers, timeout=5)
+        assert answer.status_code == (200 if stream else 500)
+        assert "the server failed" in answer.text
+        assert "secret" not in answer.text
+        records = [r for r in caplog.records if "number-1 failed" in r.getMessage()]
+        assert "secret" in str(records[0].exc_info)
+        texts = {"model": "bert", "input": "the cat"}
+        answer = httpx.post(f"{ill.url}/v1/embeddings", json=texts, timeout=5)
+        assert answer.status_code == 500
+        for engine in (models["gpt"].generator, models["bert"].engine):
+            del engine.add
+        assert httpx.get(f"{ill.url}/health/ready").status_code == 200
+        assert httpx.post(url, json=COMPLETION, timeout=5).status_code == 200
+        assert httpx.post(f"{ill.url}/v1/embeddings", json=texts, timeout=5).status_code == 200
+        assert not models["gpt"]._jobs
+
+
+def test_a_thread_that_ends_is_reported_and_nothing_waits_for_it() -> None:
+    """Requests in progress, streamed and whole, those that wait for it, and later ones: 503."""
+    slow = SlowSteps(0.02)
+    with running({"gpt": slow.model}) as ill, ThreadPoolExecutor(2) as pool:
+        model, url = ill.server.registry.models["gpt"], f"{ill.url}/v1/completions"
+        bodies = [{**COMPLETION, "max_tokens": 40, "stream": stream} for stream in (True, False)]
+        answers = [pool.submit(httpx.post, url, json=body, timeout=10) for body in bodies]
+        while len(model.generator._jobs) < 2:
+            time.sleep(0.002)
+
+        def broken(*error: Exception) -> bool:
+            raise RuntimeError("secret")
+
+        model.generator.turn = model.generator.fail = broken
+        streamed, whole = (answer.result() for answer in answers)
+        assert whole.status_code == 503
+        assert whole.json()["error"]["code"] == "model_failed"
+        assert "has stopped" in streamed.text
+        model.worker.join(5)
+        assert not model.worker.is_alive
+        for answer in (
+            httpx.post(url, json=COMPLETION, timeout=5),
+            httpx.post(f"{ill.url}/v1/embeddings", json={"model": "gpt", "input": "a"}, timeout=5),
+            httpx.get(f"{ill.url}/health/ready", timeout=5),
+        ):
+            assert answer.status_code == 503
+            assert "has stopped" in answer.text
+        assert not model.num_texts
+
+
 def test_keys_cover_every_route_but_health(tmp_path: Path, served: Any) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nuser-key-1\n\nadmin boss-key-1\n")

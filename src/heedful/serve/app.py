@@ -12,7 +12,7 @@ from heedful import __version__
 from heedful.errors import UserError
 from heedful.serve import admin, encoding, openai, page, translating
 from heedful.serve.errors import LIBRETRANSLATE, HttpError, as_http_error
-from heedful.serve.guard import Guard
+from heedful.serve.guard import Guard, info_of, log_failure
 from heedful.serve.keys import Keys
 from heedful.serve.models import Registry
 
@@ -58,6 +58,7 @@ def create_app(registry: Registry, keys: Keys) -> Any:
 
 
 async def _answer_http_error(request: Request, error: Any) -> Response:
+    log_failure(info_of(request.scope), error)
     return JSONResponse(error.body(request.url.path), error.status, dict(error.headers))
 
 

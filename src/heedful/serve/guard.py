@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
+from heedful.errors import UserError
 from heedful.serve.connections import MAX_HEADERS, too_many_headers
 from heedful.serve.errors import LIBRETRANSLATE, HttpError, shutting_down, timed_out
 from heedful.serve.hosts import AllowedHosts
@@ -71,6 +72,13 @@ def info_of(scope: MutableMapping[str, Any]) -> RequestInfo:
     return info
 
 
+def log_failure(info: RequestInfo, error: Exception) -> None:
+    """Log the defect that ends a request under its id; errors of the input are none."""
+    cause = error.__cause__ if isinstance(error, HttpError) else error
+    if cause is not None and not isinstance(cause, HttpError | UserError):
+        _log.error("request %s failed", info.id, exc_info=cause)
+
+
 class Guard:
     """ASGI middleware around all routes.
 
@@ -110,7 +118,7 @@ class Guard:
         except HttpError as error:
             await response.error(scope["path"], error)
         except Exception as error:
-            _log.error("request %s failed", info.id, exc_info=error)
+            log_failure(info, error)
             failure = HttpError(500, "the server failed; its log has the reason")
             await response.error(scope["path"], failure)
         finally:

@@ -20,7 +20,7 @@ from heedful.serve.jobs import GenerationJob, Job, Piece
 from heedful.serve.metrics import Metrics
 from heedful.serve.settings import Settings
 from heedful.serve.streams import StreamEngine
-from heedful.serve.worker import Engine, Worker
+from heedful.serve.worker import Engine, Worker, WorkerError
 
 _PREFIXES = 8_192  # tokens of ended outputs that are kept by default
 _PROBE_SECONDS = 1.0  # for which the result of a probe counts
@@ -77,7 +77,9 @@ class ServedModel:
             self.generator = StreamEngine(model.backend_for_row, deliver)
         if self.generator is not None:
             engines.append(self.generator)
-        self.worker = Worker(name, engines)
+        self._deliver = deliver
+        self._jobs: set[Job | GenerationJob] = set()  # whose results are waited for
+        self.worker = Worker(name, engines, lambda error: deliver([self._fail_all]))
         self._encoder = ThreadPoolExecutor(1, f"heedful-{name}-tokenizer")
 
     @property
@@ -125,26 +127,49 @@ class ServedModel:
         return await asyncio.get_running_loop().run_in_executor(self._encoder, function)
 
     async def run(self, job: Job) -> list[Any]:
-        """The results of all rows of a job; cancelling the call drops those that have not begun."""
+        """The results of all rows of a job; cancelling the call drops those that have not begun.
+
+        Raises:
+            HttpError: 503 if the worker's thread has ended.
+        """
         if not job.rows:
             return []
-        self.worker.submit(lambda: self.engine.add(job))
-        try:
+        with self._begun(job, lambda: self.engine.add(job)):
             return await job.result
-        finally:
-            job.cancel()
 
     async def pieces(self, job: GenerationJob) -> AsyncGenerator[Piece, None]:
-        """New tokens of a job's outputs until all have ended; closing it drops the rest."""
-        self.worker.submit(lambda: self.generator.add(job))
+        """New tokens of a job's outputs until all have ended; closing it drops the rest.
+
+        One of them has the error of a job that fails: an `HttpError` if the worker's thread has
+        ended.
+        """
         remaining = len(job.rows) * job.samples
-        try:
+        with self._begun(job, lambda: self.generator.add(job)):
             while remaining:
                 piece = await job.pieces.get()
                 remaining -= piece.reason is not None
                 yield piece
+
+    @contextmanager
+    def _begun(self, job: Job | GenerationJob, add: Callable[[], None]) -> Iterator[None]:
+        """Queue a job, and drop what is left of it at the end."""
+        self._jobs.add(job)
+        self.worker.submit(add, lambda error: self._deliver([lambda: self._fail(job, error)]))
+        try:
+            yield
         finally:
+            self._jobs.discard(job)
             job.cancel()
+
+    def _fail(self, job: Job | GenerationJob, error: Exception) -> None:
+        """End a job by an error of its own, or since the thread has ended."""
+        job.cancel()
+        job.fail(self._ended() if isinstance(error, WorkerError) else error)
+
+    def _fail_all(self) -> None:
+        """End all jobs, since the thread has ended."""
+        for job in list(self._jobs):
+            self._fail(job, WorkerError())
 
     async def probe(self, timeout: float = 10.0) -> None:
         """Let the model read one token between two turns.
@@ -163,6 +188,8 @@ class ServedModel:
             error, _ = await asyncio.wait_for(asyncio.shield(reading), timeout)
         except TimeoutError:
             raise self._failed("does not answer") from None
+        if isinstance(error, WorkerError):
+            raise self._ended()
         if error is not None:
             raise self._failed("fails; the server's log has the reason")
 
@@ -170,20 +197,27 @@ class ServedModel:
         """The error of reading a token, and the time until which it counts."""
         loop = asyncio.get_running_loop()
         reading: asyncio.Future[tuple[Exception | None, float]] = loop.create_future()
-        deliver = in_loop(loop)
+
+        def report(error: Exception | None) -> None:
+            """Deliver the error of reading a token, or None."""
+            if error is not None:
+                _log.error("%s fails", self.name, exc_info=error)
+            result = error, loop.time() + _PROBE_SECONDS
+            self._deliver([lambda: None if reading.done() else reading.set_result(result)])
 
         def run() -> None:
-            """Read the token, on the worker's thread."""
-            error = None
-            try:
-                _read_one_token(self.model)
-            except Exception as raised:
-                error = raised
-                _log.error("%s fails", self.name, exc_info=error)
-            deliver([lambda: reading.set_result((error, loop.time() + _PROBE_SECONDS))])
+            """Read a token, on the worker's thread."""
+            _read_one_token(self.model)
+            report(None)
 
-        self.worker.submit(run)
+        self.worker.submit(run, report)
         return reading
+
+    def _ended(self) -> HttpError:
+        """The error of all requests after the end of the thread."""
+        return self._failed(
+            "has stopped by a defect, see the log: reload it, or restart the server"
+        )
 
     def _failed(self, problem: str) -> HttpError:
         values = {"name": self.name}

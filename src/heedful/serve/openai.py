@@ -18,7 +18,7 @@ from heedful.pipelines import LanguageModel, SavedModel
 from heedful.serve.bodies import ChatBody, CompletionBody, EmbeddingBody
 from heedful.serve.errors import HttpError, as_http_error, timed_out
 from heedful.serve.generating import Choice, Task, chat_task, completion_task
-from heedful.serve.guard import RequestInfo, info_of
+from heedful.serve.guard import RequestInfo, info_of, log_failure
 from heedful.serve.jobs import Job, Piece
 from heedful.serve.models import Registry, ServedModel
 
@@ -221,6 +221,7 @@ class _Answer:
             error = timed_out(f"no more within {limit:g} seconds", limit)
             yield _event(error.body(""))
         except Exception as error:
+            log_failure(self.info, error)
             yield _event(as_http_error(error).body(""))
         yield "data: [DONE]\n\n"
 
