@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_models import model_of
+from heedful.backends.torch import batch_rows
 from heedful.backends.torch.continuous import ContinuousBatch, NewToken, Output
 from heedful.backends.torch.prefixes import PrefixStore, common_length
 from heedful.errors import UserError
@@ -25,7 +26,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"stop": ["a", "o"], "stop_ids": [7, 9]},
     {"forced": {0: 8, 2: 9}, "min_p": 0.1, "seed": 1},
 ]
-MODELS = {name: model_of(name) for name in ("gpt2", "mistral")}  # learned; rotary with a window
+# Learned positions; rotary ones with a window; layers with and without a window.
+MODELS = {name: model_of(name) for name in ("gpt2", "mistral", "gemma3")}
+batch_rows.LEAST = 16  # so that rows change their group
 for model in MODELS.values():
     model.net.double()  # rounding does not decide between two tokens
 
@@ -41,6 +44,7 @@ def run(batch: ContinuousBatch, tokens: list[NewToken]) -> None:
         batch.remove([new.output for new in tokens if new.output.reason])
         if not batch.outputs:
             return
+        assert batch.num_cached == sum(map(batch.tokens_in_cache, batch._rows.lengths))
         tokens = batch.step()
 
 
@@ -63,15 +67,28 @@ def test_an_output_equals_the_one_alone_under_random_arrival(
     batch.prefixes.min_tokens = 4
     begun: list[tuple[Output, list[int], dict[str, Any]]] = []
     log_probs: dict[Output, list[float]] = {}
+    paused: list[Output] = []
     for _ in range(data.draw(st.integers(1, 14), "events")):
         new: list[NewToken] = []
-        event = data.draw(st.sampled_from(["add", "add", "step", "cancel"]))
+        event = data.draw(
+            st.sampled_from(["add", "add", "step", "step", "cancel", "pause", "part"])
+        )
         if event == "add":
             rows = data.draw(st.lists(prompts(model), min_size=1, max_size=3), "rows")
             options = [data.draw(st.sampled_from(OPTIONS)) for _ in rows]
             more = [begin(batch, model, row, **own) for row, own in zip(rows, options, strict=True)]
             begun += zip(more, rows, options, strict=True)
             new = batch.add(more)
+        elif event == "part":
+            [row], own = data.draw(st.lists(prompts(model), min_size=1, max_size=1)), OPTIONS[2]
+            output = begin(batch, model, row, **own)
+            begun.append((output, row, own))
+            while not batch.read_part(output, 5):
+                assert output not in batch.outputs
+            new = batch.add([output])
+        elif event == "pause" and batch.outputs:  # out of the batch, and later read again
+            paused.append(data.draw(st.sampled_from(batch.outputs), "paused"))
+            batch.remove([paused[-1]])
         elif event == "step" and batch.outputs:
             new = batch.step()
         elif event == "cancel" and batch.outputs:
@@ -81,10 +98,9 @@ def test_an_output_equals_the_one_alone_under_random_arrival(
         for token in new:
             log_probs.setdefault(token.output, []).append(token.log_prob)
         batch.remove([token.output for token in new if token.output.reason])
-    while batch.outputs:
-        new = batch.step()
-        batch.remove([token.output for token in new if token.output.reason])
-    assert batch._cache is None
+    run(batch, batch.add(paused) if paused else [])
+    assert not batch._rows._groups
+    assert not batch.num_cached
     for output, row, own in begun:
         [alone] = model.generate(
             [row], return_details=True, **{"beam_size": 1, "max_new_tokens": 12, **own}
@@ -135,17 +151,18 @@ def test_a_shared_beginning_is_read_once() -> None:
     try:
         first = begin(batch, model, row, max_new_tokens=4)
         batch.add([first])
-        other = [*row[:18], 30, 31, 32]
-        assert batch.shared_length(other, [other]) > batch.shared_length(other, [row]) == 0
-        assert batch.shared_length(row, [row]) == 0  # all but its last token is known
-        run(batch, batch.add([begin(batch, model, other, max_new_tokens=2)]))
+        other = begin(batch, model, [*row[:18], 30, 31, 32], max_new_tokens=2)
+        again = begin(batch, model, row)
+        assert batch.shared_length(other, [other]) > batch.shared_length(other, [again]) == 0
+        assert batch.shared_length(again, [again]) == 0  # all but its last token is known
+        run(batch, batch.add([other]))
         assert sizes[:2] == [20, 3]
         sizes.clear()
-        again = [*row, *first.ids[:3], 9]  # a chat that goes on
-        run(batch, batch.add([begin(batch, model, again, max_new_tokens=1)]))
+        more = [*row, *first.ids[:3], 9]  # a chat that goes on
+        run(batch, batch.add([begin(batch, model, more, max_new_tokens=1)]))
         assert sizes == [1]
         assert len(batch.prefixes) == 2
-        assert sum(map(len, batch.prefixes._rows)) <= 64
+        assert sum(len(tokens) for _, tokens in batch.prefixes._rows) <= 64
     finally:
         del model.net.decode
     assert not ContinuousBatch(MODELS["mistral"].eager.searcher, 64).prefixes.max_tokens
@@ -159,13 +176,20 @@ def test_kept_beginnings_are_those_used_last() -> None:
     store.add([1, 2, 3, 4], lambda: cache)
     store.add([5, 6, 7], lambda: cache)
     store.add([8], lambda: cache)
-    assert [*store._rows] == [(1, 2, 3, 4), (5, 6, 7)]
+    assert [tokens for _, tokens in store._rows] == [(1, 2, 3, 4), (5, 6, 7)]
     assert store.find([1, 2, 3])[0] == 2  # the last token is to be read
     assert store.find([1, 9]) == (0, None)
     store.add([9] * 5, lambda: cache)  # the total would be 12
-    assert [*store._rows] == [(1, 2, 3, 4), (9,) * 5]
+    assert [tokens for _, tokens in store._rows] == [(1, 2, 3, 4), (9,) * 5]
     store.add([1, 2, 3, 4, 5], lambda: cache)
-    assert [*store._rows] == [(9,) * 5, (1, 2, 3, 4, 5)]
+    assert [tokens for _, tokens in store._rows] == [(9,) * 5, (1, 2, 3, 4, 5)]
+    store = PrefixStore(20, min_tokens=2)
+    for tenant in ("", "other", "other"):
+        store.add([1, 2, 3, 4], lambda: cache, tenant)
+    assert len(store) == 2
+    store.add([7, 7, 7], lambda: cache, "other")
+    assert store.find([7, 7, 7, 7]) == (0, None)
+    assert store.find([7, 7, 7, 7], "other")[0] == 3
     assert common_length([1, 2], [1, 2, 3]) == common_length([1, 2, 3], [1, 2]) == 2
 
 
@@ -192,14 +216,54 @@ def test_an_error_ends_one_output_alone() -> None:
     batch.clear()
 
 
+def test_a_beginning_is_shared_by_one_tenant_alone() -> None:
+    """Of an output in progress, of one that has ended, and of two that would begin together."""
+    model, row, read = MODELS["gpt2"], [*range(4, 24)], []
+    batch = ContinuousBatch(model.eager.searcher, prefix_tokens=200)
+    request = model.request([row], beam_size=1, max_new_tokens=4)
+    decode = model.net.decode
+
+    def counting(tokens: Any, cache: Cache) -> Any:
+        read.append(tokens.ids.size(1))
+        return decode(tokens, cache)
+
+    def tokens_read(output: Output) -> int:
+        read.clear()
+        tokens = batch.add([output])
+        batch.remove([new.output for new in tokens if new.output.reason])
+        return sum(read)
+
+    first, other = batch.open(row, request, tenant="a"), batch.open(row, request, tenant="b")
+    assert batch.shared_length(other, [first]) == 0
+    assert batch.shared_length(batch.open(row, request, tenant="a"), [first]) == 19
+    model.net.decode = counting
+    try:
+        assert tokens_read(first) == 20
+        assert tokens_read(other) == 20  # beside the one of the other tenant
+        assert tokens_read(batch.open(row, request, tenant="b")) == 1
+        while batch.outputs:
+            batch.remove([new.output for new in batch.step() if new.output.reason])
+        assert tokens_read(batch.open(row, request, tenant="c")) == 20  # after their end
+        assert tokens_read(batch.open(row, request, tenant="a")) == 1
+    finally:
+        del model.net.decode
+
+
 def test_memory_follows_the_outputs_in_progress() -> None:
     model = MODELS["gpt2"]
     batch, rng = ContinuousBatch(model.eager.searcher), random.Random(0)
     outputs = [begin(batch, model, [5] * rng.randrange(1, 9)) for _ in range(20)]
     batch.add(outputs)
-    assert batch._cache is not None
-    assert batch._cache.num_sources >= 20
+
+    def slots() -> int:
+        return sum(g.cache.num_sources * g.cache.capacity for g in batch._rows._groups.values())
+
+    assert 20 * 8 <= slots() <= 32 * 16
     batch.remove(outputs[2:])
-    assert batch._cache.num_sources <= 8
+    assert batch.num_cached <= 2 * 8
+    assert slots() <= 8 * 16
+    long = begin(batch, model, [5] * 36)
+    batch.add([long])
+    assert slots() <= 8 * 16 + 64  # the others are not padded to it
     with pytest.raises(UserError, match="greedy decoding and sampling"):
         begin(batch, model, [5], beam_size=2)

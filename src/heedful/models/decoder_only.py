@@ -8,6 +8,7 @@ from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
+from heedful.parts.joined_cache import JoinedCache
 from heedful.parts.tokens import PaddingSide, Tokens, check_batch, check_ids
 
 
@@ -57,7 +58,9 @@ class DecoderOnly(nn.Module):
             check_ids(ids, self.embedding.tokens.num_embeddings)
             raise
 
-    def decode(self, tokens: Tokens, cache: Cache | None = None) -> Float[Tensor, "N T D"]:
+    def decode(
+        self, tokens: Tokens, cache: Cache | JoinedCache | None = None
+    ) -> Float[Tensor, "N T D"]:
         """States before the head, of whole sequences or, with a cache, of new tokens.
 
         Args:

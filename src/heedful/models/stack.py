@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from heedful.parts.cache import Cache, LayerCache, LayerShape
 from heedful.parts.hooks import has_hooks
+from heedful.parts.joined_cache import JoinedCache, JoinedLayer
 from heedful.parts.masks import AttentionMask, MaskSpec
 from heedful.parts.planned import kernel_device
 from heedful.parts.residual import Residual
@@ -42,7 +43,7 @@ class Block(nn.Module):
         self_mask: AttentionMask,
         memory: Float[Tensor, "B S D"] | None = None,
         cross_mask: AttentionMask | None = None,
-        cache: LayerCache | None = None,
+        cache: LayerCache | JoinedLayer | None = None,
     ) -> Float[Tensor, "N T D"]:
         """The states after the block: (N, T, D).
 
@@ -104,7 +105,7 @@ class Stack(nn.Module):
         causal: bool = False,
         memory: Float[Tensor, "N S D"] | None = None,
         source: Span | None = None,
-        cache: Cache | None = None,
+        cache: Cache | JoinedCache | None = None,
     ) -> Float[Tensor, "N T D"]:
         """States (N, T, D) after all blocks.
 
@@ -116,7 +117,8 @@ class Stack(nn.Module):
                 cross-attention, without a cache.
             cache: keys and values of the tokens before; those of `x` are written to it.
         """
-        cross_mask = layers = None
+        cross_mask = None
+        layers: Sequence[LayerCache | JoinedLayer] | None = None
         self_mask: MaskSpec | list[MaskSpec]
         shape = x.shape
         if cache is not None:

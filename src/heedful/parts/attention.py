@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.parts.cache import LayerCache
-from heedful.parts.masks import AttentionMask, MaskSpec
+from heedful.parts.joined_cache import JoinedLayer
+from heedful.parts.masks import AttentionMask, JoinedMask, MaskSpec
 from heedful.parts.multi_head import MultiHead
 from heedful.parts.rotary import RotaryPositions, rotate
 
@@ -57,6 +58,20 @@ class Attention(MultiHead):
         """False with norms of heads; otherwise as for every `MultiHead`."""
         return self.query_norm is None and super()._can_use_trained_attention(mask)
 
+    def prepare_mask(
+        self, spec: MaskSpec, x: Float[Tensor, "N T D"], **options: Any
+    ) -> AttentionMask:
+        """See `MultiHead.prepare_mask`; of a `JoinedMask` each part is prepared."""
+        if not isinstance(spec, JoinedMask):
+            return super().prepare_mask(spec, x, **options)
+        rotation = None
+        if isinstance(self.position, RotaryPositions):
+            rotation = self.position(spec.queries.positions)
+        parts = tuple(
+            super(Attention, self).prepare_mask(part, x, **options) for part in spec.parts
+        )
+        return AttentionMask(None, rotation, (), forms_weights=False, is_causal=False, parts=parts)
+
     @property
     def split_sizes(self) -> tuple[int, int, int]:
         """Numbers of rows of `qkv` that belong to queries, keys and values."""
@@ -67,7 +82,7 @@ class Attention(MultiHead):
         self,
         x: Float[Tensor, "B T D"],
         mask: MaskSpec | AttentionMask | Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: LayerCache | JoinedLayer | None = None,
         *,
         causal: bool = False,
         return_weights: bool = False,
@@ -101,9 +116,21 @@ class Attention(MultiHead):
         if prepared.rotation is not None:
             both = rotate(both, prepared.rotation)
         query, key = both.split([heads, kv_heads], dim=1)
+        if isinstance(cache, JoinedLayer):
+            return self._attend_parts(query, key, value, prepared, cache)
         if cache is not None:
             key, value = cache.update(key, value)
         return self._attend_and_project(query, key, value, prepared, return_weights)
+
+    def _attend_parts(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, cache: JoinedLayer
+    ) -> Float[Tensor, "B T D"]:
+        """The output of attention over the rows of each part."""
+        heads = []
+        rows = zip(*(states.split(cache.sizes) for states in (query, key, value)), strict=True)
+        for (part, *new), layer, own in zip(rows, cache.parts, mask.parts, strict=True):
+            heads.append(self._attend_blocks(part, *layer.update(*new), own)[0])
+        return self._project_heads(torch.cat(heads).transpose(1, 2).flatten(2), None)
 
 
 class CrossAttention(MultiHead):

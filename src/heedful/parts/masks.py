@@ -1,5 +1,6 @@
 """Attention masks: the keys that each query may attend to, and the biases computed from them."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -190,6 +191,23 @@ class MaskSpec:
         return bias
 
 
+class JoinedMask(MaskSpec):
+    """The masks of groups of rows, each with keys of its own: see `parts/joined_cache.py`.
+
+    Args:
+        parts: of self-attention, each over the same number of queries without padding.
+        sizes: rows of each part.
+    """
+
+    def __init__(self, parts: Sequence[MaskSpec], sizes: Sequence[int]) -> None:
+        positions = [
+            part.queries.positions.expand(size, -1) for part, size in zip(parts, sizes, strict=True)
+        ]
+        queries = Span(torch.cat(positions))
+        super().__init__(queries, queries, causal=True)
+        self.parts = parts
+
+
 class MaskBlock(NamedTuple):
     """A range of queries, the range of keys that they can reach, and the bias of their scores.
 
@@ -218,6 +236,7 @@ class AttentionMask(NamedTuple):
         queries, keys: the states of queries and of keys are those of their real tokens only, as one
             row; None: the states are padded.
         rows: for `trained_attention`; None: it is not used.
+        parts: the masks of groups of rows, in place of all other masks (`JoinedMask`).
     """
 
     real: Bool[Tensor, "#B #T"] | None
@@ -229,3 +248,4 @@ class AttentionMask(NamedTuple):
     queries: Unpadding | None = None
     keys: Unpadding | None = None
     rows: HeadRows | None = None
+    parts: "tuple[AttentionMask, ...]" = ()

@@ -1,9 +1,9 @@
-"""Outputs of requests in a continuous batch: admitted in the order of arrival, a step at a time."""
+"""Outputs of requests in a continuous batch: which of them run, a step at a time."""
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from heedful.backends.torch.continuous import ContinuousBatch, NewToken, Output
@@ -11,20 +11,59 @@ from heedful.backends.torch.prefixes import MIN_TOKENS
 from heedful.errors import UserError
 from heedful.serve.jobs import Deliveries, GenerationJob, Piece
 
-READ_AT_ONCE = 512  # tokens of prompts between two steps, to limit the delay of outputs in progress
+READ_AT_ONCE = 512  # padded tokens of prompts between two steps; a longer prompt is read in parts
+READ_BESIDE = 128  # tokens of such a part while there are other outputs, which wait for it
 MAX_ROWS = 256
+SLICE = 256  # least number of new tokens after which an output goes behind those that wait
+HEADROOM = 16  # steps for which there must be room when an output begins
+
+
+@dataclass(eq=False)
+class _Entry:
+    """An output that has not ended.
+
+    Attributes:
+        index: of the output in its job.
+        held: new tokens that have not been delivered.
+        runs: it is in the batch, or its prompt is being read.
+        is_read: its prompt is being read in parts.
+        slice_end: number of new tokens at which its slice ends.
+    """
+
+    output: Output
+    job: GenerationJob
+    index: int
+    held: list[NewToken] = field(default_factory=list)
+    runs: bool = False
+    is_read: bool = False
+    slice_end: int = SLICE
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and new ones."""
+        return len(self.output.prompt) + len(self.output.ids)
+
+    @property
+    def headroom(self) -> int:
+        """Tokens that the next steps add, up to `HEADROOM`."""
+        return min(HEADROOM, max(0, self.job.limit - self.num_tokens))
 
 
 class ContinuousEngine:
-    """Runs one step a turn, of all outputs that have been admitted.
+    """Runs one step a turn, of all outputs in progress.
 
-    Outputs that are admitted while others are in progress take their first step in the same turn.
+    Outputs have an order: that of their arrival, except that one goes to its end after each slice
+    of `SLICE` new tokens, or a quarter of its tokens if that is more. In each turn those outputs
+    run, in this order, whose tokens fit the budget together. One that does not fit any more leaves
+    the batch; when it fits again its tokens are read again, and it continues as if it had not left.
+    So an output waits at most for the slices of those before it, however many come later.
 
-    An output is admitted when the longest one that is in progress, times their number, fits the
-    budget; none overtakes another, so each is admitted after those before it at the latest.
+    Outputs that begin while others are in progress take their first step in the same turn. Prompts
+    of more than `READ_AT_ONCE` tokens are read in parts, one of them in a turn, between the steps
+    of the others.
 
     Args:
-        batch_tokens: most tokens that outputs in progress may come to, padding included.
+        batch_tokens: most tokens in the caches of all outputs together; a single one may exceed it.
         deliver: makes calls in the event loop.
         observe: called with the rows and the tokens of each pass.
     """
@@ -40,9 +79,8 @@ class ContinuousEngine:
         self.batch_tokens = batch_tokens
         self.deliver = deliver
         self.observe = observe
-        self._waiting: deque[tuple[Output, GenerationJob, int]] = deque()
-        # For each output in progress: its job, its index there, and undelivered tokens.
-        self._jobs: dict[Output, tuple[GenerationJob, int, list[NewToken]]] = {}
+        self._entries: dict[Output, _Entry] = {}  # in their order
+        self._num_turns = 0
 
     def add(self, job: GenerationJob) -> None:
         """Queue all outputs of a job; an output that cannot begin ends with its error."""
@@ -50,61 +88,107 @@ class ContinuousEngine:
             prompt, sample = divmod(index, job.samples)
             try:
                 output = self.batch.open(
-                    job.rows[prompt], job.requests[prompt], sample, job.num_top
+                    job.rows[prompt], job.requests[prompt], sample, job.num_top, job.tenant
                 )
             except UserError as error:
                 self.deliver([partial(job.pieces.put_nowait, _failed(index, error))])
                 continue
-            self._waiting.append((output, job, index))
+            self._entries[output] = _Entry(output, job, index)
 
     def turn(self) -> bool:
-        """Read the prompts of admitted outputs and take a step; returns False without work."""
-        self._drop_cancelled()
-        admitted = self._admit()
-        if not admitted and not self.batch.outputs:
+        """Read the prompts of outputs that begin and take a step; returns False without work."""
+        self._leave([o for o, entry in self._entries.items() if entry.job.cancelled])
+        if not self._entries:
             return False
-        for output, job, index in admitted:
-            self._jobs[output] = job, index, []
-        running = bool(self.batch.outputs)
-        if admitted:
-            self._emit(self._begin([output for output, _, _ in admitted]))
-        if running and self.batch.outputs:  # those in progress do not wait for more prompts
+        running, beginning = self._choose()
+        self._pause([e for e in self._entries.values() if e.runs and e not in running])
+        has_others = len(running) + len(beginning) > 1
+        in_progress = bool(self.batch.outputs)
+        for entry in beginning:
+            entry.runs, entry.is_read = True, entry.num_tokens > READ_AT_ONCE
+        reading = [entry for entry in self._entries.values() if entry.is_read]
+        if reading:
+            next_one = reading[self._num_turns % len(reading)]
+            self._read_part(next_one, READ_BESIDE if has_others else READ_AT_ONCE)
+        if whole := [entry.output for entry in beginning if entry not in reading]:
+            self._emit(self._begin(whole))
+        if in_progress and self.batch.outputs:  # those in progress do not wait for more prompts
             self._emit(self._step())
+        self._end_slices()
+        self._num_turns += 1
         return True
 
     def fail(self, error: Exception) -> None:
         """See `Engine.fail`."""
-        jobs = [job for _, job, _ in self._waiting] + [entry[0] for entry in self._jobs.values()]
+        jobs = dict.fromkeys(entry.job for entry in self._entries.values())
         self.batch.clear()
-        self._waiting.clear()
-        self._jobs.clear()
-        self.deliver([partial(job.fail, error) for job in dict.fromkeys(jobs)])
+        self._entries.clear()
+        self.deliver([partial(job.fail, error) for job in jobs])
 
-    def _drop_cancelled(self) -> None:
-        self._waiting = deque(entry for entry in self._waiting if not entry[1].cancelled)
-        gone = [output for output in self.batch.outputs if self._jobs[output][0].cancelled]
-        self._leave(gone)
+    def _choose(self) -> tuple[set[_Entry], list[_Entry]]:
+        """The outputs that continue, and those that begin, as far as they fit in their order.
 
-    def _admit(self) -> list[tuple[Output, GenerationJob, int]]:
-        """The waiting outputs that may begin now, in their order."""
-        admitted: list[tuple[Output, GenerationJob, int]] = []
-        longest = max((self._jobs[output][0].limit for output in self.batch.outputs), default=0)
-        count, num_read = len(self.batch.outputs), 0
-        while self._waiting and count < MAX_ROWS:
-            output, job, _ = self._waiting[0]
-            longest = max(longest, job.limit)
-            if count and (count + 1) * longest > self.batch_tokens:
+        The first one runs always.
+        """
+        running: set[_Entry] = set()
+        beginning: list[_Entry] = []
+        room, ahead, longest, may_begin = self.batch_tokens, 0, 0, True
+        for entry in self._entries.values():
+            count = len(running) + len(beginning)
+            if count == MAX_ROWS:
                 break
-            num_read += len(output.prompt)
-            if admitted and num_read > READ_AT_ONCE:
-                break
-            # The next turn copies what this one reads.
-            others = [other.prompt for other, _, _ in admitted]
-            if others and self.batch.shared_length(output.prompt, others) >= MIN_TOKENS:
-                break
-            admitted.append(self._waiting.popleft())
-            count += 1
-        return admitted
+            length = self.batch.tokens_in_cache(entry.num_tokens)
+            if entry.runs:
+                if length <= room or not count:
+                    running.add(entry)
+                else:
+                    continue
+            else:
+                if not may_begin or (count and length + ahead + entry.headroom > room):
+                    continue
+                longest = max(longest, entry.num_tokens)
+                if beginning and not self._can_read_with(beginning, entry, longest):
+                    may_begin = False
+                    continue
+                beginning.append(entry)
+            room -= length
+            ahead += entry.headroom
+        return running, beginning
+
+    def _can_read_with(self, beginning: list[_Entry], entry: _Entry, longest: int) -> bool:
+        """A further prompt can be read in the same pass as those that begin before it."""
+        if (len(beginning) + 1) * longest > READ_AT_ONCE:
+            return False
+        # The next turn copies what this one reads.
+        others = [other.output for other in beginning]
+        return self.batch.shared_length(entry.output, others) < MIN_TOKENS
+
+    def _pause(self, entries: list[_Entry]) -> None:
+        """Take outputs out of the batch, which wait at their places in the order."""
+        if entries:
+            self.batch.remove([entry.output for entry in entries])
+        for entry in entries:
+            entry.runs = entry.is_read = False
+
+    def _end_slices(self) -> None:
+        """Move the outputs whose slices have ended behind all others."""
+        ended = [e for e in self._entries.values() if len(e.output.ids) >= e.slice_end]
+        for entry in ended:
+            entry.slice_end = len(entry.output.ids) + max(SLICE, entry.num_tokens // 4)
+            self._entries[entry.output] = self._entries.pop(entry.output)
+
+    def _read_part(self, entry: _Entry, count: int) -> None:
+        """Read a part of a long prompt, after the last of which the output joins the batch."""
+        self.observe(1, count)
+        try:
+            is_last = self.batch.read_part(entry.output, count)
+        except Exception as error:
+            _log(error)
+            self._emit([_without_token(entry.output, error)])
+            return
+        if is_last:
+            entry.is_read = False
+            self._emit(self._begin([entry.output]))
 
     def _step(self) -> list[NewToken]:
         """The new tokens of a step. If it fails, each output is computed again from its prompt, and
@@ -133,8 +217,7 @@ class ContinuousEngine:
             try:
                 tokens += self.batch.add([output])
             except Exception as error:
-                output.error, output.reason = error, "dead_end"
-                tokens.append(NewToken(output, None, math.nan, []))
+                tokens.append(_without_token(output, error))
         return tokens
 
     def _emit(self, tokens: list[NewToken]) -> None:
@@ -144,18 +227,26 @@ class ContinuousEngine:
         """
         deliveries: Deliveries = []
         for new in tokens:
-            job, index, held = self._jobs[new.output]
-            held.append(new)
-            if job.streams or new.output.reason is not None:
-                deliveries.append(partial(job.pieces.put_nowait, _piece(index, held)))
-                held.clear()
+            entry = self._entries[new.output]
+            entry.held.append(new)
+            if entry.job.streams or new.output.reason is not None:
+                piece = _piece(entry.index, entry.held)
+                deliveries.append(partial(entry.job.pieces.put_nowait, piece))
+                entry.held.clear()
         self.deliver(deliveries)
         self._leave([new.output for new in tokens if new.output.reason is not None])
 
     def _leave(self, outputs: list[Output]) -> None:
-        self.batch.remove([output for output in outputs if output in self.batch.outputs])
+        if outputs:
+            self.batch.remove(outputs)
         for output in outputs:
-            del self._jobs[output]
+            del self._entries[output]
+
+
+def _without_token(output: Output, error: Exception) -> NewToken:
+    """The end of an output by an error."""
+    output.error, output.reason = error, "dead_end"
+    return NewToken(output, None, math.nan, [])
 
 
 def _piece(index: int, tokens: list[NewToken]) -> Piece:

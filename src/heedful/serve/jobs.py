@@ -104,6 +104,7 @@ class GenerationJob:
         num_top: most probable tokens to report with each token.
         limit: largest number of tokens, prompt and new ones, of an output.
         streams: the client reads tokens as they come.
+        tenant: who asks (`RequestInfo.tenant`); prefixes are shared among the prompts of one alone.
         pieces: of the outputs as they are generated; filled in the event loop.
         cancelled: the remaining tokens are not needed.
     """
@@ -114,6 +115,7 @@ class GenerationJob:
     num_top: int
     limit: int
     streams: bool
+    tenant: str = ""
     pieces: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
 

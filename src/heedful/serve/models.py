@@ -72,7 +72,10 @@ class ServedModel:
             model.eager.prepare()
             most = settings.prefix_tokens
             batch = ContinuousBatch(model.eager.searcher, _PREFIXES if most is None else most)
-            self.generator = ContinuousEngine(batch, self.batch_tokens, deliver, observe)
+            budget = self.batch_tokens
+            if settings.batch_tokens is None:  # the longest output leaves as much to the others
+                budget = max(budget, 2 * model.config.max_length)
+            self.generator = ContinuousEngine(batch, budget, deliver, observe)
         elif isinstance(model, LanguageModel):
             self.generator = StreamEngine(model.backend_for_row, deliver)
         if self.generator is not None:

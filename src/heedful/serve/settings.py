@@ -115,11 +115,12 @@ class Settings:
         int | None,
         _flag(
             _RUN_TIME,
-            "Padded tokens times beams of a batch; for a language model, of all outputs in "
-            "progress.",
+            "Padded tokens times beams of a batch; for a language model on eager, tokens in the "
+            "caches of all outputs in progress, of which a single one may have more.",
             min=1,
             metavar="N",
-            show_default="as measured by heedful optimize, or 8192",
+            show_default="as measured by heedful optimize, or 8192; on eager at least twice the "
+            "context",
         ),
     ] = None
     prefix_tokens: Annotated[
@@ -127,7 +128,8 @@ class Settings:
         _flag(
             _RUN_TIME,
             "Tokens of ended outputs whose keys and values a language model keeps, so that a "
-            "prompt which begins like one of them is read from there on; 0: none.",
+            "prompt with the same API key which begins like one of them is read from there on; "
+            "0: none.",
             min=0,
             metavar="N",
             show_default="8192",

@@ -5,7 +5,7 @@ Generative Models", section 3.1: the unit of scheduling is a step, not a request
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.backends.base import GenerationRequest
+from heedful.backends.torch.batch_rows import BatchRows
 from heedful.backends.torch.cached_net import right_padded
 from heedful.backends.torch.prefixes import PrefixStore, common_length
 from heedful.backends.torch.searching import Searcher, stop_function
@@ -43,6 +44,7 @@ class Output:
         generator: of sampling; None: greedy decoding.
         num_top: number of most probable tokens to report with each new token.
         scores: report log-probabilities.
+        tenant: whose prompt it is; prefixes are shared only among the outputs of one tenant.
         ids: new tokens.
         reason: why it has ended; None: it is in progress.
         error: the error that ended it.
@@ -54,6 +56,7 @@ class Output:
     generator: random.Random | None
     num_top: int
     scores: bool
+    tenant: str = ""
     ids: list[int] = field(default_factory=list)
     reason: EndReason | None = None
     error: Exception | None = None
@@ -98,35 +101,44 @@ class NewToken:
 class ContinuousBatch:
     """The outputs that share the steps of a net; each equals the one it would be alone.
 
-    An output's prompt and new tokens must fit the net's positions.
+    An output's prompt and new tokens must fit the net's positions. Outputs may leave before they
+    have ended and be added again: their tokens are then read again.
 
     Args:
         searcher: of a decoder-only net, for the arguments of requests, its net and its threads.
         prefix_tokens: tokens of ended outputs whose keys and values are kept, so that a prompt that
-            begins like one of them (or like an output in progress) is read from there on. Nets
-            with windowed layers, which forget, do not share prefixes.
+            begins like one of them (or like an output in progress) of the same tenant is read from
+            there on. Nets with windowed layers, which forget, do not share prefixes.
     """
 
     def __init__(self, searcher: Searcher, prefix_tokens: int = 0) -> None:
         self.searcher = searcher
         self.net = searcher.net.net  # type: ignore[attr-defined]
-        self.outputs: list[Output] = []
-        self._lengths: list[int] = []  # tokens of each output in the cache
-        self._cache: Cache | None = None
-        self._view: Cache | None = None  # the rows of the outputs
-        layers = self.net.decoder.cache_layers
-        self.shares_prefixes = all(layer.window is None for layer in layers)
+        self._layers = self.net.decoder.cache_layers
+        self.shares_prefixes = all(layer.window is None for layer in self._layers)
         self.prefixes = PrefixStore(prefix_tokens if self.shares_prefixes else 0)
+        self.clear()
+
+    def clear(self) -> None:
+        """Take all outputs out, without keeping anything of them."""
+        self._rows: BatchRows[Output] = BatchRows(self._layers)
+        # Outputs that have not joined: tokens that have been read, and their cache.
+        self._begun: dict[Output, tuple[int, Cache]] = {}
 
     def open(
-        self, row: list[int], request: GenerationRequest, sample: int = 0, num_top: int = 0
+        self,
+        row: list[int],
+        request: GenerationRequest,
+        sample: int = 0,
+        num_top: int = 0,
+        tenant: str = "",
     ) -> Output:
         """The output of one prompt, which `add` begins.
 
         Args:
             request: of this prompt alone.
             sample: its number among the samples of the prompt, from 0.
-            num_top: see `Output`.
+            num_top, tenant: see `Output`.
 
         Raises:
             UserError: an option of beam search; an argument out of range.
@@ -139,107 +151,103 @@ class ContinuousBatch:
         seeds = request.seeds
         generator = None if seeds is None else generators_of(seeds, 1, sample + 1)[sample]
         stop = stop_function(request)
-        return Output(row, search, stop, generator, num_top, options.scores)
+        return Output(row, search, stop, generator, num_top, options.scores, tenant)
 
-    def shared_length(self, tokens: list[int], others: Sequence[list[int]]) -> int:
-        """Tokens that a prompt would share with others, beyond those that it need not read now."""
+    @property
+    def outputs(self) -> list[Output]:
+        """The outputs that take the next step."""
+        return self._rows.items
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens in the caches of all outputs, those that are being read included."""
+        lengths = [*self._rows.lengths, *(length for length, _ in self._begun.values())]
+        return sum(map(self.tokens_in_cache, lengths))
+
+    def tokens_in_cache(self, length: int) -> int:
+        """Tokens that are in the cache after `length` of an output have been read."""
+        return self._rows.num_cached(length)
+
+    def shared_length(self, output: Output, others: Sequence[Output]) -> int:
+        """Tokens that an output would share with others, beyond those that it need not read now."""
         if not self.shares_prefixes or not self.prefixes.max_tokens:
             return 0
-        most = max((common_length(tokens, other) for other in others), default=0)
+        tokens = output.tokens
+        own = [other.tokens for other in others if other.tenant == output.tenant]
+        most = max((common_length(tokens, other) for other in own), default=0)
         most = min(most, len(tokens) - 1)
-        return most if most > self._find_prefix(tokens)[0] else 0
+        return most if most > self._find_prefix(output)[0] else 0
+
+    def read_part(self, output: Output, count: int) -> bool:
+        """Read `count` further tokens of an output that has not joined.
+
+        Returns:
+            True if no more than that are left: they are not read, but remain for `add`.
+        """
+        tokens = output.tokens
+        read, cache = self._find_prefix(output)
+        if len(tokens) - read <= count:
+            return True
+        with self._mode(count):
+            cache = cache() if cache is not None else self._empty(1, count)
+            cache.reserve(count, forgets=True)
+            ids = torch.tensor([tokens[read : read + count]], device=cache.device)
+            positions = torch.arange(read, read + count, device=cache.device)[None]
+            self._begun.pop(output, None)
+            self.net.decode(Tokens(ids, positions), cache)
+            self._begun[output] = read + count, cache
+        return False
 
     def add(self, outputs: list[Output]) -> list[NewToken]:
         """Read the tokens of outputs, which join the batch; returns their next tokens."""
         with self._mode(sum(len(output.prompt) for output in outputs)):
-            rows = [output.tokens for output in outputs]
-            cache, states = self._read(rows)
+            cache, states = self._read(outputs)
+            lengths = [len(output.prompt) + len(output.ids) for output in outputs]
             tokens = self._choose(outputs, self.net.head(states)[:, 0])  # may fail: join afterwards
-            count = len(self.outputs)
-            if self._cache is None:
-                self._cache = cache
-            else:
-                if count + len(rows) > self._cache.num_sources:
-                    texts = 1 << (count + len(rows) - 1).bit_length()
-                    self._cache = self._cache.with_texts(texts, STEPS_AT_FIRST)
-                indices = torch.arange(count, count + len(rows), device=cache.device)
-                self._cache.write_rows(indices, cache)
-            self._view = None
-            self.outputs += outputs
-            self._lengths += map(len, rows)
+            self._rows.append(outputs, lengths, cache)
+            for output in outputs:
+                self._begun.pop(output, None)
             return tokens
 
     def step(self) -> list[NewToken]:
         """The next token of every output."""
-        assert self._cache is not None
-        with self._mode(len(self.outputs)):
-            device = self._cache.device
-            ids = torch.tensor([[output.ids[-1]] for output in self.outputs], device=device)
-            positions = torch.tensor(self._lengths, device=device)[:, None]
-            states = self.net.decode(Tokens(ids, positions), self._cache_of_step())
-            self._lengths = [length + 1 for length in self._lengths]
-            return self._choose(self.outputs, self.net.head(states)[:, 0])
+        with self._mode(len(self._rows)):
+            cache = self._rows.begin()
+            outputs = self.outputs
+            last = [[output.ids[-1]] for output in outputs]
+            ids, after = torch.tensor([last, [[n] for n in self._rows.lengths]]).to(self._device)
+            states = self.net.decode(Tokens(ids, after - 1), cache)
+            return self._choose(outputs, self.net.head(states)[:, 0])
 
     def remove(self, outputs: Sequence[Output]) -> None:
         """Take outputs out of the batch, those that have ended or others."""
-        if not outputs:
-            return
         with torch.inference_mode():
+            lengths = dict(zip(self.outputs, self._rows.lengths, strict=True))
             for output in outputs:
-                self._remove(self.outputs.index(output))
-            count, cache = len(self.outputs), self._cache
-            self._view = None
-            if not count:
-                self._cache = None
-            elif cache is not None:
-                for group in cache.groups:
-                    group.limit = min(group.limit or 0, max(self._lengths))
-                if 4 * count <= cache.num_sources:
-                    texts = 1 << (count - 1).bit_length()
-                    self._cache = cache.with_texts(texts, STEPS_AT_FIRST)
+                self._begun.pop(output, None)
+                if output.reason is not None and output in lengths:
+                    self._keep(output, lengths[output])
+            self._rows.remove(outputs)
 
-    def clear(self) -> None:
-        """Take all outputs out, without keeping anything of them."""
-        self.outputs, self._lengths, self._cache, self._view = [], [], None, None
-
-    def _remove(self, index: int) -> None:
-        """The last row takes the place of a removed one."""
-        assert self._cache is not None
-        last = len(self.outputs) - 1
-        output, length = self.outputs[index], self._lengths[index]
-        if output.reason is not None:
-            self.prefixes.add(output.tokens[:length], lambda: self._copy_of(index, length))
-        if index != last:
-            where = torch.tensor([index], device=self._cache.device)
-            self._cache.write_rows(where, self._cache.select(where.new_tensor([last])))
-            self.outputs[index], self._lengths[index] = self.outputs[last], self._lengths[last]
-        del self.outputs[last], self._lengths[last]
-
-    def _copy_of(self, index: int, length: int) -> Cache:
-        """The first tokens of a row, in a cache of their own."""
-        assert self._cache is not None
-        rows = torch.tensor([index], device=self._cache.device)
-        row = self._cache.select(rows)
-        row.rewind(length)
-        return row.with_texts(1, 0)
+    def _keep(self, output: Output, length: int) -> None:
+        """Store the keys and values of an output that has ended."""
+        tokens = output.tokens[:length]
+        self.prefixes.add(tokens, lambda: self._rows.copy_of(output, length), output.tenant)
 
     # --- passes ---------------------------------------------------------------------------------
 
-    def _read(self, rows: list[list[int]]) -> tuple[Cache, Float[Tensor, "N 1 D"]]:
+    def _read(self, outputs: list[Output]) -> tuple[Cache, Float[Tensor, "N 1 D"]]:
         """A cache of new rows, and the state of the last token of each.
 
-        A prefix in `self.prefixes` is copied; the rest is padded on the right.
+        What is known of a row (`_find_prefix`) is copied; the rest is padded on the right.
         """
-        prefixes = [self._find_prefix(row) for row in rows]
-        slots = capacity_for(max(map(len, rows)) + STEPS_AT_FIRST)
-        cache: Cache = self.net.start(len(rows), capacity=slots)
-        for group in cache.groups:
-            group.limit = 0
+        rows = [output.tokens for output in outputs]
+        prefixes = [self._find_prefix(output) for output in outputs]
+        cache = self._empty(len(rows), max(map(len, rows)) + STEPS_AT_FIRST)
         device = cache.device
-        for index, (length, prefix) in enumerate(prefixes):
+        for index, (_, prefix) in enumerate(prefixes):
             if prefix is not None:
-                prefix.rewind(length)
-                cache.write_rows(torch.tensor([index], device=device), prefix)
+                cache.write_rows(torch.tensor([index], device=device), prefix())
         rest = [row[length:] for row, (length, _) in zip(rows, prefixes, strict=True)]
         ids, lengths = right_padded(rest, device)
         cache.reserve(ids.size(1), forgets=True)
@@ -253,30 +261,38 @@ class ContinuousBatch:
             return cache, states[:, -1:]
         return cache, states[torch.arange(len(rows), device=device), lengths - 1][:, None]
 
-    def _find_prefix(self, tokens: list[int]) -> tuple[int, Cache | None]:
-        """The longest beginning of a prompt whose keys and values are known, and a copy of them.
+    def _empty(self, rows: int, slots: int) -> Cache:
+        """A cache without tokens."""
+        cache: Cache = self.net.start(rows, capacity=capacity_for(slots))
+        for group in cache.groups:
+            group.limit = 0
+        return cache
+
+    def _find_prefix(self, output: Output) -> tuple[int, Callable[[], Cache] | None]:
+        """The longest beginning of an output whose keys and values are known, and a function that
+        copies them.
 
         At least one token is left to read.
         """
+        if output in self._begun:
+            length, cache = self._begun[output]
+            return length, lambda: cache
         if not self.prefixes.max_tokens:
             return 0, None
-        length, prefix = self.prefixes.find(tokens)
-        for index, output in enumerate(self.outputs):
-            common = min(
-                common_length(tokens, output.tokens), self._lengths[index], len(tokens) - 1
-            )
+        tokens = output.tokens
+        length, prefix = self.prefixes.find(tokens, output.tenant)
+        for other, known in zip(self.outputs, self._rows.lengths, strict=True):
+            if other.tenant != output.tenant:
+                continue
+            common = min(common_length(tokens, other.tokens), known, len(tokens) - 1)
             if common > max(length, self.prefixes.min_tokens - 1):
-                length, prefix = common, (lambda i=index, n=common: self._copy_of(i, n))
-        return (0, None) if prefix is None else (length, prefix())
+                length, prefix = common, (lambda o=other, n=common: self._rows.copy_of(o, n))
+        return length, prefix
 
-    def _cache_of_step(self) -> Cache:
-        """The rows of the outputs, with a slot for a new token each."""
-        assert self._cache is not None
-        if self._cache.reserve(1, forgets=True) or self._view is None:
-            self._view = self._cache.first(len(self.outputs))
-        for group, whole in zip(self._view.groups, self._cache.groups, strict=True):
-            group.limit = whole.limit
-        return self._view
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = self.searcher.net.device
+        return device
 
     # --- the next tokens ------------------------------------------------------------------------
 

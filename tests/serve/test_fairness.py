@@ -1,0 +1,207 @@
+"""Which outputs run in a continuous batch: none stops the others, and results are those alone."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from backend_models import model_of
+from heedful.backends.torch.continuous import ContinuousBatch
+from heedful.serve import continuous
+from heedful.serve.batches import call_all
+from heedful.serve.continuous import ContinuousEngine, _Entry
+from heedful.serve.jobs import GenerationJob
+
+MODEL = model_of("gpt2")
+MODEL.net.double()
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.7, "top_p": 0.8, "seed": 6},
+    {"repetition_penalty": 1.3},
+]
+
+
+class Run:
+    """An engine without a thread, whose turns are checked."""
+
+    def __init__(self, budget: int, prefix_tokens: int = 0) -> None:
+        self.batch = ContinuousBatch(MODEL.eager.searcher, prefix_tokens)
+        self.engine = ContinuousEngine(self.batch, budget, call_all)
+        self.turns = 0
+        self.waits: dict[Any, tuple[int, int]] = {}  # turns that an output has waited, and may
+
+    def ask(self, row: list[int], limit: int, **options: Any) -> GenerationJob:
+        options = {"beam_size": 1, "max_new_tokens": limit, "scores": False, **options}
+        request = MODEL.request([row], **options)
+        job = GenerationJob([row], [request], 1, 0, len(row) + limit, False)
+        self.engine.add(job)
+        return job
+
+    def turn(self) -> bool:
+        has_work = self.engine.turn()
+        self.turns += 1
+        entries = list(self.engine._entries.values())
+        running = [entry for entry in entries if entry.runs]
+        assert self.batch.num_cached <= self.engine.batch_tokens or len(running) == 1
+        assert len(running) <= continuous.MAX_ROWS
+        for number, entry in enumerate(entries):
+            if entry.runs:
+                self.waits.pop(entry, None)
+                continue
+            waited, most = self.waits.get(entry, (0, sum(map(_slice_turns, entries[:number]))))
+            assert waited <= most
+            self.waits[entry] = waited + 1, most
+        return has_work
+
+
+def _slice_turns(entry: _Entry) -> int:
+    """Most turns that the slice of an output takes while it runs, its own reading included."""
+    new = max(continuous.SLICE, entry.slice_end - len(entry.output.ids))
+    parts = -(-(entry.num_tokens + new) // continuous.READ_BESIDE)
+    return new + parts * continuous.MAX_ROWS + 2
+
+
+def ids_of(job: GenerationJob) -> list[int]:
+    pieces = [job.pieces.get_nowait() for _ in range(job.pieces.qsize())]
+    assert pieces
+    assert pieces[-1].reason is not None
+    assert pieces[-1].error is None
+    return [token for piece in pieces for token in piece.ids]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"READ_AT_ONCE": 12, "READ_BESIDE": 3, "SLICE": 4, "HEADROOM": 2, "MAX_ROWS": 5}
+    for name, value in values.items():
+        monkeypatch.setattr(continuous, name, value)
+
+
+def in_loop(test: Callable[[], None]) -> None:
+    async def run() -> None:
+        test()
+
+    asyncio.run(run())
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_every_output_is_the_one_alone_within_the_budget_and_its_wait(data: st.DataObject) -> None:
+    rows = st.lists(st.integers(3, 39), min_size=1, max_size=30)
+    arrival = st.tuples(
+        st.integers(0, 6), rows, st.integers(1, 17), st.sampled_from(OPTIONS), st.booleans()
+    )
+    arrivals = data.draw(st.lists(arrival, min_size=1, max_size=12))
+    budget = data.draw(st.sampled_from([8, 40, 60, 200]))
+
+    def test() -> None:
+        run, jobs = Run(budget, data.draw(st.sampled_from([0, 100]))), []
+        run.batch.prefixes.min_tokens = 4
+        for pause, row, limit, options, is_cancelled in arrivals:
+            for _ in range(pause):
+                run.turn()
+            jobs.append((run.ask(row, limit, **options), row, limit, options))
+            if is_cancelled:
+                jobs[0][0].cancel()
+        while run.turn():
+            assert run.turns < 2_000
+        assert not run.batch.num_cached
+        for job, row, limit, options in jobs:
+            if not job.cancelled:
+                keywords = {"beam_size": 1, "max_new_tokens": limit, **options}
+                assert ids_of(job) == MODEL.generate([row], **keywords)[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        small.__wrapped__(patch)  # type: ignore[attr-defined]
+        in_loop(test)
+
+
+def endless(run: Run, row: list[int], limit: int) -> GenerationJob:
+    """An output that ends by its limit."""
+    return run.ask(row, limit, min_new_tokens=limit)
+
+
+def test_a_long_output_does_not_stop_short_ones() -> None:
+    """Its limit does not count before its tokens are there."""
+
+    def test() -> None:
+        run = Run(60)
+        long = endless(run, [5], 40)
+        run.turn()
+        for _ in range(5):
+            short, begun = endless(run, [6, 7], 3), run.turns
+            while short.pieces.empty():
+                run.turn()
+            assert run.turns - begun == 2  # the first of them has two tokens
+        assert long.pieces.empty()
+
+    in_loop(test)
+
+
+def test_a_long_prompt_does_not_stop_short_ones(small: None) -> None:
+    """It is read in parts, and short ones take their steps between them."""
+
+    def test() -> None:
+        run, sizes = Run(200), []
+        run.engine.observe = lambda rows, tokens: sizes.append(tokens)
+        first = endless(run, [4], 20)
+        run.turn()
+        long = endless(run, [5] * 40, 1)
+        run.turn()
+        short = endless(run, [6, 7], 3)
+        while short.pieces.empty():
+            run.turn()
+            assert long.pieces.empty()
+        assert max(sizes) == 3
+        while long.pieces.empty():
+            run.turn()
+        assert first.pieces.empty()
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("is_long_first", [True, False])
+def test_nobody_starves_where_the_cache_is_full(small: None, is_long_first: bool) -> None:
+    """A long output, and short ones that come in each turn, more than there is room for."""
+
+    def test() -> None:
+        run, jobs = Run(30), []
+        if is_long_first:
+            long = endless(run, [5] * 10, 30)
+        for _ in range(12):
+            jobs.append(endless(run, [6, 7], 3))
+        if not is_long_first:
+            long = endless(run, [5] * 10, 30)
+        while long.pieces.empty():
+            jobs.append(endless(run, [6, 7], 3))
+            run.turn()
+            assert run.turns < 2_000
+        count = len(jobs)
+        while run.turn():
+            pass
+        assert len(ids_of(long)) == 30
+        assert all(len(ids_of(job)) == 3 for job in jobs)
+        assert count > 30
+
+    in_loop(test)
+
+
+def test_a_paused_output_goes_on_with_its_random_numbers(small: None) -> None:
+    def test() -> None:
+        run, options = Run(24), {"temperature": 1.5, "seed": 3, "min_new_tokens": 16}
+        jobs = [run.ask([5, 6 + number], 16, **options) for number in range(4)]
+        was_paused = False
+        while run.turn():
+            entries = run.engine._entries.values()
+            was_paused |= any(entry.output.ids and not entry.runs for entry in entries)
+        assert was_paused
+        for number, job in enumerate(jobs):
+            [alone] = MODEL.generate([[5, 6 + number]], beam_size=1, max_new_tokens=16, **options)
+            assert ids_of(job) == alone
+
+    in_loop(test)
