@@ -457,7 +457,7 @@ def test_a_thread_that_ends_is_reported_and_nothing_waits_for_it() -> None:
         model, url = ill.server.registry.models["gpt"], f"{ill.url}/v1/completions"
         bodies = [{**COMPLETION, "max_tokens": 40, "stream": stream} for stream in (True, False)]
         answers = [pool.submit(httpx.post, url, json=body, timeout=10) for body in bodies]
-        while len(model.generator._jobs) < 2:
+        while len(model.generator._entries) < 2:
             time.sleep(0.002)
 
         def broken(*error: Exception) -> bool:
@@ -478,6 +478,38 @@ def test_a_thread_that_ends_is_reported_and_nothing_waits_for_it() -> None:
             assert answer.status_code == 503
             assert "has stopped" in answer.text
         assert not model.num_texts
+
+
+def test_keys_do_not_share_what_was_read(tmp_path: Path) -> None:
+    """The speed of an answer would tell one client what another has asked."""
+    model, read = model_of("gpt2"), []
+    decode = model.net.decode
+
+    def counting(tokens: Any, cache: Any) -> Any:
+        read.append(tokens.ids.size(1))
+        return decode(tokens, cache)
+
+    keys = tmp_path / "keys"
+    keys.write_text("user-key-1\nuser-key-2\nadmin boss-key-1\n")
+    prompt = [*range(4, 24)]
+
+    def tokens_read(url: str, **headers: str) -> int:
+        read.clear()
+        body = {**COMPLETION, "prompt": prompt, "max_tokens": 1}
+        assert httpx.post(f"{url}/v1/completions", json=body, headers=headers).status_code == 200
+        return sum(read)
+
+    model.net.decode = counting
+    try:
+        with running({"gpt": model}, keys) as closed:
+            for key in ("user-key-1", "user-key-2", "boss-key-1"):
+                assert tokens_read(closed.url, authorization=f"Bearer {key}") == 20
+                assert tokens_read(closed.url, **{"x-api-key": key}) == 1
+        with running({"gpt": model}) as opened:
+            assert tokens_read(opened.url) == 20
+            assert tokens_read(opened.url, **{"x-api-key": "anything"}) == 1
+    finally:
+        del model.net.decode
 
 
 def test_keys_cover_every_route_but_health(tmp_path: Path, served: Any) -> None:

@@ -79,6 +79,7 @@ class Task:
         num_top: most probable tokens to report with each token; None: no log-probabilities.
         echoes: texts of the prompts that the outputs begin with; None: they do not.
         generates: False: only the prompts are read, for their log-probabilities.
+        tenant: see `GenerationJob`.
     """
 
     served: ServedModel
@@ -89,6 +90,7 @@ class Task:
     requests: list[GenerationRequest]
     echoes: list[str] | None = None
     generates: bool = True
+    tenant: str = ""
 
     @property
     def num_prompt(self) -> int:
@@ -151,9 +153,8 @@ class Task:
                 len(row) + request.max_new_tokens[0]
                 for row, request in zip(self.rows, self.requests, strict=True)
             ]
-            job = GenerationJob(
-                self.rows, self.requests, self.samples, self.num_top or 0, max(limits), streams
-            )
+            numbers = self.samples, self.num_top or 0, max(limits)
+            job = GenerationJob(self.rows, self.requests, *numbers, streams, self.tenant)
             async with aclosing(served.pieces(job)) as pieces:
                 async for piece in pieces:
                     yield piece

@@ -16,7 +16,7 @@ from heedful.errors import UserError
 from heedful.serve.connections import MAX_HEADERS, too_many_headers
 from heedful.serve.errors import LIBRETRANSLATE, HttpError, shutting_down, timed_out
 from heedful.serve.hosts import AllowedHosts
-from heedful.serve.keys import Keys
+from heedful.serve.keys import Keys, tenant_of
 from heedful.serve.metrics import Metrics
 from heedful.serve.page import FILES
 from heedful.serve.settings import Settings
@@ -50,6 +50,7 @@ class RequestInfo:
     Attributes:
         deadline: of the event loop's clock.
         role: `admin`, `user`, or "" without a keys file.
+        tenant: a name for its key, which does not tell it; "" without a keys file.
         model: that answers; "" for routes without one.
         num_prompt, num_new: tokens read and generated.
         resources: what the request holds, such as slots of a queue; freed at its end.
@@ -58,6 +59,7 @@ class RequestInfo:
     id: str
     deadline: float
     role: str = ""
+    tenant: str = ""
     model: str = ""
     num_prompt: int = 0
     num_new: int = 0
@@ -141,10 +143,11 @@ class Guard:
         if path in LIBRETRANSLATE:
             body = _form_as_json(scope, headers, body)
         if self.keys and path not in PUBLIC:
-            role = self.keys.role(key or _key_in(body))
-            if role is None:
+            key = key or _key_in(body)
+            role = self.keys.role(key)
+            if key is None or role is None:
                 raise HttpError(401, "the API key is missing or unknown")
-            scope[_INFO].role = role
+            scope[_INFO].role, scope[_INFO].tenant = role, tenant_of(key)
         if self.settings.log_texts and body:
             _log.info("request %s body %s", scope[_INFO].id, _without_keys(body, key))
         await self._run(scope, body, receive, response)

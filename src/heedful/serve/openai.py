@@ -57,6 +57,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     count = (len(prompts) if is_list else 1) * (body.n or 1)
     reserve(request, served, count, "n" if (body.n or 1) > 1 else "prompt")
     task = await completion_task(served, body)
+    task.tenant = info_of(request.scope).tenant
     answer = _Answer(request, served, body.stream_options, "cmpl", "text_completion")
     if body.stream:
         return answer.stream(task, _completion_part)
@@ -73,6 +74,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     served = _language_model(request, body.model, "/v1/chat/completions")
     reserve(request, served, body.n or 1, "n")
     task = await chat_task(served, body)
+    task.tenant = info_of(request.scope).tenant
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     answer = _Answer(request, served, body.stream_options, "chatcmpl", kind)
     if body.stream:
