@@ -127,6 +127,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/long_texts.py
 	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/beside_long.py
 ifneq ($(DATA),)
 	$(BIN)/python benchmarks/multi30k.py --data '$(DATA)/multi30k'
 	$(BIN)/python benchmarks/tatoeba.py --data '$(DATA)/tatoeba'

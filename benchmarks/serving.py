@@ -175,10 +175,10 @@ def _head(path: str, length: int) -> bytes:
 
 
 @contextlib.contextmanager
-def running(case: Case, folder: Path, backend: str) -> Any:
-    """A server process; yields its port and process id."""
+def running(case: Case, folder: Path, backend: str, *options: str) -> Any:
+    """A server process with further options; yields its port and process id."""
     command = [sys.executable, "-m", "heedful", "serve", f"{case.name}={folder}", "--port", "0"]
-    command += ["--backend", backend, "--max-queue", str(CLIENTS)]
+    command += ["--backend", backend, "--max-queue", str(CLIENTS), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         port = 0

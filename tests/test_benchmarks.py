@@ -315,6 +315,18 @@ def test_serving(bench: Bench) -> None:
     assert "Its slot was free after" in page
 
 
+def test_short_requests_beside_a_long_one(bench: Bench) -> None:
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    page, data = bench("beside_long")
+    alone, beside = data["short"]["alone"], data["short"]["beside a long one"]
+    for values in (alone, beside):
+        assert values["requests"] > 0
+        assert 0 < values["p50 ms"] <= values["p99 ms"] <= values["longest ms"]
+    assert data["ratio of p99"] == beside["p99 ms"] / alone["p99 ms"]
+    assert f"| alone | {alone['requests']} | {alone['p50 ms']:.0f} | " in page
+    assert data["long answers"] > 0
+
+
 def test_synthetic(bench: Bench, tmp_path: Path) -> None:
     page, data = bench("synthetic", "--runs", str(tmp_path / "runs"))
     assert set(data["runs"]) == {"copy", "reverse", "sort", "copy-varied"}
