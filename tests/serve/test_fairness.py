@@ -75,11 +75,16 @@ def ids_of(job: GenerationJob) -> list[int]:
     return [token for piece in pieces for token in piece.ids]
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_small(patch: pytest.MonkeyPatch) -> None:
+    """Limits that outputs of a few tokens reach."""
     values = {"READ_AT_ONCE": 12, "READ_BESIDE": 3, "SLICE": 4, "HEADROOM": 2, "MAX_ROWS": 5}
     for name, value in values.items():
-        monkeypatch.setattr(continuous, name, value)
+        patch.setattr(continuous, name, value)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
 
 
 def in_loop(test: Callable[[], None]) -> None:
@@ -117,7 +122,7 @@ def test_every_output_is_the_one_alone_within_the_budget_and_its_wait(data: st.D
                 assert ids_of(job) == MODEL.generate([row], **keywords)[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        small.__wrapped__(patch)  # type: ignore[attr-defined]
+        make_small(patch)
         in_loop(test)
 
 
