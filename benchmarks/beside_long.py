@@ -26,7 +26,7 @@ CLIENTS = 4
 WORDS = (8, 64)
 NEW_TOKENS = 32
 LONG_TOKENS = 8_000
-ROUNDS = 2
+ROUND_MINUTES = 5  # of a phase without long requests and one with them
 GOAL = 2.0  # times the p99 without the long request
 SIZES = {"d_model": 256, "num_heads": 8, "num_kv_heads": 2, "d_ff": 704, "num_layers": 4}
 VOCABULARY = 4_000
@@ -88,8 +88,8 @@ async def phase(port: int, eos_id: int, seconds: float, number: int, long_tokens
     return latencies, num_long
 
 
-async def measure(seconds: float, long_tokens: int) -> dict[str, Any]:
-    """The latencies of all phases without and with long requests."""
+async def measure(seconds: float, rounds: int, long_tokens: int) -> dict[str, Any]:
+    """The latencies of all phases without and with long requests, of these seconds each."""
     latencies: dict[str, list[float]] = {"alone": [], "beside a long one": []}
     num_long = 0
     case = Case("llama", WORDS, SIZES, VOCABULARY, 0, 0)
@@ -98,7 +98,7 @@ async def measure(seconds: float, long_tokens: int) -> dict[str, Any]:
         eos_id = write_model(folder)
         with running(case, folder, "eager", "--request-timeout", "3600") as (port, _):
             await phase(port, eos_id, min(2.0, seconds), 0, 0)  # to warm up
-            for number in range(2 * ROUNDS):
+            for number in range(2 * rounds):
                 is_beside = number % 2 == 1
                 tokens = long_tokens if is_beside else 0
                 values, count = await phase(port, eos_id, seconds, number, tokens)
@@ -123,11 +123,13 @@ def summary(latencies: list[float]) -> dict[str, float]:
 def main() -> None:
     """Measure, and write the page."""
     parser = argument_parser(str(__doc__).partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="of all phases together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of all phases; at least 2")
     arguments = parser.parse_args()
-    seconds = 0.5 if arguments.quick else 60 * arguments.minutes / (2 * ROUNDS)
+    rounds = max(1, round(arguments.minutes / ROUND_MINUTES))
+    seconds = 0.5 if arguments.quick else 60 * arguments.minutes / (2 * rounds)
+    rounds = 1 if arguments.quick else rounds
     long_tokens = 200 if arguments.quick else LONG_TOKENS
-    results = asyncio.run(measure(seconds, long_tokens))
+    results = asyncio.run(measure(seconds, rounds, long_tokens))
     short = results["short"]
     names = ["requests", "p50 ms", "p99 ms", "longest ms"]
     rows = [[name, *(f"{short[name][key]:.0f}" for key in names)] for name in short]
