@@ -185,11 +185,11 @@ class ContinuousBatch:
             True if no more than that are left: they are not read, but remain for `add`.
         """
         tokens = output.tokens
-        read, cache = self._find_prefix(output)
+        read, prefix = self._find_prefix(output)
         if len(tokens) - read <= count:
             return True
         with self._mode(count):
-            cache = cache() if cache is not None else self._empty(1, count)
+            cache = self._empty(1, count) if prefix is None else prefix()
             cache.reserve(count, forgets=True)
             ids = torch.tensor([tokens[read : read + count]], device=cache.device)
             positions = torch.arange(read, read + count, device=cache.device)[None]
