@@ -13,8 +13,10 @@ from decoder_parity import (
     DecoderParityTests,
     assert_same_logits,
 )
+from heedful.errors import UserError
 from heedful.parts.rotary import LinearScaling
 from heedful.parts.tokens import Tokens
+from heedful.zoo.hf_nets import net_to_hf
 from hf_parity import CLOSE, by_key, imported, millions, padded, random_rows, transformers
 
 LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
@@ -57,7 +59,9 @@ GEMMA3 = DecoderCase(
     kept=("sliding_window", "layer_types", "rope_parameters", "final_logit_softcapping"),
     missing_key_values={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
     | {"d_ff": 9216, "max_length": 131072, "window": 4096},
-    unsupported=by_key(hidden_activation="tanh", use_bidirectional_attention=True)
+    unsupported=by_key(
+        hidden_activation="tanh", use_bidirectional_attention=True, attn_logit_softcapping=0.5
+    )
     | {
         "layer_types is full_attention, sliding_attention, but every k-th": {
             "layer_types": ["full_attention", "sliding_attention"]
@@ -107,8 +111,8 @@ def test_embeddings_are_scaled_by_the_factor_in_their_type(
 
 def test_scores_are_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by the function of transformers, which its Gemma 3 does not use."""
-    model = GEMMA3.model(attn_logit_softcapping=0.5)
-    net = imported(model, tmp_path).net
+    model = GEMMA3.model()
+    net = imported(model, tmp_path, score_softcap=0.5).net
     rows = random_rows(23, [9, 4])
     with pytest.raises(AssertionError):
         assert_same_logits(model, net, rows)
@@ -118,9 +122,17 @@ def test_scores_are_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert_same_logits(model, net, rows)
 
 
+def test_a_cap_of_the_scores_which_transformers_ignores_is_not_exported(tmp_path: Path) -> None:
+    capped = imported(GEMMA3.model(), tmp_path, score_softcap=0.5)
+    with pytest.raises(
+        UserError, match=r"score_softcap is 0\.5, which transformers does not apply"
+    ):
+        net_to_hf("gemma3", capped.config, capped.net)
+
+
 @torch.no_grad()
 def test_a_cache_is_filled_by_more_tokens_than_a_window_takes_at_once(tmp_path: Path) -> None:
-    net = imported(GEMMA3.model(attn_logit_softcapping=0.5), tmp_path).net
+    net = imported(GEMMA3.model(), tmp_path, score_softcap=0.5).net
     ids, lengths, mask = padded(random_rows(23, [150, 4, 1, 7]), "left")
     tokens, cache = Tokens.from_ids(ids, lengths, "left"), net.start(4, capacity=150)
     parts = (tokens.ids, tokens.positions, mask.bool())

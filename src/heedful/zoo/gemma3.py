@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
+from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
 from heedful.parts.residual import SandwichNorm, ZeroCenteredRMSNorm
@@ -35,7 +36,8 @@ class Config(Base):
         global_every: period k of global layers: those with number k, 2k and so on, from 1.
         rope_base, rope_scaling: of global layers; local_rope_base: of local layers.
         query_scalar: scores are divided by its square root.
-        score_softcap: cap of the scores, which transformers ignores; None: no cap.
+        score_softcap: cap of the scores; None: no cap, as in all published models. The Hugging Face
+            format has a key for it, which transformers ignores: both directions refuse it.
         logit_softcap: cap of the logits; None: no cap.
         attention_bias: bias of all matrices of attention.
     """
@@ -55,7 +57,7 @@ class Config(Base):
     local_rope_base: Annotated[float, Hf("rope_local_base_freq")] = 10000.0
     rope_layout: Literal["half"] = "half"
     query_scalar: Annotated[int, Hf("query_pre_attn_scalar")] = 256
-    score_softcap: Annotated[float | None, Hf("attn_logit_softcapping")] = None
+    score_softcap: float | None = None
     logit_softcap: Annotated[float | None, Hf("final_logit_softcapping")] = None
     attention_bias: Annotated[bool, Hf("attention_bias")] = False
     tie_embeddings: bool = True
@@ -118,14 +120,24 @@ def hf_names(config: Config) -> Names:
     return rotary_decoder.hf_names(config, HF_LAYER)
 
 
+def _to_hf(config: Config) -> dict[str, Any]:
+    """Keys of `config.json` without an annotation; raises UserError for a cap of the scores."""
+    if config.score_softcap is not None:
+        raise UserError(
+            f"score_softcap is {config.score_softcap}, which transformers does not apply in "
+            "Gemma 3: its outputs would differ; supported: null"
+        )
+    return divided_sizes_to_hf(config) | LAYERS.write(config)
+
+
 HF = HfConfig(
     model_type="gemma3_text",
     classes={"Gemma3ForCausalLM": {}, "Gemma3TextModel": {}},
-    fixed={"use_bidirectional_attention": False},
+    fixed={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
     defaults={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
     | {"d_ff": 9216, "max_length": 131072, "window": 4096},
     read=LAYERS.read,
-    write=lambda config: divided_sizes_to_hf(config) | LAYERS.write(config),
+    write=_to_hf,
 )
 GGUF = gguf.GgufConfig(
     "gemma3", lambda config: gemma3_to_gguf(config, LAYERS.types(config)), gemma3_tensor
