@@ -154,13 +154,14 @@ def onnx(
 def peft(model: ModelFolder, out: NewFolder, overwrite: Overwrite = False) -> None:
     """Export the adapter (LoRA) of a model for peft, without its base model.
 
-    peft opens it beside the base model in the Hugging Face format (heedful export hf BASE).
+    peft opens it beside the base model in the Hugging Face format (heedful export hf BASE). A model
+    with more tokens than its base needs a base that was resized (resize_token_embeddings).
 
     Example: heedful export peft runs/adapted adapter
     """
     from heedful.export.peft import export_peft
 
-    export_peft(model, out, overwrite=overwrite)
+    export_peft(model, out, overwrite=overwrite, say=note)
     typer.echo(f"{out}: an adapter for peft")
 
 

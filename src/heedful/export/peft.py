@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,8 @@ from heedful.pipelines import (
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.nets import load_net, read_lora
 from heedful.zoo.architectures import Format
-from heedful.zoo.names import Names, Slot, abbreviate_names, hf_slots
+from heedful.zoo.base_model import Base
+from heedful.zoo.names import Names, Slot, abbreviate_names, hf_slots, tied_names
 from heedful.zoo.saved import load_tensors, save_tensors
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -44,19 +45,34 @@ _TASK_TYPES: dict[type[Any], str] = {
 _PLAIN: dict[str, Any] = {"peft_type": "LORA", "bias": "none", "use_dora": False}
 _PLAIN |= {"lora_bias": False, "layer_replication": None, "trainable_token_indices": None}
 _PLAIN |= {"target_parameters": None, "alora_invocation_tokens": None, "use_qalora": False}
+_PLAIN |= {"kasa_config": None, "monteclora_config": None, "use_bdlora": None, "arrow_config": None}
+# Values of `init_lora_weights` that leave the base's weights unchanged; "pissa", "pissa_niter_4",
+# "olora", "corda" and "lora_ga" subtract the first update from them, "loftq" quantizes them.
+_PLAIN_INITS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
+_TIE = (
+    'Train it with modules_to_save=["lm_head"] and ensure_weight_tying=True, or on a base with '
+    "tie_word_embeddings=False"
+)
+_VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
 
 
 def export_peft(
-    directory: str | PathLike[str], out: str | PathLike[str], *, overwrite: bool = False
+    directory: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write the adapter of a model directory for `peft.PeftModel.from_pretrained`.
 
     The base model that peft needs beside it is that of `heedful export hf BASE`. Where the format
     joins projections that have factors of their own (`c_attn` of GPT-2), these become blocks of
-    larger factors, with equal products.
+    larger factors, with equal products. A trained matrix that the base has once for several modules
+    (embeddings and output) is written for each of them, since peft trains and loads modules.
 
     Args:
         overwrite: replace an adapter at `out`.
+        say: called with notices.
 
     Raises:
         UserError: a model without an adapter; an architecture that the Hugging Face format lacks;
@@ -69,7 +85,8 @@ def export_peft(
     if lora is None:
         raise UserError(f"{directory} has no adapter; export the whole model: heedful export hf")
     net, config = load_net(directory, content, "cpu", merge=False)
-    slots = hf_slots(net, _names(content["architecture"], config))
+    names = _names(content["architecture"], config)
+    slots, tied = hf_slots(net, names), tied_names(net, names)
     modules = _modules(slots)
     tensors, scales = {}, {}
     for path, layer in lora_layers(net).items():
@@ -77,18 +94,42 @@ def export_peft(
             tensors[f"{_PREFIX}{module}.lora_A.weight"] = factors.a
             tensors[f"{_PREFIX}{module}.lora_B.weight"] = factors.b
             scales[module] = (len(factors.a), factors.scale * len(factors.a))
-    saved = set()
-    for slot in slots:
-        if slot.path in lora.trained:
-            tensors[f"{_PREFIX}{slot.hf_name}"] = slot.view
-            saved.add(slot.hf_name.rpartition(".")[0])
-    settings = _settings(lora, scales, sorted(saved), _TASK_TYPES.get(kind_of(net)))
+    named = {name: slot for slot in slots for name in tied.get(slot.hf_name, [slot.hf_name])}
+    saved = _outermost(
+        {name.rpartition(".")[0] for name, slot in named.items() if slot.path in lora.trained}
+    )
+    for name, slot in named.items():  # peft reads all tensors of a module
+        if name.startswith(tuple(f"{module}." for module in saved)):
+            tensors[f"{_PREFIX}{name}"] = slot.view.clone()
+    settings = _settings(lora, scales, saved, _TASK_TYPES.get(kind_of(net)))
 
     def fill(beside: Path) -> None:
         save_tensors(beside / ADAPTER_WEIGHTS, tensors, metadata={"format": "pt"})
         write_json(beside / ADAPTER_CONFIG, settings)
 
     write_directory(out, fill, owns=ADAPTER_FILES)
+    if (grown := _grown_vocabulary(directory, content)) is not None:
+        say(
+            f"the vocabulary has {grown[1]:,} tokens, that of the base {grown[0]:,}: before "
+            f"PeftModel.from_pretrained, call resize_token_embeddings({grown[1]}) of the base"
+        )
+
+
+def _outermost(modules: Collection[str]) -> list[str]:
+    """The modules that are in none of the others, which peft saves with all that is in them."""
+    return sorted(
+        name for name in modules if not any(name.startswith(f"{other}.") for other in modules)
+    )
+
+
+def _grown_vocabulary(directory: Path, content: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The sizes of the vocabularies of the base and of the model, where they differ."""
+    base = Base.read(content, directory / CONFIG)
+    if base is None:
+        return None
+    own, other = content["model"], read_object(directory / base.path / CONFIG)["model"]
+    sizes = [(other.get(key), own.get(key)) for key in _VOCABULARIES]
+    return next(((old, new) for old, new in sizes if old != new), None)
 
 
 def _settings(
@@ -174,10 +215,12 @@ def import_peft(
     check_new(out, overwrite=overwrite, owns=("model.safetensors", CONFIG), source=adapter)
     settings = _read_settings(adapter)
     model = load(base, device="cpu", backend="eager")
-    slots = hf_slots(model.net, _names(model.metadata.architecture, model.config))
+    tensor_names = _names(model.metadata.architecture, model.config)
+    slots = hf_slots(model.net, tensor_names)
     parts = linear_parts(model.net)
     sizes = {part.path: part.sizes for part in parts.values()}
-    factors, whole = _read_tensors(adapter, settings, slots, sizes)
+    tied = tied_names(model.net, tensor_names)
+    factors, whole = _read_tensors(adapter, settings, slots, tied, sizes)
     names = {(part.path, part.part): name for name, part in parts.items()}
     rank = max(len(update.a) for update in factors.values())
     scale = next(iter(factors.values())).scale
@@ -219,20 +262,48 @@ def _read_settings(adapter: Path) -> dict[str, Any]:
             raise UserError(
                 f"{adapter / ADAPTER_CONFIG}: {key} is {settings[key]!r}; supported: {plain!r}"
             )
-    if not isinstance(settings.get("lora_alpha"), int | float):
-        raise UserError(f"{adapter / ADAPTER_CONFIG} has no number lora_alpha; it is damaged")
+    init = settings.get("init_lora_weights", True)
+    if str(init).lower() not in _PLAIN_INITS:
+        raise UserError(
+            f"{adapter / ADAPTER_CONFIG}: init_lora_weights is {init!r}, which changes the weights "
+            "of the base, so that the adapter alone is not the whole change. Save it in peft with "
+            "path_initial_model_for_weight_conversion, which makes plain LoRA of PiSSA, OLoRA, "
+            "CorDA and LoRA-GA; or merge it there (merge_and_unload) and import the whole model by "
+            "`heedful import hf`"
+        )
+    _check_alphas(settings, adapter / ADAPTER_CONFIG)
     return settings
+
+
+def _check_alphas(settings: Mapping[str, Any], where: Path) -> None:
+    """Raise UserError unless alpha and the entries of `alpha_pattern` are numbers and patterns."""
+    if not isinstance(settings.get("lora_alpha"), int | float):
+        raise UserError(f"{where} has no number lora_alpha; it is damaged")
+    patterns = settings.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise UserError(f"{where}: alpha_pattern must be an object, not {patterns!r}")
+    for pattern, alpha in patterns.items():
+        if not isinstance(alpha, int | float):
+            raise UserError(f"{where}: alpha_pattern of {pattern} is {alpha!r}, not a number")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UserError(
+                f"{where}: alpha_pattern has {pattern!r}, not a regular expression: {error}"
+            ) from None
 
 
 def _read_tensors(
     adapter: Path,
     settings: Mapping[str, Any],
     slots: list[Slot],
+    tied: Mapping[str, list[str]],
     sizes: Mapping[str, tuple[int, ...]],
 ) -> tuple[dict[tuple[str, int], _Factors], dict[str, Tensor]]:
-    """The updates by path and projection, and the tensors that are stored whole, by name.
+    """The updates by path and projection, and the tensors that are stored whole, by first name.
 
     Args:
+        tied: all names of each tensor that has several.
         sizes: numbers of rows of the projections of each linear layer, by path.
     """
     file = adapter / ADAPTER_WEIGHTS
@@ -240,10 +311,15 @@ def _read_tensors(
         name.removeprefix(_PREFIX).replace(".modules_to_save", ""): tensor.float()
         for name, tensor in load_tensors(file).items()
     }
-    known = {slot.hf_name for slot in slots}
-    whole = {name: tensor for name, tensor in tensors.items() if name in known}
+    # Without wrapped modules, a stored tensor is loaded into the one matrix of the base.
+    is_tied = not settings.get("modules_to_save")
+    whole, used = dict[str, Tensor](), set[str]()
+    for slot in slots:
+        all_names = tied.get(slot.hf_name, [slot.hf_name])
+        if own := {name: tensors[name] for name in all_names if name in tensors}:
+            whole[slot.hf_name] = _whole_tensor(own, [] if is_tied else all_names, slot, file)
+            used |= own.keys()
     factors: dict[tuple[str, int], _Factors] = {}
-    used = {*whole}
     for path, modules in _modules(slots).items():
         for part, module in modules.items():
             pair = [f"{module}.lora_{factor}.weight" for factor in "AB"]
@@ -265,6 +341,40 @@ def _read_tensors(
     return factors, whole
 
 
+def _whole_tensor(
+    tensors: Mapping[str, Tensor], names: Collection[str], slot: Slot, file: Path
+) -> Tensor:
+    """The tensor of a slot that is stored whole, under one name or equal under several.
+
+    Args:
+        tensors: those of a file by name.
+        names: the names that must be among them, if they are not as in the base.
+
+    Raises:
+        UserError: another shape than that of the slot; the tensors differ; a name is missing.
+    """
+    first, *others = tensors
+    if tensors[first].shape != slot.view.shape:
+        raise UserError(
+            f"{file}: {first} is {tuple(tensors[first].shape)}, that of the base "
+            f"{tuple(slot.view.shape)}. Where the vocabulary has grown, the base must have the "
+            "same one: resize_token_embeddings and save_pretrained in transformers, then "
+            "`heedful import hf`"
+        )
+    for other in others:
+        if not torch.equal(tensors[first], tensors[other]):
+            raise UserError(
+                f"{file}: {first} and {other} differ, but the base has one matrix for both. {_TIE}"
+            )
+    missing = sorted({*names} - tensors.keys())
+    if missing and not torch.equal(tensors[first], slot.view):
+        raise UserError(
+            f"{file} trains {first} without {', '.join(missing)}, for which the base has the same "
+            f"matrix: in peft the latter stays that of the base. {_TIE}"
+        )
+    return tensors[first]
+
+
 def _modules(slots: list[Slot]) -> dict[str, dict[int, str]]:
     """The modules of the Hugging Face format by path of a module, and index of the projection."""
     modules: dict[str, dict[int, str]] = {}
@@ -276,11 +386,13 @@ def _modules(slots: list[Slot]) -> dict[str, dict[int, str]]:
 
 
 def _scale(settings: Mapping[str, Any], module: str, rank: int) -> float:
-    """The factor of the update of a module: alpha / r, or alpha / √r (Kalajdzievski 2023)."""
-    alpha = settings["lora_alpha"]
-    for pattern, value in (settings.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            alpha = value
+    """The factor of the update of a module: alpha / r, or alpha / √r (Kalajdzievski 2023).
+
+    As in peft, alpha is that of the first pattern that matches.
+    """
+    patterns = (settings.get("alpha_pattern") or {}).items()
+    alphas = [alpha for key, alpha in patterns if re.match(rf"(.*\.)?({key})$", module)]
+    alpha = alphas[0] if alphas else settings["lora_alpha"]
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 

@@ -161,6 +161,14 @@ def hf_slots(net: nn.Module, names: Names) -> list["Slot"]:
     return [*slots.values()]
 
 
+def tied_names(net: nn.Module, names: Names) -> dict[str, list[str]]:
+    """All names of each tensor of a file that has several in the table, by the first of them."""
+    groups: dict[tuple[int, int], list[str]] = {}
+    for slot in _slots(net, names):
+        groups.setdefault((slot.owner, slot.part), []).append(slot.hf_name)
+    return {group[0]: group for group in groups.values() if len(group) > 1}
+
+
 def weights_of(net: nn.Module) -> dict[str, Tensor]:
     """The parameters of the net; shared ones under their first name only."""
     return dict(net.named_parameters())
