@@ -21,6 +21,7 @@ from heedful.data.columns import COPY
 from heedful.data.plans import plan_packed_rows
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss, target_loss
+from heedful.export.peft import export_peft
 from heedful.pipelines import LanguageModel
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.epochs import EpochBatches
@@ -330,6 +331,40 @@ def test_an_adapter_learns_the_answers_and_trains_the_new_tokens(
     names = load_tensors(run.directory / "model.safetensors")
     assert names["embedding.tokens.weight"].shape[0] == 332
     assert not any(name.endswith("q.weight") for name in names)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_peft_opens_an_adapter_with_new_tokens_on_a_resized_base(
+    tied: bool, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    hf = write_hf_tokenizer(tmp_path / "hf", "bytes", None)
+    torch.manual_seed(0)
+    keys = SIZES | {"vocab_size": 330, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.LlamaConfig(**keys, tie_word_embeddings=tied)
+    transformers.LlamaForCausalLM(config).save_pretrained(hf)
+    heedful.import_hf(hf, tmp_path / "base")
+    training = {**LEARNS["training"], "max_steps": 4, "evaluate_every": 4}
+    adapter = {"rank": 4, "alpha": 16}
+    recipe = {**LEARNS, "training": training, "adapter": adapter}
+    run = heedful.train(
+        parse_recipe({**recipe, "init_from": str(tmp_path / "base")}),
+        tmp_path / "run",
+        data=SPLITS,
+        print_line=lambda line: None,
+    )
+    said: list[str] = []
+    export_peft(run.directory, tmp_path / "peft", say=said.append)
+    assert "resize_token_embeddings(332)" in said[0]
+    resized = transformers.LlamaForCausalLM.from_pretrained(hf)
+    ids = torch.tensor([[5, 9, 331, 7, 330]])
+    with torch.inference_mode():
+        before = resized(ids[:, :2]).logits
+        resized.resize_token_embeddings(332)
+        theirs = peft.PeftModel.from_pretrained(resized, tmp_path / "peft")(ids).logits
+        expected = run.model.net(ids)
+    assert (theirs[:, :2, :330] - before).abs().max() > 1e-2
+    torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-4)
 
 
 # --- bad input ----------------------------------------------------------------------------------

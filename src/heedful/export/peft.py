@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,8 @@ _TASK_TYPES: dict[type[Any], str] = {
     Classifier: "SEQ_CLS",
     Embedder: "FEATURE_EXTRACTION",
 }
+# Modules that peft saves for a task without their being named.
+_HEADS: dict[str | None, list[str]] = {"SEQ_CLS": ["classifier", "score"]}
 # Settings of peft that change the formula, and their values in plain LoRA.
 _PLAIN: dict[str, Any] = {"peft_type": "LORA", "bias": "none", "use_dora": False}
 _PLAIN |= {"lora_bias": False, "layer_replication": None, "trainable_token_indices": None}
@@ -98,10 +100,11 @@ def export_peft(
     saved = _outermost(
         {name.rpartition(".")[0] for name, slot in named.items() if slot.path in lora.trained}
     )
-    for name, slot in named.items():  # peft reads all tensors of a module
-        if name.startswith(tuple(f"{module}." for module in saved)):
+    task_type = _TASK_TYPES.get(kind_of(net))
+    for name, slot in named.items():
+        if _is_read(name, saved + _HEADS.get(task_type, [])):
             tensors[f"{_PREFIX}{name}"] = slot.view.clone()
-    settings = _settings(lora, scales, saved, _TASK_TYPES.get(kind_of(net)))
+    settings = _settings(lora, scales, saved, task_type)
 
     def fill(beside: Path) -> None:
         save_tensors(beside / ADAPTER_WEIGHTS, tensors, metadata={"format": "pt"})
@@ -120,6 +123,16 @@ def _outermost(modules: Collection[str]) -> list[str]:
     return sorted(
         name for name in modules if not any(name.startswith(f"{other}.") for other in modules)
     )
+
+
+def _is_read(name: str, modules: Sequence[str]) -> bool:
+    """True if peft reads a tensor of an adapter that saves modules whose names end in these.
+
+    It reads all tensors of such a module, and fails if one is missing.
+    """
+    parts = name.split(".")
+    paths = (".".join(parts[:end]) for end in range(1, len(parts)))
+    return any(path.endswith(module) for path in paths for module in modules)
 
 
 def _grown_vocabulary(directory: Path, content: Mapping[str, Any]) -> tuple[int, int] | None:
