@@ -115,7 +115,7 @@ TEXTS: dict[str, Call] = {
     "pairs must be a list of texts, but": lambda w: w.classifier.classify(["a"], pairs=[None]),
     "too_long must be": lambda w: w.classifier.classify("a", too_long="cut"),
     "batch_tokens must be at least 1, not -3": lambda w: w.lm.embed(["a"], batch_tokens=-3),
-    "pooling must be": lambda w: w.lm.embed("a", pooling="max"),
+    "pooling must be": lambda w: w.lm.embed("a", pooling="median"),
     "texts must be a list of texts, but": lambda w: w.mlm.fill([5]),
     "top_k must be at least 1": lambda w: w.mlm.fill("a <mask>", top_k="x"),
 }

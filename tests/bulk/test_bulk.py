@@ -459,7 +459,7 @@ def test_other_settings_and_wrong_uses_are_refused(
         "2 fields are given": {"fields": ("a", "b")},
         "beam_size": {"options": {"beam_size": 0}},
         "no tgt_language xx": {"options": {"tgt_language": "xx"}},
-        "pooling must be": {"model": "mlm", "task": "embed", "options": {"pooling": "max"}},
+        "pooling must be": {"model": "mlm", "task": "embed", "options": {"pooling": "median"}},
         "no row can be used: .*not JSON": {"inputs": [tmp_path / "bad.jsonl"]},
         "no rows": {"inputs": [tmp_path / "empty.txt"]},
         "has no columns?": {"inputs": [tmp_path / "table.parquet"]},

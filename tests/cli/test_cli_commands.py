@@ -308,6 +308,33 @@ def test_classify(commands, models, opened, prompts):
     assert actual[0]["scores"] == pytest.approx(expected[0].probabilities, abs=1e-5)
 
 
+@pytest.mark.parametrize("problem", ["multi_label", "regression"])
+def test_classify_of_several_labels_and_of_values(commands, models, prompts, tmp_path, problem):
+    shutil.copytree(models["classes"], tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"problem": problem}))
+    expected = heedful.load_classifier(tmp_path / "model", device="cpu").classify(PROMPTS)
+    arguments = ("classify", tmp_path / "model", "-i", prompts)
+    plain, scored, lines = (
+        commands.run(*arguments, *flags).out.splitlines()
+        for flags in ((), ("--scores",), ("--json",))
+    )
+    for text, line, result in zip(plain, lines, expected, strict=True):
+        content = json.loads(line)
+        assert content["scores"] == pytest.approx(result.scores, abs=1e-5)
+        if problem == "multi_label":
+            assert text == ",".join(result.labels)
+            assert (content["label"], tuple(content["labels"])) == (result.label, result.labels)
+        else:
+            assert text == "\t".join(f"{value:.6f}" for value in result.values.values())
+            assert "label" not in content
+    assert scored[0].split("\t")[1::2] == list(
+        expected[0].labels if problem == "multi_label" else expected[0].values
+    )
+    ended = commands.run("evaluate", tmp_path / "model", "--input", prompts)
+    assert (ended.code, "one label for each text" in ended.err) == (2, True)
+
+
 def test_classify_pairs(commands, models, opened):
     pairs = "the cat\ta dog\nhello\tworld\n"
     ended = commands.run("classify", models["classes"], "--json", stdin=pairs.encode())
@@ -743,7 +770,7 @@ BAD = [
     ("classify classes --strict", b"a\tb\nc\n", "line 2 has 0 tabs"),
     ("classify classes --strict", b"a\nb\tc\n", "line 2 has 1 tabs"),
     ("embed lm -o vectors.txt", b"a\n", "must end in .npy or .jsonl"),
-    ("embed lm --pooling max", b"a\n", "is not one of 'mean', 'first', 'last'"),
+    ("embed lm --pooling median", b"a\n", "is not one of 'mean', 'first', 'last', 'max'"),
     ("score lm --src lm", b"", "give --src and --tgt"),
     ("score lm a --truncate", b"", "--truncate: without effect for language models"),
     ("score lm a --strict", b"", "--strict: without effect for language models"),

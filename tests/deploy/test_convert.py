@@ -244,6 +244,26 @@ def test_beams_run_on_the_net_if_those_of_ctranslate2_differ(tmp_path: Path) -> 
     assert opened.generate(TEXTS) == model.generate(TEXTS)
 
 
+@pytest.mark.parametrize(
+    ("problem", "metric"), [("multi_label", "accuracy"), ("regression", "similarity")]
+)
+def test_several_labels_and_values_are_proved_by_all_logits(problem: Any, metric: str) -> None:
+    """The class of the greatest logit does not tell values of one output apart."""
+    model = model_of("bert", head="classify", num_labels=1)
+    model.metadata = replace(model.metadata, problem=problem, labels=("score",))
+    prover = Prover(model, TEXTS)
+    own = prover.prove(model.eager)
+    assert (own.metric, own.backend, own.failure()) == (metric, 100, None)
+    with torch.no_grad():  # the same net with other values
+        middle = float(np.median(prover._by_net.numbers))
+        model.net.head.labels.bias.sub_(middle)
+        model.net.head.labels.weight.neg_()
+    other = replace(prover.prove(model.eager), precision="int8")
+    assert "the allowed loss is" in str(other.failure())
+    with pytest.raises(UserError, match=f"the model is a {problem} classifier; give the texts al"):
+        Prover(model, TEXTS, ["score"] * len(TEXTS))
+
+
 def test_a_conversion_may_lose_at_most_its_tolerance() -> None:
     proof = Proof("int8", "bleu", 38.0, 37.8, 100, 0.9, 0.05)
     assert proof.failure() is None

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,8 +50,26 @@ def test_the_example_classifies_as_the_model_does(tmp_path: Path) -> None:
     assert run_example(tmp_path / "out", "\n".join(TEXTS)) == ours
 
 
-def test_a_vector_for_each_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("problem", ["multi_label", "regression"])
+def test_the_example_says_what_a_classifier_of_another_problem_says(
+    problem: Any, tmp_path: Path
+) -> None:
+    model = model_of("bert", head="classify")
+    model.metadata = replace(model.metadata, problem=problem)
+    export_ctranslate2(model, tmp_path / "out")
+    printed = run_example(tmp_path / "out", "\n".join(TEXTS))
+    for line, result in zip(printed, model.classify(TEXTS), strict=True):
+        if problem == "multi_label":
+            assert line == ",".join(result.labels)
+        else:
+            values = [float(value) for value in line.split("\t")]
+            assert values == pytest.approx([*result.values.values()], abs=1e-4)
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", False), ("max", True)])
+def test_a_vector_for_each_text(pooling: Any, normalize: bool, tmp_path: Path) -> None:
     model = model_of("bert", head="none")
+    model.metadata = replace(model.metadata, pooling=pooling, normalize=normalize)
     export_ctranslate2(model, tmp_path / "out")
     lines = " ".join(run_example(tmp_path / "out", TEXTS[0]))
     actual = torch.tensor([float(number) for number in lines.strip("[] ").split()])

@@ -34,6 +34,7 @@ from heedful.pipelines import (
     ModelMetadata,
     Translator,
     load,
+    load_classifier,
     load_language_model,
 )
 from heedful.pipelines.hf_generation import generation_to_hf, read_options
@@ -622,16 +623,57 @@ def test_a_new_head_has_the_names_of_transformers(
     assert any("left as initialized" in line for line in messages)
 
 
-def test_a_head_for_another_problem_is_reported(
-    directories: dict[str, Path], tmp_path: Path
+PROBLEMS = {
+    "multi_label_classification": "multi_label",
+    "regression": "regression",
+    "single_label_classification": "single_label",
+}
+
+
+@pytest.mark.parametrize(
+    ("problem", "num_labels"),
+    [
+        *((problem, 3) for problem in (*PROBLEMS, None)),
+        *((problem, 1) for problem in ("multi_label_classification", "regression", None)),
+    ],
+)
+def test_a_classifier_says_what_the_pipeline_of_transformers_says(
+    problem: str | None, num_labels: int, tmp_path: Path
 ) -> None:
-    source = with_config(
-        directories["bert-classes"], tmp_path / "a", problem_type="multi_label_classification"
-    )
-    messages: list[str] = []
-    model = import_hf(source, tmp_path / "out", on_notice=messages.append)
-    assert "multi_label_classification" in messages[0]
-    assert model.labels == ("neg", "neutral", "pos")
+    labels = {"id2label": dict(list(LABELS.items())[:num_labels]), "problem_type": problem}
+    sizes = BERT.sizes | {"vocab_size": VOCAB, "max_position_embeddings": 48, "pad_token_id": 0}
+    net = random_hf(BERT.classify_class, BERT.hf_config(**sizes, **labels))
+    net.save_pretrained(tmp_path / "theirs")
+    write_tokenizer(tokenizer_of("bert"), tmp_path / "theirs")
+    import_hf(tmp_path / "theirs", tmp_path / "ours")
+    model = load_classifier(tmp_path / "ours", device="cpu")
+    expected_problem = "multi_label" if num_labels == 1 else "single_label"
+    if problem in ("regression", "multi_label_classification"):
+        expected_problem = PROBLEMS[problem]
+    assert model.metadata.problem == expected_problem
+    export_hf(model, tmp_path / "hf")
+    assert load(tmp_path / "hf").metadata == model.metadata
+    texts = ["the cat sat", "a dog ran home"]
+    for folder in ("theirs", "hf"):
+        pipeline = transformers.pipeline("text-classification", str(tmp_path / folder), top_k=None)
+        for result, scores in zip(model.classify(texts), pipeline(texts), strict=True):
+            theirs = {item["label"]: item["score"] for item in scores}
+            assert result.scores == pytest.approx(theirs, abs=1e-5)
+            if expected_problem == "regression":
+                assert (result.label, result.labels, result.probabilities) == ("", (), {})
+                continue
+            assert (result.label, result.probability) == max(
+                result.probabilities.items(), key=lambda item: item[1]
+            )
+            chosen = {name for name, value in theirs.items() if value >= 0.5}
+            is_multi = expected_problem == "multi_label"
+            assert set(result.labels) == (chosen if is_multi else {result.label})
+
+
+def test_an_unknown_problem_is_refused(directories: dict[str, Path], tmp_path: Path) -> None:
+    source = with_config(directories["bert-classes"], tmp_path / "a", problem_type="ranking")
+    with pytest.raises(UserError, match="problem_type is 'ranking'; supported: single_label_cla"):
+        import_hf(source, tmp_path / "out")
 
 
 # --- refused input, and files that remain -----------------------------------------------------

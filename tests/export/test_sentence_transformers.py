@@ -1,32 +1,145 @@
-"""Directories for sentence-transformers: its vectors equal those of heedful."""
+"""Directories for sentence-transformers and from it: its vectors equal those of heedful."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from test_onnx import TEXT, model_of
 
+import heedful
 from heedful.errors import UserError
+from heedful.export.hf import export_hf, import_hf
 from heedful.export.sentence_transformers import export_sentence_transformers
+from heedful.files import read_json, write_json
 
 st = pytest.importorskip("sentence_transformers", reason="sentence_transformers is not installed")
 TEXTS = [TEXT, "words", "it is 12 of more", "a"]
+KINDS = {"cls": "first", "max": "max", "mean": "mean", "lasttoken": "last"}
+LEGACY = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "lasttoken": "lasttoken"}
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def folder_of(name: str, folder: Path, pooling: Any, *, normalize: bool = False) -> Any:
+    """A model that sentence-transformers saved at `folder`."""
+    net = folder.with_name("net")
+    export_hf(model_of(name), net)
+    modules = [st.models.Transformer(str(net))]
+    modules.append(st.models.Pooling(modules[0].get_embedding_dimension(), pooling))
+    modules += [st.models.Normalize()] if normalize else []
+    model = st.SentenceTransformer(modules=modules, device="cpu")
+    model.save(str(folder))
+    return model
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "first", "last", "max"])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_vectors_are_equal(name: str, pooling: str, tmp_path: Path) -> None:
+def test_vectors_are_equal(name: str, pooling: Any, normalize: bool, tmp_path: Path) -> None:
     model = model_of(name)
-    export_sentence_transformers(model, tmp_path / "out", pooling=pooling)
+    for _ in range(2):
+        export_sentence_transformers(
+            model, tmp_path / "out", pooling=pooling, normalize=normalize, overwrite=True
+        )
     other = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    expected = model.vectors(TEXTS, pooling=pooling)
+    expected = model.vectors(TEXTS, pooling=pooling, normalize=normalize)
     np.testing.assert_allclose(other.encode(TEXTS), expected, atol=1e-5)
     assert other.max_seq_length == model.config.max_length
-    export_sentence_transformers(model, tmp_path / "out", pooling=pooling, overwrite=True)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("pooling", KINDS)
+def test_an_imported_model_keeps_pooling_and_normalization(
+    pooling: str, normalize: bool, tmp_path: Path
+) -> None:
+    other = folder_of("bert", tmp_path / "theirs", pooling, normalize=normalize)
+    expected = other.encode(TEXTS)
+    model = import_hf(tmp_path / "theirs", tmp_path / "ours")
+    assert (model.metadata.pooling, model.metadata.normalize) == (KINDS[pooling], normalize)
+    opened = heedful.load(tmp_path / "ours", device="cpu")
+    np.testing.assert_allclose(opened.embed(TEXTS).numpy(), expected, atol=1e-5)
+    plain = heedful.load(tmp_path / "theirs", device="cpu").embed(
+        TEXTS, pooling="mean", normalize=False
+    )
+    means = [
+        states.mean(0) for states in opened.backend_with("states").states(opened.encode(TEXTS))
+    ]
+    np.testing.assert_allclose(plain.numpy(), np.stack(means), atol=1e-6)
+    export_sentence_transformers(opened, tmp_path / "again")
+    again = st.SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(again, expected, atol=1e-5)
+    notices: list[str] = []
+    export_hf(opened, tmp_path / "hf", on_notice=notices.append)
+    kept = (pooling, normalize) == ("mean", False)
+    assert any("is not in this format" in line for line in notices) is not kept
+    file = tmp_path / "theirs" / "1_Pooling" / "config.json"  # as former versions wrote it
+    legacy = {f"pooling_mode_{key}": name == pooling for name, key in LEGACY.items()}
+    write_json(file, {"word_embedding_dimension": 48, **legacy})
+    assert heedful.load(tmp_path / "theirs").metadata.pooling == KINDS[pooling]
+
+
+@pytest.mark.parametrize("pooling", ["weightedmean", "mean_sqrt_len_tokens", ["cls", "max"]])
+def test_a_pooling_that_heedful_lacks_is_refused_by_name(pooling: Any, tmp_path: Path) -> None:
+    folder_of("bert", tmp_path / "theirs", pooling)
+    name = pooling if isinstance(pooling, str) else " and ".join(pooling)
+    with pytest.raises(UserError, match=f"the pooling {name} is not supported; supported: one of"):
+        import_hf(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"2_Normalize": "Dense"}, "has the modules Transformer, Pooling, Dense; supported:"),
+        ({"1_Pooling": "Normalize"}, "has the modules Transformer, Normalize, Normalize;"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
+    ],
+)
+def test_other_modules_are_refused_by_name(
+    changes: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    folder_of("bert", tmp_path / "theirs", "cls", normalize=True)
+    file = tmp_path / "theirs" / "modules.json"
+    modules = read_json(file)
+    for module in modules:
+        kind = changes.get(module["path"])
+        module["type"] = f"sentence_transformers.models.{kind}" if kind else module["type"]
+    write_json(file, modules)
+    if "module_input_name" in changes:
+        write_json(tmp_path / "theirs" / "2_Normalize" / "config.json", changes)
+    with pytest.raises(UserError, match=message):
+        import_hf(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_settings_of_the_texts_that_are_not_imported_are_reported(tmp_path: Path) -> None:
+    folder_of("bert", tmp_path / "theirs", "cls")
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    write_json(tmp_path / "theirs" / "config_sentence_transformers.json", prompts)
+    settings = {"max_seq_length": 5, "do_lower_case": True}
+    write_json(tmp_path / "theirs" / "sentence_bert_config.json", settings)
+    notices: list[str] = []
+    import_hf(tmp_path / "theirs", tmp_path / "ours", on_notice=notices.append)
+    assert [
+        any(words in line for line in notices)
+        for words in ("cuts texts after 5 tokens", "in lower case", "begin with 'query: ' (query)")
+    ] == [True, True, True]
+
+
+OUTSIDE = [{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "../other"}]
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[1]", "[", json.dumps(OUTSIDE[:1]), json.dumps(OUTSIDE)]
+)
+def test_damaged_modules_are_one_line(content: str, tmp_path: Path) -> None:
+    export_hf(model_of("bert"), tmp_path / "net")
+    (tmp_path / "net" / "modules.json").write_text(content)
+    with pytest.raises(UserError, match=r"modules\.json"):
+        import_hf(tmp_path / "net", tmp_path / "ours")
 
 
 def test_other_models_and_poolings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs an encoder-only model"):
         export_sentence_transformers(model_of("gpt2"), tmp_path / "out")
-    with pytest.raises(UserError, match="pooling must be mean, first, last, not max"):
-        export_sentence_transformers(model_of("bert"), tmp_path / "out", pooling="max")
+    with pytest.raises(UserError, match="pooling must be mean, first, last, max, not 'median'"):
+        export_sentence_transformers(model_of("bert"), tmp_path / "out", pooling="median")

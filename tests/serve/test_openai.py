@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -470,6 +471,17 @@ def test_chats(served: Any, client: Any) -> None:
     seeded: dict[str, Any] = {"temperature": 0.9, "seed": 4}
     answer = client.chat.completions.create(model="chat", messages=messages, **seeded)
     assert answer.choices[0].message.content == model.chat(messages, **seeded)
+
+
+def test_embeddings_have_the_pooling_of_the_model(
+    served: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served.models["bert"]
+    monkeypatch.setattr(model, "metadata", replace(model.metadata, pooling="max", normalize=True))
+    [expected] = model.vectors(["the cat"], pooling="max", normalize=True)
+    answer = client.embeddings.create(model="bert", input="the cat", encoding_format="float")
+    assert answer.data[0].embedding == pytest.approx(expected, abs=1e-6)
+    assert np.linalg.norm(answer.data[0].embedding) == pytest.approx(1)
 
 
 def test_embeddings_as_numbers_and_base64(served: Any, client: Any) -> None:

@@ -401,6 +401,21 @@ def test_what_cannot_be_translated_is_refused(
         assert answer[1]["values"]["tokens"] > answer[1]["values"]["limit"] == 48
 
 
+@pytest.mark.parametrize("problem", ["multi_label", "regression"])
+def test_several_labels_and_values(
+    served: Any, problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served.models["sentiment"]
+    monkeypatch.setattr(model, "metadata", replace(model.metadata, problem=problem))
+    _, answer = call(served, "/classify", {"texts": "the cat"})
+    expected = model.classify("the cat")
+    if problem == "regression":
+        assert answer["results"] == {"values": pytest.approx(expected.values, abs=1e-5)}
+        return
+    assert answer["results"]["labels"] == [*expected.labels]
+    assert answer["results"]["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)
+
+
 def test_classes_and_masks(served: Any) -> None:
     model, texts = served.models["sentiment"], ["the cat", "a dog ran home"]
     status, answer = call(served, "/classify", {"texts": texts})

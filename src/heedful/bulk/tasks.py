@@ -249,7 +249,11 @@ class Embed(BulkTask["pipelines.SavedModel"]):
 
 
 class Classify(BulkTask["pipelines.Classifier"]):
-    """The most probable class of a text; texts that are too long are cut."""
+    """The most probable class of a text; texts that are too long are cut.
+
+    Of a multi-label classifier `label` has all classes of probability 0.5 or more, separated by
+    commas; of a regression `label` and `scores` have the values.
+    """
 
     kind = "Classifier"
     main = "label"
@@ -262,8 +266,8 @@ class Classify(BulkTask["pipelines.Classifier"]):
         texts, *others = map(list, zip(*rows, strict=True))
         options = {"pairs": others[0] if others else None, "progress": progress, **self.options}
         return [
-            {"label": result.label, "scores": result.probabilities}
-            if math.isfinite(result.probability)
+            {"label": result.text, "scores": result.scores}
+            if result.is_finite
             else {"error": _NOT_FINITE}
             for result in self.model.classify(texts, **options)
         ]

@@ -121,9 +121,9 @@ class TaskFlags:
     pooling: str | None = _flag(
         None,
         "--pooling",
-        "mean|first|last",
+        "mean|first|last|max",
         "embed: the state of a text, of all its tokens or of one.",
-        show_default="mean",
+        show_default="the model's, or mean",
         rich_help_panel=_TASK,
     )
     candidates: int | None = _flag(

@@ -18,13 +18,16 @@ def classify(
     scores: bool = typer.Option(
         False,
         "--scores",
-        help="Before each label write its probability and a tab.",
+        help="Before each label write its probability (of a regression the value) and a tab.",
         rich_help_panel=IN_OUT,
     ),
     json: JsonLines = False,
     run_time: RunTime,
 ) -> None:
     """Print the label of each text: one line out for each line in.
+
+    Of a multi-label classifier all labels with a probability of 0.5 or more are printed, separated
+    by commas, and of a regression the values, separated by tabs.
 
     If the first line has a tab, every line is a pair of texts separated by a tab. Texts that are
     too long for the model are truncated, and counted. A line that cannot be used is reported and
@@ -35,7 +38,7 @@ def classify(
     chunks = in_out.chunks("type one text per line; Ctrl-D ends")
     many = in_out.input is not None
     classifier = run_time.open(model, pipelines.Classifier, "classify", many=many)
-    first, paired = 1, False
+    first, paired, problem = 1, False, classifier.metadata.problem
     with line_writer(in_out.output) as write, in_out.progress("classifying") as progress:
         for chunk in chunks:
             if first == 1 and chunk:
@@ -52,17 +55,31 @@ def classify(
             pairs = [columns[1] for columns in usable] if paired else None
             texts = [columns[0] for columns in usable]
             options = {"pairs": pairs, "progress": progress, **run_time.batching}
-            labels = iter(classifier.classify(texts, **options))
+            results = iter(classifier.classify(texts, **options))
             for line in chunk:
-                label = None if _wrong(line, paired) else next(labels)
-                if json:
-                    name, values = (label.label, label.probabilities) if label else (None, None)
-                    write(json_line(text=line, label=name, scores=values))
-                elif label is None:
-                    write("\t" if scores else "")
-                else:
-                    write(f"{label.probability:.6f}\t{label.label}" if scores else label.label)
+                result = None if _wrong(line, paired) else next(results)
+                write(_as_json(line, result, problem) if json else _as_text(result, scores))
         report_counts(classifier, "texts", first - 1)
+
+
+def _as_json(line: str, result: "pipelines.Classification | None", problem: str) -> str:
+    """A line of JSON; null in place of what a line that was left out lacks."""
+    content: dict[str, object] = {"text": line}
+    if problem != "regression":
+        content["label"] = result and result.label
+    if problem == "multi_label":
+        content["labels"] = result and result.labels
+    return json_line(**content, scores=result and result.scores)
+
+
+def _as_text(result: "pipelines.Classification | None", scores: bool) -> str:
+    """The labels or values of a text, with `scores` each after its score; blank if left out."""
+    if result is None:
+        return "\t" if scores else ""
+    if not scores:
+        return result.text
+    names = result.labels or tuple(result.values)
+    return "\t".join(f"{result.scores[name]:.6f}\t{name}" for name in names)
 
 
 def _wrong(line: str, paired: bool) -> str | None:

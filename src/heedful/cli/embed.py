@@ -2,13 +2,13 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import ModelFolder, spread
+from heedful.cli.flags import ModelFolder, NormalizeOption, PoolingOption, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, RunTime, report_counts
 from heedful.errors import UserError
@@ -28,9 +28,8 @@ def embed(
         show_default="JSON lines on stdout",
         rich_help_panel=IN_OUT,
     ),
-    pooling: Literal["mean", "first", "last"] = typer.Option(
-        "mean", metavar="mean|first|last", help="State of a text: of all its tokens, or of one."
-    ),
+    pooling: PoolingOption = None,
+    normalize: NormalizeOption = None,
     run_time: RunTime,
 ) -> None:
     """Print a vector for each text, from the states of the model's last layer.
@@ -47,7 +46,12 @@ def embed(
     chunks = in_out.chunks()
     many = in_out.input is not None
     opened: Any = run_time.open(model, pipelines.SavedModel, "embed", many=many)
-    options = {"pooling": pooling, "too_long": in_out.too_long, **run_time.batching}
+    options: dict[str, Any] = {
+        "pooling": pooling,
+        "normalize": normalize,
+        "too_long": in_out.too_long,
+    }
+    options |= run_time.batching
     bar = lines.progress_bar("embedding", shown=output is not None)
     parts, number = [], 0
     with nullcontext(print) if as_array else lines.line_writer(output) as write, bar as progress:

@@ -281,6 +281,11 @@ def _evaluate_labels(
     from heedful.data.rows import collect, open_rows, read_rows
     from heedful.evaluation.labels import confusion, label_scores, per_label
 
+    if model.metadata.problem != "single_label":
+        raise UserError(
+            f"scores of a classifier need one label for each text, but this one is of the kind "
+            f"{model.metadata.problem}; heedful classify --json writes what it says of each text"
+        )
     # Columns of a file without a header are numbered.
     columns: dict[str, Any] = {
         key: int(name) if name is not None and name.isdecimal() else name

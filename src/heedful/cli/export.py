@@ -3,7 +3,14 @@
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import ModelFolder, NewFile, NewFolder, Overwrite
+from heedful.cli.flags import (
+    ModelFolder,
+    NewFile,
+    NewFolder,
+    NormalizeOption,
+    Overwrite,
+    PoolingOption,
+)
 from heedful.cli.help import new_group
 from heedful.cli.preflight import add_command
 from heedful.cli.shared import note
@@ -97,9 +104,8 @@ def gguf(
 def sentence_transformers(
     model: ModelFolder,
     out: NewFolder,
-    pooling: str = typer.Option(
-        "mean", metavar="mean|first|last", help="State of a text: of all its tokens, or of one."
-    ),
+    pooling: PoolingOption = None,
+    normalize: NormalizeOption = None,
     precision: str = typer.Option(
         "float32", metavar="NAME", help="Precision of the weights: float32, bfloat16 or float16."
     ),
@@ -117,10 +123,15 @@ def sentence_transformers(
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
     hf.check_precision(precision)
-    st.check_pooling(pooling)
     opened = pipelines.load(model, device="cpu", backend="eager")
     st.export_sentence_transformers(
-        opened, out, pooling=pooling, precision=precision, overwrite=overwrite, on_notice=note
+        opened,
+        out,
+        pooling=pooling,
+        normalize=normalize,
+        precision=precision,
+        overwrite=overwrite,
+        on_notice=note,
     )
     typer.echo(f"{out}: a {opened.kind} for sentence-transformers")
 

@@ -70,6 +70,22 @@ Device = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")]
+PoolingOption = Annotated[
+    Literal["mean", "first", "last", "max"] | None,
+    typer.Option(
+        metavar="mean|first|last|max",
+        help="State of a text: of all its tokens, or of one.",
+        show_default="that of an imported model of sentence-transformers, else mean",
+    ),
+]
+NormalizeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--normalize/--no-normalize",
+        help="Divide each vector by its length.",
+        show_default="as such a model, else not",
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(

@@ -102,7 +102,7 @@ class Prover:
     Translators translate the texts greedily and score the references (without references: the
     net's translations); language models continue the first half of each text and score the text;
     both search the first texts by beams, with the constraints that the backend supports;
-    classifiers predict the classes; of other encoders the mean states are compared.
+    classifiers predict the classes, or values; of other encoders the mean states are compared.
 
     Args:
         model: opened eager.
@@ -110,7 +110,8 @@ class Prover:
         answers: the reference or label of each text; None: without.
 
     Raises:
-        UserError: another number of answers than of texts.
+        UserError: another number of answers than of texts; answers for a classifier whose labels
+            do not exclude each other.
     """
 
     def __init__(
@@ -118,6 +119,12 @@ class Prover:
     ) -> None:
         if answers is not None and len(answers) != len(texts):
             raise UserError(f"{len(texts)} validation texts but {len(answers)} answers")
+        problem = model.metadata.problem
+        if answers is not None and isinstance(model, Classifier) and problem != "single_label":
+            raise UserError(
+                f"labels of the texts are compared with one class each, but the model is a "
+                f"{problem} classifier; give the texts alone"
+            )
         if answers is not None and isinstance(model, Translator):
             extras.require("eval", "the proof of a backend by BLEU")
         self.model, self.answers = model, answers
@@ -173,7 +180,9 @@ class Prover:
                 rows, lambda batch: backend.outputs(_select(rows, batch), request.select(batch))
             )
             return [outputs[0].ids for outputs in results]
-        if isinstance(model, Classifier):
+        if isinstance(model, Classifier) and model.metadata.problem == "multi_label":
+            return [tuple((row >= 0).tolist()) for row in self._numbers(backend)]
+        if isinstance(model, Classifier) and model.metadata.problem == "single_label":
             return [int(row.argmax()) for row in self._numbers(backend)]
         return [None] * len(self._rows)
 
@@ -239,6 +248,8 @@ class Prover:
     def _metrics(self, results: _Results) -> dict[str, float]:
         """The metrics, the deciding one first."""
         model, answers = self.model, self.answers
+        if isinstance(model, Classifier) and model.metadata.problem == "regression":
+            return {"similarity": 100 * _explained(self._by_net.numbers, results.numbers)}
         if isinstance(model, Classifier):
             classes = self._by_net.outputs
             if answers is not None:
@@ -306,6 +317,16 @@ def cut_ids(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:
 
 def _select(rows: Sequence[Any], indices: list[int]) -> list[Any]:
     return [rows[index] for index in indices]
+
+
+def _explained(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+    """The share of the variance of values that others explain; 1 if they are equal.
+
+    Of values without variance it is the share of their squares.
+    """
+    one, other = np.stack(values), np.stack(others)
+    error, spread = float(((one - other) ** 2).sum()), float(((one - one.mean(0)) ** 2).sum())
+    return 1 - error / (spread or float((one**2).sum()) or 1.0)
 
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:

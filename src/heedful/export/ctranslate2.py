@@ -11,6 +11,7 @@ from heedful.deploy.convert import write_ctranslate2
 from heedful.errors import UserError
 from heedful.files import MODEL_FILES, check_new, write_directory, write_json
 from heedful.pipelines import Classifier, Generator, SavedModel, Translator
+from heedful.pipelines.metadata import Problem
 
 EXAMPLE = "example.py"
 _HEADER = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{more}."""
@@ -43,14 +44,23 @@ _GENERATE = """for line in sys.stdin:
 """
 _EMBED = """for line in sys.stdin:
     result = model.forward_batch([tokenizer.encode(line.strip()).tokens])
-    print(np.array(result.last_hidden_state)[0].mean(0))  # the vector of the text
+    states = np.array(result.last_hidden_state)[0]
+    vector = {vector}
+    print({printed})
 """
+_VECTORS = {"mean": "states.mean(0)", "first": "states[0]", "last": "states[-1]"}
+_VECTORS |= {"max": "states.max(0)"}
 _CLASSIFY = """labels, head = {labels}, np.load(folder / "{head}")
 for line in sys.stdin:
     result = model.forward_batch([tokenizer.encode(line.strip()).tokens])
     logits = np.array(result.pooler_output)[0] @ head["weight"].T + head["bias"]
-    print(labels[logits.argmax()])
+    print({printed})
 """
+_CLASSES: dict[Problem, str] = {
+    "single_label": "labels[logits.argmax()]",
+    "multi_label": '",".join(label for label, logit in zip(labels, logits) if logit >= 0)',
+    "regression": '*logits, sep="\\t"',
+}
 
 
 def export_ctranslate2(
@@ -134,5 +144,9 @@ def _example(model: SavedModel) -> str:
     keys |= {"kind": "Encoder", "more": " and numpy", "imports": "import numpy as np\n"}
     if isinstance(model, Classifier):
         keys |= {"what": "Classifies lines", "labels": [*model.labels], "head": HEAD}
+        keys["printed"] = _CLASSES[model.metadata.problem]
         return (_HEADER + _CLASSIFY).format(**keys)
+    keys["vector"] = _VECTORS[model.metadata.pooling]
+    is_normal = model.metadata.normalize
+    keys["printed"] = "vector / np.linalg.norm(vector)" if is_normal else "vector"
     return (_HEADER + _EMBED).format(**keys, what="Embeds lines as vectors")

@@ -26,7 +26,8 @@ from heedful.files import (
 )
 from heedful.pipelines import AnyModel, Classifier, LanguageModel, SavedModel, Translator
 from heedful.pipelines.hf_generation import generation_to_hf
-from heedful.pipelines.hf_models import HF_SIDES, TOKENIZER_CONFIG, model_from_hf
+from heedful.pipelines.hf_models import HF_SIDES, PROBLEMS, TOKENIZER_CONFIG, model_from_hf
+from heedful.pipelines.metadata import Problem
 from heedful.training.folder import is_run
 from heedful.training.run_report import RecordedRun
 from heedful.zoo.hf import labels_to_hf
@@ -35,6 +36,10 @@ from heedful.zoo.hf_nets import hf_format, net_to_hf
 
 OnNotice = Callable[[str], None]
 
+_POOLING = (
+    "the pooling of its vectors is not in this format; "
+    "heedful export sentence-transformers keeps it"
+)
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -116,7 +121,7 @@ def export_hf(
     content["torch_dtype"] = precision
     tensors = {name: _cast(name, tensor, precision) for name, tensor in tensors.items()}
     if isinstance(model, Classifier):
-        content |= labels_to_hf(model.labels)
+        content |= labels_to_hf(model.labels) | _problem_to_hf(metadata.problem)
     ids, generation = generation_to_hf(model, content["model_type"])
     _add_ids(content, ids, metadata.architecture)
     has_card = write_more is None and (out / CARD).is_file()
@@ -141,6 +146,8 @@ def export_hf(
         on_notice(
             f"{metadata.architecture} is exported as {content['model_type']}, with equal outputs"
         )
+    if write_more is None and (metadata.pooling != "mean" or metadata.normalize):
+        on_notice(_POOLING)
     if not model.has_tokenizer:
         on_notice("the model has no tokenizer: the directory accepts ids only")
     elif (out / "tokenizer_target").exists():
@@ -157,6 +164,11 @@ def _recorded(path: Path, on_notice: OnNotice) -> RecordedRun | None:
     except UserError as error:
         on_notice(f"the model card has no facts of the run: {error}")
         return None
+
+
+def _problem_to_hf(problem: Problem) -> dict[str, str]:
+    """The key of `config.json` for what the logits of a classifier mean; none for the default."""
+    return {} if problem == "single_label" else {"problem_type": PROBLEMS[problem]}
 
 
 def _add_ids(content: dict[str, Any], ids: dict[str, Any], architecture: str) -> None:

@@ -2,17 +2,15 @@
 
 from os import PathLike
 from pathlib import Path
-from typing import get_args
 
 from heedful.errors import UserError
 from heedful.export.hf import OnNotice, export_hf
 from heedful.files import write_json
-from heedful.pipelines.base import Pooling
 from heedful.pipelines.encoders import Encoder
 from heedful.pipelines.kinds import AnyModel
+from heedful.pipelines.pooling import MODULES, SETTINGS, ST_KEYS, check_pooling
 
-# heedful's pooling -> the key of sentence-transformers, in the spelling that all versions read.
-_KEYS = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken"}
+POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
 _MODULES = "sentence_transformers.models"
 
 
@@ -20,7 +18,8 @@ def export_sentence_transformers(
     model: AnyModel,
     out: str | PathLike[str],
     *,
-    pooling: str = "mean",
+    pooling: str | None = None,
+    normalize: bool | None = None,
     precision: str = "float32",
     overwrite: bool = False,
     on_notice: OnNotice = lambda line: None,
@@ -28,31 +27,40 @@ def export_sentence_transformers(
     """Write a directory for `SentenceTransformer(out)`, whose vectors equal those of `embed`.
 
     Args:
-        pooling: state of a text: the mean over its tokens (special ones too), the first or last.
+        pooling: state of a text: the mean or maximum over its tokens (special ones too), the first
+            or last; None: the model's own, as of `embed`.
+        normalize: divide vectors by their lengths; None: as the model does.
         precision, overwrite, on_notice: as in `export_hf`.
 
     Raises:
         UserError: a model that is no encoder, or has no tokenizer; and as in `export_hf`.
     """
-    check_pooling(pooling)
+    if pooling is not None:
+        check_pooling(pooling)
     if not isinstance(model, Encoder) or not model.has_tokenizer:
         raise UserError("sentence-transformers needs an encoder-only model with a tokenizer")
 
+    kind = model.metadata.pooling if pooling is None else pooling
+    is_normal = model.metadata.normalize if normalize is None else normalize
+
     def write_modules(directory: Path) -> None:
-        """Write the pooling module and the list of modules."""
-        folder = "1_Pooling"
+        """Write the modules after the net, and the list of modules."""
+        folder = POOLING
         (directory / folder).mkdir()
-        keys = {f"pooling_mode_{key}": name == pooling for name, key in _KEYS.items()}
+        keys = {key: name == kind for name, key in ST_KEYS.items()}
         width = {"word_embedding_dimension": model.config.d_model}
         write_json(directory / folder / "config.json", width | keys)
         lengths = {"max_seq_length": model.config.max_length, "do_lower_case": False}
-        write_json(directory / "sentence_bert_config.json", lengths)
+        write_json(directory / SETTINGS, lengths)
         modules = [("", "Transformer"), (folder, "Pooling")]
+        if is_normal:
+            (directory / NORMALIZE).mkdir()
+            modules.append((NORMALIZE, "Normalize"))
         content = [
             {"idx": i, "name": str(i), "path": path, "type": f"{_MODULES}.{name}"}
             for i, (path, name) in enumerate(modules)
         ]
-        write_json(directory / "modules.json", content)
+        write_json(directory / MODULES, content)
 
     export_hf(
         model,
@@ -62,9 +70,3 @@ def export_sentence_transformers(
         on_notice=on_notice,
         write_more=write_modules,
     )
-
-
-def check_pooling(pooling: str) -> None:
-    """Raise UserError for an unknown pooling."""
-    if pooling not in get_args(Pooling):
-        raise UserError(f"pooling must be {', '.join(get_args(Pooling))}, not {pooling}")

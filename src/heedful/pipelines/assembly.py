@@ -1,7 +1,7 @@
 """`from_net`: a saved-model object around a net from any training loop, with its tokenizers."""
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, get_args, overload
 
 from torch import nn
 
@@ -15,7 +15,7 @@ from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.inputs import check_strings
 from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
-from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
+from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata, Problem
 from heedful.pipelines.nets import kind_of, open_net
 from heedful.pipelines.translation import Translator
 from heedful.zoo.names import weights_of
@@ -39,6 +39,7 @@ class _Settings(TypedDict, total=False):
     tgt_language: str | None
     limits: Limits | None
     generation: GenerationIds | None
+    problem: Problem
 
 
 @overload
@@ -79,6 +80,7 @@ def from_net(
     tgt_language: str | None = None,
     limits: Limits | None = None,
     generation: GenerationIds | None = None,
+    problem: Problem = "single_label",
 ) -> AnyModel:
     """Make a model of a net that was trained in a loop of its user; the net is not copied.
 
@@ -95,6 +97,8 @@ def from_net(
         src_language, tgt_language: language codes, for metrics and for other programs.
         limits: the length limit of a translation; default: that of `Limits`.
         generation: start, end and suppressed tokens; default: those of the tokenizer.
+        problem: what the logits of a classifier mean: single_label (a softmax over the classes),
+            multi_label (a sigmoid of each) or regression (values).
 
     Raises:
         UserError: a net or Config of no known architecture; a tokenizer with more entries than
@@ -126,6 +130,8 @@ def from_net(
         raise UserError(f"{len(labels)} labels, but the net has {num_labels} classes")
     if len(set(labels)) < len(labels):
         raise UserError(f"two labels have the same name: {', '.join(labels)}")
+    if problem not in get_args(Problem):
+        raise UserError(f"problem must be {', '.join(get_args(Problem))}, not {problem!r}")
     if generation is None and isinstance(net, DecoderOnly) and tokenizer is not None:
         generation = continuation_ids(tokenizer)
     plugin = plugins.architecture.plugin_of(name)
@@ -138,6 +144,7 @@ def from_net(
         tuple(labels),
         generation or GenerationIds(),
         plugins=() if plugin is None else (plugin,),
+        problem=problem,
     )
     return open_net(net.eval(), config, metadata, tokenizer, target)
 

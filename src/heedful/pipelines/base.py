@@ -23,6 +23,7 @@ from heedful.options import TooLong
 from heedful.pipelines.batching import in_batches
 from heedful.pipelines.inputs import LengthError, as_batch, check_list, row_ids
 from heedful.pipelines.metadata import ModelMetadata
+from heedful.pipelines.pooling import Pooling, check_pooling, pool
 
 if TYPE_CHECKING:
     from heedful.models.adapters import LoRA
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 NUM_WARNINGS = 10  # of texts that are left out, and of outputs with a failure
 SIDES = ("src", "tgt")
-Pooling = Literal["mean", "first", "last"]
 Texts = Sequence[str] | Sequence[Sequence[int]]
 
 
@@ -160,7 +160,8 @@ class SavedModel:
         self,
         texts: str | Sequence[int] | Texts,
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
         batch_tokens: int | None = None,
     ) -> Any:
         """A tensor (D) for one text, (N, D) for a list of texts; see `vectors`.
@@ -170,41 +171,45 @@ class SavedModel:
         import torch
 
         batch, is_single = as_batch(texts)
-        vectors = self.vectors(batch, pooling=pooling, batch_tokens=batch_tokens)
+        vectors = self.vectors(
+            batch, pooling=pooling, normalize=normalize, batch_tokens=batch_tokens
+        )
         return torch.from_numpy(vectors[0] if is_single else vectors)
 
     def vectors(
         self,
         texts: Texts,
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
         too_long: TooLong = "error",
         batch_tokens: int | None = None,
         first_number: int = 1,
     ) -> NDArray[np.float32]:
-        """Vectors (N, D) of texts: the mean, first or last of the last layer's states.
+        """Vectors (N, D) of texts: the mean, first, last or maximum of the last layer's states.
 
         The special tokens around a text count as its tokens. A vector does not depend on the other
         texts. Empty texts and texts that are left out have zeros.
 
         Args:
+            pooling: None: that of an imported model of sentence-transformers, else the mean.
+            normalize: divide each vector by its length; None: as that model, else not.
             first_number: of the first text, in messages.
 
         Raises:
             UserError: an unknown pooling; a text that is too long.
         """
-        if pooling not in ("mean", "first", "last"):
-            raise UserError(f"pooling must be mean, first or last, not {pooling!r}")
+        kind = self.metadata.pooling if pooling is None else pooling
+        check_pooling(kind)
+        is_normal = self.metadata.normalize if normalize is None else normalize
         rows = self.encode(texts, too_long=too_long, first_number=first_number)
         backend = self.backend_with("states")
 
-        def pool(indices: list[int]) -> list[np.ndarray]:
+        def vectors(indices: list[int]) -> list[np.ndarray]:
             states = backend.states([rows[index] for index in indices])
-            if pooling == "mean":
-                return [row_states.mean(0, dtype=np.float32) for row_states in states]
-            return [row_states[0 if pooling == "first" else -1] for row_states in states]
+            return [pool(row_states, kind, normalize=is_normal) for row_states in states]
 
-        return in_batches(backend, rows, self.config.d_model, pool, batch_tokens)
+        return in_batches(backend, rows, self.config.d_model, vectors, batch_tokens)
 
     def encode(
         self, texts: Texts, *, too_long: TooLong = "error", first_number: int = 1

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -32,14 +32,39 @@ class Filling:
 
 @dataclass(frozen=True)
 class Classification:
-    """The most probable class of a text, and the probability of each class.
+    """What a classifier says of a text; blank and NaN for a text that was left out.
 
-    A text that was left out has a blank label and probabilities of NaN.
+    Attributes:
+        label: the most probable class; blank for a regression.
+        probability: that of `label`.
+        probabilities: of each class; empty for a regression. Those of a multi-label classifier are
+            independent of each other.
+        labels: the classes of probability 0.5 or more of a multi-label classifier; else `label`.
+        values: the outputs of a regression by name; else empty.
     """
 
     label: str
     probability: float
     probabilities: dict[str, float]
+    labels: tuple[str, ...] = ()
+    values: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The probabilities, or the values of a regression."""
+        return self.values or self.probabilities
+
+    @property
+    def text(self) -> str:
+        """The labels, separated by commas, or the values of a regression, by tabs."""
+        if self.values:
+            return "\t".join(f"{value:.6f}" for value in self.values.values())
+        return ",".join(self.labels)
+
+    @property
+    def is_finite(self) -> bool:
+        """False if the net computed NaN or infinity, and for a text that was left out."""
+        return all(map(math.isfinite, self.scores.values()))
 
 
 class Encoder(SavedModel):
@@ -255,7 +280,9 @@ class Classifier(Encoder):
     def classify(self, texts: str | Texts, **options: Any) -> Classification | list[Classification]:
         """The most probable class of a text, or of each text of a list; see `class_logits`.
 
-        With one text, `pairs` is one text too.
+        Probabilities are a softmax of the logits; a multi-label classifier has a sigmoid of each,
+        and a regression the logits themselves as values (`metadata.problem`). With one text,
+        `pairs` is one text too.
 
         Example: `model.classify("a warm and funny film").label`
         """
@@ -274,14 +301,26 @@ class Classifier(Encoder):
         return self._classifications(np.stack(logits))
 
     def _classifications(self, logits: NDArray[np.float32]) -> list[Classification]:
-        classifications = []
-        for row in _softmax(logits):
-            probabilities = dict(zip(self.labels, row.tolist(), strict=True))
-            is_left_out = bool(np.isnan(row).any())
-            label = "" if is_left_out else self.labels[int(row.argmax())]
-            probability = probabilities.get(label, math.nan)
-            classifications.append(Classification(label, probability, probabilities))
-        return classifications
+        problem = self.metadata.problem
+        if problem == "regression":
+            rows = [dict(zip(self.labels, row.tolist(), strict=True)) for row in logits]
+            return [Classification("", math.nan, {}, values=values) for values in rows]
+        is_multi = problem == "multi_label"
+        return [
+            self._classification(row, is_multi)
+            for row in (_sigmoid(logits) if is_multi else _softmax(logits))
+        ]
+
+    def _classification(self, row: NDArray[np.float32], is_multi: bool) -> Classification:
+        """The classification by the probabilities (C) of a text."""
+        probabilities = dict(zip(self.labels, row.tolist(), strict=True))
+        if np.isnan(row).any():  # the text was left out
+            return Classification("", math.nan, probabilities)
+        label = self.labels[int(row.argmax())]
+        labels = [name for name, value in probabilities.items() if value >= 0.5]
+        return Classification(
+            label, probabilities[label], probabilities, tuple(labels) if is_multi else (label,)
+        )
 
     def class_logits(
         self,
@@ -314,6 +353,10 @@ class Embedder(Encoder):
     """An encoder without a head: `embed` returns one vector per text."""
 
     kind = "embedder"
+
+
+def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    return ((1 + np.tanh(logits / 2)) / 2).astype(np.float32)
 
 
 def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -14,8 +14,9 @@ from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.hf_generation import read_generation_ids, read_options
 from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
-from heedful.pipelines.metadata import ModelMetadata
+from heedful.pipelines.metadata import ModelMetadata, Problem
 from heedful.pipelines.nets import kind_of, open_net
+from heedful.pipelines.pooling import read_pooling
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.zoo.hf_directory import (
@@ -28,6 +29,12 @@ from heedful.zoo.hf_nets import ImportedNet, architecture_of, net_from_hf
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HF_SIDES = {"src": "source", "tgt": "target"}
+# The problem of a classifier -> `problem_type` in `config.json`.
+PROBLEMS: dict[Problem, str] = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
 _TASKS: dict[type[SavedModel], str] = {
     Translator: "text_to_text",
     LanguageModel: "language_modeling",
@@ -104,14 +111,34 @@ def _metadata(
         )
         notices += more
     elif kind is Classifier:
-        keys["labels"] = _labels_from_hf(content.config, imported.config.num_labels, str(directory))
-        problem = content.config.get("problem_type")
-        if problem not in (None, "single_label_classification"):
-            notices.append(
-                f"{directory} was trained for {problem}: its logits are equal in heedful, but "
-                "`classify` returns one label for each text, by their softmax"
-            )
+        count = imported.config.num_labels
+        keys["labels"] = _labels_from_hf(content.config, count, str(directory))
+        keys["problem"] = _problem_from_hf(content.config, count, str(directory))
+    stored = read_pooling(directory, imported.config.max_length)
+    if stored is not None:
+        keys |= {"pooling": stored.pooling, "normalize": stored.normalize}
+        notices += stored.notices
     return ModelMetadata(imported.architecture, task, **keys), notices
+
+
+def _problem_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> Problem:
+    """What the logits of a classifier mean; as in the pipeline of transformers, the logit of a
+    single class has a sigmoid unless it is a regression.
+
+    Raises:
+        UserError: a problem that transformers does not have.
+    """
+    name = content.get("problem_type")
+    if name is not None and name not in PROBLEMS.values():
+        raise UserError(
+            f"{where}: problem_type is {name!r}; supported: {', '.join(PROBLEMS.values())}"
+        )
+    if num_labels != (len(content.get("id2label") or ()) or content.get("num_labels") or 2):
+        return "single_label"  # a new head, which `config_keys` asked for
+    for problem, value in PROBLEMS.items():
+        if value == name and problem != "single_label":
+            return problem
+    return "multi_label" if num_labels == 1 else "single_label"
 
 
 def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> tuple[str, ...]:

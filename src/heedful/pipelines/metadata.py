@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from heedful.pipelines.pooling import Pooling
+
+Problem = Literal["single_label", "multi_label", "regression"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class ModelMetadata:
         options: defaults of `heedful.options.Options`.
         plugins: names of the plugins that the architecture needs.
         language_tags: the token before a source, by the target language that it selects.
+        pooling, normalize: how vectors of texts are made, where `embed` names nothing else.
+        problem: what the logits of a classifier mean: the log-probabilities of classes that
+            exclude each other; those of classes of which several can be true (by sigmoid); values.
     """
 
     architecture: str
@@ -73,6 +80,9 @@ class ModelMetadata:
     options: dict[str, Any] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
     language_tags: dict[str, str] = field(default_factory=dict)
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    problem: Problem = "single_label"
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "ModelMetadata":

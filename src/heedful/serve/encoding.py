@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from heedful.pipelines import Classifier, MaskedLanguageModel
+from heedful.pipelines import Classification, Classifier, MaskedLanguageModel
+from heedful.pipelines.metadata import Problem
 from heedful.serve.bodies import ClassifyBody, FillBody
 from heedful.serve.errors import HttpError
 from heedful.serve.guard import info_of
@@ -19,7 +20,11 @@ router = APIRouter(tags=["Encoders"])
 
 @router.post("/classify")
 async def classify(body: ClassifyBody, request: Request) -> Response:
-    """The class of a text, or of each text of a list, with the probability of every class."""
+    """The class of a text, or of each text of a list, with the probability of every class.
+
+    A multi-label classifier also has `labels`, those of a probability of 0.5 or more; a regression
+    has `values` alone.
+    """
     served = registry_of(request).get(body.model, [Classifier], "/classify needs a classifier")
     is_single = isinstance(body.texts, str)
     if body.pairs is not None and isinstance(body.pairs, str) != is_single:
@@ -39,19 +44,18 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     sizes = list(map(len, rows))
     results = await served.run(Job(("classify", types is None), items, sizes, run))
     info_of(request.scope).num_prompt = sum(sizes)
-    answers = [
-        {
-            "label": classification.label,
-            "probability": classification.probability,
-            "probabilities": {
-                label: value
-                for label, value in classification.probabilities.items()
-                if math.isfinite(value)
-            },
-        }
-        for classification in results
-    ]
+    answers = [_answer(result, model.metadata.problem) for result in results]
     return JSONResponse({"model": served.name, "results": answers[0] if is_single else answers})
+
+
+def _answer(result: Classification, problem: Problem) -> dict[str, Any]:
+    """The classification as JSON, which has no NaN and no infinity."""
+    scores = {label: value for label, value in result.scores.items() if math.isfinite(value)}
+    if problem == "regression":
+        return {"values": scores}
+    labels = {"labels": result.labels} if problem == "multi_label" else {}
+    answer = {"label": result.label, "probability": result.probability}
+    return answer | labels | {"probabilities": scores}
 
 
 @router.post("/fill")

@@ -84,7 +84,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 @router.post("/embeddings")
 async def embeddings(body: EmbeddingBody, request: Request) -> Response:
-    """Vectors of texts: the mean of the last layer's states, as in `heedful embed`."""
+    """Vectors of texts, made of the last layer's states as in `heedful embed`: their mean, or as
+    an imported model of sentence-transformers does.
+    """
     served = registry_of(request).get(body.model, [SavedModel], "")
     info = info_of(request.scope)
     texts: Any = body.input

@@ -336,8 +336,12 @@ async function classify(signal) {
   if (get("classify-pair").value.trim()) body.pairs = get("classify-pair").value;
   const began = performance.now();
   const { results } = await request("classify", body, signal);
-  const classes = Object.entries(results.probabilities).sort((a, b) => b[1] - a[1]);
-  get("classes").replaceChildren(bars(classes, results.label));
+  const classes = Object.entries(results.probabilities ?? {}).sort((a, b) => b[1] - a[1]);
+  const values = Object.entries(results.values ?? {}); // of a regression
+  get("classes").replaceChildren(
+    bars(classes, results.label),
+    ...values.map(([name, value]) => make("div", "", `${name}: ${value.toFixed(4)}`)),
+  );
   showTime("classify-facts", began);
 }
 
