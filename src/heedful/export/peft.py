@@ -332,6 +332,12 @@ def _read_tensors(
         if own := {name: tensors[name] for name in all_names if name in tensors}:
             whole[slot.hf_name] = _whole_tensor(own, [] if is_tied else all_names, slot, file)
             used |= own.keys()
+    has_bias = any(slot.path == "head.out.bias" for slot in slots)
+    if settings.get("ensure_weight_tying") and has_bias and not whole.keys().isdisjoint(tied):
+        raise UserError(
+            f"{file} was trained with ensure_weight_tying, by which peft leaves out the bias of "
+            "the base's output; train on a base with tie_word_embeddings=False"
+        )
     factors: dict[tuple[str, int], _Factors] = {}
     for path, modules in _modules(slots).items():
         for part, module in modules.items():
