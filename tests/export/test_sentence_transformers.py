@@ -15,6 +15,7 @@ from heedful.export.sentence_transformers import export_sentence_transformers
 from heedful.files import read_json, write_json
 
 st = pytest.importorskip("sentence_transformers", reason="sentence_transformers is not installed")
+modules_of_st = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
 TEXTS = [TEXT, "words", "it is 12 of more", "a"]
 KINDS = {"cls": "first", "max": "max", "mean": "mean", "lasttoken": "last"}
 LEGACY = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "lasttoken": "lasttoken"}
@@ -24,9 +25,9 @@ def folder_of(name: str, folder: Path, pooling: Any, *, normalize: bool = False)
     """A model that sentence-transformers saved at `folder`."""
     net = folder.with_name("net")
     export_hf(model_of(name), net)
-    modules = [st.models.Transformer(str(net))]
-    modules.append(st.models.Pooling(modules[0].get_embedding_dimension(), pooling))
-    modules += [st.models.Normalize()] if normalize else []
+    modules = [modules_of_st.Transformer(str(net))]
+    modules.append(modules_of_st.Pooling(modules[0].get_embedding_dimension(), pooling))
+    modules += [modules_of_st.Normalize()] if normalize else []
     model = st.SentenceTransformer(modules=modules, device="cpu")
     model.save(str(folder))
     return model
