@@ -99,9 +99,12 @@ def test_backends_without_coverage_run_eager(tmp_path, caplog) -> None:
     import heedful
 
     model = saved("marian", tmp_path / "model")
-    opened = heedful.load(tmp_path / "model", backend="ctranslate2")
+    opened = heedful.load(tmp_path / "model")
     options = {"beam_size": 4, "max_new_tokens": 5, "coverage_penalty": 0.5}
     assert opened.generate(TEXTS, **options, return_details=True) == model.generate(
         TEXTS, **options, return_details=True
     )
-    assert "it has no coverage_penalty" in caplog.text
+    assert "it has no option coverage_penalty" in caplog.text
+    named = heedful.load(tmp_path / "model", backend="ctranslate2")
+    with pytest.raises(UserError, match="it has no option coverage_penalty"):
+        named.generate(TEXTS, **options)

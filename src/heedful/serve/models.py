@@ -403,4 +403,4 @@ def _read_one_token(model: Any) -> None:
 
 def _any_row(model: Any) -> list[int]:
     tokenizer = model.tokenizer
-    return list(tokenizer.add_special_tokens([])) or [min(1, tokenizer.vocab_size - 1)]
+    return list(tokenizer.add_special_tokens([])) or [tokenizer.vocab_size - 1]

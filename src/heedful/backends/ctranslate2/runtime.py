@@ -216,6 +216,8 @@ class CTranslate2:
         Args:
             own_score: of CTranslate2, at the limit of the call; NaN: it is not used.
         """
+        if not ids:  # of a source without words: it is not decoded
+            return None
         # At the limit the net forces an end token, and prefers outputs that ended before.
         if by_beams(request.options) and len(ids) >= limit:
             return None
