@@ -72,7 +72,7 @@ def test_a_library_that_came_with_a_model_is_not_opened(
     [line] = caplog.messages
     assert line.startswith("note: the model runs eager: ")
     assert f"heedful optimize {shipped}" in line
-    assert "--trust-compiled (trust_compiled=True)" in line
+    assert "give trust_compiled=True" in line
     with pytest.raises(UserError, match="was not compiled by you on this machine"):
         heedful.load(shipped, backend="compiled")
     done = commands.run("generate", shipped, "a dog", "--max-new-tokens", 2)

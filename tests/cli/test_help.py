@@ -67,7 +67,10 @@ def test_commands_that_run_a_model_have_the_same_options(name: str) -> None:
     rows = panels(ALL[name], Context(ALL[name]))["Run time"]
     flags = [flag.split()[0] for flag, _ in rows]
     batches = [] if name == "fill" else ["--batch-tokens"]  # which takes one text at a time
-    assert flags == ["--device", "--backend", "--precision", "--threads", *batches]
+    assert flags == [
+        *("--device", "--backend", "--precision", "--threads", "--trust-compiled"),
+        *batches,
+    ]
 
 
 @pytest.mark.parametrize("name", ALL)

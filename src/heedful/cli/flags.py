@@ -110,6 +110,7 @@ _FLAGS = {
     "stop_rule": "--stop-rule",
     "tgt_language": "--tgt-lang",
     "backward_model": "--backward",
+    "trust_compiled": "--trust-compiled",
 }
 _ARGUMENT = re.compile(rf"(?<![\w.=-])({'|'.join(_FLAGS)})=([^\s;,:()]+)")
 _KEY = re.compile(

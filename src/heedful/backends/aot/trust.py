@@ -63,5 +63,5 @@ def check_recorded(digest: str, conversion: Path, model: Path) -> None:
     if not is_recorded:
         raise UserError(
             f"{conversion} {reason}, and would run native code: run `heedful optimize {model}`, or "
-            "give --trust-compiled (trust_compiled=True) if you trust whoever made it"
+            "give trust_compiled=True if you trust whoever made it"
         )
