@@ -21,6 +21,7 @@ from heedful.backends.aot.encoder import CompiledEncoder, encoder_facts, encoder
 from heedful.backends.base import Settings
 from heedful.backends.manifest import Manifest
 from heedful.backends.registry import open_conversion
+from heedful.backends.torch.threads import ThreadPolicy
 
 # Architecture, head and precisions; the other encoders have the modules of these.
 ENCODERS = (
@@ -70,6 +71,7 @@ def exported(model: Any, precision: str) -> CompiledEncoder:
     """A backend of exported graphs."""
     backend = CompiledEncoder.__new__(CompiledEncoder)
     backend.net, backend.settings = Exported(model.net, precision), Settings(1)
+    backend.threads = ThreadPolicy(backend.settings)
     return backend
 
 
