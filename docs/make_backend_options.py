@@ -12,8 +12,9 @@ HEAD = """# Which backend runs which option
 <!-- Written by docs/make_backend_options.py from what tests/backends checks. Do not edit. -->
 
 Each option of search in three kinds of search: greedy, beams of 5, and sampling with
-temperature 1. A backend that runs a request has the outputs of the net, with log-probabilities
-and scores that differ by at most {close:g} a token (in float32). What it cannot run like this
+temperature 1. A backend that runs a request has the outputs of the net (CTranslate2's beams: of
+the net with its stop rule, see below), with log-probabilities and scores that differ by at
+most {close:g} a token (in float32). What it cannot run like this
 it refuses: with `--backend auto` the net runs in its place, with a note; with a backend by name
 one line names the option.
 

@@ -10,12 +10,14 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from heedful.errors import UserError, describe
+from heedful.option_ranges import OFF_AT_0, RANGES
 from heedful.plugins import nearest
 
 # Sections of --help.
 SEARCH, SAMPLING, CONSTRAINTS = "Search", "Sampling", "Constraints on the output"
 
 TooLong = Literal["error", "truncate", "leave_out"]
+StopRule = Literal["optimal", "beam_full", "heuristic"]
 LARGEST = 1_000_000  # tokens, beams and the like: a larger number is a mistake
 # Temperatures below and above act as these: in fp32 quotients could be -inf or NaN. There only the
 # most probable tokens, or all with equal probability, are left anyway.
@@ -86,7 +88,7 @@ class Options:
         "Division of scores by length: average (length ** penalty), gnmt (Wu et al. 2016) or none.",
         panel=SEARCH, shown="the model's, or average",
     )  # fmt: skip
-    stop_rule: Literal["optimal", "beam_full", "heuristic"] | None = _option(
+    stop_rule: StopRule | None = _option(
         "End of a beam search: optimal (no hypothesis can still win), beam_full (beam-size "
         "hypotheses ended) or heuristic (a bound at the current length). CTranslate2 supports "
         "beam_full only, and has it where no rule is given.",
@@ -253,6 +255,10 @@ class Options:
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"{name} must be a finite number, not {value}")
+        for name, limits in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not (value == 0 and name in OFF_AT_0):
+                limits.check(name, value)
         if (self.json_schema is not None) and (self.regex is not None):
             raise UserError("json_schema and regex exclude each other; give one of them")
         if self.coverage_penalty < 0:

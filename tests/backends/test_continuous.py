@@ -194,14 +194,14 @@ def test_kept_beginnings_are_those_used_last() -> None:
 
 
 def test_an_error_ends_one_output_alone() -> None:
-    """A function that allows nothing, and a model whose logits are NaN for one prompt."""
+    """A function that allows no id, and a model whose logits are NaN for one prompt."""
     model = MODELS["gpt2"]
     batch = ContinuousBatch(model.eager.searcher)
     rows = [[5, 6], [7, 8, 9]]
-    bad = begin(batch, model, rows[0], prefix_function=lambda number, ids: [])
+    bad = begin(batch, model, rows[0], prefix_function=lambda number, ids: [-1])
     good = begin(batch, model, rows[1])
     run(batch, batch.add([bad, good]))
-    assert "allows no token" in str(bad.error)
+    assert "no token id" in str(bad.error)
     assert not bad.ids
     assert good.ids == model.generate(rows[1], max_new_tokens=12)
     head = model.net.head.forward

@@ -456,7 +456,6 @@ def test_settings_out_of_range_are_refused(build: Callable[[], Rule], says: str)
         (BannedAtBegin([4]), "outside the vocabulary"),
         (SequenceBias([([4, 1], 1.0)]), "outside the vocabulary"),
         (ForcedTokens({0: 4}), "outside the vocabulary"),
-        (PrefixFunction(lambda _sentence, _ids: []), "allows no token for sentence 0"),
         (PrefixFunction(lambda _sentence, _ids: [4]), "outside the vocabulary"),
         (PrefixFunction(lambda _sentence, _ids: [-1]), "no token id"),
         (lambda log_probs, _: log_probs[:, :2], "must keep"),

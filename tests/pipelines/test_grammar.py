@@ -148,9 +148,12 @@ def test_a_schema_may_be_text_or_a_file(models: dict[str, Any], tmp_path: Any) -
     assert streamed == texts[0]()
 
 
-def test_a_vocabulary_that_lacks_a_character_is_an_error(models: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"no token .* continues 'a' as the grammar requires"):
-        models["char"].generate("the", regex="azz")
+def test_a_vocabulary_that_lacks_a_character_ends_an_output(models: dict[str, Any]) -> None:
+    """The other texts keep their outputs; one that no text can begin is an error."""
+    [[output]] = models["char"].generate(["the"], regex="azz", return_details=True)
+    assert (output.text, output.failure) == ("a", "dead_end")
+    with pytest.raises(UserError, match=r"no token .* begins as the grammar requires"):
+        models["char"].generate("the", regex="zz")
 
 
 def test_tokens_whose_text_is_not_fixed_are_refused() -> None:

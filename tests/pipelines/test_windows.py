@@ -27,6 +27,8 @@ class Echo:
     settings = Settings(1, 2)
     capabilities = frozenset[str]()
 
+    stop_rule = None
+
     def __init__(self) -> None:
         self.batches: list[int] = []
         self.early: list[int] = []  # rows of each batch that are reported before its end

@@ -11,7 +11,7 @@ import numpy as np
 
 from heedful.data.decoding import TextDecoder
 from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.options import Options
+from heedful.options import Options, StopRule
 
 Capability = Literal["states", "logits", "target_scores"]
 """Methods of `EncoderBackend` and `ScoringBackend` that a backend supports for its net."""
@@ -117,7 +117,13 @@ class Backend(Protocol):
 
 @runtime_checkable
 class GenerationBackend(Backend, Protocol):
-    """A backend of an encoder-decoder or decoder-only net."""
+    """A backend of an encoder-decoder or decoder-only net.
+
+    Attributes:
+        stop_rule: of every beam search, whatever the options say; None: that of the options.
+    """
+
+    stop_rule: StopRule | None
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """Every reason why the backend cannot run a request; empty where it can.
@@ -150,6 +156,12 @@ class GenerationBackend(Backend, Protocol):
         With targets: of each target's tokens and the EOS behind them, given its source. Without:
         of all tokens of each row but the first.
         """
+
+
+def own_stop_rule(backend: GenerationBackend, options: Options) -> StopRule | None:
+    """The stop rule of a backend's beam search if it is not that of the options."""
+    has_other = (options.beam_size or 1) > 1 and backend.stop_rule != options.stop_rule
+    return backend.stop_rule if has_other else None
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ Rules that forbid or force single tokens are in `heedful.generation.token_rules`
 import math
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,6 +27,7 @@ from heedful.generation.token_rules import (
     SequenceBias,
 )
 from heedful.generation.topk import in_top_k
+from heedful.option_ranges import FINITE, RANGES
 from heedful.options import TEMPERATURES
 
 
@@ -84,15 +85,6 @@ def sampling_rules(*, min_tokens_to_keep: int = 1, **options: Any) -> list[Rule]
 # --- Rules of one number ------------------------------------------------------------------------
 
 
-class _Range(NamedTuple):
-    contains: Callable[[float], bool]
-    description: str
-
-
-_POSITIVE = _Range(lambda x: 0 < x < math.inf, "a finite number above 0")
-_FINITE = _Range(math.isfinite, "a finite number")
-_FRACTION = _Range(lambda x: 0 < x <= 1, "above 0 and at most 1")
-_CUTOFF = _Range(lambda x: 0 < x < 1, "above 0 and below 1, or 0 for none")
 _TOP_H_TOKENS = 100  # most probable tokens that top-H decoding reads
 
 
@@ -102,21 +94,15 @@ class _NumberRule:
 
     value: int | float
     option: ClassVar[str] = ""
-    limits: ClassVar[_Range] = _FINITE
 
-    def __init_subclass__(cls, option: str = "", limits: _Range = _FINITE) -> None:
-        cls.option, cls.limits = option, limits
+    def __init_subclass__(cls, option: str = "") -> None:
+        cls.option = option
 
     def __post_init__(self) -> None:
-        if not self.limits.contains(self.value):
-            hint = "; temperature 0 of generate is greedy decoding"
-            raise UserError(
-                f"{self.option} must be {self.limits.description}, not {self.value}"
-                f"{hint if self.option == 'temperature' else ''}"
-            )
+        RANGES.get(self.option, FINITE).check(self.option, self.value)
 
 
-class Temperature(_NumberRule, option="temperature", limits=_POSITIVE):
+class Temperature(_NumberRule, option="temperature"):
     """Divides log-probabilities by the temperature: sharper below 1, flatter above 1.
 
     Those outside `TEMPERATURES` act as its ends.
@@ -152,7 +138,7 @@ class Truncation(_NumberRule):
         return log_probs.masked_fill(values < torch.minimum(least, edge), -torch.inf)
 
 
-class TopH(_NumberRule, option="top_h", limits=_FRACTION):
+class TopH(_NumberRule, option="top_h"):
     """Keeps the most probable tokens while the sum of -p log p is at most this share of the whole.
 
     Top-H decoding (Potraghloo et al. 2025), over the 100 most probable tokens, as in transformers.
@@ -169,7 +155,7 @@ class TopH(_NumberRule, option="top_h", limits=_FRACTION):
         return log_probs.masked_fill(is_removed, -torch.inf)
 
 
-class TopK(Truncation, option="top_k", limits=_Range(lambda k: k >= 1, "at least 1")):
+class TopK(Truncation, option="top_k"):
     """Keeps the `k` most probable tokens, exactly `k`: of equal ones those of lower ids."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
@@ -179,7 +165,7 @@ class TopK(Truncation, option="top_k", limits=_Range(lambda k: k >= 1, "at least
         return log_probs.masked_fill(~in_top_k(log_probs, k), -torch.inf)
 
 
-class TopP(Truncation, option="top_p", limits=_FRACTION):
+class TopP(Truncation, option="top_p"):
     """Nucleus sampling (Holtzman et al. 2020): the most probable tokens until they sum to `p`.
 
     The token that reaches the sum stays, so at least one does. Of equal tokens those of lower ids
@@ -196,7 +182,7 @@ class TopP(Truncation, option="top_p", limits=_FRACTION):
         return log_probs.masked_fill(is_removed, -torch.inf)
 
 
-class MinP(Truncation, option="min_p", limits=_Range(lambda p: 0 <= p <= 1, "from 0 to 1")):
+class MinP(Truncation, option="min_p"):
     """Keeps tokens at least `p` times as probable as the best one (Nguyen et al. 2024)."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
@@ -206,7 +192,7 @@ class MinP(Truncation, option="min_p", limits=_Range(lambda p: 0 <= p <= 1, "fro
         return self._forbid_below(log_probs, best + math.log(self.value))
 
 
-class Typical(Truncation, option="typical_p", limits=_FRACTION):
+class Typical(Truncation, option="typical_p"):
     """Locally typical tokens (Meister et al. 2022, "Locally Typical Sampling", section 4).
 
     Keeps tokens in order of the distance between their information -log p and the entropy, until
@@ -224,7 +210,7 @@ class Typical(Truncation, option="typical_p", limits=_FRACTION):
         return log_probs.masked_fill(distance > farthest, -torch.inf)
 
 
-class EpsilonCutoff(Truncation, option="epsilon_cutoff", limits=_CUTOFF):
+class EpsilonCutoff(Truncation, option="epsilon_cutoff"):
     """Keeps tokens of at least this probability (Hewitt et al. 2022, section 4.2)."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
@@ -233,7 +219,7 @@ class EpsilonCutoff(Truncation, option="epsilon_cutoff", limits=_CUTOFF):
         return self._forbid_below(log_probs, normalizer + math.log(self.value))
 
 
-class EtaCutoff(Truncation, option="eta_cutoff", limits=_CUTOFF):
+class EtaCutoff(Truncation, option="eta_cutoff"):
     """Keeps tokens of at least the probability min(eta, sqrt(eta) exp(-entropy)).
 
     Hewitt et al. 2022, "Truncation Sampling as Language Model Desmoothing", section 4.2.
@@ -247,7 +233,7 @@ class EtaCutoff(Truncation, option="eta_cutoff", limits=_CUTOFF):
         return self._forbid_below(log_probs, normalizer + least)
 
 
-class RepetitionPenalty(_NumberRule, option="repetition_penalty", limits=_POSITIVE):
+class RepetitionPenalty(_NumberRule, option="repetition_penalty"):
     """Penalty of CTRL (Keskar et al. 2019, section 4.1) on tokens of the prompt and new tokens.
 
     A log-probability is multiplied by the penalty, a value above 0 divided by it. CTRL divides
@@ -261,7 +247,7 @@ class RepetitionPenalty(_NumberRule, option="repetition_penalty", limits=_POSITI
         return torch.where(is_repeated, scaled, log_probs)
 
 
-class SourcePenalty(_NumberRule, option="encoder_repetition_penalty", limits=_POSITIVE):
+class SourcePenalty(_NumberRule, option="encoder_repetition_penalty"):
     """The inverse of `RepetitionPenalty` on tokens of the source: above 1 it raises them."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
@@ -270,14 +256,14 @@ class SourcePenalty(_NumberRule, option="encoder_repetition_penalty", limits=_PO
         return torch.where(is_source, scaled, log_probs)
 
 
-class PresencePenalty(_NumberRule, option="presence_penalty", limits=_FINITE):
+class PresencePenalty(_NumberRule, option="presence_penalty"):
     """Penalty of OpenAI's API: subtracted from each token that is among the new tokens."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         return log_probs - self.value * (_counts(context.generated, log_probs) > 0)
 
 
-class FrequencyPenalty(_NumberRule, option="frequency_penalty", limits=_FINITE):
+class FrequencyPenalty(_NumberRule, option="frequency_penalty"):
     """Penalty of OpenAI's API: subtracted once for each occurrence among the new tokens."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:

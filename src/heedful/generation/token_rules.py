@@ -254,7 +254,10 @@ Allowed = Callable[[int, list[int]], Sequence[int]]
 
 @dataclass(frozen=True)
 class PrefixFunction:
-    """Allows only ids that a function of the new tokens returns (De Cao et al. 2021)."""
+    """Allows only ids that a function of the new tokens returns (De Cao et al. 2021).
+
+    Where it returns none, no token can continue the output.
+    """
 
     function: Allowed
 
@@ -269,11 +272,8 @@ class PrefixFunction:
             if not isinstance(returned, Iterable):
                 raise UserError(f"the prefix function must return ids, not {describe(returned)}")
             next_ids = [int(token) for token in returned]
-            if not next_ids:
-                raise UserError(
-                    f"the prefix function allows no token for sentence {sentence} after "
-                    f"{ids}: it must allow at least one, for example EOS"
-                )
+            if not next_ids:  # the output ends there
+                continue
             if min(next_ids) < 0:
                 raise UserError(f"the prefix function allows {min(next_ids)}, which is no token id")
             check_vocabulary("allowed", max(next_ids), log_probs)

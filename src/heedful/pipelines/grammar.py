@@ -71,12 +71,9 @@ class Grammar:
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
         is_end = np.isin(allowed, self._eos_ids)
         result = [*allowed[~is_end].tolist(), *(self._eos_ids if matcher.is_accepting() else [])]
-        if matcher.is_error() or not result:
-            written = b"".join(self._vocabulary.tokens[i] for i in ids).decode(errors="replace")
-            raise UserError(
-                f"no token of the model's vocabulary continues {written!r} as the grammar requires"
-            )
-        return result
+        if not ids and not result:  # of any text
+            raise UserError("no token of the model's vocabulary begins as the grammar requires")
+        return [] if matcher.is_error() else result  # none: the output ends there
 
     def _matcher(self, ids: tuple[int, ...]) -> Any:
         """The state after some tokens, from the state one token before where it is in memory."""

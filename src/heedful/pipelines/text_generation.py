@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, overload
 
-from heedful.backends.base import GenerationBackend, GenerationRequest, Settings
+from heedful.backends.base import GenerationBackend, GenerationRequest, Settings, own_stop_rule
 from heedful.errors import UserError, describe
 from heedful.generation.hypotheses import Failure, Hypothesis
 from heedful.options import Options
@@ -312,6 +312,8 @@ class Generator(SavedModel):
         backend: GenerationBackend = self.backend or self.eager
         reasons = backend.unsupported_reasons(rows, request)
         if not reasons:
+            if rule := own_stop_rule(backend, request.options):
+                self._note_once(f"{backend.name} ends beams as by stop_rule={rule}")
             return backend
         if not self.has_net:
             raise UserError(f"{'; '.join(reasons)}: leave it out, or take one of the models")
@@ -333,14 +335,12 @@ class Generator(SavedModel):
         missing = [index for index, of_row in enumerate(outputs) if not of_row]
         if missing:
             assert self.backend is not None
-            self._note_once(
-                f"{self.backend.name} ends beams at the length limit otherwise than the net, so "
-                "texts with outputs of this length run eager"
-            )
-            batch = [rows[index] for index in missing]
-            for index, of_row in zip(
-                missing, self.eager.outputs(batch, request.select(missing)), strict=True
-            ):
+            name = f"{self.backend.name} ends beams at the length limit otherwise than the net"
+            self._note_once(f"{name}, so texts with outputs of this length run eager")
+            batch, remaining = [rows[index] for index in missing], request.select(missing)
+            if rule := own_stop_rule(self.backend, request.options):  # as of the other rows
+                remaining = remaining._replace(options=replace(request.options, stop_rule=rule))
+            for index, of_row in zip(missing, self.eager.outputs(batch, remaining), strict=True):
                 outputs[index] = of_row
         return outputs
 

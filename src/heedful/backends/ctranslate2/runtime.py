@@ -21,7 +21,7 @@ from heedful.backends.shortlist import Shortlist
 from heedful.errors import DamagedError, UserError
 from heedful.files import read_object, write_text
 from heedful.generation.hypotheses import Hypothesis
-from heedful.options import TEMPERATURES, Options
+from heedful.options import TEMPERATURES, Options, StopRule
 
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
 VOCABULARY_MAP = "vmap.txt"  # of a shortlist
@@ -81,6 +81,7 @@ class CTranslate2:
     """
 
     name = "ctranslate2"
+    stop_rule: StopRule | None = "beam_full"
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from heedful.backends.torch.target_scoring import LogProbs, TargetScorer
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.data.collate import Batch
 from heedful.generation.hypotheses import Hypothesis
+from heedful.options import StopRule
 
 
 class TorchGenerator:
@@ -23,6 +24,8 @@ class TorchGenerator:
         log_probs_of: see `TargetScorer`.
         shortlist: see `Searcher`.
     """
+
+    stop_rule: StopRule | None = None
 
     def __init__(
         self,
