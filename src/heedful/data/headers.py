@@ -4,9 +4,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from heedful.errors import UserError
 
+# What the label of a row is: one class; any number of classes; one number or several.
+Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
 # Names of columns in common data sets; names and codes of languages.
 _COLUMN_NAMES = """

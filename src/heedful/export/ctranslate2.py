@@ -6,12 +6,12 @@ from typing import Any
 
 from heedful.backends.ctranslate2.conversion import PRECISIONS
 from heedful.backends.ctranslate2.runtime import HEAD
+from heedful.data.headers import Problem
 from heedful.data.tags import allow_in_texts
 from heedful.deploy.convert import write_ctranslate2
 from heedful.errors import UserError
 from heedful.files import MODEL_FILES, check_new, write_directory, write_json
 from heedful.pipelines import Classifier, Generator, SavedModel, Translator
-from heedful.pipelines.metadata import Problem
 
 EXAMPLE = "example.py"
 _HEADER = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{more}."""

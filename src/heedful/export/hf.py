@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
+from heedful.data.headers import Problem
 from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.tags import allow_in_texts
 from heedful.data.tokenizer import Tokenizer
@@ -27,7 +28,6 @@ from heedful.files import (
 from heedful.pipelines import AnyModel, Classifier, LanguageModel, SavedModel, Translator
 from heedful.pipelines.hf_generation import generation_to_hf
 from heedful.pipelines.hf_models import HF_SIDES, PROBLEMS, TOKENIZER_CONFIG, model_from_hf
-from heedful.pipelines.metadata import Problem
 from heedful.training.folder import is_run
 from heedful.training.run_report import RecordedRun
 from heedful.zoo.hf import labels_to_hf

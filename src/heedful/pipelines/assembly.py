@@ -6,6 +6,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 from torch import nn
 
 from heedful import plugins
+from heedful.data.headers import Problem
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
 from heedful.models.decoder_only import DecoderOnly
@@ -15,7 +16,7 @@ from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.inputs import check_strings
 from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
-from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata, Problem
+from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
 from heedful.pipelines.nets import kind_of, open_net
 from heedful.pipelines.translation import Translator
 from heedful.zoo.names import weights_of

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful import plugins
+from heedful.data.headers import Problem
 from heedful.data.hf_tokenizers import read_tokenizer
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -14,7 +15,7 @@ from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.hf_generation import read_generation_ids, read_options
 from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
-from heedful.pipelines.metadata import ModelMetadata, Problem
+from heedful.pipelines.metadata import ModelMetadata
 from heedful.pipelines.nets import kind_of, open_net
 from heedful.pipelines.pooling import read_pooling
 from heedful.pipelines.text_generation import Generator

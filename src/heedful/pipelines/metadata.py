@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from heedful.data.headers import Problem
 from heedful.pipelines.pooling import Pooling
-
-Problem = Literal["single_label", "multi_label", "regression"]
 
 
 @dataclass(frozen=True)

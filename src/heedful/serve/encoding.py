@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from heedful.data.headers import Problem
 from heedful.pipelines import Classification, Classifier, MaskedLanguageModel
-from heedful.pipelines.metadata import Problem
 from heedful.serve.bodies import ClassifyBody, FillBody
 from heedful.serve.errors import HttpError
 from heedful.serve.guard import info_of

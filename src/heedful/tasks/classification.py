@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
-from heedful.data.headers import LABEL
+from heedful.data.headers import LABEL, Problem
 from heedful.data.plans import plan_evaluation_batches
 from heedful.data.row_formats import CORPUS
 from heedful.data.rows import Rows
@@ -72,6 +72,14 @@ class TextClassification(Task):
                     f"{entry.key}.pair_field and {entries[0].key}.pair_field must both be given, "
                     "or neither"
                 )
+
+    def problem(self, origin: Problem | None) -> Problem:
+        if origin not in (None, "single_label"):
+            raise UserError(
+                f"init_from: {self.recipe.init_from} is a {origin} classifier, but the task "
+                f"{self.recipe.task} trains for one label per text; start from another model"
+            )
+        return "single_label"
 
     def raw_data(self) -> RawData:
         return raw_data(self.recipe, open_labeled)

@@ -11,12 +11,20 @@ from torch import nn
 
 from heedful import plugins
 from heedful.config import Adapter
+from heedful.data.headers import Problem
 from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.files import read_object
 from heedful.models.adapters import LoRA, add_lora, lora_layers
-from heedful.pipelines import ModelMetadata, SavedModel, Translator, open_net, parameter_count
+from heedful.pipelines import (
+    Classifier,
+    ModelMetadata,
+    SavedModel,
+    Translator,
+    open_net,
+    parameter_count,
+)
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.nets import read_lora
 from heedful.tasks.init_from import VOCABULARIES
@@ -32,7 +40,7 @@ from heedful.zoo.sizes import parameters_on_meta
 def inherited_parts(
     path: str | None, source: SavedModel | None, teacher: SavedModel | None
 ) -> InheritedParts:
-    """Tokenizers, start token and labels that the run inherits.
+    """Tokenizers, start token, labels and problem that the run inherits.
 
     Args:
         path: the recipe's `tokenizer.path`.
@@ -60,7 +68,12 @@ def inherited_parts(
     if isinstance(source, Translator) and _is_imported(source):
         start_id = source.ids.decoder_start_ids[-1]
     tokenizers = parent.src_tokenizer, parent.tgt_tokenizer
-    return InheritedParts(tokenizers, start_id, tuple(parent.metadata.labels))
+    return InheritedParts(tokenizers, start_id, tuple(parent.metadata.labels), _problem_of(source))
+
+
+def _problem_of(source: SavedModel | None) -> Problem | None:
+    """What the logits of a classifier mean; None for another model, or none."""
+    return source.metadata.problem if isinstance(source, Classifier) else None
 
 
 def _is_imported(source: SavedModel | None) -> bool:
@@ -151,8 +164,9 @@ def architecture_and_config(
     the run starts from, or whose layers it copies. `data` is None in a first check of the recipe.
 
     Raises:
-        UserError: an error in the recipe's `model`.
+        UserError: an error in the recipe's `model`, or an origin of another problem.
     """
+    task.problem(_problem_of(source))
     keys = dict(task.recipe.model)
     origin = source or (teacher if task.recipe.distillation.copy_layers else None)
     if not keys and origin is None:

@@ -13,6 +13,7 @@ from jaxtyping import Int64
 from heedful.data.columns import Columns, DataReport, Sequences, open_columns
 from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter
+from heedful.data.headers import Problem
 from heedful.data.prepared import FolderLock
 from heedful.data.rows import FileRows, JoinedRows, Rows, RowSource
 from heedful.data.scan import Scan
@@ -32,11 +33,14 @@ class InheritedParts:
         tokenizers: of source and target; None: new ones are trained.
         start_id: the decoder's start token of an encoder-decoder; None: the tokenizer's BOS.
         labels: the class names of a classifier, in the order of its logits.
+        problem: what the logits of a classifier that the run starts from mean; None: it starts
+            from another model, or from none.
     """
 
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None
     start_id: int | None = None
     labels: tuple[str, ...] = ()
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)

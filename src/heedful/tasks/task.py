@@ -14,6 +14,7 @@ from heedful.config import Recipe, Strict, wrong_key
 from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch
 from heedful.data.encoding import TextColumn
+from heedful.data.headers import Problem
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -113,6 +114,18 @@ class Task(ABC):
             UserError: a tokenizer that the task cannot use.
         """
         return tokenizers
+
+    def problem(self, origin: Problem | None) -> Problem:
+        """What the label of a row is, and the logits of a classifier mean.
+
+        Args:
+            origin: that of the classifier that the run starts from; None: it starts from another
+                model, or from none.
+
+        Raises:
+            UserError: the task or its recipe does not fit the problem.
+        """
+        return "single_label"
 
     def objective_files(self) -> list[Path]:
         """Files that the objective names, whose content prepared data depend on."""
