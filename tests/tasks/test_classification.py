@@ -252,16 +252,3 @@ def test_a_class_without_a_training_row_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="no training row has the label 'rare'"):
         train(recipe, tmp_path / "run", progress=False)
-
-
-@pytest.mark.parametrize("problem", ["multi_label", "regression"])
-def test_a_model_of_another_problem_is_not_trained_for_one_label_silently(
-    file: str, tmp_path: Path, problem: str
-) -> None:
-    source = saved(
-        tmp_path / "source", "bert", TOKENIZER, labels=LABELS, head="classify", num_labels=3
-    )
-    source.metadata = replace(source.metadata, problem=problem)
-    source.save(tmp_path / "other")
-    with pytest.raises(UserError, match=f"is a {problem} classifier"):
-        train(recipe_of(file, tmp_path / "other"), tmp_path / "run", progress=False)

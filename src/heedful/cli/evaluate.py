@@ -2,9 +2,9 @@
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,6 +24,9 @@ from heedful.cli.shared import make_console, note, print_json
 from heedful.errors import UserError
 from heedful.files import write_lines
 from heedful.options import TooLong
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
 Entries = list[dict[str, Any]]
@@ -132,14 +135,16 @@ def evaluate(
     translations; perplexity and token accuracy of the references. Scores ignore case if the
     tokenizer lowercases (case:lc in the signature). Language model (--input): perplexity and bits
     of the whole file as one text. Classifier (--input): accuracy, macro F1, precision, recall and
-    F1 per label, and the confusion matrix.
+    F1 per label, and the confusion matrix; of several labels a text (separated by commas) micro and
+    macro F1 and exact match; of a regression the correlations of Pearson and Spearman, and the mean
+    squared and absolute error.
 
     A source that is too long for the model is reported and left out: its translation is blank, and
     scored as that. Perplexity and token accuracy are of the pairs whose sides both fit. Texts of a
     classifier are truncated, and counted.
 
-    Examples follow: the outputs with the lowest chrF, or the mistakes with the highest probability,
-    and random ones, the same each time.
+    Examples follow: the outputs with the lowest chrF, the mistakes with the highest probability, or
+    the largest errors of values, and random ones, the same each time.
 
     Example: heedful evaluate runs/translation --src test.en --ref test.de
     """
@@ -276,57 +281,71 @@ def _evaluate_labels(
 ) -> EvaluationOutput:
     import numpy as np
 
+    from heedful.data.columns import Columns
     from heedful.data.headers import LABEL
-    from heedful.data.labels import label_ids
-    from heedful.data.rows import collect, open_rows, read_rows
-    from heedful.evaluation.labels import confusion, label_scores, per_label
+    from heedful.data.labels import label_columns, label_targets
+    from heedful.data.rows import collect, open_rows
+    from heedful.evaluation.labels import answer_texts, score_answers
 
-    if model.metadata.problem != "single_label":
-        raise UserError(
-            f"scores of a classifier need one label for each text, but this one is of the kind "
-            f"{model.metadata.problem}; heedful classify --json writes what it says of each text"
-        )
+    problem, names = model.metadata.problem, model.labels
     # Columns of a file without a header are numbered.
     columns: dict[str, Any] = {
         key: int(name) if name is not None and name.isdecimal() else name
         for key, name in fields.items()
         if name is not None or key != "pair"
     }
-    rows = read_rows([path], columns)
+    rows = collect(replace(open_rows([path], columns), problem=problem))
     if rows.report.num_headers:
-        whole = collect(open_rows([path], columns, header=False))
-        if whole[LABEL][0] in model.labels:  # a row, whose label is rare here
+        whole = collect(replace(open_rows([path], columns, header=False), problem=problem))
+        if whole[LABEL][0] in names:  # a row, whose label is rare here
             rows = whole
         else:
             typer.echo(f"{path}: the first line has names of columns, and is left out", err=True)
-    targets = label_ids(rows, model.labels)
+    known = Columns(label_columns(rows, names, problem), rows.report)
+    targets = label_targets(known, np.arange(len(rows)), names, problem)
     with progress_bar("classifying", len(rows)) as progress:
         pairs = rows.columns.get("pair")
         outputs = model.classify(rows["text"], pairs=pairs, progress=progress, **batching)
     report_counts(model, "texts", len(rows))
-    predictions = np.array([model.labels.index(output.label) for output in outputs])
-    table = confusion(targets, predictions, len(model.labels))
+    answers = _answers(outputs, names, problem)
+    scores, tables = score_answers(targets, answers, names, problem)
+    labels = answer_texts(answers, names, problem)
+    # The probability of a wrong answer, or the largest error of a text.
+    errors = np.abs(answers.astype(float) - targets)
+    if problem == "multi_label":
+        errors *= np.abs(
+            np.array([[*output.probabilities.values()] for output in outputs]) - targets
+        )
+    badness = [output.probability for output in outputs] if errors.ndim == 1 else errors.max(1)
+    is_wrong = errors.astype(bool) if errors.ndim == 1 else errors.any(1)
+    name = "probability" if errors.ndim == 1 else "error"
     entries = [
         {
             "location": rows.location(row),
             "text": rows["text"][row],
             **({} if pairs is None else {"pair": pairs[row]}),
             "label": rows[LABEL][row],
-            "predicted": output.label,
-            "probability": output.probability,
+            "predicted": labels[row],
+            name: float(badness[row]),
         }
-        for row, output in enumerate(outputs)
+        for row in range(len(rows))
     ]
-    wrong = [entry for entry in entries if entry["predicted"] != entry["label"]]
-    content = {
-        "num_texts": len(rows),
-        **label_scores(table),
-        "per_label": per_label(table, model.labels),
-        "labels": list(model.labels),
-        "confusion": table.tolist(),
-    }
-    labels = [output.label for output in outputs]
-    return labels, content, sorted(wrong, key=lambda entry: -entry["probability"]), entries
+    wrong = [entry for entry, is_error in zip(entries, is_wrong, strict=True) if is_error]
+    content = {"num_texts": len(rows), **scores, **tables}
+    return labels, content, sorted(wrong, key=lambda entry: -entry[name]), entries
+
+
+def _answers(
+    outputs: Sequence["pipelines.Classification"], names: Sequence[str], problem: str
+) -> "np.ndarray":
+    """What a classifier says of N texts, as `score_answers` takes it."""
+    import numpy as np
+
+    if problem == "regression":
+        return np.array([[*output.values.values()] for output in outputs])
+    if problem == "multi_label":
+        return np.array([[name in output.labels for name in names] for output in outputs])
+    return np.array([names.index(output.label) for output in outputs])
 
 
 def _print(content: dict[str, Any], json: bool) -> None:
@@ -339,8 +358,8 @@ def _print(content: dict[str, Any], json: bool) -> None:
     for name, value in content.items():
         if isinstance(value, float) and name != "length_penalty":
             typer.echo(f"{name:<26}{value:9.4f}")
-    if "confusion" in content:
-        _print_labels(content["labels"], content["per_label"], content["confusion"])
+    if "per_label" in content:
+        _print_labels(content["labels"], content["per_label"], content.get("confusion"))
     for kind, entries in content.get("examples", {}).items():
         if entries:
             typer.echo(f"\n{kind}:")
@@ -351,9 +370,9 @@ def _print(content: dict[str, Any], json: bool) -> None:
 
 
 def _print_labels(
-    labels: list[str], scores: dict[str, dict[str, float]], table: list[list[int]]
+    labels: list[str], scores: dict[str, dict[str, float]], table: list[list[int]] | None
 ) -> None:
-    """Print a line per label, and the confusion matrix if a terminal has room for it."""
+    """Print a line per label, and a confusion matrix if a terminal has room for it."""
     from rich.table import Column, Table
 
     def print_table(first: str, names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
@@ -373,7 +392,7 @@ def _print_labels(
         for label, of in scores.items()
     ]
     print_table("label", ("precision", "recall", "F1", "texts"), figures)
-    if len(labels) <= _MOST_COLUMNS:
+    if table is not None and len(labels) <= _MOST_COLUMNS:
         counts = zip(labels, table, strict=True)
         rows = ((label, *(f"{count:,}" for count in row)) for label, row in counts)
         print_table("label / predicted", labels, rows)

@@ -8,8 +8,11 @@ from heedful import plugins
 from heedful.config.base import BeamSize, Strict
 from heedful.config.descriptions import registered_in
 
-# Metrics that need no decoded text, and whether higher is better; macro_f1 is for classification.
+# Metrics that need no decoded text, and whether higher is better; those after `accuracy` are for
+# classification.
 OWN_METRICS = {"loss": False, "token_accuracy": True, "accuracy": True, "macro_f1": True}
+OWN_METRICS |= {"micro_f1": True, "pearson": True, "spearman": True}
+OWN_METRICS |= {"mean_squared_error": False, "mean_absolute_error": False}
 MetricName = Annotated[str, AfterValidator(registered_in(plugins.metric, *OWN_METRICS))]
 
 
@@ -19,8 +22,9 @@ class Evaluation(Strict):
     metric: MetricName = Field(
         "loss",
         description="Validation metric that selects the best model: loss, token_accuracy, "
-        "accuracy, macro_f1 (classification), or of decoded text bleu, chrf, chrf++, ter, "
-        "exact_match or a plugin's.",
+        "accuracy, macro_f1 (classification), micro_f1, macro_f1, exact_match (multi_label), "
+        "pearson, spearman, mean_squared_error, mean_absolute_error (regression), or of decoded "
+        "text bleu, chrf, chrf++, ter, exact_match or a plugin's.",
     )
     decode_sentences: int = Field(
         200,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, Integer
+from jaxtyping import Bool, Float32, Int64, Integer
 from torch import Tensor
 
 from heedful.data.columns import Sequences, rows_of
@@ -25,7 +25,8 @@ class Batch:
 
     Args:
         tokens: (B, T), inputs of a model with one stack, or of the decoder of an encoder-decoder.
-        targets: (M,), ids of tokens or of labels.
+        targets: (M,), ids of tokens or of labels; (M, C) bool, the labels of M texts that are true;
+            (M, C) float, the values of a regression.
         target_positions: (M,), for each target the index of its state in the flattened B·T states
             of `tokens`.
         source: (B, S), inputs of the encoder of an encoder-decoder; else None.
@@ -37,7 +38,7 @@ class Batch:
     """
 
     tokens: Tokens
-    targets: Int64[Tensor, " M"]
+    targets: Int64[Tensor, " M"] | Bool[Tensor, "M C"] | Float32[Tensor, "M C"]
     target_positions: Int64[Tensor, " M"]
     source: Tokens | None = None
     types: Int64[Tensor, "B T"] | None = None
@@ -125,13 +126,17 @@ def collate_texts(
     indices: Integer[np.ndarray, " B"],
     *,
     pad_id: int,
-    labels: Int64[np.ndarray, " B"] | None = None,
+    labels: Int64[np.ndarray, " B"]
+    | Bool[np.ndarray, "B C"]
+    | Float32[np.ndarray, "B C"]
+    | None = None,
     second: Int64[np.ndarray, " B"] | None = None,
 ) -> Batch:
     """The texts at `indices`, in that order, padded on the right.
 
     Args:
-        labels: the label of each of these texts, the target at its first token; None: no targets.
+        labels: the label of each of these texts, the target at its first token, as
+            `Batch.targets`; None: no targets.
         second: for pairs of texts, the index in each row at which the second text begins.
     """
     ids, real = pad_rows(texts, indices, pad_id)

@@ -168,7 +168,7 @@ class CorpusRange(NamedTuple):
         return self.end - self.start
 
 
-Column: TypeAlias = Sequences | NDArray[np.int64]
+Column: TypeAlias = Sequences | NDArray[np.int64] | NDArray[np.float64]
 
 
 @dataclass(eq=False)
@@ -205,8 +205,14 @@ class Columns:
         return column
 
     def numbers(self, name: str) -> NDArray[np.int64]:
-        """The column of numbers (N,) called `name`."""
-        column = self.columns[name]
+        """The column of integers (N,) called `name`."""
+        column: Any = self.columns[name]
+        assert isinstance(column, np.ndarray), name
+        return column
+
+    def values(self, name: str) -> NDArray[np.float64]:
+        """The column of numbers (N,) called `name`, not of integers."""
+        column: Any = self.columns[name]
         assert isinstance(column, np.ndarray), name
         return column
 

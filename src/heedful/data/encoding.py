@@ -19,7 +19,8 @@ from heedful.data.columns import (
     ids_dtype,
     offsets_from_lengths,
 )
-from heedful.data.labels import label_ids
+from heedful.data.headers import Problem
+from heedful.data.labels import label_columns
 from heedful.data.row_formats import CORPUS
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
@@ -140,8 +141,9 @@ class Encoder:
             have the same length, then both (`_truncate_seq_pair` of Devlin et al. 2018's
             `run_classifier.py`).
         drop_unknown: leave out rows with a sequence of only special and unknown tokens.
-        labels: names of the labels of the rows, whose numbers become the column `labels`; empty:
-            the rows have no labels.
+        labels: names of the labels of the rows, or of the values of a regression, which become
+            columns (`label_columns`); empty: the rows have no labels.
+        problem: what the labels are.
 
     Raises:
         UserError: `max_length` is smaller than the number of special tokens and one token per text.
@@ -152,6 +154,7 @@ class Encoder:
     truncation: Truncation = "drop"
     drop_unknown: bool = False
     labels: Sequence[str] = ()
+    problem: Problem = "single_label"
 
     def __post_init__(self) -> None:
         for column in self.columns.values():
@@ -165,7 +168,10 @@ class Encoder:
     @property
     def info(self) -> dict[str, Any]:
         """`Columns.info` of the result, without `corpora`."""
-        return {"labels": [*self.labels]} if self.labels else {}
+        if not self.labels:
+            return {}
+        problem = {} if self.problem == "single_label" else {"problem": self.problem}
+        return {"labels": [*self.labels], **problem}
 
     def __call__(self, rows: Rows) -> Columns:
         """The rows that are left, in order, which may be none.
@@ -199,7 +205,11 @@ class Encoder:
             arrays, counts[name] = _column(name, column, texts, sides, tags)
             result |= arrays
         if self.labels:
-            result["labels"] = label_ids(rows, self.labels)[kept_rows]
+            for name, labels in label_columns(rows, self.labels, self.problem).items():
+                if isinstance(labels, Sequences):
+                    result[name] = labels.take(kept_rows)
+                else:
+                    result[name] = labels[kept_rows]
         report = replace(
             rows.report,
             num_kept=len(kept_rows),

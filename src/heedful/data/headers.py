@@ -11,6 +11,12 @@ from heedful.errors import UserError
 # What the label of a row is: one class; any number of classes; one number or several.
 Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
+
+
+class OtherLabel(str):
+    """The text of a label that is no single class: a list, or a number that is not an integer."""
+
+
 # Names of columns in common data sets; names and codes of languages.
 _COLUMN_NAMES = """
 src source tgt target trg ref reference input output text texts text1 text2 text_a text_b
@@ -66,7 +72,23 @@ def has_names(
     counts = Counter(row[label].strip() for row in rows[1:])
     is_repeated = len(rows) - 1 >= _MIN_REPEATS * len(counts)
     first = rows[0][label].strip()
-    return is_repeated and first not in counts and not _is_number(first)
+    is_name = first != "" and "," not in first and not _is_number(first)
+    return is_repeated and first not in counts and is_name
+
+
+def label_text(value: object) -> str | None:
+    """A label of JSON or of a table as text; None: it is none. Items of a list have no commas."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return OtherLabel(value)
+    if isinstance(value, list):
+        items = [label_text(item) for item in value]
+        texts = [item for item in items if item is not None and "," not in item]
+        return OtherLabel(",".join(texts)) if len(texts) == len(items) else None
+    return value if isinstance(value, str) else None
 
 
 def _check_order(path: Path, cells: Sequence[str], fields: Mapping[str, str | int | None]) -> None:

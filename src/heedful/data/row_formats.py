@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.documents import check_no_document
-from heedful.data.headers import LABEL, has_names
+from heedful.data.headers import LABEL, has_names, label_text
 from heedful.data.tables import TableBatch, is_table, read_table
 from heedful.data.text_files import (
     BLOCK_BYTES,
@@ -440,9 +440,7 @@ def _text(entry: dict[str, object], key: str, location: str, is_label: bool) -> 
         raise UserError(
             f"{location}: no key {key!r} (found: {keys}); set the field to the right key"
         )
-    text = entry[key]
-    if is_label and isinstance(text, int):
-        return str(text).lower() if isinstance(text, bool) else str(text)
+    text = label_text(entry[key]) if is_label else entry[key]
     if not isinstance(text, str):
         raise UserError(f"{location}: {key!r} is not a text; write it as a JSON string")
     return text

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.columns import DataReport
-from heedful.data.headers import LABEL
+from heedful.data.headers import LABEL, OtherLabel, Problem
 from heedful.data.row_formats import (
     CORPUS,
     MESSAGES,
@@ -164,6 +164,7 @@ class FileRows:
         as_texts: make each text of labeled texts, or of labeled pairs, a row with the one column
             `text`.
         corpus: the name of the rows' corpus, which becomes a column; "": none.
+        problem: what labels are: a cell of several may be empty, or a list.
     """
 
     columns: tuple[str, ...]
@@ -171,6 +172,7 @@ class FileRows:
     keep_empty: bool = False
     as_texts: bool = False
     corpus: str = ""
+    problem: Problem = "single_label"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -191,7 +193,7 @@ class FileRows:
 
     def parse(self, name: str, chunk: RawChunk) -> Rows:
         """The rows of a chunk of a file without empty ones, which are counted."""
-        rows = _without_empty(self.columns, name, chunk.rows(), self.keep_empty)
+        rows = _without_empty(self.columns, name, chunk.rows(), self.keep_empty, self.problem)
         if self.as_texts:
             rows = _as_texts(rows)
         return rows.of_corpus(self.corpus) if self.corpus else rows
@@ -377,7 +379,9 @@ def _as_texts(rows: Rows) -> Rows:
     return Rows({"text": texts}, replace(rows.report, num_kept=len(texts)), rows.sources, locations)
 
 
-def _without_empty(columns: Sequence[str], name: str, parsed: ParsedRows, keep_empty: bool) -> Rows:
+def _without_empty(
+    columns: Sequence[str], name: str, parsed: ParsedRows, keep_empty: bool, problem: Problem
+) -> Rows:
     cells, lines = dict(zip(columns, parsed.columns, strict=True)), parsed.lines
     is_empty = np.zeros(len(lines), bool)
     empty = dict.fromkeys(columns, 0)
@@ -391,10 +395,7 @@ def _without_empty(columns: Sequence[str], name: str, parsed: ParsedRows, keep_e
         cells = {column: [texts[i] for i in non_empty.tolist()] for column, texts in cells.items()}
         lines = lines[non_empty]
     if LABEL in cells:
-        cells[LABEL] = [label.strip() for label in cells[LABEL]]
-        if "" in cells[LABEL]:
-            line = lines[cells[LABEL].index("")]
-            raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
+        cells[LABEL] = _checked_labels(cells[LABEL], name, lines, problem)
     num_empty = int(is_empty.sum())
     report = DataReport(
         parsed.num_lines + parsed.num_headers,
@@ -405,6 +406,24 @@ def _without_empty(columns: Sequence[str], name: str, parsed: ParsedRows, keep_e
         empty=empty,
     )
     return Rows(cells, report, (name,), np.stack([np.zeros_like(lines), lines]))
+
+
+def _checked_labels(
+    labels: Sequence[str], name: str, lines: NDArray[np.int64], problem: Problem
+) -> list[str]:
+    """Labels without spaces around them; raises UserError for one that is not of the problem."""
+    if problem == "single_label":
+        for label, line in zip(labels, lines, strict=True):
+            if isinstance(label, OtherLabel):
+                raise UserError(
+                    f"{name}, line {line}: the label {str(label)!r} is not a text; name another "
+                    "field, or set objective.problem: multi_label for lists, regression for numbers"
+                )
+    stripped = [label.strip() for label in labels]
+    if problem != "multi_label" and "" in stripped:
+        line = lines[stripped.index("")]
+        raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
+    return stripped
 
 
 def _size(path: Path) -> int:

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Int64, UInt64
 from heedful.data.columns import DataReport
 from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
-from heedful.data.headers import LABEL
+from heedful.data.headers import LABEL, Problem
+from heedful.data.labels import distinct_labels
 from heedful.data.row_formats import CORPUS, Unit
 from heedful.data.row_samples import RowSample, SampledRows
 from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource, hash_cells
@@ -91,7 +92,7 @@ class Scan:
     Attributes:
         reports: of the rows that were read, by corpus ("" without corpora).
         filters: the rows that filters dropped.
-        labels: the distinct labels.
+        labels: the distinct labels (`distinct_labels`).
         sample: rows chosen at random, in their order; all of them if they are few.
         sample_indices: the index of each row of `sample` among all rows.
         sources: (N,), the hash of the source of each row (`sources_of`), if they were asked for.
@@ -123,6 +124,7 @@ def scan_rows(
     num_workers: int,
     *,
     with_sources: bool = False,
+    problem: Problem = "single_label",
 ) -> Scan:
     """Read all rows once.
 
@@ -133,6 +135,7 @@ def scan_rows(
             rows with the smallest keys are chosen, random numbers of their chunk and index: the
             choice is independent of the number of workers.
         with_sources: compute `Scan.sources`.
+        problem: what the labels are.
 
     Raises:
         UserError: wrong rows, files without rows, a filter that drops all rows.
@@ -151,7 +154,7 @@ def scan_rows(
             waiting.append(chunk)
             yield number, chunk, sample.threshold
 
-    scan_chunk = _ChunkScanner(tuple(by_row), tuple(unique.filters), with_sources)
+    scan_chunk = _ChunkScanner(tuple(by_row), tuple(unique.filters), with_sources, problem)
     for part in map_in_order(scan_chunk, items(), num_workers, batch=_BATCH):
         chunk = waiting.popleft()
         counter.add(part.source, part.read, part.name)
@@ -321,6 +324,7 @@ class _ChunkScanner:
     filters: tuple[Filter, ...]
     unique: tuple[Unique, ...]
     with_sources: bool
+    problem: Problem
 
     def __call__(self, item: tuple[int, RowChunk, float]) -> _ScannedPart:
         number, chunk, threshold = item
@@ -337,7 +341,7 @@ class _ChunkScanner:
             source=chunk.source,
             name=next(iter(read.sources), ""),
             corpus=chunk.corpus,
-            labels=frozenset(rows[LABEL]) if LABEL in rows else frozenset(),
+            labels=distinct_labels(rows, self.problem) if LABEL in rows else frozenset(),
             read=read.report,
             report=rows.report,
             filters=chain.report,

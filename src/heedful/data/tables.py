@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from heedful import extras
+from heedful.data.headers import label_text
 from heedful.errors import UserError, format_names
 from heedful.files import plain_name, read_object
 
@@ -195,7 +196,9 @@ def _converter(
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     allowed = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view]
-    allowed += [pa.types.is_integer, pa.types.is_boolean] if allows_labels else []
+    if allows_labels:
+        allowed += [pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating]
+        allowed += [pa.types.is_list, pa.types.is_large_list]
     if not any(is_type(kind) for is_type in allowed):
         raise UserError(f"{file}: {name!r} holds {kind}, not text; name another column")
     classes = _classes(schema, name) if allows_labels else []
@@ -203,9 +206,19 @@ def _converter(
     def text(value: Any) -> str:
         if value is None:
             return ""
+        if not allows_labels:
+            return str(value)
         if classes and isinstance(value, int):  # -1: no label
             return classes[value] if 0 <= value < len(classes) else ""
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        if classes and isinstance(value, list):
+            value = [classes[index] for index in value]
+        label = label_text(value)
+        if label is None:
+            raise UserError(
+                f"{file}: {name!r} holds {value!r}; a list of labels has texts without commas, or "
+                "numbers"
+            )
+        return label
 
     return text
 
@@ -214,8 +227,9 @@ def _classes(schema: Any, name: str) -> Sequence[str]:
     """The class names of a `ClassLabel` column, which `datasets` stores in the schema; else []."""
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][name]
+        feature = feature.get("feature", feature)  # of the items of a list
         names = feature["names"] if feature["_type"] == "ClassLabel" else []
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return []
     return [str(name) for name in names] if isinstance(names, list) else []
 

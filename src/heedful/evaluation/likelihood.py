@@ -5,29 +5,45 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from heedful.data.collate import Batch
 from heedful.evaluation.metrics import perplexity
 from heedful.evaluation.target_scores import Net, target_states
 from heedful.parts.heads import ClassificationHead
-from heedful.parts.losses import LossSum, cross_entropy, head_loss
+from heedful.parts.losses import (
+    LossSum,
+    cross_entropy,
+    head_loss,
+    sigmoid_cross_entropy,
+    squared_error,
+)
+
+Targets = Int64[Tensor, " M"] | Bool[Tensor, "M C"] | Float[Tensor, "M C"]
 
 
 def target_loss(
-    head: Any, states: Float[Tensor, "M D"], targets: Int64[Tensor, " M"], **options: Any
+    head: Any, states: Float[Tensor, "M D"], targets: Targets, **options: Any
 ) -> LossSum:
     """The loss of a head at M states.
 
-    Logits of the vocabulary are computed in chunks (`head_loss`), those of classes at once.
+    Logits of the vocabulary are computed in chunks (`head_loss`), those of classes at once: the
+    cross-entropy of ids, the binary cross-entropy of classes that are true, the squared error of
+    values.
 
     Args:
-        options: as in `head_loss`.
+        targets: as `Batch.targets`.
+        options: as in `head_loss`; `label_smoothing` is for ids.
     """
     if isinstance(head, ClassificationHead):
         options.pop("count_correct", None)
-        return cross_entropy(head(states), targets, **options)
+        logits = head(states)
+        if targets.dim() == 1:
+            return cross_entropy(logits, targets, **options)
+        assert not any(options.values()), options
+        loss = sigmoid_cross_entropy if targets.dtype == torch.bool else squared_error
+        return loss(logits, targets)
     return head_loss(head, states, targets, **options)
 
 
@@ -54,11 +70,12 @@ def sum_losses(parts: Sequence[LossSum]) -> LossSum:
     )
 
 
-def unigram_entropy(targets: Iterable[Int64[Tensor, " M"]], enough: int = 50_000) -> float:
-    """Entropy of the unigram distribution of targets, in nats per target.
+def unigram_entropy(targets: Iterable[Targets], enough: int = 50_000) -> float | None:
+    """Entropy of the unigram distribution of targets, in nats per target; None for values.
 
     It is the loss of a model that knows only the frequency of each target. The estimate from a
-    sample is biased towards lower values.
+    sample is biased towards lower values. That of classes that do not exclude each other is the
+    mean over them.
 
     Args:
         targets: the targets of batches.
@@ -69,9 +86,16 @@ def unigram_entropy(targets: Iterable[Int64[Tensor, " M"]], enough: int = 50_000
         sample.append(batch_targets.numpy())
         if sum(map(len, sample)) >= enough:
             break
-    _, counts = np.unique(np.concatenate(sample), return_counts=True)
-    frequencies = counts / counts.sum()
-    return float(-(frequencies * np.log(frequencies)).sum())
+    known = np.concatenate(sample)
+    if known.dtype.kind == "f":
+        return None
+    if known.ndim == 1:
+        counts = np.unique(known, return_counts=True)[1][:, None]
+    else:
+        counts = np.stack([known.sum(0), (~known).sum(0)])
+    frequencies = counts / counts.sum(0)
+    terms = frequencies * np.log(np.maximum(frequencies, np.finfo(float).tiny))
+    return float(-terms.sum(0).mean())
 
 
 def token_metrics(sums: LossSum) -> dict[str, float]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -99,6 +99,27 @@ def cross_entropy(
         loss = (1 - label_smoothing) * nll + label_smoothing * uniform
     correct = (logits.argmax(-1) == targets).sum()
     return LossSum(loss, nll.detach(), correct, targets.numel())
+
+
+def sigmoid_cross_entropy(logits: Float[Tensor, "N C"], targets: Bool[Tensor, "N C"]) -> LossSum:
+    """The sum over N texts of the mean binary cross-entropy over C classes, which do not exclude
+    each other; `correct` counts texts all of whose classes are right.
+
+    >>> result = sigmoid_cross_entropy(torch.zeros(3, 8), torch.ones(3, 8) > 0)
+    >>> round(result.loss.item() / result.tokens, 4)  # log 2
+    0.6931
+    """
+    logits = logits.float()
+    each = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none")
+    correct = ((logits >= 0) == targets).all(-1).sum()
+    loss = each.mean(-1).sum()
+    return LossSum(loss, loss.detach(), correct, targets.size(0))
+
+
+def squared_error(values: Float[Tensor, "N C"], targets: Float[Tensor, "N C"]) -> LossSum:
+    """The sum over N texts of the mean squared error over C outputs."""
+    loss = F.mse_loss(values.float(), targets, reduction="none").mean(-1).sum()
+    return LossSum(loss, loss.detach(), None, targets.size(0))
 
 
 class ChunkLoss(NamedTuple):

@@ -1,4 +1,4 @@
-"""Text classification: training on labeled texts, evaluated by accuracy and F1."""
+"""Text classification and regression: training on labeled texts, and scores by problem."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,17 +8,19 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Int64
+from pydantic import Field
 
 from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
 from heedful.data.headers import LABEL, Problem
+from heedful.data.labels import label_targets
 from heedful.data.plans import plan_evaluation_batches
 from heedful.data.row_formats import CORPUS
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.labels import confusion, label_scores, per_label
+from heedful.evaluation.labels import answer_texts, score_answers
 from heedful.evaluation.likelihood import sum_losses, target_loss
 from heedful.evaluation.sharing import current_shares
 from heedful.evaluation.target_scores import target_states
@@ -43,27 +45,51 @@ from heedful.tasks.scoring import (
     sums_by_corpus,
     write_scores,
 )
-from heedful.tasks.task import MASK, Task
+from heedful.tasks.task import MASK, ObjectiveSettings, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import EvaluationResult
 
+_METRICS: dict[Problem, tuple[str, ...]] = {
+    "single_label": ("loss", "token_accuracy", "accuracy", "macro_f1"),
+    "multi_label": ("loss", "micro_f1", "macro_f1", "exact_match"),
+    "regression": ("loss", "pearson", "spearman", "mean_squared_error", "mean_absolute_error"),
+}
+
+
+class Labels(ObjectiveSettings):
+    """What the label of a text is."""
+
+    problem: Problem | None = Field(
+        None,
+        description="Label of a text: single_label (one class), multi_label (any number of "
+        "classes, separated by commas; an empty cell: none; the loss is the mean of their binary "
+        "cross-entropies) or regression (a number, or several separated by commas; the loss is the "
+        "mean squared error). JSONL and tables may have lists. null: that of the classifier of "
+        "init_from, else single_label.",
+    )
+
 
 class TextClassification(Task):
-    """Classification of texts, or of pairs of texts, from `data.train.file`.
+    """Classification of texts, or of pairs of texts, from `data.train.file`, and regression.
 
     The label names are those of the training file; other files must have no other labels. Held-out
     texts are never dropped: with `data.truncation: drop` they are truncated instead.
     """
 
+    objective_class = Labels
     recipe_keys = task_keys.CLASSIFICATION
     row_columns: ClassVar[tuple[str, ...]] = ("text", "label")
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (*super().metrics, "macro_f1")
+        if self.objective.problem is None and self.recipe.init_from is not None:
+            return tuple(dict.fromkeys(name for names in _METRICS.values() for name in names))
+        return _METRICS[self.objective.problem or "single_label"]
 
     def check(self) -> None:
         super().check()
+        if self.recipe.init_from is None:
+            self.problem(None)
         check_derived_keys(self.recipe)
         entries = files_by_split(self.recipe)
         for entry in entries:
@@ -74,12 +100,30 @@ class TextClassification(Task):
                 )
 
     def problem(self, origin: Problem | None) -> Problem:
-        if origin not in (None, "single_label"):
+        recipe, own = self.recipe, self.objective.problem
+        if None not in (own, origin) and own != origin:
             raise UserError(
-                f"init_from: {self.recipe.init_from} is a {origin} classifier, but the task "
-                f"{self.recipe.task} trains for one label per text; start from another model"
+                f"objective.problem is {own}, but init_from: {recipe.init_from} is a classifier of "
+                f"the problem {origin}; leave objective.problem out, or start from another model"
             )
-        return "single_label"
+        problem: Problem = own or origin or "single_label"
+        if recipe.evaluation.metric not in _METRICS[problem]:
+            raise UserError(
+                f"evaluation.metric {recipe.evaluation.metric} is not one of the problem {problem};"
+                f" use {' or '.join(_METRICS[problem])}"
+            )
+        settings = {
+            "training.label_smoothing": recipe.training.label_smoothing,
+            "training.r_drop": recipe.training.r_drop,
+            "distillation.teacher": recipe.distillation.teacher,
+        }
+        for name, value in settings.items():
+            if value and problem != "single_label":
+                raise UserError(
+                    f"{name} is for classes that exclude each other, not for the problem "
+                    f"{problem}; leave it out"
+                )
+        return problem
 
     def raw_data(self) -> RawData:
         return raw_data(self.recipe, open_labeled)
@@ -95,11 +139,15 @@ class TextClassification(Task):
         self, split: str, labels: Sequence[str], inherited: InheritedParts
     ) -> dict[str, Any]:
         # If the source model has the same classes, in its order.
-        names = inherited.labels if sorted(inherited.labels) == sorted(labels) else labels
+        problem = self.problem(inherited.problem)
+        is_same = sorted(inherited.labels) == sorted(labels)
+        if problem == "regression":  # whose outputs have no names in the data
+            is_same = len(inherited.labels) == len(labels)
         options = super().encode_options(split, labels, inherited)
         if split != "train" and options["truncation"] == "drop":
             options["truncation"] = "truncate"
-        return options | {"labels": names}
+        names = inherited.labels if is_same else labels
+        return options | {"labels": names, "problem": problem}
 
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         num_labels = 2 if data is None else len(data.labels)
@@ -117,53 +165,59 @@ class TextClassification(Task):
             columns.sequences("text"),
             item,
             pad_id=data.tokenizer.pad_id,
-            labels=columns.numbers_of("labels", item),
+            labels=label_targets(columns, item, data.labels, data.problem),
             second=columns.numbers_of("text.second", item) if "text.second" in columns else None,
         )
 
     def evaluate(self, model: Classifier, data: RunData) -> EvaluationResult:
         """See `Task.evaluate`: the loss, and the metric of labels."""
-        sums, by_corpus, predictions, table = self._predict(model, data, "valid")
-        labels, names = data.splits["valid"].numbers("labels"), data.labels
+        sums, by_corpus, answers = self._predict(model, data, "valid")
+        targets, names = _targets(data, "valid"), data.labels
         rows = data.texts("valid", self.recipe.evaluation.num_samples)
         texts = (
             "\n".join(text for key, text in row.items() if key not in (LABEL, CORPUS))
             for row in rows
         )
-        samples = [
-            Sample(text, names[label], names[prediction])
-            for text, label, prediction in zip(texts, labels, predictions, strict=False)
-        ]
-        scores = label_scores(table)
+        of_rows = (
+            answer_texts(side[: len(rows)], names, data.problem) for side in (targets, answers)
+        )
+        samples = [Sample(*sides) for sides in zip(texts, *of_rows, strict=False)]
+        scores, _ = score_answers(targets, answers, names, data.problem)
         return make_evaluation(self.recipe, sums, samples, scores, corpora=by_corpus)
 
     def compute_final_scores(self, model: Classifier, data: RunData, out: Path) -> FinalScores:
         """Classify and score the test texts, or those of valid if there is no test split.
 
-        `scores.json` also has precision, recall and F1 of each label, and the confusion matrix:
-        `confusion[i][j]` texts of `labels[i]` were classified as `labels[j]`. The predicted labels
-        are in `test.output.txt`, one per line.
+        `scores.json` also has precision, recall and F1 of each label, and of single labels the
+        confusion matrix: `confusion[i][j]` texts of `labels[i]` were classified as `labels[j]`. The
+        predicted labels or values are in `test.output.txt`, one text per line.
         """
-        sums, by_corpus, predictions, table = self._predict(model, data, data.final)
-        names, loss = data.labels, float(sums.nll) / sums.tokens
-        scores = label_scores(table) | {"loss": loss} | corpus_losses(by_corpus)
-        labels = [names[label] for label in predictions.tolist()]
-        write_lines(out / f"{data.final}.output.txt", labels)
-        tables = {"labels": list(names), "confusion": table.tolist()}
-        more = tables | {"per_label": per_label(table, names)}
-        scored = write_scores(data, out, {"num_texts": len(predictions)}, scores, **more)
-        return replace(scored, **tables)
+        sums, by_corpus, answers = self._predict(model, data, data.final)
+        loss = {"loss": float(sums.nll) / sums.tokens}
+        targets = _targets(data, data.final)
+        scores, tables = score_answers(targets, answers, data.labels, data.problem)
+        lines = answer_texts(answers, data.labels, data.problem)
+        write_lines(out / f"{data.final}.output.txt", lines)
+        scores |= loss | corpus_losses(by_corpus)
+        scored = write_scores(data, out, {"num_texts": len(answers)}, scores, **tables)
+        if "confusion" not in tables:
+            return scored
+        return replace(scored, labels=tables["labels"], confusion=tables["confusion"])
 
     @torch.inference_mode()
     def _predict(
         self, model: Classifier, data: RunData, split: str
-    ) -> tuple[LossSum, dict[str, float], Int64[np.ndarray, " N"], Int64[np.ndarray, "C C"]]:
-        """Loss sums over a held-out split, the loss of each corpus, the predicted label of each
-        text, and `confusion`."""
+    ) -> tuple[LossSum, dict[str, float], np.ndarray]:
+        """Loss sums over a held-out split, the loss of each corpus, and the answer to each text:
+        (N,), a label; (N, C), the labels that are true; (N, C), values."""
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing
         columns, lengths = data.splits[split], data.ids(split).lengths
         # Zero for the texts of other processes.
-        own, shares = np.zeros(len(columns), dtype=np.int64), current_shares()
+        if data.problem == "single_label":
+            own = np.zeros(len(columns), dtype=np.int64)
+        else:
+            own = np.zeros((len(columns), len(data.labels)), dtype=np.float32)
+        shares = current_shares()
         with track("classifying", len(own[shares.part])) as advance:
 
             def sums_of(start: int, end: int) -> LossSum:
@@ -173,11 +227,19 @@ class TextClassification(Task):
                     states = target_states(net, batch)
                     loss = target_loss(net.head, states, batch.targets, label_smoothing=smoothing)
                     parts.append(loss)
-                    own[start + indices] = net.head(states).argmax(-1).cpu().numpy()
+                    logits = net.head(states).float()
+                    if data.problem == "single_label":
+                        logits = logits.argmax(-1)
+                    own[start + indices] = logits.cpu().numpy()
                     advance(len(indices))
                 return sum_losses(parts)
 
             sums, by_corpus = sums_by_corpus(columns.corpora, len(columns), sums_of)
-        predictions = np.sum(shares.gather(own), axis=0)
-        table = confusion(columns.numbers("labels"), predictions, len(data.labels))
-        return sums, by_corpus, predictions, table
+        answers = np.sum(shares.gather(own), axis=0)
+        return sums, by_corpus, answers >= 0 if data.problem == "multi_label" else answers
+
+
+def _targets(data: RunData, split: str) -> np.ndarray:
+    """The labels of a held-out split, as `label_targets`."""
+    columns = data.splits[split]
+    return label_targets(columns, np.arange(len(columns)), data.labels, data.problem)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,8 +53,8 @@ class InMemoryData:
                 second text, label) for labeled pairs; a list of messages or (prompt, response),
                 where they are chats; or a mapping from column names, which are
                 the `*_field` keys of the recipe's `data.train`, by default the names in
-                `row_columns`. A label is a text, an integer or a boolean; class indices of a
-                `datasets.Dataset` become class names.
+                `row_columns`. A label is a text, a number, a boolean, or a list of
+                these; class indices of a `datasets.Dataset` become class names.
 
         Raises:
             UserError: data of another type; a row of another form (with its number); a task that
@@ -144,7 +144,8 @@ def _convert_split(
             names[_PAIR] = pair_name
     keys = {column: str(names[column] or column) for column in columns}
     features = getattr(rows, "features", None) or {}
-    classes = getattr(features.get(keys.get(LABEL)), "names", None)
+    feature = features.get(keys.get(LABEL))
+    classes = getattr(getattr(feature, "feature", feature), "names", None)  # of a list: its items'
     lines = []
     for number, row in enumerate(rows, 1):
         cells = _cells(row, keys, f"{where}, row {number}", classes)
@@ -154,7 +155,7 @@ def _convert_split(
 
 def _cells(
     row: Any, keys: Mapping[str, str], where: str, classes: Sequence[str] | None
-) -> dict[str, str | int]:
+) -> dict[str, Any]:
     """The cells of a row by column; `keys`: the name of each column in a row that is a mapping."""
     if isinstance(row, Mapping):
         values = [_lookup(row, key, where) for key in keys.values()]
@@ -171,9 +172,11 @@ def _cells(
         raise UserError(
             f"{where}: {len(values)} items, but a row has {len(keys)}: {', '.join(keys)}"
         )
-    cells: dict[str, str | int] = {}
+    cells: dict[str, Any] = {}
     for column, value in zip(keys, values, strict=True):
-        if column == LABEL and isinstance(value, Integral):
+        if column == LABEL and isinstance(value, list | tuple):
+            cells[column] = [_label(item, classes, where) for item in value]
+        elif column == LABEL and isinstance(value, Real):
             cells[column] = _label(value, classes, where)
         elif isinstance(value, str):
             cells[column] = value
@@ -204,10 +207,15 @@ def _chat(recipe: Recipe, row: Any, where: str) -> str:
         raise UserError(f"{where}: {error}; give texts") from None
 
 
-def _label(value: Any, classes: Sequence[str] | None, where: str) -> str | int:
-    """A label that is an integer or a boolean, as JSON or as the name of its class."""
-    if isinstance(value, bool):
+def _label(value: Any, classes: Sequence[str] | None, where: str) -> Any:
+    """A label, or an item of a list of labels, as JSON or as the name of its class."""
+    if isinstance(value, bool | str):
         return value
+    if not isinstance(value, Real):
+        raise UserError(f"{where}: an item of label must be a text or a number, not {value!r}")
+    if not isinstance(value, Integral):
+        return float(value)
+    value = int(value)
     if classes is None:
         return int(value)
     if not 0 <= value < len(classes):

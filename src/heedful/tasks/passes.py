@@ -1,6 +1,7 @@
 """The two passes over the rows of a task: read, filter and hold out; then encode."""
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -8,14 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-
 from heedful.config import Recipe
 from heedful.data.chunk_encoder import ChunkEncoder
 from heedful.data.column_writer import ColumnsWriter, write_columns
 from heedful.data.columns import Columns, DataReport
 from heedful.data.encoding import Encoder
-from heedful.data.labels import label_ids, label_names
+from heedful.data.headers import Problem
+from heedful.data.labels import label_columns, label_counts, label_names
 from heedful.data.prepared import MANIFEST
 from heedful.data.rows import FileRows, Rows, collect
 from heedful.data.scan import (
@@ -66,11 +66,12 @@ class FirstPass:
         return self.scan.num_rows - self.split.num_held_out
 
     @classmethod
-    def read(cls, recipe: Recipe, raw: RawData, sample_size: int) -> "FirstPass":
+    def read(cls, recipe: Recipe, raw: RawData, sample_size: int, problem: Problem) -> "FirstPass":
         """Read all rows; raises UserError for wrong ones.
 
         Args:
             sample_size: maximum number of sampled training rows.
+            problem: what the labels are.
         """
         held_out, summaries = {}, dict[str, str]()
         for name in SPLITS[1:]:
@@ -79,11 +80,17 @@ class FirstPass:
         num_workers = _num_workers(recipe, raw)
         with_sources = "valid" not in held_out and not raw.holds_out_tail
         scan = scan_rows(
-            raw.train, raw.filters, sample_size, num_workers, with_sources=with_sources
+            raw.train,
+            raw.filters,
+            sample_size,
+            num_workers,
+            with_sources=with_sources,
+            problem=problem,
         )
-        labels = label_names(scan.labels) if scan.labels else ()
+        has_labels = bool(scan.labels) or problem != "single_label"
+        labels = label_names(scan.labels, problem) if has_labels else ()
         for rows in held_out.values() if labels else ():
-            label_ids(rows, labels)  # raises UserError for an unknown label before the slow steps
+            label_columns(rows, labels, problem)  # raises UserError before the slow steps
         split = Split()
         if "valid" not in held_out:
             split = raw.hold_out(scan)
@@ -109,23 +116,21 @@ class FirstPass:
 
 def count(task: Task, inherited: InheritedParts) -> DataSummary:
     """The summary of the data that `fill` would write; nothing is written."""
-    raw = task.raw_data()
-    read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited))
+    raw, problem = _raw_data(task, inherited)
+    read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited), problem)
     tokenizers = inherited.tokenizers or task.train_tokenizers(read.sample())
     held_out = {}
     for name, rows in read.held_out.items():
         held_out[name] = _encode(task, name, rows, tokenizers, read.labels, inherited).report
     encoder = _encoder(task, "train", tokenizers, read.labels, inherited)
     encode = ChunkEncoder(encoder, read.split, read.known)
-    totals, num_of_label = _TrainTotals(), np.zeros(len(encoder.labels), np.int64)
+    totals, num_of_label = _TrainTotals(), Counter[str]()
     with track("tokenizing", read.scan.num_rows) as advance:
         items = scanned_chunks(raw.train, read.scan.chunks)
         results = map_in_order(encode, items, _num_workers(task.recipe, raw))
         for columns, num_rows in zip(results, read.scan.chunks.num_rows, strict=True):
             totals.add(columns)
-            if encoder.labels:
-                labels = columns.numbers("labels")
-                num_of_label += np.bincount(labels, minlength=len(num_of_label))
+            num_of_label.update(label_counts(columns, encoder.labels, problem))
             advance(num_rows)
     report = _checked_train(task, encoder, totals.report, read.num_rows, totals.corpora)
     summary = DataSummary(
@@ -133,7 +138,7 @@ def count(task: Task, inherited: InheritedParts) -> DataSummary:
         read.scan.filters,
         tokenizers,
         {"train": report, **held_out},
-        dict(zip(encoder.labels, num_of_label.tolist(), strict=True)),
+        num_of_label,
     )
     if not inherited.labels:
         summary.check_labels()
@@ -160,12 +165,12 @@ def fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
     second pass.
     """
     remove_unfinished(directory)
-    raw = task.raw_data()
+    raw, problem = _raw_data(task, inherited)
     if not (directory / _PLAN).is_file():
         for left in directory.iterdir():
             if left.name != MANIFEST:
                 remove(left)
-        _write_first_pass(task, raw, inherited, directory)
+        _write_first_pass(task, raw, problem, inherited, directory)
     _encode_train(task, raw, inherited, directory)
 
 
@@ -175,9 +180,17 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
     return src, Tokenizer.load(other) if other.is_file() else src
 
 
-def _write_first_pass(task: Task, raw: RawData, inherited: InheritedParts, directory: Path) -> None:
+def _raw_data(task: Task, inherited: InheritedParts) -> tuple[RawData, Problem]:
+    """The sources of a task's rows, and what their labels are."""
+    problem = task.problem(inherited.problem)
+    return task.raw_data().of_problem(problem), problem
+
+
+def _write_first_pass(
+    task: Task, raw: RawData, problem: Problem, inherited: InheritedParts, directory: Path
+) -> None:
     """The first pass: write everything but the training ids."""
-    read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited))
+    read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited), problem)
     tokenizers = inherited.tokenizers or task.train_tokenizers(read.sample())
     for name, rows in read.held_out.items():
         encoded = _encode(task, name, rows, tokenizers, read.labels, inherited)

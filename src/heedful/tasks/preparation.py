@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from heedful.config import Recipe
 from heedful.data.columns import open_columns
+from heedful.data.labels import label_counts
 from heedful.data.prepared import FolderLock, content_key, prepare_once
 from heedful.data.row_formats import format_of
 from heedful.files import read_json
@@ -45,13 +44,12 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
 
 def _summary(data: RunData) -> DataSummary:
     train = data.splits["train"]
-    counts = np.bincount(train.numbers("labels"), minlength=len(data.labels)) if data.labels else ()
     return DataSummary(
         read_json(data.directory / SUMMARIES),
         data.filters,
         data.tokenizers,
         {name: columns.report for name, columns in data.splits.items()},
-        {name: int(count) for name, count in zip(data.labels, counts, strict=True)},
+        label_counts(train, data.labels, data.problem),
     )
 
 
@@ -100,6 +98,7 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
         "tokenizer": digest.hexdigest() if contents else recipe.tokenizer.model_dump(),
         "objective": recipe.objective,
         "labels": inherited.labels,
+        **({} if inherited.problem in (None, "single_label") else {"problem": inherited.problem}),
     }
 
 

@@ -71,6 +71,16 @@ class RawData:
         names = ("test",) if is_tail else ("valid", "test")
         return names if self.drops_held_out else ()
 
+    def of_problem(self, problem: Problem) -> "RawData":
+        """The sources with labels of a problem."""
+        sources = {
+            split: rows
+            if isinstance(rows, Rows)
+            else {key: replace(files, problem=problem) for key, files in rows.items()}
+            for split, rows in self.sources.items()
+        }
+        return replace(self, sources=sources)
+
     @property
     def train(self) -> RowSource:
         """The source of the training rows."""
@@ -115,8 +125,14 @@ class RunData:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The class names in the order of the logits; empty for data without labels."""
+        """The names of the logits in their order; empty for data without labels."""
         return tuple(self.splits["train"].info.get("labels", ()))
+
+    @property
+    def problem(self) -> Problem:
+        """What the labels are."""
+        problem: Problem = self.splits["train"].info.get("problem", "single_label")
+        return problem
 
     @property
     def final(self) -> str:

@@ -1,5 +1,6 @@
 """Loss sums on held-out data, evaluations, and the scores of a final model."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def make_evaluation(
     """
     scores = scores or {}
     values = token_metrics(sums)
-    accuracy = scores.get("accuracy", values["token_accuracy"])
+    accuracy = scores.get("accuracy", values.get("token_accuracy", math.nan))
     known = {"accuracy": accuracy, **scores, "loss": values["loss"], "token_accuracy": accuracy}
     name = recipe.evaluation.metric
     higher_is_better = (

@@ -52,7 +52,7 @@ class Session:
     best: BestModel
     resumed_from: int | None
     total_steps: int | None
-    unigram_entropy: float
+    unigram_entropy: float | None
 
 
 def prepare_session(

@@ -168,7 +168,11 @@ class Task(ABC):
     def describe_model(self, data: RunData, name: str) -> ModelMetadata:
         """The metadata of the model in its `config.json`."""
         return ModelMetadata(
-            name, self.recipe.task, self.recipe.data.src_language, labels=data.labels
+            name,
+            self.recipe.task,
+            self.recipe.data.src_language,
+            labels=data.labels,
+            problem=data.problem,
         )
 
     @abstractmethod

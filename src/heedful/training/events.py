@@ -108,7 +108,7 @@ class Evaluated:
     @property
     def is_of_labels(self) -> bool:
         """True for classification, where perplexity and token accuracy are not displayed."""
-        return "accuracy" in self.scores
+        return is_of_labels(self.scores)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,14 @@ def from_json(line: bytes | str) -> Event:
         raise UserError(f"{where}: {first['msg']}") from error
 
 
-SHARES = ("exact_match", "token_accuracy", "accuracy", "macro_f1")
+SHARES = ("exact_match", "token_accuracy", "accuracy", "macro_f1", "micro_f1")
+# Shown with three decimals.
+_FINE = ("loss", "pearson", "spearman", "mean_squared_error", "mean_absolute_error")
+
+
+def is_of_labels(scores: Mapping[str, float]) -> bool:
+    """True for scores of classifications, and of regressions."""
+    return not scores.keys().isdisjoint(("accuracy", "micro_f1", "pearson"))
 
 
 def format_score(name: str, value: float) -> str:
@@ -207,7 +214,7 @@ def format_score(name: str, value: float) -> str:
     name = name.partition("/")[0]  # `loss/NAME` is of the corpus NAME
     if name == "step":
         return f"{value:,.0f}"
-    if name == "loss":
+    if name in _FINE:
         return f"{value:.3f}"
     return f"{100 * value:.2f}%" if name in SHARES else f"{value:.2f}"
 
@@ -221,6 +228,7 @@ def score_label(name: str) -> str:
         "ter": "TER",
         "tokenized_lowercase_bleu": "tokenized lowercased BLEU",
         "macro_f1": "macro F1",
+        "micro_f1": "micro F1",
     }
     metric, _, corpus = name.partition("/")
     return labels.get(metric, metric.replace("_", " ")) + (f", {corpus}" if corpus else "")

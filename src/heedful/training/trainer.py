@@ -34,6 +34,7 @@ from heedful.training.events import (
     Sample,
     StepDone,
     StopReason,
+    is_of_labels,
 )
 from heedful.training.interruption import EvaluationFailed, EvaluationInterrupted, Interruption
 from heedful.training.micro_batches import MicroBatches
@@ -374,8 +375,8 @@ class Trainer:
             if is_best:
                 state.best_step, state.best_value = state.step, evaluation.value
                 state.evaluations_since_best = 0
-                is_of_labels = "accuracy" in evaluation.scores
-                perplexity = {} if is_of_labels else {"perplexity": evaluation.perplexity}
+                of_labels = is_of_labels(evaluation.scores)
+                perplexity = {} if of_labels else {"perplexity": evaluation.perplexity}
                 state.best = {"step": state.step, **perplexity, **evaluation.scores}
                 self.processes.from_main(self.hooks.save_best)
             else:
