@@ -171,7 +171,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     train_file = write(folder / "train.tsv", rows_of(request.param, 300))
     metric = {"multi_label": "exact_match", "regression": "mean_absolute_error"}[request.param]
     changes = {**LEARNS, **files, "evaluation__metric": metric}
-    changes |= {"training__max_steps": 150, "training__evaluate_every": 50}
+    changes |= {"training__max_steps": 300, "training__evaluate_every": 100}
     changes["data__drop_held_out"] = False
     train(recipe_of(request.param, train_file, **changes), folder / "run", progress=False)
     return request.param, folder
@@ -190,7 +190,7 @@ def test_a_run_learns_and_its_model_says_the_same(run: Any) -> None:
         right = [
             {*answer.labels} == {*label} for answer, (_, label) in zip(answers, rows, strict=True)
         ]
-        assert scores["exact_match"] == np.mean(right) > 0.8
+        assert scores["exact_match"] == np.mean(right) > 0.9
         assert content["per_label"]["red"]["num_texts"] == sum("red" in label for _, label in rows)
     else:
         actual = np.array([[*answer.values.values()] for answer in answers])
@@ -284,13 +284,13 @@ def test_settings_without_a_meaning_are_refused(
 ) -> None:
     file = write(tmp_path / "rows.tsv", rows_of(problem, 60))
     name = key.replace("__", ".")
-    with pytest.raises(UserError, match=f"{name}.*{problem}|{name} accuracy is not supported"):
+    with pytest.raises(UserError, match=f"without a meaning for the problem {problem}: {name}"):
         PreparedTask(recipe_of(problem, file, **{key: value}), tmp_path / "data")
     source = source_of(tmp_path, problem, ["a", "b"])
     recipe = recipe_of(None, file, model={}, **({} if "teacher" in key else {key: value}))
     recipe = recipe.model_copy(update={"init_from": str(source)})
     if "teacher" not in key:
-        with pytest.raises(UserError, match=f"{name}.*{problem}"):
+        with pytest.raises(UserError, match=f"without a meaning for the problem {problem}: {name}"):
             train(recipe, tmp_path / "run", progress=False)
 
 

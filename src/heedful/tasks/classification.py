@@ -11,6 +11,7 @@ from jaxtyping import Int64
 from pydantic import Field
 
 from heedful import task_keys
+from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
 from heedful.data.headers import LABEL, Problem
@@ -82,9 +83,11 @@ class TextClassification(Task):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        if self.objective.problem is None and self.recipe.init_from is not None:
-            return tuple(dict.fromkeys(name for names in _METRICS.values() for name in names))
-        return _METRICS[self.objective.problem or "single_label"]
+        known = self.objective.problem or (None if self.recipe.init_from else "single_label")
+        if known == "single_label":
+            return _METRICS[known]
+        # `problem` refuses those of other problems, with the other settings that do not fit.
+        return tuple(dict.fromkeys(name for names in _METRICS.values() for name in names))
 
     def check(self) -> None:
         super().check()
@@ -107,22 +110,7 @@ class TextClassification(Task):
                 f"the problem {origin}; leave objective.problem out, or start from another model"
             )
         problem: Problem = own or origin or "single_label"
-        if recipe.evaluation.metric not in _METRICS[problem]:
-            raise UserError(
-                f"evaluation.metric {recipe.evaluation.metric} is not one of the problem {problem};"
-                f" use {' or '.join(_METRICS[problem])}"
-            )
-        settings = {
-            "training.label_smoothing": recipe.training.label_smoothing,
-            "training.r_drop": recipe.training.r_drop,
-            "distillation.teacher": recipe.distillation.teacher,
-        }
-        for name, value in settings.items():
-            if value and problem != "single_label":
-                raise UserError(
-                    f"{name} is for classes that exclude each other, not for the problem "
-                    f"{problem}; leave it out"
-                )
+        _check_settings(recipe, problem)
         return problem
 
     def raw_data(self) -> RawData:
@@ -243,3 +231,17 @@ def _targets(data: RunData, split: str) -> np.ndarray:
     """The labels of a held-out split, as `label_targets`."""
     columns = data.splits[split]
     return label_targets(columns, np.arange(len(columns)), data.labels, data.problem)
+
+
+def _check_settings(recipe: Recipe, problem: Problem) -> None:
+    """Raise UserError for settings that have no meaning for a problem."""
+    training, metric, known = recipe.training, recipe.evaluation.metric, _METRICS[problem]
+    wrong = [] if metric in known else [f"evaluation.metric {metric} (use {' or '.join(known)})"]
+    if problem != "single_label":  # all of them are of a softmax
+        for key in ("label_smoothing", "r_drop"):
+            if value := getattr(training, key):
+                wrong.append(f"training.{key} {value:g} (set it to 0)")
+        if recipe.distillation.teacher is not None:
+            wrong.append("distillation.teacher (leave it out)")
+    if wrong:
+        raise UserError(f"without a meaning for the problem {problem}: {', '.join(wrong)}")

@@ -168,6 +168,11 @@ def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: 
             f"distillation.cosine_weight compares states, but the student's d_model is {widths[0]} "
             f"and the teacher's {widths[1]}; set it to 0, or model.d_model to {widths[1]}"
         )
+    if data.labels and teacher.metadata.problem != "single_label":
+        raise UserError(
+            f"distillation.teacher is a classifier of the problem {teacher.metadata.problem}, but "
+            "distillation is for one label per text; give another teacher"
+        )
     if data.labels and data.labels != tuple(teacher.metadata.labels):
         raise UserError(
             f"distillation.teacher has the labels {format_names(teacher.metadata.labels)}, but "
