@@ -12,12 +12,15 @@ from scipy import stats
 from sklearn import metrics
 
 import heedful
-from encoder_runs import LEARNS, PreparedTask, saved, tiny, words
+from encoder_runs import LEARNS, PreparedTask, assert_resumes, saved, tiny, words
+from heedful.data.headers import LABEL
 from heedful.data.labels import label_targets
+from heedful.data.rows import collect, open_rows
 from heedful.errors import UserError
 from heedful.evaluation.labels import multi_label_scores, regression_scores
 from heedful.export.hf import export_hf
 from heedful.run import train
+from heedful.tasks.in_memory import InMemoryData
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
 
@@ -90,6 +93,47 @@ def test_labels_are_read_from_lists_and_from_cells(tmp_path: Path, problem: str)
         assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
     shown = "\n".join(jobs[0].printed_lines)
     assert ("labels     blue (" in shown) == (problem == "multi_label")
+
+
+def test_lists_of_classes_are_read_from_tables_and_from_memory(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = rows_of("multi_label", 40)
+    features = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "label": datasets.Sequence(datasets.ClassLabel(names=COLORS)),
+        }
+    )
+    columns = {
+        "text": [text for text, _ in rows],
+        "label": [[COLORS.index(name) for name in label] for _, label in rows],
+    }
+    table = datasets.Dataset.from_dict(columns, features=features)
+    table.to_parquet(str(tmp_path / "rows.parquet"))
+    write(tmp_path / "rows.tsv", rows)
+    for file in ("rows.parquet", "rows.tsv"):
+        source = open_rows([tmp_path / file], {"text": None, "label": None})
+        read = collect(replace(source, problem="multi_label"))
+        actual = [{*filter(None, map(str.strip, cell.split(",")))} for cell in read[LABEL]]
+        assert actual == [{*label} for _, label in rows]
+    recipe = tiny("classification", objective={"problem": "multi_label"}, data__valid_size=10)
+    for data in (rows, table):
+        made = InMemoryData.convert(recipe, ("text", "label"), data, tmp_path)
+        (content,) = made.files.values()
+        assert [json.loads(line)["label"] for line in content.splitlines()] == [
+            label for _, label in rows
+        ]
+    values = InMemoryData.convert(
+        recipe, ("text", "label"), [("a", 0.5), ("b", [1, 2.5])], tmp_path
+    )
+    (content,) = values.files.values()
+    assert [json.loads(line)["label"] for line in content.splitlines()] == [0.5, [1, 2.5]]
+
+
+def test_masked_texts_may_come_from_a_file_with_several_labels(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", rows_of("multi_label", 40))
+    job = PreparedTask(tiny("masked_lm", data__train={"file": file}), tmp_path / "data")
+    assert job.num_train + job.num_valid == 40
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -234,6 +278,12 @@ def test_a_run_goes_on_with_the_problem_of_its_model(run: Any, tmp_path: Path) -
     assert model.labels == heedful.load(folder / "run", device="cpu").labels
     loaded = json.loads((tmp_path / "next/init_from.json").read_text())
     assert loaded["initialized"] == []
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_a_killed_run_is_resumed_exactly(tmp_path: Path, problem: str) -> None:
+    file = write(tmp_path / "train.tsv", rows_of(problem, 60))
+    assert_resumes(recipe_of(problem, file, training__max_steps=12), tmp_path, ["scores.json"])
 
 
 # --- refused input ---------------------------------------------------------------------------

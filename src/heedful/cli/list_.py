@@ -24,7 +24,7 @@ TASKS = {
     "sft": "prompts or chats with answers: the answers, scored by perplexity and accuracy",
     "masked_lm": "texts with masked tokens (BERT), scored by the accuracy of the masked ones",
     "denoising": "corrupted texts (BART, T5): the original, scored by decoding",
-    "classification": "texts or pairs of texts with labels, scored by accuracy and F1",
+    "classification": "texts or pairs of texts with labels or values, scored by the kind of these",
     "copy": "sequences of symbols, generated: the same sequence",
     "reverse": "sequences of symbols, generated: in reverse order",
     "sort": "sequences of symbols, generated: in sorted order",

@@ -47,8 +47,8 @@ class Files(Strict):
     )
     label_field: FieldName = Field(
         None,
-        description="Column of `file` with the label, by number from 1 or by name; null: the "
-        "second column, or `label`.",
+        description="Column of `file` with the label (`objective.problem`), by number from 1 or by "
+        "name; null: the second column, or `label`.",
     )
     pair_field: FieldName = Field(
         None,

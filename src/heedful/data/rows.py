@@ -193,7 +193,9 @@ class FileRows:
 
     def parse(self, name: str, chunk: RawChunk) -> Rows:
         """The rows of a chunk of a file without empty ones, which are counted."""
-        rows = _without_empty(self.columns, name, chunk.rows(), self.keep_empty, self.problem)
+        # Labels that are not read may be of any kind.
+        problem: Problem = "multi_label" if self.as_texts else self.problem
+        rows = _without_empty(self.columns, name, chunk.rows(), self.keep_empty, problem)
         if self.as_texts:
             rows = _as_texts(rows)
         return rows.of_corpus(self.corpus) if self.corpus else rows
