@@ -117,7 +117,7 @@ OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
     "classification": [
         (
             {"objective": {"mlm_probability": 0.2}},
-            "classification has no objective settings; leave",
+            "unknown key objective.mlm_probability; known: problem",
         ),
         ({"data__train": {}}, "data.train is not given: add data.train.file=FILE"),
         ({"data__valid": {"text": "x"}}, "data.valid.text is not read by the task"),

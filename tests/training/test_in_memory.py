@@ -315,7 +315,8 @@ def test_labels_may_be_numbers_or_classes_of_a_dataset_and_texts_may_be_pairs() 
         (PAIRS, {"data__train": {"file": "x.tsv"}}, "the recipe names files for data.train"),
         (PAIRS, {"task": "copy"}, "the task copy reads no rows from memory"),
         ([(1, 1)], {"task": "classification"}, "row 1: text must be a text, not int"),
-        ([("a", 1.5)], {"task": "classification"}, "row 1: label must be a text, not float"),
+        ([("a", None)], {"task": "classification"}, "row 1: label must be a text, not NoneType"),
+        ([("a", [None])], {"task": "classification"}, "row 1: an item of label must be a text or"),
         ([3], {"task": "masked_lm"}, "row 1: a row is a text or a mapping, not int"),
     ],
 )

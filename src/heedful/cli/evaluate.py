@@ -310,15 +310,14 @@ def _evaluate_labels(
     answers = _answers(outputs, names, problem)
     scores, tables = score_answers(targets, answers, names, problem)
     labels = answer_texts(answers, names, problem)
-    # The probability of a wrong answer, or the largest error of a text.
     errors = np.abs(answers.astype(float) - targets)
-    if problem == "multi_label":
-        errors *= np.abs(
-            np.array([[*output.probabilities.values()] for output in outputs]) - targets
-        )
-    badness = [output.probability for output in outputs] if errors.ndim == 1 else errors.max(1)
-    is_wrong = errors.astype(bool) if errors.ndim == 1 else errors.any(1)
-    name = "probability" if errors.ndim == 1 else "error"
+    is_wrong = errors.reshape(len(rows), -1).any(1)
+    name, badness = "probability", np.array([output.probability for output in outputs])
+    if problem != "single_label":
+        if problem == "multi_label":  # by the probabilities that are furthest from the truth
+            probabilities = np.array([[*output.probabilities.values()] for output in outputs])
+            errors *= np.abs(probabilities - targets)
+        name, badness = "error", errors.max(1)
     entries = [
         {
             "location": rows.location(row),

@@ -34,7 +34,9 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}")  # ISO 639, as the Hub checks it
 _FACTS = ("training data", "device", "machine", "heedful", "torch", "python")
 _HUB_METRICS = {"BLEU": "bleu", "chrF2": "chrf", "chrF2++": "chrf", "TER": "ter"}
 _HUB_METRICS |= {"exact match": "exact_match", "accuracy": "accuracy", "F1": "f1"}
-_HUB_METRICS["perplexity"] = "perplexity"
+_HUB_METRICS |= {"perplexity": "perplexity", "micro_f1": "f1", "macro_f1": "f1"}
+_HUB_METRICS |= {"pearson": "pearsonr", "spearman": "spearmanr"}
+_HUB_METRICS |= {"mean_squared_error": "mse", "mean_absolute_error": "mae"}
 
 
 def model_card(model: AnyModel, name: str, model_type: str, run: RecordedRun | None) -> str:

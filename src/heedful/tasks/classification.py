@@ -85,7 +85,7 @@ class TextClassification(Task):
     def metrics(self) -> tuple[str, ...]:
         known = self.objective.problem or (None if self.recipe.init_from else "single_label")
         if known == "single_label":
-            return _METRICS[known]
+            return _METRICS["single_label"]
         # `problem` refuses those of other problems, with the other settings that do not fit.
         return tuple(dict.fromkeys(name for names in _METRICS.values() for name in names))
 

@@ -215,12 +215,12 @@ def _label(value: Any, classes: Sequence[str] | None, where: str) -> Any:
         raise UserError(f"{where}: an item of label must be a text or a number, not {value!r}")
     if not isinstance(value, Integral):
         return float(value)
-    value = int(value)
+    number = int(value)
     if classes is None:
-        return int(value)
-    if not 0 <= value < len(classes):
-        raise UserError(f"{where}: label {value} has no class name; leave the row out")
-    return str(classes[value])
+        return number
+    if not 0 <= number < len(classes):
+        raise UserError(f"{where}: label {number} has no class name; leave the row out")
+    return str(classes[number])
 
 
 def _lookup(row: Mapping[str, Any], key: str, where: str) -> Any:
