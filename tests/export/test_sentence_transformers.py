@@ -112,12 +112,21 @@ def test_other_modules_are_refused_by_name(
         import_hf(tmp_path / "theirs", tmp_path / "ours")
 
 
-def test_settings_of_the_texts_that_are_not_imported_are_reported(tmp_path: Path) -> None:
+SETTINGS = "sentence_bert_config.json"
+
+
+@pytest.mark.parametrize("name", [SETTINGS, "tokenizer_config.json"])
+def test_settings_of_the_texts_that_are_not_imported_are_reported(
+    name: str, tmp_path: Path
+) -> None:
     folder_of("bert", tmp_path / "theirs", "cls")
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
     write_json(tmp_path / "theirs" / "config_sentence_transformers.json", prompts)
-    settings = {"max_seq_length": 5, "do_lower_case": True}
-    write_json(tmp_path / "theirs" / "sentence_bert_config.json", settings)
+    settings = {"do_lower_case": True} | ({"max_seq_length": 5} if name == SETTINGS else {})
+    write_json(tmp_path / "theirs" / SETTINGS, settings)
+    if name != SETTINGS:
+        file = tmp_path / "theirs" / name
+        write_json(file, (read_json(file) if file.is_file() else {}) | {"model_max_length": 5})
     notices: list[str] = []
     import_hf(tmp_path / "theirs", tmp_path / "ours", on_notice=notices.append)
     assert [

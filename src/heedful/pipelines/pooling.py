@@ -116,8 +116,11 @@ def _notices(directory: Path, longest: int) -> list[str]:
         if (directory / name).is_file():
             settings |= read_object(directory / name)
     notices = []
-    length = settings.get("max_seq_length")
-    if isinstance(length, int) and length < longest:
+    file = directory / "tokenizer_config.json"  # which has the limit in newer versions
+    tokenizer = read_object(file) if file.is_file() else {}
+    limits = settings.get("max_seq_length"), tokenizer.get("model_max_length")
+    length = min((limit for limit in limits if isinstance(limit, int)), default=longest)
+    if length < longest:
         notices.append(
             f"{directory}: sentence-transformers cuts texts after {length} tokens; heedful reads "
             f"up to {longest}"
@@ -126,5 +129,8 @@ def _notices(directory: Path, longest: int) -> list[str]:
         notices.append(f"{directory}: texts are to be given in lower case (do_lower_case)")
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if isinstance(prompts, dict) and isinstance(default, str) and prompts.get(default):
-        notices.append(f"{directory}: texts are to begin with {prompts[default]!r} ({default})")
+        notices.append(
+            f"{directory}: texts are to begin with {prompts[default]!r} ({default}), whose tokens "
+            "are pooled here in any case"
+        )
     return notices
