@@ -1,7 +1,9 @@
 """Native code in a model's folder runs only if this user compiled it here, or says so."""
 
+import grp
 import json
 import os
+import pwd
 import shutil
 import subprocess
 from dataclasses import asdict, replace
@@ -16,7 +18,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 import heedful
 from backend_models import model_of
 from commands import Commands, assert_refused
-from heedful.backends.aot import compiled_net
+from heedful.backends.aot import compiled_net, trust
 from heedful.backends.aot.compiled_net import CONSTANTS, GRAPHS, KERNEL, TABLE, CompiledFacts
 from heedful.backends.aot.trust import check_recorded, described, digest_of, record
 from heedful.backends.manifest import BackendChoice, Manifest, conversion_path
@@ -175,6 +177,83 @@ def test_code_is_kept_only_where_other_users_cannot_write(
     with pytest.raises(UserError, match=rf"other users can write in {folder}"):
         cache.code_folder("kernels")
     folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("group", "users", "members", "is_open"),
+    [
+        (700, [], [], False),
+        (700, [], ["me", "root"], False),
+        (700, [("other", 701, 700)], [], True),  # its primary group, which has no list of members
+        (700, [("other", 701, 701)], [], False),
+        (700, [("alias", 700, 700), ("root", 0, 700)], [], False),
+        (700, [("other", 701, 701)], ["other"], True),
+        (702, [], [], True),  # not the user's own
+        (0, [("operator", 11, 0)], [], False),
+    ],
+)
+def test_users_whose_primary_group_may_write_count(
+    group: int,
+    users: list[tuple[str, int, int]],
+    members: list[str],
+    is_open: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def entry(name: str, number: int, primary: int) -> pwd.struct_passwd:
+        return pwd.struct_passwd((name, "", number, primary, "", "", ""))
+
+    me = entry("me", 700, 700)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: me)
+    monkeypatch.setattr(pwd, "getpwall", lambda: [me, *(entry(*user) for user in users)])
+    names = grp.struct_group(("group", "", group, members))
+    monkeypatch.setattr(grp, "getgrgid", lambda number: names)
+    assert cache._has_others(group) is is_open
+    if group == 700:
+        monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+        folder = cache.code_folder("kernels")
+        folder.chmod(0o770)
+        own, has_others = folder.stat().st_gid, cache._has_others
+        monkeypatch.setattr(cache, "_has_others", lambda found: found != own or has_others(700))
+        if is_open:
+            with pytest.raises(UserError, match=rf"other users can write in {folder}"):
+                cache.code_folder("kernels")
+        else:
+            assert cache.code_folder("kernels") == folder
+
+
+def test_a_record_is_a_file_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link is none, nor what another user made; recording replaces it."""
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    digest, place = "0" * 64, tmp_path / "model"
+    record(digest)
+    check_recorded(digest, place, place)
+    path = tmp_path / "compiled" / digest
+    path.rename(tmp_path / "other")
+    path.symlink_to(tmp_path / "other")
+    with pytest.raises(UserError, match="was not compiled by you"):
+        check_recorded(digest, place, place)
+    record(digest)
+    check_recorded(digest, place, place)
+    assert not path.is_symlink()
+    user = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(trust, "records", lambda: path.parent)
+        patch.setattr(os, "geteuid", lambda: user + 1)
+        with pytest.raises(UserError, match="was not compiled by you"):
+            check_recorded(digest, place, place)
+
+
+def test_a_folder_of_records_is_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir(mode=0o700)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "compiled").symlink_to(tmp_path / "other")
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match="compiled is a link to another place"):
+        record("0" * 64)
+    (tmp_path / "link").symlink_to(tmp_path / "cache")  # of the user's own, to the whole cache
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "link"))
+    assert cache.code_folder("kernels") == tmp_path.resolve() / "cache" / "kernels"
 
 
 def test_a_folder_of_another_user_is_not_used(

@@ -16,16 +16,21 @@ def code_folder(name: str) -> Path:
     """A folder of `cache_home` that only this user (and root) can write, made if it is missing.
 
     Raises:
-        UserError: it cannot be made, or another user could write there.
+        UserError: it cannot be made, is a link, or another user could write there.
     """
-    folder = cache_home() / name
+    folder = cache_home().absolute() / name
     with user_errors("make", folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink():
+            raise UserError(
+                f"{folder} is a link to another place, so that code in it is not safe: remove the "
+                "link, or set HEEDFUL_CACHE to a folder of your own"
+            )
+        links = [path for path in folder.parents if path.is_symlink()]
         folder = folder.resolve()
-        writable = next(
-            (path for path in (folder, *folder.parents) if _is_open(path, folder)), None
-        )
+        places = (*links, folder, *folder.parents)
+        writable = next((path for path in places if _is_open(path, folder)), None)
     if writable is not None:
         raise UserError(
             f"other users can write in {writable}, so that code in {folder} is not safe: set "
@@ -48,14 +53,16 @@ def use_own_inductor_cache() -> None:
 
 
 def _is_open(path: Path, folder: Path) -> bool:
-    """Another user can replace what is in a folder, or one of its parents.
+    """Another user can replace what is in a folder, or one of its parents, or a link to them.
 
     In a parent with the sticky bit, such as /tmp, only the owner of an entry can.
     """
-    status = path.stat()
+    status = path.lstat()
     # In a container root can have another number, which then owns the root of the file system.
     if status.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
         return True
+    if stat.S_ISLNK(status.st_mode):  # only its owner can change it; all may have its mode
+        return False
     if status.st_mode & stat.S_ISVTX and path != folder:
         return False
     by_group = status.st_mode & stat.S_IWGRP and _has_others(status.st_gid)
@@ -63,10 +70,17 @@ def _is_open(path: Path, folder: Path) -> bool:
 
 
 def _has_others(group: int) -> bool:
-    """A group has members beside this user and root; many systems have one for each user."""
+    """A group has members beside this user and root; many systems have one for each user.
+
+    The list of a group leaves out the users whose primary group it is. Of group 0 these are root
+    and accounts of the system, which root alone can make.
+    """
     try:
         user = pwd.getpwuid(os.geteuid())
         members = set(grp.getgrgid(group).gr_mem) - {user.pw_name, "root"}
     except KeyError:  # a user without a name, as in some containers
         return group != 0
-    return bool(members) or group not in (0, user.pw_gid)
+    if members or group == 0:
+        return bool(members)
+    others = (entry for entry in pwd.getpwall() if entry.pw_uid not in (0, user.pw_uid))
+    return group != user.pw_gid or any(entry.pw_gid == group for entry in others)

@@ -7,6 +7,7 @@ So the user's cache has an empty file for each net that was compiled here, named
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -48,6 +49,8 @@ def record(digest: str) -> None:
     """Record a net that was compiled here; raises UserError if the cache cannot be used."""
     path = records() / digest
     try:
+        if not _is_own(path):
+            path.unlink(missing_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; set HEEDFUL_CACHE") from None
@@ -56,7 +59,7 @@ def record(digest: str) -> None:
 def check_recorded(digest: str, conversion: Path, model: Path) -> None:
     """Raise UserError unless this user compiled a conversion of a model here."""
     try:
-        is_recorded = (records() / digest).is_file()
+        is_recorded = _is_own(records() / digest)
         reason = "was not compiled by you on this machine"
     except (UserError, OSError) as error:
         is_recorded, reason = False, f"cannot be checked ({error})"
@@ -65,3 +68,12 @@ def check_recorded(digest: str, conversion: Path, model: Path) -> None:
             f"{conversion} {reason}, and would run native code: run `heedful optimize {model}`, or "
             "give trust_compiled=True if you trust whoever made it"
         )
+
+
+def _is_own(path: Path) -> bool:
+    """A record is a file that this user made; a link, or a file of another user, is none."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
