@@ -111,12 +111,20 @@ def test_by_command_and_a_model_in_another_process(commands, plugin, tmp_path):
     assert_refused(refused, "needs the plugin doubling.py", "HEEDFUL_PLUGINS")
     # The recipe in the folder names the plugin's file, which a command that only reads it must
     # not execute: the folder may come from anybody.
-    for command, *more in (("report",), ("inspect",), ("distill", "--student")):
-        refused = commands.run(command, tmp_path / "run", *more, cwd=tmp_path)
-        assert_refused(refused, f"{tmp_path / 'run'} needs the plugin doubling.py")
+    run = tmp_path / "run"
+    for command in (
+        ("report", run),
+        ("inspect", run),
+        ("distill", run, "--student"),
+        ("recipes", "show", run),
+        ("demo", "--out", run),
+    ):
+        refused = commands.run(*command, cwd=tmp_path)
+        assert_refused(refused, f"{run} needs the plugin doubling.py")
     known = partial(set_variable, "HEEDFUL_PLUGINS", str(plugin))
-    ended = commands.run("report", tmp_path / "run", first=known)
-    assert ended.code == 0, ended.err
+    for command in (("report", run), ("recipes", "show", run)):
+        ended = commands.run(*command, first=known)
+        assert ended.code == 0, ended.err
     ended = commands.run("translate", tmp_path / "run", stdin=b"1 2\n", first=known)
     assert ended.code == 0, ended.err
     assert len(ended.out.splitlines()) == 1

@@ -1,6 +1,7 @@
 """`heedful demo`: trains, resumes, or only shows; and answers typed dates."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -68,6 +69,25 @@ def test_a_finished_run_is_only_shown(finished: Path) -> None:
     last = output.strip().splitlines()[-1]
     assert last.strip().startswith("echo '")
     assert last.endswith(f"| heedful translate {finished}")
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_plugin_that_a_folder_names_is_not_executed(
+    finished: Path, is_finished: bool, tmp_path: Path
+) -> None:
+    """The folder may come from anybody; the recipe dates has a shipped plugin alone."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    if not is_finished:
+        (out / "scores.json").unlink()
+    mark, plugin = tmp_path / "ran", tmp_path / "own.py"
+    plugin.write_text(f"open({str(mark)!r}, 'w').close()")
+    recipe = (out / "recipe.yaml").read_text(encoding="utf-8")
+    named = f"plugins:\n- {plugin}\n"
+    assert "plugins:\n" in recipe
+    (out / "recipe.yaml").write_text(recipe.replace("plugins:\n", named), encoding="utf-8")
+    assert "needs the plugin own.py" in run_demo(out, ok=False)
+    assert not mark.exists()
 
 
 def test_a_stopped_run_goes_on_with_its_own_recipe(tmp_path: Path) -> None:

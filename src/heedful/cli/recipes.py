@@ -42,7 +42,8 @@ def show(
     from heedful.files import read_text
     from heedful.recipe_files import load_recipe, recipe_path
 
-    recipe = load_recipe(name)
+    with plugins.not_executed(Path(name)):
+        recipe = load_recipe(name)
     task = plugins.task.get(recipe.task)(recipe)
     lines = read_text(recipe_path(name)).splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
