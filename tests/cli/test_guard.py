@@ -53,6 +53,23 @@ def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert colors == ["red", None]
 
 
+def test_notes_and_warnings_have_no_control_characters() -> None:
+    """A model's folder can come from anybody, and names in it reach notes."""
+    code = (
+        "import logging\n"
+        "from heedful.cli.guard import run_checked\n"
+        "from heedful.cli.shared import note\n"
+        "def command(**_):\n"
+        "    note('file \\x1b]0;owned\\x07 狗')\n"
+        "    logging.getLogger('heedful').warning('of \\x1b[2J\\r%s', '\\x9b31m')\n"
+        "run_checked(command)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    first, second = done.stderr.decode().splitlines()
+    assert first == r"note: file \x1b]0;owned\x07 狗"
+    assert second == r"of \x1b[2J\r\x9b31m"
+
+
 def test_a_full_stdout_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -11,7 +11,7 @@ import typer
 from heedful import pipelines
 from heedful.cli import lines
 from heedful.cli.flags import ModelFolder, spread
-from heedful.cli.guard import forget_interruption
+from heedful.cli.guard import forget_interruption, one_line
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import RunTime
 from heedful.cli.shared import note
@@ -109,7 +109,7 @@ def _stream_answer(conversation: "Conversation", text: str) -> None:
         forget_interruption()
         note("stopped")
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {one_line(str(error))}", err=True)
     lines.show("")
 
 

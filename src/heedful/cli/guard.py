@@ -74,10 +74,10 @@ def _end(error: BaseException, explain: Callable[[Any], str] | None) -> None:
 
 
 def _show_flags(record: logging.LogRecord) -> bool:
-    """Show flags in place of arguments of Python in a warning of the library."""
+    """Show a warning of the library as one line, with flags in place of arguments of Python."""
     from heedful.cli.flags import with_flags
 
-    record.msg, record.args = with_flags(record.getMessage()), ()
+    record.msg, record.args = one_line(with_flags(record.getMessage())), ()
     return True
 
 

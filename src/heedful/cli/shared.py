@@ -30,10 +30,11 @@ def print_json(content: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Print a note on stderr, of the command or of the library."""
+    """Print a note on stderr, of the command or of the library, as one line."""
     from heedful.cli.flags import with_flags
+    from heedful.cli.guard import one_line
 
-    typer.echo(f"note: {with_flags(text)}", err=True)
+    typer.echo(f"note: {one_line(with_flags(text))}", err=True)
 
 
 def run_recipe(
