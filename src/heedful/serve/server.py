@@ -170,8 +170,15 @@ class Server:
             await self._open_again()
 
     async def _open_again(self) -> None:
+        """Keys and models, each also where the other cannot be read."""
         try:
             self.keys.reload()
+        except UserError as error:
+            _log.error("the keys stay as they were: %s", error)
+        else:
+            if self.keys:
+                _log.info("keys read again: %s", self.keys.path)
+        try:
             await self.registry.replace([*self.registry.directories])
         except UserError as error:
             _log.error("not replaced: %s", error)
