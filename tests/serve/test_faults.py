@@ -379,6 +379,36 @@ def test_logged_bodies_have_no_keys(
         assert key not in caplog.text
 
 
+def test_no_log_line_has_a_key_of_the_file(
+    served: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one of another client, one that JSON escapes, and in an address or a request's id."""
+    keys = tmp_path / "keys"
+    keys.write_text('user-key-1\nuser-key-1-long\nuser"key\\2/e\n')
+    caplog.set_level("INFO", "heedful.serve")
+    headers = {"Authorization": "Bearer user-key-1"}
+    inner = json.dumps({"a": 'user"key\\2/e'})
+    prompts = ["of user-key-1-long.", 'of user"key\\2/e.', inner]
+    models = {"gpt": served.models["gpt"]}
+    with (
+        running(models, keys, log_texts=True) as server,
+        httpx.Client(base_url=server.url, headers=headers) as own,
+    ):
+        for prompt in prompts:
+            body = {**COMPLETION, "prompt": prompt}
+            assert own.post("/v1/completions", json=body).status_code == 200
+        for path in ("/user-key-1-long", "/user%22key%5C2/e", "/a/user%2Dkey-1"):
+            assert own.get(path).status_code == 404
+        for number in ("user-key-1", "a.user-key-1-long"):
+            answer = own.get("/v1/models", headers={"X-Request-ID": number})
+            assert answer.headers["X-Request-ID"] != number
+    assert caplog.text.count("of ***.") == 2
+    assert "GET /*** 404" in caplog.text
+    assert "GET /a/*** 404" in caplog.text
+    for part in ("user-key", "-long", 'user"', 'user\\"', "user%22", "2/e"):
+        assert part not in caplog.text
+
+
 def test_a_fault_of_a_backends_files_is_no_fault_of_the_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -739,6 +769,40 @@ def test_a_reload_during_a_reload_is_not_lost() -> None:
 
     asyncio.run(reload())
     assert len(begun) == 2
+
+
+def test_keys_and_models_are_opened_again_each_by_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bad keys file keeps no model from being replaced, nor the reverse; the log has both."""
+    path = tmp_path / "keys"
+    path.write_text("user-key-1\n")
+    caplog.set_level("INFO", "heedful.serve")
+    replaced: list[list[str]] = []
+
+    async def replace(names: list[str]) -> None:
+        replaced.append(names)
+        if len(replaced) > 1:
+            raise UserError("gpt stays as it was: damaged")
+
+    async def reload() -> None:
+        keys = Keys(path)
+        server = Server({}, Settings(keys=path), keys)
+        server.registry.replace = replace  # type: ignore[method-assign,assignment]
+        path.write_text("short\n")
+        await server._open_again()
+        assert keys.role("user-key-1") == "user"
+        path.write_text("user-key-2\n")
+        await server._open_again()
+        assert keys.role("user-key-2") == "user"
+
+    asyncio.run(reload())
+    assert len(replaced) == 2
+    first, second, third, fourth = caplog.messages
+    assert first.startswith(f"the keys stay as they were: {path}, line 1: not a key")
+    assert second.startswith("opened again: ")
+    assert third == f"keys read again: {path}"
+    assert fourth == "not replaced: gpt stays as it was: damaged"
 
 
 def test_a_lack_of_open_files_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from heedful.errors import UserError
 from heedful.serve.connections import MAX_HEADERS, too_many_headers
 from heedful.serve.errors import LIBRETRANSLATE, HttpError, shutting_down, timed_out
 from heedful.serve.hosts import AllowedHosts
-from heedful.serve.keys import Keys, tenant_of
+from heedful.serve.keys import HIDDEN, Keys, tenant_of
 from heedful.serve.metrics import Metrics
 from heedful.serve.page import FILES
 from heedful.serve.settings import Settings
@@ -38,7 +38,6 @@ _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _FORM = "application/x-www-form-urlencoded"
 # Fields of bodies that are not logged; clients of other servers send theirs by mistake.
 _SECRETS = {"api_key", "apikey", "key", "authorization", "token", "password", "secret"}
-_HIDDEN = "***"
 _GRACE = 1.0  # seconds for a stream to report that its time limit is reached
 _log = logging.getLogger("heedful.serve")
 
@@ -111,7 +110,7 @@ class Guard:
             await send({"type": "websocket.close"})
             return
         now = asyncio.get_running_loop().time()
-        info = RequestInfo(_request_id(scope), now + self.settings.request_timeout)
+        info = RequestInfo(self._request_id(scope), now + self.settings.request_timeout)
         scope[_INFO] = info
         response = _Response(send, info)
         self.metrics.begin()
@@ -132,7 +131,7 @@ class Guard:
     ) -> None:
         path = scope["path"]
         _check_headers(scope)
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        headers = _headers_of(scope)
         self._check_host_and_origin(headers)
         if self.is_draining and path not in PUBLIC:
             raise shutting_down()
@@ -149,7 +148,8 @@ class Guard:
                 raise HttpError(401, "the API key is missing or unknown")
             scope[_INFO].role, scope[_INFO].tenant = role, tenant_of(key)
         if self.settings.log_texts and body:
-            _log.info("request %s body %s", scope[_INFO].id, _without_keys(body, key))
+            text = self.keys.hide(_without_secrets(body), key or "")[:10_000]
+            _log.info("request %s body %s", scope[_INFO].id, text)
         await self._run(scope, body, receive, response)
 
     async def _run(
@@ -231,12 +231,24 @@ class Guard:
         if origin.partition("://")[2] != host:
             raise HttpError(403, "pages of this origin are not allowed (--cors ORIGIN)")
 
+    def _request_id(self, scope: MutableMapping[str, Any]) -> str:
+        """The client's own id, if it is a plain one and has no key, or a new one."""
+        headers = _headers_of(scope)
+        number = headers.get(b"x-request-id", "")
+        if _ID.fullmatch(number) and self.keys.hide(number, _key_of(headers) or "") == number:
+            return number
+        return secrets.token_hex(8)
+
     def _record(self, scope: MutableMapping[str, Any], info: RequestInfo) -> None:
         """Count and log a request that has ended."""
         seconds = time.perf_counter() - info.started
         route = getattr(scope.get("route"), "path", "other")
         self.metrics.end(route, info.model, info.status, seconds)
-        path = route if route != "other" else quote(scope["path"], errors="replace")[:100]
+        if route == "other":
+            shown = self.keys.hide(scope["path"], _key_of(_headers_of(scope)) or "")
+            path = quote(shown, safe="/*", errors="replace")[:100]
+        else:
+            path = route
         model = f" model={info.model}" if info.model else ""
         if info.num_prompt:
             self.metrics.tokens(info.model, info.num_prompt, info.num_new)
@@ -291,12 +303,9 @@ def _check_headers(scope: MutableMapping[str, Any]) -> None:
         raise too_many_headers()
 
 
-def _request_id(scope: MutableMapping[str, Any]) -> str:
-    """The client's own id, if it is a plain one, or a new one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _ID.fullmatch(text := value.decode("latin-1")):
-            return str(text)
-    return secrets.token_hex(8)
+def _headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, str]:
+    """The headers by their names in lower case."""
+    return {name: value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _key_of(headers: dict[bytes, str]) -> str | None:
@@ -314,27 +323,22 @@ def _key_in(body: bytes) -> str | None:
     return key if isinstance(key, str) else None
 
 
-def _without_keys(body: bytes, key: str | None) -> str:
-    """A JSON body as ASCII for the log, without keys; of another one only its size.
-
-    Args:
-        key: of the headers, which a text might quote.
-    """
+def _without_secrets(body: bytes) -> str:
+    """A JSON body as ASCII for the log, without fields of keys; of another one only its size."""
 
     def hide(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """The fields of an object."""
         return {
             name: value
             if isinstance(value, dict) or name.lower().replace("-", "_") not in _SECRETS
-            else _HIDDEN
+            else HIDDEN
             for name, value in pairs
         }
 
     try:
-        text = json.dumps(json.loads(body, object_pairs_hook=hide))
+        return json.dumps(json.loads(body, object_pairs_hook=hide))
     except (ValueError, RecursionError):
         return f"of {len(body)} bytes, not JSON"
-    return (text.replace(key, _HIDDEN) if key else text)[:10_000]
 
 
 def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], body: bytes) -> bytes:

@@ -2,10 +2,13 @@
 
 import hashlib
 import hmac
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from heedful.errors import UserError
 
+HIDDEN = "***"
 _LONGEST, _SHORTEST = 512, 8  # characters
 
 
@@ -24,6 +27,7 @@ class Keys:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._is_admin: dict[bytes, bool] = {}
+        self._written: list[str] = []
         self.reload()
 
     def __bool__(self) -> bool:
@@ -55,6 +59,16 @@ class Keys:
         if not keys:
             raise UserError(f"{self.path} has no key: write one a line, or leave --keys out")
         self._is_admin = keys
+        self._written = _written(key.decode() for key in keys)
+
+    def hide(self, text: str, *more: str) -> str:
+        """A text for the log, without the keys and the further ones in `more`.
+
+        Also without their forms in JSON, and in JSON that is quoted in JSON.
+        """
+        for form in (*self._written, *_written(more)):
+            text = text.replace(form, HIDDEN)
+        return text
 
     def role(self, key: str | None) -> str | None:
         """`admin`, `user`, or None for a key that is not in the file."""
@@ -66,6 +80,14 @@ class Keys:
             if hmac.compare_digest(known, key.encode()):
                 role = "admin" if is_admin else "user"
         return role
+
+
+def _written(keys: Iterable[str]) -> list[str]:
+    """The ways in which a text can have keys, the longest first: a key can begin with another."""
+    forms = {key for key in keys if key}
+    for _ in range(2):
+        forms |= {json.dumps(form)[1:-1] for form in forms}
+    return sorted(forms, key=len, reverse=True)
 
 
 def tenant_of(key: str) -> str:
