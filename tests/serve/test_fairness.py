@@ -34,12 +34,14 @@ class Run:
         self.batch = ContinuousBatch(MODEL.eager.searcher, prefix_tokens)
         self.engine = ContinuousEngine(self.batch, budget, call_all)
         self.turns = 0
-        self.waits: dict[Any, tuple[int, int]] = {}  # turns that an output has waited, and may
+        # Turns that an output has waited, and those that it may wait for each slice before it.
+        self.waits: dict[_Entry, tuple[int, dict[Any, int]]] = {}
 
-    def ask(self, row: list[int], limit: int, **options: Any) -> GenerationJob:
+    def ask(self, row: list[int], limit: int, texts: int = 1, **options: Any) -> GenerationJob:
         options = {"beam_size": 1, "max_new_tokens": limit, "scores": False, **options}
         request = MODEL.request([row], **options)
-        job = GenerationJob([row], [request], 1, 0, len(row) + limit, False)
+        rows, requests = [row] * texts, [request] * texts
+        job = GenerationJob(rows, requests, 1, 0, len(row) + limit, False)
         self.engine.add(job)
         return job
 
@@ -54,9 +56,11 @@ class Run:
             if entry.runs:
                 self.waits.pop(entry, None)
                 continue
-            waited, most = self.waits.get(entry, (0, sum(map(_slice_turns, entries[:number]))))
-            assert waited <= most
-            self.waits[entry] = waited + 1, most
+            waited, before = self.waits.get(entry, (0, {}))
+            for other in entries[:number]:
+                before.setdefault((other, other.slice_end), _slice_turns(other))
+            assert waited <= sum(before.values())
+            self.waits[entry] = waited + 1, before
         return has_work
 
 
@@ -67,12 +71,17 @@ def _slice_turns(entry: _Entry) -> int:
     return new + parts * continuous.MAX_ROWS + 2
 
 
-def ids_of(job: GenerationJob) -> list[int]:
+def outputs_of(job: GenerationJob) -> list[list[int]]:
+    """The ids of each output of a job that has ended."""
     pieces = [job.pieces.get_nowait() for _ in range(job.pieces.qsize())]
-    assert pieces
-    assert pieces[-1].reason is not None
-    assert pieces[-1].error is None
-    return [token for piece in pieces for token in piece.ids]
+    assert all(piece.reason is not None and piece.error is None for piece in pieces)
+    assert sorted(piece.index for piece in pieces) == list(range(len(job.rows)))
+    return [piece.ids for piece in sorted(pieces, key=lambda piece: piece.index)]
+
+
+def ids_of(job: GenerationJob) -> list[int]:
+    [ids] = outputs_of(job)
+    return ids
 
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +108,12 @@ def in_loop(test: Callable[[], None]) -> None:
 def test_every_output_is_the_one_alone_within_the_budget_and_its_wait(data: st.DataObject) -> None:
     rows = st.lists(st.integers(3, 39), min_size=1, max_size=30)
     arrival = st.tuples(
-        st.integers(0, 6), rows, st.integers(1, 17), st.sampled_from(OPTIONS), st.booleans()
+        st.integers(0, 6),
+        rows,
+        st.integers(1, 17),
+        st.sampled_from([1, 1, 7]),
+        st.sampled_from(OPTIONS),
+        st.booleans(),
     )
     arrivals = data.draw(st.lists(arrival, min_size=1, max_size=12))
     budget = data.draw(st.sampled_from([8, 40, 60, 200]))
@@ -107,10 +121,10 @@ def test_every_output_is_the_one_alone_within_the_budget_and_its_wait(data: st.D
     def test() -> None:
         run, jobs = Run(budget, data.draw(st.sampled_from([0, 100]))), []
         run.batch.prefixes.min_tokens = 4
-        for pause, row, limit, options, is_cancelled in arrivals:
+        for pause, row, limit, texts, options, is_cancelled in arrivals:
             for _ in range(pause):
                 run.turn()
-            jobs.append((run.ask(row, limit, **options), row, limit, options))
+            jobs.append((run.ask(row, limit, texts, **options), row, limit, options))
             if is_cancelled:
                 jobs[0][0].cancel()
         while run.turn():
@@ -119,16 +133,17 @@ def test_every_output_is_the_one_alone_within_the_budget_and_its_wait(data: st.D
         for job, row, limit, options in jobs:
             if not job.cancelled:
                 keywords = {"beam_size": 1, "max_new_tokens": limit, **options}
-                assert ids_of(job) == MODEL.generate([row], **keywords)[0]
+                alone = MODEL.generate([row], **keywords)[0]
+                assert outputs_of(job) == [alone] * len(job.rows)
 
     with pytest.MonkeyPatch.context() as patch:
         make_small(patch)
         in_loop(test)
 
 
-def endless(run: Run, row: list[int], limit: int) -> GenerationJob:
-    """An output that ends by its limit."""
-    return run.ask(row, limit, min_new_tokens=limit)
+def endless(run: Run, row: list[int], limit: int, texts: int = 1) -> GenerationJob:
+    """Outputs that end by their limit."""
+    return run.ask(row, limit, texts, min_new_tokens=limit)
 
 
 def test_a_long_output_does_not_stop_short_ones() -> None:
@@ -166,6 +181,45 @@ def test_a_long_prompt_does_not_stop_short_ones(small: None) -> None:
         while long.pieces.empty():
             run.turn()
         assert first.pieces.empty()
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("limit", [3, 11])  # one slice, and several
+def test_a_request_of_many_texts_does_not_stop_a_later_one(small: None, limit: int) -> None:
+    """It waits for a slice at most, not for all texts that came before it."""
+
+    def test() -> None:
+        for begun in range(1, 24, 2):
+            run = Run(24)
+            many = endless(run, [4, 5], limit, texts=60)
+            while run.turns < begun:
+                run.turn()
+            short = endless(run, [6, 7], 2)
+            longer = endless(run, [6, 8], 6)  # its second slice does not go behind them either
+            while short.pieces.empty():
+                run.turn()
+            assert run.turns - begun <= continuous.SLICE + 2
+            while longer.pieces.empty():
+                run.turn()
+            assert run.turns - begun <= 2 * continuous.SLICE + 6
+            assert many.pieces.qsize() < 60
+
+    in_loop(test)
+
+
+def test_a_request_of_many_texts_ends_while_others_come(small: None) -> None:
+    """More of them than there is room for, in each turn."""
+
+    def test() -> None:
+        run, short = Run(24), []
+        many = endless(run, [4, 5], 11, texts=10)
+        while many.pieces.qsize() < 10:
+            short += [endless(run, [6, 7], 3) for _ in range(2)]
+            run.turn()
+            assert run.turns < 400
+        assert any(job.pieces.empty() for job in short)  # there was no room
+        assert [len(ids) for ids in outputs_of(many)] == [11] * 10
 
     in_loop(test)
 

@@ -24,19 +24,21 @@ class _Entry:
 
     Attributes:
         index: of the output in its job.
+        slice_end: number of new tokens at which its slice ends.
         held: new tokens that have not been delivered.
         runs: it is in the batch, or its prompt is being read.
         is_read: its prompt is being read in parts.
-        slice_end: number of new tokens at which its slice ends.
+        turn: outputs have this order; see `ContinuousEngine`.
     """
 
     output: Output
     job: GenerationJob
     index: int
+    slice_end: int
     held: list[NewToken] = field(default_factory=list)
     runs: bool = False
     is_read: bool = False
-    slice_end: int = SLICE
+    turn: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -52,11 +54,16 @@ class _Entry:
 class ContinuousEngine:
     """Runs one step a turn, of all outputs in progress.
 
-    Outputs have an order: that of their arrival, except that one goes to its end after each slice
-    of `SLICE` new tokens, or a quarter of its tokens if that is more. In each turn those outputs
-    run, in this order, whose tokens fit the budget together. One that does not fit any more leaves
-    the batch; when it fits again its tokens are read again, and it continues as if it had not left.
-    So an output waits at most for the slices of those before it, however many come later.
+    Outputs have an order, by a number of tokens: those that all outputs had run when its request
+    came, and those of the first slices of the outputs before it in the request. A slice is of
+    `SLICE` new tokens, or a quarter of the output's tokens if that is more; at its end the output
+    goes behind the others of its request, and behind all that were due before (`_queue`).
+
+    In each turn those outputs run, in this order, whose tokens fit the budget together. One that
+    does not fit any more leaves the batch; when it fits again its tokens are read again, and it
+    continues as if it had not left. So an output waits for the slices of those before it, among
+    which are no later requests once as many tokens have run as its order says; and a request of
+    many outputs does not stop a later one.
 
     Outputs that begin while others are in progress take their first step in the same turn. Prompts
     of more than `READ_AT_ONCE` tokens are read in parts, one of them in a turn, between the steps
@@ -80,6 +87,7 @@ class ContinuousEngine:
         self.deliver = deliver
         self.observe = observe
         self._entries: dict[Output, _Entry] = {}  # in their order
+        self._num_run = 0  # tokens of prompts and new ones, each once
         self._num_turns = 0
 
     def add(self, job: GenerationJob) -> None:
@@ -93,7 +101,10 @@ class ContinuousEngine:
             except UserError as error:
                 self.deliver([partial(job.pieces.put_nowait, _failed(index, error))])
                 continue
-            self._entries[output] = _Entry(output, job, index)
+            entry = self._entries[output] = _Entry(output, job, index, SLICE)
+            new = min(SLICE, job.requests[prompt].max_new_tokens[0])
+            self._queue(entry, len(output.prompt) + new)
+        self._sort()
 
     def turn(self) -> bool:
         """Read the prompts of outputs that begin and take a step; returns False without work."""
@@ -137,7 +148,9 @@ class ContinuousEngine:
             count = len(running) + len(beginning)
             if count == MAX_ROWS:
                 break
-            length = self.batch.tokens_in_cache(entry.num_tokens)
+            # The turn in which an output has been read has a step too, of a further token.
+            joins = entry.is_read or not entry.runs
+            length = self.batch.tokens_in_cache(entry.num_tokens) + joins
             if entry.runs:
                 if length <= room or not count:
                     running.add(entry)
@@ -171,11 +184,24 @@ class ContinuousEngine:
             entry.runs = entry.is_read = False
 
     def _end_slices(self) -> None:
-        """Move the outputs whose slices have ended behind all others."""
+        """Queue the next slices of the outputs whose slices have ended."""
         ended = [e for e in self._entries.values() if len(e.output.ids) >= e.slice_end]
         for entry in ended:
-            entry.slice_end = len(entry.output.ids) + max(SLICE, entry.num_tokens // 4)
+            size = max(SLICE, entry.num_tokens // 4)
+            entry.slice_end = len(entry.output.ids) + size
             self._entries[entry.output] = self._entries.pop(entry.output)
+            self._queue(entry, size)
+        if ended:
+            self._sort()
+
+    def _queue(self, entry: _Entry, size: int) -> None:
+        """Give a slice of `size` tokens its turn, after those of its job that are queued."""
+        entry.turn = max(entry.job.turn, self._num_run)
+        entry.job.turn = entry.turn + size
+
+    def _sort(self) -> None:
+        """Order the outputs by their turns; of equal ones the first queued is first."""
+        self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].turn))
 
     def _read_part(self, entry: _Entry, count: int) -> None:
         """Read a part of a long prompt, after the last of which the output joins the batch."""
@@ -227,6 +253,8 @@ class ContinuousEngine:
         """
         deliveries: Deliveries = []
         for new in tokens:
+            is_first = len(new.output.ids) <= 1
+            self._num_run += 1 + len(new.output.prompt) * is_first
             entry = self._entries[new.output]
             entry.held.append(new)
             if entry.job.streams or new.output.reason is not None:

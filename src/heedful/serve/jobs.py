@@ -105,6 +105,7 @@ class GenerationJob:
         limit: largest number of tokens, prompt and new ones, of an output.
         streams: the client reads tokens as they come.
         tenant: who asks (`RequestInfo.tenant`); prefixes are shared among the prompts of one alone.
+        turn: of the next output or slice that is queued (`ContinuousEngine`), in tokens.
         pieces: of the outputs as they are generated; filled in the event loop.
         cancelled: the remaining tokens are not needed.
     """
@@ -116,6 +117,7 @@ class GenerationJob:
     limit: int
     streams: bool
     tenant: str = ""
+    turn: int = 0
     pieces: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
 
