@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ import httpx
 
 from heedful.errors import UserError
 from heedful.serve.connections import report_loop_errors
+from heedful.serve.errors import HttpError
 from heedful.serve.guard import Guard, info_of
 from heedful.serve.hosts import AllowedHosts
 from heedful.serve.metrics import Metrics
+from heedful.serve.models import ServedModel
 from running_server import Keys, Server, Settings, model_of, running
 
 COMPLETION = {"model": "gpt", "prompt": "the cat", "max_tokens": 4, "temperature": 0}
@@ -173,8 +176,11 @@ class SlowSteps:
 
 def test_a_full_queue_refuses_whole_requests() -> None:
     with running({"gpt": SlowSteps(0.03).model}, max_queue=4) as small:
-        slow = {**COMPLETION, "max_tokens": 40, "prompt": ["a", "b", "c"], "stream": True}
-        with httpx.stream("POST", f"{small.url}/v1/completions", json=slow) as stream:
+        slow = {**COMPLETION, "max_tokens": 40, "prompt": ["a", "b", "c", "d"], "stream": True}
+        with (
+            httpx.stream("POST", f"{small.url}/v1/completions", json=slow) as stream,
+            small.server.registry.models["gpt"].slots(1),
+        ):
             lines = stream.iter_lines()
             next(lines)
             two = {**COMPLETION, "prompt": ["a", "b"]}
@@ -188,6 +194,27 @@ def test_a_full_queue_refuses_whole_requests() -> None:
         assert httpx.post(f"{small.url}/v1/completions", json=two).status_code == 200
         too_many = {**COMPLETION, "prompt": ["a"] * 5}
         assert httpx.post(f"{small.url}/v1/completions", json=too_many).status_code == 400
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 256])
+def test_a_request_of_many_texts_leaves_places_for_others(most: int) -> None:
+    """It takes half of the queue at most, so that others are not refused for its whole duration."""
+
+    async def test() -> None:
+        settings = Settings(max_queue=most)
+        served = ServedModel("gpt", model_of("gpt2"), settings, Metrics(), 0)
+        with served.slots(most), ExitStack() as others:
+            for _ in range(most // 2):
+                others.enter_context(served.slots(1))
+            assert served.num_texts == most + most // 2
+            with pytest.raises(HttpError, match="try again"), served.slots(1):
+                pass
+        assert not served.num_texts
+        with served.slots(most):
+            pass
+        served.retire()
+
+    asyncio.run(test())
 
 
 def test_a_place_is_free_before_the_end_of_the_answer_is_sent() -> None:

@@ -677,12 +677,12 @@ def test_errors_are_the_exceptions_of_the_client(tmp_path: Path) -> None:
         with pytest.raises(openai.APITimeoutError):
             client(timeout=0.05).completions.create(**arguments, **late)
         wait_for_free_slots(server)
-        with served.slots(2):
+        with served.slots(1), served.slots(1):
             error = refused(openai.RateLimitError, "rate_limit_exceeded", opened)
             assert error.response.headers["retry-after"] == "1"
-            threading.Timer(0.1, lambda: setattr(served, "_num_texts", 0)).start()
+            threading.Timer(0.1, lambda: setattr(served, "_num_places", 0)).start()
             answer = client(max_retries=1).completions.create(**arguments, max_tokens=2)
-            served._num_texts = 2
+            served._num_places = 2
         assert answer.choices[0].finish_reason == "length"
         server.server.guard.is_draining = True
         error = refused(openai.InternalServerError, "draining", opened)

@@ -51,6 +51,7 @@ class ServedModel:
         self.settings = settings
         self.created = created
         self._num_texts = 0
+        self._num_places = 0  # of the queue that are taken
         self._is_retired = False
         self._reading: asyncio.Future[tuple[Exception | None, float]] | None = None
         self._metrics = metrics
@@ -99,6 +100,9 @@ class ServedModel:
     def slots(self, count: int, parameter: str | None = None) -> Iterator[None]:
         """Reserve room for all texts of a request, or for none.
 
+        A request takes half of the places at most, however many texts it has: else one could have
+        all others refused until its last text ends.
+
         Args:
             parameter: that gives their number, for the error.
 
@@ -110,19 +114,22 @@ class ServedModel:
             message = f"a request may have {most} texts (lines, or outputs), not {count}"
             values = {"name": "texts", "value": count, "limit": most}
             raise HttpError(400, message, code="limit_exceeded", values=values, parameter=parameter)
-        if self._num_texts + count > most:
+        places = min(count, (most + 1) // 2)
+        if self._num_places + places > most:
             self._metrics.refused(self.name)
             raise HttpError(
                 429,
-                f"{self._num_texts} texts wait for {self.name}, which takes {most}: try again",
+                f"{self._num_places} of {most} places of {self.name} are taken: try again",
                 code="rate_limit_exceeded",
                 retry_after=1,
             )
         self._num_texts += count
+        self._num_places += places
         try:
             yield
         finally:
             self._num_texts -= count
+            self._num_places -= places
             self._close_if_retired()
 
     async def encode(self, function: Callable[[], Result]) -> Result:
