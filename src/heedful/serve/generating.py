@@ -58,7 +58,8 @@ class Choice:
             self.log_probs += piece.log_probs
             self.top += piece.top
         if piece.reason is not None:
-            self.finish_reason = "length" if piece.reason == "length" else "stop"
+            is_cut = piece.reason in ("length", "dead_end")  # a grammar is not complete
+            self.finish_reason = "length" if is_cut else "stop"
         return self.text.add(piece.ids, piece.reason is not None)
 
     def unread(self) -> tuple[list[int], list[float | None], list[Any]]:
