@@ -234,7 +234,7 @@ def test_a_run_learns_and_its_model_says_the_same(run: Any) -> None:
         right = [
             {*answer.labels} == {*label} for answer, (_, label) in zip(answers, rows, strict=True)
         ]
-        assert scores["exact_match"] == np.mean(right) > 0.9
+        assert scores["exact_match"] == np.mean(right) > 0.7
         assert content["per_label"]["red"]["num_texts"] == sum("red" in label for _, label in rows)
     else:
         actual = np.array([[*answer.values.values()] for answer in answers])
