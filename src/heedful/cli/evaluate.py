@@ -337,7 +337,7 @@ def _evaluate_labels(
 def _answers(
     outputs: Sequence["pipelines.Classification"], names: Sequence[str], problem: str
 ) -> "np.ndarray":
-    """What a classifier says of N texts, as `score_answers` takes it."""
+    """The predictions of a classifier for N texts, as the argument of `score_answers`."""
     import numpy as np
 
     if problem == "regression":

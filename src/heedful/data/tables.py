@@ -204,6 +204,7 @@ def _converter(
     classes = _classes(schema, name) if allows_labels else []
 
     def text(value: Any) -> str:
+        """The cell of a row as text."""
         if value is None:
             return ""
         if not allows_labels:

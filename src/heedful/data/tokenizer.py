@@ -337,7 +337,7 @@ class Tokenizer:
 
     @cached_property
     def token_texts(self) -> TokenTexts:
-        """What each token adds to a decoded text."""
+        """The bytes that each token adds to a decoded text."""
         pieces = [self.spelling.added_bytes(self.piece(i)) for i in range(self.vocab_size)]
         return TokenTexts.read(pieces, self.special_ids, self.decode_batch)
 

@@ -32,7 +32,7 @@ class Filling:
 
 @dataclass(frozen=True)
 class Classification:
-    """What a classifier says of a text; blank and NaN for a text that was left out.
+    """The prediction of a classifier for a text; blank and NaN for a text that was left out.
 
     Attributes:
         label: the most probable class; blank for a regression.

@@ -123,8 +123,8 @@ def _metadata(
 
 
 def _problem_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> Problem:
-    """What the logits of a classifier mean; as in the pipeline of transformers, the logit of a
-    single class has a sigmoid unless it is a regression.
+    """The problem of a classifier. As in the pipeline of transformers, the logit of a single class
+    has a sigmoid unless `problem_type` is regression.
 
     Raises:
         UserError: a problem that transformers does not have.

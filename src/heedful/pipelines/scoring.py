@@ -55,7 +55,7 @@ class TextScore:
         return self._bits_per(len(text[self.first :]))
 
     def bits_per_byte(self, text: str) -> float:
-        """As `bits_per_character`, per byte in UTF-8."""
+        """`bits_per_character`, but per byte in UTF-8."""
         return self._bits_per(len(text[self.first :].encode()))
 
     def _bits_per(self, size: int) -> float:

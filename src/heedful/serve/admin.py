@@ -27,7 +27,7 @@ async def live() -> dict[str, str]:
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """As `/health/ready`, for clients of LibreTranslate and other servers."""
+    """The check of `/health/ready`, under the name that clients of LibreTranslate call."""
     await ready(request)
     return JSONResponse({"status": "ok"})
 

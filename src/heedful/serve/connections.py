@@ -82,7 +82,7 @@ class _Connection(h11.Connection):
     """
 
     def next_event(self) -> Any:
-        """As in h11; raises RemoteProtocolError for a request with two lengths."""
+        """The next event of h11; raises RemoteProtocolError for a request with two lengths."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}

@@ -109,7 +109,7 @@ class TokenLog:
         return texts
 
     def _text(self, token: int, data: bytes) -> str:
-        """What a token adds; of a part of a character its bytes, as OpenAI writes them."""
+        """The text that a token adds; for a part of a character `bytes:` and its bytes (OpenAI)."""
         if self._tokenizer.decoder.skips(token):
             return self._tokenizer.piece(token)
         try:

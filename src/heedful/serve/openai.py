@@ -258,7 +258,7 @@ class _Answer:
         """The event of a part of an output."""
 
         def event() -> str:
-            """As text."""
+            """The line of server-sent events."""
             return _event({**self._head(), "choices": [part(choice, index, text)], **more})
 
         # The tokens of a long prompt, and those beside each new one, take longer.

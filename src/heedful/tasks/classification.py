@@ -209,6 +209,7 @@ class TextClassification(Task):
         with track("classifying", len(own[shares.part])) as advance:
 
             def sums_of(start: int, end: int) -> LossSum:
+                """The losses of some texts; writes what the net says of them to `own`."""
                 parts = []
                 for indices in plan_evaluation_batches(lengths[start:end])[shares.part]:
                     batch = self.collate(data, start + indices, split).to(model.device)

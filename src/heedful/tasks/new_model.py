@@ -72,7 +72,7 @@ def inherited_parts(
 
 
 def _problem_of(source: SavedModel | None) -> Problem | None:
-    """What the logits of a classifier mean; None for another model, or none."""
+    """The problem of a classifier; None for another kind of model, or none."""
     return source.metadata.problem if isinstance(source, Classifier) else None
 
 

@@ -49,7 +49,7 @@ class _Group(Generic[Item]):
         return self.view
 
     def copy_of(self, indices: Sequence[int]) -> Cache:
-        """Some rows in a cache of their own, without free slots."""
+        """A copy of some rows as a cache without free slots."""
         rows = self.cache.select(torch.tensor(indices, device=self.cache.device))
         _limit(rows, max(self.lengths[index] for index in indices))
         return rows.with_texts(len(indices), 0)
@@ -166,7 +166,7 @@ class BatchRows(Generic[Item]):
             del self._groups[capacity]
 
     def _capacity(self, length: int) -> int:
-        """Of the group of a row with this number of tokens and a new one."""
+        """Slots of the group that a row with `length` tokens and a new one belongs to."""
         return max(LEAST, capacity_for(self.num_cached(length) + 1))
 
 
