@@ -30,6 +30,15 @@ def embed(
     ),
     pooling: PoolingOption = None,
     normalize: NormalizeOption = None,
+    prompt: str | None = typer.Option(
+        None,
+        metavar="TEXT",
+        help="Put this before each text.",
+        show_default="that of an imported model of sentence-transformers, else nothing",
+    ),
+    prompt_name: str | None = typer.Option(
+        None, metavar="NAME", help="Put the model's prompt of this name there, as query."
+    ),
     run_time: RunTime,
 ) -> None:
     """Print a vector for each text, from the states of the model's last layer.
@@ -49,6 +58,8 @@ def embed(
     options: dict[str, Any] = {
         "pooling": pooling,
         "normalize": normalize,
+        "prompt": prompt,
+        "prompt_name": prompt_name,
         "too_long": in_out.too_long,
     }
     options |= run_time.batching

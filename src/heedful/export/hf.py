@@ -40,6 +40,10 @@ _POOLING = (
     "the pooling of its vectors is not in this format; "
     "heedful export sentence-transformers keeps it"
 )
+_PROMPTS = (
+    "the prompts of its texts are not in this format; "
+    "heedful export sentence-transformers keeps them"
+)
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -148,6 +152,8 @@ def export_hf(
         )
     if write_more is None and (metadata.pooling != "mean" or metadata.normalize):
         on_notice(_POOLING)
+    if write_more is None and any(metadata.prompts.values()):
+        on_notice(_PROMPTS)
     if not model.has_tokenizer:
         on_notice("the model has no tokenizer: the directory accepts ids only")
     elif (out / "tokenizer_target").exists():
