@@ -64,7 +64,6 @@ BASES = {
     "mixtral": Kind("mixtral", _QV, _QV),
     "qwen3": Kind("qwen3", _QV),
     "gemma3": Kind("gemma3", _QV, tied=_EMBEDDINGS),
-    # GPT-2's format joins queries, keys and values.
     "gpt2": Kind("gpt2", ("c_attn",), tied=("transformer.wte", "lm_head")),
     "t5": Kind(
         "t5",
@@ -91,9 +90,8 @@ BASES = {
     ),
     # The positions of RoBERTa begin after the padding's id.
     "roberta": _classifier("roberta", *_BERT, position_offset=1),
-    # ModernBERT's format joins queries, keys and values, and the gate with the first layer.
+    # Formats of GPT-2 and ModernBERT join queries, keys and values.
     "modernbert": _classifier("modernbert", ("Wqkv",), r".*layers.*(Wqkv|Wo|Wi)"),
-    # DistilBERT's head has two modules.
     "distilbert": _classifier("distilbert", ("q_lin", "v_lin"), r".*layer\..*lin.*"),
 }
 TIED = tuple(name for name, kind in BASES.items() if kind.tied)
@@ -322,10 +320,6 @@ CASES = {
     "overlapping `alpha_pattern`": of_peft(_SOME, overlapping, "alpha_pattern"),
     "the same in the other order": of_peft(
         _SOME, lambda kind: overlapping(kind, turned=True), "alpha_pattern"
-    ),
-    "several targets and `lora_dropout`": of_peft(
-        ("llama",),
-        lambda kind: attention(kind, target_modules=r".*(k_proj|down_proj)", lora_dropout=0.3),
     ),
     **{
         f"`init_lora_weights` {init}": of_peft(

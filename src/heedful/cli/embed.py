@@ -8,7 +8,14 @@ import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import ModelFolder, NormalizeOption, PoolingOption, spread
+from heedful.cli.flags import (
+    ModelFolder,
+    NormalizeOption,
+    PoolingOption,
+    PromptNameOption,
+    PromptOption,
+    spread,
+)
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, RunTime, report_counts
 from heedful.errors import UserError
@@ -30,15 +37,8 @@ def embed(
     ),
     pooling: PoolingOption = None,
     normalize: NormalizeOption = None,
-    prompt: str | None = typer.Option(
-        None,
-        metavar="TEXT",
-        help="Put this before each text.",
-        show_default="that of an imported model of sentence-transformers, else nothing",
-    ),
-    prompt_name: str | None = typer.Option(
-        None, metavar="NAME", help="Put the model's prompt of this name there, as query."
-    ),
+    prompt: PromptOption = None,
+    prompt_name: PromptNameOption = None,
     run_time: RunTime,
 ) -> None:
     """Print a vector for each text, from the states of the model's last layer.

@@ -78,6 +78,18 @@ PoolingOption = Annotated[
         show_default="that of an imported model of sentence-transformers, else mean",
     ),
 ]
+PromptOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Put this before each text.",
+        show_default="that of an imported model of sentence-transformers, else nothing",
+    ),
+]
+PromptNameOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Put the model's prompt of this name there, as query."),
+]
 NormalizeOption = Annotated[
     bool | None,
     typer.Option(
