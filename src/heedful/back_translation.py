@@ -296,7 +296,7 @@ def _held_out_targets(recipe: Recipe) -> set[str]:
         return set()
     entries = (entry for entry in files_by_split(recipe) if entry.split != "train")
     return {
-        normalized(text) for entry in entries for text in collect(open_pairs(entry.files))["tgt"]
+        normalized(text) for entry in entries for text in collect(open_pairs(entry, recipe))["tgt"]
     }
 
 

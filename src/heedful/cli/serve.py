@@ -119,11 +119,11 @@ class LogLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+    def formatMessage(self, record: logging.LogRecord) -> str:
         """The line of a record."""
         return printable(super().formatMessage(record))
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802
+    def formatException(self, ei: Any) -> str:
         """The traceback of an error, whose message may have line breaks."""
         lines = super().formatException(ei).split("\n")
         return "\n".join(f"    {printable(line)}" for line in lines)
