@@ -260,18 +260,18 @@ class Options:
             if value is not None and not (value == 0 and name in OFF_AT_0):
                 limits.check(name, value)
         if (self.json_schema is not None) and (self.regex is not None):
-            raise UserError("json_schema and regex exclude each other; give one of them")
+            raise UserError("option json_schema and option regex exclude each other; give one of them")
         if self.coverage_penalty < 0:
             raise UserError(f"coverage_penalty must be at least 0, not {self.coverage_penalty}")
         if (self.beam_size or 1) > 1:
             if self.samples:
                 raise UserError("beam_size above 1 and sampling options exclude each other")
             if self.stop or self.draft is not None:
-                raise UserError("stop texts and a draft go with beam_size 1 alone")
+                raise UserError("option stop and option draft go with beam_size 1 alone")
         if self.beam_size == 1 and self.num_return > 1 and not self.samples:
             raise UserError(
                 f"num_return {self.num_return} greedy outputs would all be the same; "
-                "give a temperature, or a beam_size"
+                "give option temperature or beam_size"
             )
 
     @classmethod

@@ -282,7 +282,7 @@ def _evaluate_labels(
     import numpy as np
 
     from heedful.data.columns import Columns
-    from heedful.data.headers import LABEL
+    from heedful.data.headers import LABEL, ColumnOrderError
     from heedful.data.labels import label_columns, label_targets
     from heedful.data.rows import collect, open_rows
     from heedful.evaluation.labels import answer_texts, score_answers
@@ -294,7 +294,11 @@ def _evaluate_labels(
         for key, name in fields.items()
         if name is not None or key != "pair"
     }
-    rows = collect(replace(open_rows([path], columns), problem=problem))
+    try:
+        rows = collect(replace(open_rows([path], columns), problem=problem))
+    except ColumnOrderError as error:
+        given = " ".join(f"--{name}-field {number}" for name, number in error.columns.items())
+        raise UserError(f"{error.problem}: give columns, such as {given}") from None
     if rows.report.num_headers:
         whole = collect(replace(open_rows([path], columns, header=False), problem=problem))
         if whole[LABEL][0] in names:  # a row, whose label is rare here

@@ -14,6 +14,24 @@ Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
 
 
+class ColumnOrderError(UserError):
+    """Names of columns that contradict the fields which are read from them.
+
+    Attributes:
+        problem: the message without the remedy.
+        columns: for each field the number of the column with its name, or N.
+    """
+
+    def __init__(self, problem: str, columns: Mapping[str, int | str]) -> None:
+        given = " ".join(f"data.train.{name}_field={number}" for name, number in columns.items())
+        super().__init__(
+            f"{problem}: give columns, such as {given}, or data.train.header=false if this line is "
+            "a row"
+        )
+        self.problem = problem
+        self.columns = columns
+
+
 class OtherLabel(str):
     """The text of a label that is no single class: a list, or a number that is not an integer."""
 
@@ -64,8 +82,8 @@ def has_names(
         languages: the language of each field that has one.
 
     Raises:
-        UserError: no column was given, and one has the name of a field that is read from another,
-            or of a language that is not its field's.
+        ColumnOrderError: no column was given, and one has the name of a field that is read from
+            another, or of a language that is not its field's.
     """
     if not rows:
         return False
@@ -104,7 +122,7 @@ def _check_order(
     fields: Mapping[str, str | int | None],
     languages: Mapping[str, str],
 ) -> None:
-    """Raises UserError if a column is read as one field and has the name of another."""
+    """Raises ColumnOrderError if a column is read as one field and has the name of another."""
     if any(column is not None for column in fields.values()):
         return
     named = [
@@ -115,13 +133,11 @@ def _check_order(
         if named[number - 1] == field:
             continue
         known = {name: column for column, name in enumerate(named, 1) if name is not None}
-        places = {**dict.fromkeys(fields, "N"), **known}
-        columns = " ".join(f"data.train.{name}_field={place}" for name, place in places.items())
         language = f" ({languages[field]})" if field in languages else ""
-        raise UserError(
+        raise ColumnOrderError(
             f"{path}: the first line names column {number} {cell!r}, which is read as the "
-            f"{field}{language}: give columns, such as {columns}, or data.train.header=false if "
-            "this line is a row"
+            f"{field}{language}",
+            {**dict.fromkeys(fields, "N"), **known},
         )
 
 
