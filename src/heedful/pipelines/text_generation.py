@@ -335,9 +335,12 @@ class Generator(SavedModel):
         missing = [index for index, of_row in enumerate(outputs) if not of_row]
         if missing:
             assert self.backend is not None
-            name = f"{self.backend.name} ends beams at the length limit otherwise than the net"
-            self._note_once(f"{name}, so texts with outputs of this length run eager")
             batch, remaining = [rows[index] for index in missing], request.select(missing)
+            # A source without words is not decoded there at all.
+            specials = self.src_tokenizer.special_ids if self.has_tokenizer else frozenset()
+            if not all(map(specials.issuperset, batch)):
+                name = f"{self.backend.name} ends beams at the length limit otherwise than the net"
+                self._note_once(f"{name}, so texts with outputs of this length run eager")
             if rule := own_stop_rule(self.backend, request.options):  # as of the other rows
                 remaining = remaining._replace(options=replace(request.options, stop_rule=rule))
             for index, of_row in zip(missing, self.eager.outputs(batch, remaining), strict=True):
