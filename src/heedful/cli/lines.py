@@ -194,7 +194,7 @@ def note_unused(
         reasons |= dict.fromkeys(unused, "nothing is sampled; give a --temperature above 0")
     if settled.draft is None:
         reasons["num_draft_tokens"] = "there is no --draft"
-    if (settled.beam_size or 1) == 1:
+    if not settled.by_beams:
         reasons["stop_rule"] = "there is a single beam; give a --beam-size above 1"
         of_scores = "on outputs, only on scores: there is a single beam"
         reasons |= dict.fromkeys(("length_penalty", "normalization"), of_scores)

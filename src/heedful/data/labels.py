@@ -63,6 +63,11 @@ def label_names(labels: Iterable[str], problem: Problem = "single_label") -> tup
     return tuple(names)
 
 
+def values_text(values: Iterable[float]) -> str:
+    """The outputs of a regression for one text, separated by tabs."""
+    return "\t".join(f"{value:.6f}" for value in values)
+
+
 def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:
     """(N,): the index of each row's label in `names`.
 

@@ -166,7 +166,7 @@ class Generator(SavedModel):
         The final text is the generator's return value.
         """
         resolved = self._seeded_options({"beam_size": 1} | options)
-        if (resolved.beam_size or 1) > 1 or resolved.num_return > 1:
+        if resolved.by_beams or resolved.num_return > 1:
             raise UserError("only greedy decoding and single samples can be streamed")
         prompts: Any = [prompt]
         [row] = self.prompt_ids(prompts, resolved)

@@ -14,7 +14,7 @@ import numpy as np
 from heedful import extras
 from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.ctranslate2.instructions import select_instructions
-from heedful.backends.ctranslate2.refusals import by_beams, option_reasons
+from heedful.backends.ctranslate2.refusals import option_reasons
 from heedful.backends.ctranslate2.vocabulary import read_vocabulary
 from heedful.backends.manifest import NetFacts
 from heedful.backends.shortlist import Shortlist
@@ -119,7 +119,7 @@ class CTranslate2:
         """See `GenerationBackend.unsupported_reasons`."""
         options, limits = request.options, request.max_new_tokens
         reasons, longest = [*self._call(request).reasons], self.facts.longest_prompt
-        if by_beams(options) and not self.facts.has_equal_beams:
+        if options.by_beams and not self.facts.has_equal_beams:
             reasons.append("in its proof it had other outputs with option beam_size above 1")
         if self.facts.family == "encoder_decoder":
             # Others are decoded again; a sample that is would favor early ends.
@@ -166,7 +166,7 @@ class CTranslate2:
         """
         options = request.options
         has_prompts = self.facts.family == "decoder_only"
-        is_plain = not by_beams(options)
+        is_plain = not options.by_beams
         # A sample beyond its limit can be cut, but the score by a shortlist is that of the whole.
         by_limit = options.samples and options.scores and "use_vmap" in self._call(request).keywords
         groups: dict[tuple[int, int], list[int]] = {}
@@ -192,7 +192,7 @@ class CTranslate2:
         """
         options, outputs = request.options, []
         # These give probabilities after tokens are excluded, as the net does.
-        renormalizes = by_beams(options) and bool(options.renormalize_logits)
+        renormalizes = options.by_beams and bool(options.renormalize_logits)
         has_shortlist = "use_vmap" in self._call(request).keywords
         is_own_score = options.scores and (renormalizes or has_shortlist)
         for result, limit in zip(results, request.max_new_tokens, strict=True):
@@ -205,7 +205,7 @@ class CTranslate2:
             self._add_log_probs(outputs, rows, request)
         for hypothesis in chain.from_iterable(outputs) if options.scores else ():
             hypothesis.score = request.score(hypothesis.log_prob, len(hypothesis.ids))
-        if by_beams(options) and options.scores:  # those of the net may rank otherwise
+        if options.by_beams and options.scores:  # those of the net may rank otherwise
             outputs = [sorted(of_row, key=lambda item: -item.score) for of_row in outputs]
         return [of_row[: options.num_return] for of_row in outputs]
 
@@ -220,7 +220,7 @@ class CTranslate2:
         if not ids:  # of a source without words: it is not decoded
             return None
         # At the limit the net forces an end token, and prefers outputs that ended before.
-        if by_beams(request.options) and len(ids) >= limit:
+        if request.options.by_beams and len(ids) >= limit:
             return None
         if len(ids) > limit and not math.isnan(own_score):
             return None
@@ -263,7 +263,7 @@ class CTranslate2:
             cut = [ids[:-1] if end else ids for ids, end in zip(targets, ends, strict=True)]
             values = self.log_probs(given, cut, request)
             found = [v[: len(ids)] for v, ids in zip(values, targets, strict=True)]
-        has_certain = by_beams(request.options) and request.forced_bos_id is not None
+        has_certain = request.options.by_beams and request.forced_bos_id is not None
         for log_probs, (_, item) in zip(found, pairs, strict=True):
             item.log_prob = float(log_probs[has_certain:].sum(dtype=np.float64))
 
@@ -341,9 +341,9 @@ class CTranslate2:
         """The keywords of a call without the length limit."""
         options = request.options
         keys: dict[str, Any] = {
-            "beam_size": options.rows if by_beams(options) else 1,
+            "beam_size": options.rows if options.by_beams else 1,
             # Of a beam all, so that a search that reached the length limit is found.
-            "num_hypotheses": options.rows if by_beams(options) else options.num_return,
+            "num_hypotheses": options.rows if options.by_beams else options.num_return,
             "length_penalty": _power(options),
             "no_repeat_ngram_size": options.no_repeat_ngram_size or 0,
             "return_scores": options.scores,
@@ -416,7 +416,7 @@ def _ids(request: GenerationRequest) -> tuple[Any, ...]:
 
 def _power(options: Options) -> float:
     """CTranslate2's length penalty: the exponent of the length, for beam search only."""
-    is_plain = not by_beams(options) or options.normalization == "none"
+    is_plain = not options.by_beams or options.normalization == "none"
     return 0.0 if is_plain else float(options.length_penalty or 0)
 
 
