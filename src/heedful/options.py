@@ -334,10 +334,7 @@ class Options:
         if self.require and (size < 2 or self.num_groups > 1):
             raise UserError("require needs a beam search without groups: give a beam size above 1")
         if self.coverage_penalty and (size < 2 or self.require):
-            raise UserError(
-                "coverage_penalty needs a beam search without required phrases: give a beam size "
-                "above 1"
-            )
+            raise UserError("coverage_penalty needs beam_size above 1, without required phrases")
         return replace(self, **values | {"beam_size": size})
 
     def seeds(self, numbers: Sequence[int]) -> list[int] | None:

@@ -336,9 +336,8 @@ class Generator(SavedModel):
         if missing:
             assert self.backend is not None
             batch, remaining = [rows[index] for index in missing], request.select(missing)
-            # A source without words is not decoded there at all.
             specials = self.src_tokenizer.special_ids if self.has_tokenizer else frozenset()
-            if not all(map(specials.issuperset, batch)):
+            if not all(map(specials.issuperset, batch)):  # without words none is decoded there
                 name = f"{self.backend.name} ends beams at the length limit otherwise than the net"
                 self._note_once(f"{name}, so texts with outputs of this length run eager")
             if rule := own_stop_rule(self.backend, request.options):  # as of the other rows
