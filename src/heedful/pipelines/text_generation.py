@@ -354,11 +354,7 @@ class Generator(SavedModel):
     def _request(
         self, rows: list[list[int]], numbers: list[int], options: Options
     ) -> GenerationRequest:
-        """The request of a batch.
-
-        Args:
-            numbers: index of each row among all prompts.
-        """
+        """The request of a batch; `numbers`: the index of each row among all prompts."""
         shared, texts = self._last_request, options.prefixes
         if shared is None or shared["options"] is not options:
             shared = self._shared_fields(options)
