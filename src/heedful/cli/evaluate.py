@@ -305,6 +305,7 @@ def _evaluate_labels(
     import numpy as np
 
     from heedful.data.columns import Columns
+    from heedful.data.headers import LABEL
     from heedful.data.labels import label_columns, label_targets
     from heedful.evaluation.labels import answer_texts, score_answers
 

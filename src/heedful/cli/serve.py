@@ -114,10 +114,9 @@ class LogLines(logging.Formatter):
     What a request contains can neither begin a line nor control a terminal.
     """
 
-    converter = time.gmtime
-
     def __init__(self) -> None:
         super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line of a record."""
