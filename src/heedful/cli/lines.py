@@ -35,9 +35,9 @@ _LONGEST = 1_000_000  # characters of a line for a model
 
 def backend_option(
     default: str,
-    help: str = "eager (the torch module), compiled, ctranslate2, onnxruntime, or auto: the "
-    "fastest that `heedful optimize` found, else eager. With auto a request that the backend does "
-    "not support runs eager; of a backend by name, options that it does not support are an error.",
+    help: str = "eager (the torch module), compiled, ctranslate2, or auto: the fastest that "
+    "`heedful optimize` found, else eager. With auto a request that the backend does not support "
+    "runs eager; of a backend by name, options that it does not support are an error.",
 ) -> Any:
     """The flag `--backend`."""
     return typer.Option(default, metavar="NAME", help=help, rich_help_panel=RUN_TIME)
