@@ -15,7 +15,7 @@ import torch
 from backend_models import TEXTS, model_of
 from chance import fits_outcomes
 from heedful.backends.base import Settings
-from heedful.backends.ctranslate2 import instructions, runtime
+from heedful.backends.ctranslate2 import runtime
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.deploy.convert import convert_model, open_ctranslate2
 from heedful.generation import Hypothesis
@@ -446,7 +446,7 @@ def test_avx512_is_used_on_processors_with_vnni_unless_the_user_names_another(
 ) -> None:
     import ctranslate2
 
-    monkeypatch.setattr(instructions, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(runtime, "cpu_flags", lambda: flags)
     monkeypatch.setattr(os, "environ", environment)
     found = []
 

@@ -8,7 +8,8 @@ from typing import Any, cast, get_args
 
 from heedful.backends.base import Backend, Settings
 from heedful.backends.ctranslate2.conversion import PRECISIONS
-from heedful.backends.ctranslate2.runtime import CTranslate2, write_vocabulary_map
+from heedful.backends.ctranslate2.runtime import CTranslate2
+from heedful.backends.ctranslate2.vocabulary import write_vocabulary_map
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,

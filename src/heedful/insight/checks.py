@@ -218,7 +218,7 @@ def period_of_positions(probe: Probe, side: Side) -> int | None:
     They are read from the first states, (T, D), that differ in a text of one token repeated. Those
     of schemes that enter attention alone are not found.
     """
-    batch = probe.long_batch(1)
+    batch = probe.long_batch(2)  # of two rows: some nets drop the dimension of one
     for other in probe.sides:
         ids = batch.ids[other][:, :1].expand(-1, probe.longest if other == side else 8)
         batch = batch.replace_ids(other, ids)
@@ -227,7 +227,9 @@ def period_of_positions(probe: Probe, side: Side) -> int | None:
     def record(module: object, args: object, out: object) -> None:
         for value in out if isinstance(out, tuple) else (out,):
             if not found and isinstance(value, Tensor) and value.is_floating_point():
-                states = value.detach().float().squeeze()
+                states = value.detach().float()
+                if states.dim() == 3:  # (B, T, D), or of positions (1, T, D)
+                    states = states[0]
                 if states.dim() == 2 and len(states) == probe.longest and unequal(states, 0).any():
                     found.append(states)
 

@@ -1,6 +1,7 @@
 """CTranslate2 as a backend: supported requests, and its calls."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,18 +14,16 @@ import numpy as np
 
 from heedful import extras
 from heedful.backends.base import Capability, GenerationRequest, Settings
-from heedful.backends.ctranslate2.instructions import select_instructions
 from heedful.backends.ctranslate2.refusals import option_reasons
-from heedful.backends.ctranslate2.vocabulary import read_vocabulary
+from heedful.backends.ctranslate2.vocabulary import VOCABULARY_MAP, read_vocabulary
+from heedful.backends.hardware import cpu_flags
 from heedful.backends.manifest import NetFacts
-from heedful.backends.shortlist import Shortlist
 from heedful.errors import DamagedError, UserError
-from heedful.files import read_object, write_text
+from heedful.files import read_object
 from heedful.generation.hypotheses import Hypothesis
 from heedful.options import TEMPERATURES, Options, StopRule
 
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
-VOCABULARY_MAP = "vmap.txt"  # of a shortlist
 HEAD = "head.npz"  # the class matrix of a classifier, which the format lacks
 
 
@@ -397,12 +396,6 @@ class CTranslate2:
             return self._model.forward_batch(rows, token_type_ids=kinds)
 
 
-def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:
-    """Write a shortlist into a conversion; raises UserError for tokens with blanks."""
-    sides = (read_vocabulary(directory, f"{side}_vocabulary") for side in ("source", "target"))
-    write_text(directory / VOCABULARY_MAP, "".join(shortlist.vocabulary_map(*sides)))
-
-
 def _ids(request: GenerationRequest) -> tuple[Any, ...]:
     """The ids that the arguments of a call depend on."""
     return (
@@ -441,3 +434,13 @@ def _open(directory: Path, family: Family, precision: str, settings: Settings, d
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"CTranslate2 cannot open {directory}: {error}") from None
+
+
+def select_instructions() -> None:
+    """Let CTranslate2 use AVX-512 on processors with VNNI, unless the environment names others.
+
+    Its default is AVX2, since early processors with AVX-512 lower their frequency for it; those
+    with VNNI are later. It reads the variable when the first model is opened.
+    """
+    if "avx512_vnni" in cpu_flags():
+        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
