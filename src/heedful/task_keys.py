@@ -18,7 +18,6 @@ MAY_CHANGE = (
     "training.tensorboard",
     "training.activation_checkpointing",
     "training.parallel",
-    "training.tensor_parallel",
     "evaluation.num_samples",
 )
 # Keys that the validation loss at a step does not depend on.

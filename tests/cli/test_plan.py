@@ -113,16 +113,6 @@ def test_a_net_that_no_machine_holds_is_planned(gpt: Path) -> None:
     )
 
 
-def test_a_divided_net_is_not_counted(gpt: Path) -> None:
-    """A line says so, and the plan is that of whole nets."""
-    lines: list[str] = []
-    recipe = load_recipe(gpt, ["training.tensor_parallel=2"])
-    plan = make_plan(recipe, PlanOptions(2, "h100"), lines.append)
-    assert "training.tensor_parallel 2 is not counted: each GPU has the whole net" in lines
-    whole = make_plan(load_recipe(gpt), PlanOptions(2, "h100"), lambda line: None)
-    assert plan.memory_peak == whole.memory_peak
-
-
 def test_bytes_sent() -> None:
     config = ARCHITECTURE.config(vocab_size=50, d_model=16, num_heads=2, num_layers=2, max_length=8)
     net = meta_net("gpt2", config, "model")

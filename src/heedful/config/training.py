@@ -115,12 +115,6 @@ class Training(Strict):
         "train on a CPU then measures, for a run of ten minutes or more, whether fewer threads or "
         "several processes are faster, and trains so.",
     )
-    tensor_parallel: int = Field(
-        1,
-        ge=1,
-        description="Processes (torchrun) over which attention heads and feed-forward units are "
-        "divided; groups of so many processes share the batches by ddp; 1: the net is not divided.",
-    )
     activation_checkpointing: bool = Field(
         False,
         description="Store only each block's input and recompute its activations in the backward "

@@ -1,6 +1,5 @@
 """Dropout (Srivastava et al. 2014) with cheap random numbers on a CPU."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,6 @@ _STREAMS, _WARM_UP = 8, 18  # as in `random.cpp`
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
-@dataclass(frozen=True)
-class DropoutShare:
-    """The share of a tensor that a process has, of `count` equal ones along `dim`."""
-
-    dim: int
-    index: int
-    count: int
-
-
 class Dropout(nn.Module):
     """In training, zero each element with probability `p` and scale the others by 1 / (1 - p).
 
@@ -36,10 +26,6 @@ class Dropout(nn.Module):
     element, seeded by torch's generator (a resumed run repeats them): `p` is rounded to the nearest
     1/65536 and the scale is that of the rounded `p`, so the expectation is exact. On other devices
     it is `torch.nn.functional.dropout`.
-
-    Attributes:
-        share: the inputs are this share of a tensor (tensor parallelism, on a CPU). The mask of the
-            whole is drawn, so that it is that of one process.
 
     >>> dropout = Dropout(0.5)
     >>> sorted(set(dropout(torch.ones(1000)).tolist()))
@@ -53,7 +39,6 @@ class Dropout(nn.Module):
         if not isinstance(p, int | float) or not 0.0 <= p < 1.0:
             raise UserError(f"dropout must be at least 0 and below 1, not {p!r}")
         self.p = p
-        self.share: DropoutShare | None = None
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if not self.training or self.p == 0.0:
@@ -63,17 +48,7 @@ class Dropout(nn.Module):
         if torch.compiler.is_compiling():  # whose gradient is derived from this
             keep, scale = keep_mask(x.shape, self.p)
             return x * keep * scale
-        return _Drop.apply(x, *self.draw_mask(x.shape))  # type: ignore[no-untyped-call]
-
-    def draw_mask(self, shape: torch.Size) -> tuple[Int16[Tensor, "..."], float]:
-        """Mask and scale of `apply_mask` for an input of this shape, which may be a share."""
-        share = self.share
-        if share is None:
-            return keep_mask(shape, self.p)
-        whole = [*shape]
-        whole[share.dim] *= share.count
-        keep, scale = keep_mask(torch.Size(whole), self.p)
-        return keep.chunk(share.count, share.dim)[share.index].contiguous(), scale
+        return _Drop.apply(x, *keep_mask(x.shape, self.p))  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from heedful.kernels import training as kernels
-from heedful.parts.dropout import Dropout, apply_mask
+from heedful.parts.dropout import Dropout, apply_mask, keep_mask
 from heedful.parts.hooks import has_any_hooks
 
 
@@ -23,7 +23,7 @@ def add_dropped(
     """x + dropout(y)."""
     if not _can_add(x, y, dropout):
         return x + dropout(y)
-    out: Tensor = _AddDropped.apply(x, y, *dropout.draw_mask(y.shape))  # type: ignore[no-untyped-call]
+    out: Tensor = _AddDropped.apply(x, y, *keep_mask(y.shape, dropout.p))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -34,7 +34,7 @@ def add_norm(
     if not (_can_add(x, y, dropout) and _is_plain(norm)):
         normed: Tensor = norm(x + dropout(y))
         return normed
-    mask = dropout.draw_mask(y.shape)
+    mask = keep_mask(y.shape, dropout.p)
     out: Tensor = _AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, *mask)  # type: ignore[no-untyped-call]
     return out
 
@@ -43,7 +43,7 @@ def relu_dropped(x: Float[Tensor, "..."], dropout: Dropout) -> Float[Tensor, "..
     """dropout(relu(x))."""
     if not _drops(dropout) or not kernels.can_run(x):
         return dropout(F.relu(x))
-    out: Tensor = _ReluDropped.apply(x, *dropout.draw_mask(x.shape))  # type: ignore[no-untyped-call]
+    out: Tensor = _ReluDropped.apply(x, *keep_mask(x.shape, dropout.p))  # type: ignore[no-untyped-call]
     return out
 
 

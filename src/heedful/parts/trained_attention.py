@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from heedful.kernels import training as kernels
-from heedful.parts.dropout import Dropout, apply_mask
+from heedful.parts.dropout import Dropout, apply_mask, keep_mask
 from heedful.parts.rotary import Rotation, rotate
 from heedful.parts.unpadding import Unpadding
 
@@ -100,7 +100,7 @@ def trained_attention(
     """
     mask = None
     if dropout.training and dropout.p > 0:
-        mask = dropout.draw_mask(torch.Size(rows.shape))
+        mask = keep_mask(torch.Size(rows.shape), dropout.p)
     queries = projected.reshape(-1, head_dim)
     source = None if memory is None else memory.reshape(-1, head_dim)
     heads: Tensor

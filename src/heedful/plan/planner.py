@@ -149,8 +149,6 @@ def make_plan(recipe: Recipe, options: PlanOptions, print_line: PrintLine) -> Pl
     recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
     if options.parallel is None and recipe.training.parallel in ("ddp", "fsdp"):
         options = replace(options, parallel=recipe.training.parallel)
-    if (count := recipe.training.tensor_parallel) > 1:
-        print_line(f"training.tensor_parallel {count} is not counted: each GPU has the whole net")
     work = Work.open(recipe, uses_data=options.tokens is None, print_line=print_line)
     return _Planner(work, options).plan()
 

@@ -30,7 +30,6 @@ from heedful.training.parallel import sharing_of
 from heedful.training.precision import resolve_precision
 from heedful.training.schedules import make_schedule
 from heedful.training.step import TrainStep
-from heedful.training.tensor_parallel import data_processes
 from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.zoo.names import trainable, weights_of
 from heedful.zoo.saved import load_tensors
@@ -76,12 +75,10 @@ def prepare_session(
     if device.type == "cpu" and (reason := kernels.load()):
         print_line(f"kernels    none, which makes training slower: {reason}")
     num_parts = training.gradient_accumulation * batch_parts
-    num_shares = data_processes(group, training).count
-    if num_parts < num_shares:
-        needed = parts_per_batch(training.gradient_accumulation, num_shares)
-        noun = "processes" if num_shares == group.count else "groups of processes"
+    if num_parts < group.count:
+        needed = parts_per_batch(training.gradient_accumulation, group.count)
         print_line(
-            f"{num_shares - num_parts} of {num_shares} {noun} have no share of a step: the "
+            f"{group.count - num_parts} of {group.count} processes have no share of a step: the "
             f"batches have too few parts; training.batch_parts={needed} gives each one"
         )
     _open_folder(recipe, rows, folder, precision, batch_parts, resume)
@@ -127,8 +124,7 @@ def _batch_parts(recipe: Recipe, out: Path, resume: bool) -> int:
         return training.batch_parts
     if resume:
         return facts_of_run(out).batch_parts
-    num_shares = data_processes(processes.current(), training).count
-    return parts_per_batch(training.gradient_accumulation, num_shares)
+    return parts_per_batch(training.gradient_accumulation, processes.current().count)
 
 
 def _precision(recipe: Recipe, out: Path, device: torch.device, resume: bool) -> str:

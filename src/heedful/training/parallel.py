@@ -1,11 +1,11 @@
-"""The net that is trained, whole in one process or shared by several: DDP, FSDP2, tensor parallel.
+"""The net that is trained, whole in one process or shared by several: DDP, FSDP2.
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; Zhao et
 al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -19,8 +19,6 @@ from heedful.models.stack import Stack
 from heedful.parts.relative import RelativePositionBias
 from heedful.processes import Processes
 from heedful.training.step import TrainStep
-from heedful.training.tensor_parallel import divide_net, sum_over
-from heedful.training.tensors import parameter_of, whole_tensor
 from heedful.zoo.sizes import host_memory
 
 
@@ -64,18 +62,6 @@ class TrainedNet:
         """The sum over the processes of a tensor on the run's device."""
         return tensor
 
-    def gradient_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The norm of the gradients of all parameters, those of `net` by name."""
-        return whole_tensor(nn.utils.get_total_norm([*gradients.values()]))
-
-    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """State of the optimizer or averages of weights, as they are stored in a checkpoint."""
-        return {**tensors}
-
-    def own_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The part for this process of the result of `whole_state`."""
-        return {**tensors}
-
 
 class ReplicatedNet(TrainedNet):
     """The whole net in every process (DistributedDataParallel)."""
@@ -84,10 +70,16 @@ class ReplicatedNet(TrainedNet):
         super().__init__(step)
         self.gradient_factor = processes.count  # DDP takes the mean over the processes
         self.scatter()  # before DDP compares the processes
-        self.step = _data_parallel(step)
+        self.step = self._ddp = nn.parallel.DistributedDataParallel(
+            step, gradient_as_bucket_view=True
+        )
+        self._ddp.broadcast_buffers = False  # buffers are constants
 
     def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
-        return _exchange(self.step, is_last=is_last)
+        if is_last:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._ddp.no_sync()
+        return context
 
     def scatter(self) -> None:
         _broadcast(self.net)
@@ -101,59 +93,16 @@ class ReplicatedNet(TrainedNet):
         return tensor
 
 
-class _PartialNet(TrainedNet):
-    """Base: each process trains a part of the net.
-
-    The main process also has the whole net, to save it; the others have it during evaluations, if
-    it fits into the memory of each: it takes a quarter of what a process needs to train with DDP
-    and Adam.
-
-    Args:
-        net: a copy of the step's net, of which this process gets its part.
-    """
-
-    def __init__(self, step: TrainStep, processes: Processes, net: nn.Module) -> None:
-        super().__init__(step)
-        self._is_main = processes.is_main
-        kind = processes.gather(next(step.net.parameters()).device.type)[0]
-        is_cuda = kind == "cuda"
-        self._device = (
-            torch.device(kind, torch.cuda.current_device()) if is_cuda else torch.device(kind)
-        )
-        self.net = net
-        self.step = step.with_net(self.net)
-        fits = _fits(self.whole, self._device, processes.local_count)
-        (is_too_large,) = processes.any([not fits])
-        self.evaluates_in_all = not is_too_large
-
-    def _release_whole(self) -> None:
-        """Free the whole net in all processes but the main one."""
-        if not self._is_main:
-            _replace_parameters(self.whole, "meta")
-
-    def _pairs(self) -> Iterable[tuple[str, Any, Tensor | None]]:
-        """Name, parameter of `net`, and in the main process that of `whole`, else None."""
-        own = dict(self.net.named_parameters())
-        whole = self.whole.parameters() if self._is_main else [None] * len(own)
-        return zip(own, own.values(), whole, strict=True)
-
-    @contextmanager
-    def whole_in_all(self) -> Iterator[None]:
-        if not self._is_main:
-            _replace_parameters(self.whole, self._device)
-        try:
-            _broadcast(self.whole)
-            yield
-        finally:
-            self._release_whole()
-
-
-class ShardedNet(_PartialNet):
+class ShardedNet(TrainedNet):
     """Parameters, gradients and optimizer state sharded over the processes (FSDP2).
 
     Each block is a unit, and the rest of the net another one, which holds tied matrices. The net of
     the step may be on the meta device in other processes than the main one, where its parameters
     have no memory except for shards and, while these are set, one parameter at a time.
+
+    The main process also has the whole net, to save it; the others have it during evaluations, if
+    it fits into the memory of each: it takes a quarter of what a process needs to train with DDP
+    and Adam.
 
     Args:
         in_bf16: gather the weights in bf16; their shards and the sums of gradients are in fp32.
@@ -165,8 +114,16 @@ class ShardedNet(_PartialNet):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-        super().__init__(step, processes, _copy_on_meta(step.net))
-        device = self._device
+        super().__init__(step)
+        self._is_main = processes.is_main
+        kind = processes.gather(next(step.net.parameters()).device.type)[0]
+        is_cuda = kind == "cuda"
+        device = torch.device(kind, torch.cuda.current_device()) if is_cuda else torch.device(kind)
+        self._device = device
+        (is_too_large,) = processes.any([not _fits(self.whole, device, processes.local_count)])
+        self.evaluates_in_all = not is_too_large
+        self.net = _copy_on_meta(step.net)
+        self.step = step.with_net(self.net)
         mesh = init_device_mesh(device.type, (processes.count,))
         policy = (
             MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -187,6 +144,27 @@ class ShardedNet(_PartialNet):
         _apply(self.whole, lambda t: t if t.is_meta else t.to(device))
         self.scatter()
 
+    def _release_whole(self) -> None:
+        """Free the whole net in all processes but the main one."""
+        if not self._is_main:
+            _replace_parameters(self.whole, "meta")
+
+    def _pairs(self) -> Iterable[tuple[Any, Tensor | None]]:
+        """The shard of a parameter, and in the main process the whole one, else None."""
+        shards = [*self.net.parameters()]
+        whole = self.whole.parameters() if self._is_main else [None] * len(shards)
+        return zip(shards, whole, strict=True)
+
+    @contextmanager
+    def whole_in_all(self) -> Iterator[None]:
+        if not self._is_main:
+            _replace_parameters(self.whole, self._device)
+        try:
+            _broadcast(self.whole)
+            yield
+        finally:
+            self._release_whole()
+
     def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
         step: Any = self.step
         step.set_requires_gradient_sync(is_last)
@@ -194,7 +172,7 @@ class ShardedNet(_PartialNet):
 
     @torch.no_grad()
     def gather(self) -> None:
-        for _, shard, whole in self._pairs():
+        for shard, whole in self._pairs():
             full = shard.full_tensor()
             if whole is not None:
                 whole.copy_(full)
@@ -203,119 +181,13 @@ class ShardedNet(_PartialNet):
     def scatter(self) -> None:
         from torch.distributed.tensor import distribute_tensor
 
-        for _, shard, whole in self._pairs():
+        for shard, whole in self._pairs():
             full = torch.empty(shard.shape, device=shard.device) if whole is None else whole
             shard.copy_(distribute_tensor(full.detach(), shard.device_mesh, shard.placements))
 
     def sum(self, tensor: Tensor) -> Tensor:
         torch.distributed.all_reduce(tensor)
         return tensor
-
-
-class DividedNet(_PartialNet):
-    """The net divided over groups of processes, and replicated over the groups (DDP).
-
-    Args:
-        count: number of processes of a group, which have adjacent ranks.
-    """
-
-    def __init__(self, step: TrainStep, processes: Processes, count: int) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        super().__init__(step, processes, deepcopy(step.net))
-        num_groups, self._index = processes.count // count, processes.rank % count
-        mesh = init_device_mesh(
-            self._device.type, (num_groups, count), mesh_dim_names=("data", "tensor")
-        )
-        self._data, self._tensor = mesh["data"].get_group(), mesh["tensor"].get_group()
-        self._divisions = divide_net(self.net, self._index, count, self._tensor)
-        self._parameters = dict(self.net.named_parameters())
-        self.scatter()
-        self._release_whole()
-        self.gradient_factor = num_groups
-        if num_groups > 1:
-            self.step = _data_parallel(self.step, self._data)
-
-    def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
-        return _exchange(self.step, is_last=is_last)
-
-    @torch.no_grad()
-    def gather(self) -> None:
-        for name, share, whole in self._pairs():
-            full = self._join(name, share)
-            if whole is not None:
-                whole.copy_(full)
-
-    @torch.no_grad()
-    def scatter(self) -> None:
-        for name, share, whole in self._pairs():
-            division = self._divisions.get(name)
-            shape = share.shape if division is None else division.whole_shape(share)
-            full = torch.empty(shape, device=self._device) if whole is None else whole.detach()
-            torch.distributed.broadcast(full, src=0)
-            share.copy_(self._divide(name, full))
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        torch.distributed.all_reduce(tensor, group=self._data)
-        return tensor
-
-    def gradient_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        divided = [grad for name, grad in gradients.items() if name in self._divisions]
-        others = [grad for name, grad in gradients.items() if name not in self._divisions]
-        squares = [
-            nn.utils.get_total_norm(part).to(self._device) ** 2 for part in (divided, others)
-        ]
-        return (sum_over(squares[0], self._tensor) + squares[1]).sqrt()
-
-    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        whole = {}
-        for name, tensor in tensors.items():
-            full = self._join(parameter_of(name, self._parameters), tensor)
-            if self._is_main:
-                whole[name] = full
-        return whole
-
-    def own_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: self._divide(parameter_of(name, self._parameters), tensor)
-            for name, tensor in tensors.items()
-        }
-
-    def _join(self, name: str | None, share: Tensor) -> Tensor:
-        """The whole of a tensor like a parameter: all processes of a group call it alike."""
-        division = self._divisions.get(name or "")
-        if name is None or division is None or share.shape != self._parameters[name].shape:
-            return share
-        shares = [torch.empty_like(share) for _ in range(division.count)]
-        torch.distributed.all_gather(shares, share.contiguous(), group=self._tensor)
-        return division.join(shares)
-
-    def _divide(self, name: str | None, whole: Tensor) -> Tensor:
-        """The share of a whole tensor like a parameter."""
-        division = self._divisions.get(name or "")
-        if name is None or division is None:
-            return whole
-        is_like = whole.shape == division.whole_shape(self._parameters[name])
-        return division.share(whole, self._index) if is_like else whole
-
-
-def _data_parallel(
-    step: nn.Module, group: torch.distributed.ProcessGroup | None = None
-) -> nn.parallel.DistributedDataParallel:
-    """A step whose gradients are the means over the processes of a group, by default all."""
-    ddp = nn.parallel.DistributedDataParallel(
-        step, process_group=group, gradient_as_bucket_view=True
-    )
-    ddp.broadcast_buffers = False  # buffers are constants
-    return ddp
-
-
-def _exchange(step: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
-    """A context in which a step exchanges its gradients if it is the last one and uses DDP."""
-    if is_last or not isinstance(step, nn.parallel.DistributedDataParallel):
-        return nullcontext()
-    context: AbstractContextManager[None] = step.no_sync()
-    return context
 
 
 def _broadcast(net: nn.Module) -> None:
@@ -370,14 +242,11 @@ def _units(net: nn.Module) -> list[nn.Module]:
 
 
 def sharing_of(settings: Training, processes: Processes, precision: str) -> str:
-    """The kind of parallelism of a run: none (one process), ddp, fsdp or tensor.
+    """The kind of parallelism of a run: none (one process), ddp or fsdp.
 
     Raises:
         UserError: settings that do not fit each other or the number of processes.
     """
-    if settings.tensor_parallel > 1:
-        _check_tensor_parallel(settings, processes, precision)
-        return "tensor"
     if processes.count == 1:
         return "none"
     if settings.parallel == "none":
@@ -404,42 +273,11 @@ def sharing_of(settings: Training, processes: Processes, precision: str) -> str:
     return "fsdp"
 
 
-def _check_tensor_parallel(settings: Training, processes: Processes, precision: str) -> None:
-    """Raise UserError for settings that do not fit tensor parallelism.
-
-    Args:
-        precision: fp32, bf16 or fp16.
-    """
-    count = settings.tensor_parallel
-    reasons = {
-        f"needs a multiple of {count} processes, not {processes.count}; start them with torchrun "
-        "--nproc-per-node N, or set it to 1": processes.count % count > 0,
-        "divides the net over several processes, which training.parallel none refuses; set that to "
-        "ddp": settings.parallel == "none",
-        "divides the whole net, not shards of it; set training.parallel to ddp": (
-            settings.parallel == "fsdp"
-        ),
-        "divides matrices, and training.optimizer.name muon needs whole ones; use adamw": (
-            settings.optimizer.name == "muon"
-        ),
-        "needs the overflows of all processes in training.precision fp16; use bf16 or fp32": (
-            precision == "fp16"
-        ),
-        "exchanges tensors inside of the blocks that training.compile would compile; leave that "
-        "out": settings.compile,
-    }
-    for reason, is_unsupported in reasons.items():
-        if is_unsupported:
-            raise UserError(f"training.tensor_parallel {count} {reason}")
-
-
 def share_net(
     step: TrainStep, settings: Training, processes: Processes, precision: str
 ) -> TrainedNet:
     """The net as the processes of a run train it; raises UserError as `sharing_of`."""
     sharing = sharing_of(settings, processes, precision)
-    if sharing == "tensor":
-        return DividedNet(step, processes, settings.tensor_parallel)
     if sharing == "fsdp":
         return ShardedNet(step, processes, in_bf16=precision == "bf16")
     return TrainedNet(step) if sharing == "none" else ReplicatedNet(step, processes)

@@ -5,7 +5,7 @@ pickled.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.processes import Processes
-from heedful.training.tensors import parameter_of
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor], processes: Processes) -> None:
@@ -58,7 +57,7 @@ def load_shards(folder: Path, net: nn.Module) -> dict[str, Tensor]:
     try:
         entries: Any = reader.read_metadata().state_dict_metadata
         state = {
-            name: _empty(entry, parameters.get(parameter_of(name, parameters) or ""))
+            name: _empty(entry, parameters.get(_parameter_of(name, parameters) or ""))
             for name, entry in entries.items()
         }
         with warnings.catch_warnings():
@@ -75,3 +74,9 @@ def _empty(entry: Any, parameter: Tensor | None) -> Tensor:
     if parameter is not None and parameter.shape == entry.size:
         return torch.empty_like(parameter.detach(), dtype=dtype)
     return torch.empty(entry.size, dtype=dtype)
+
+
+def _parameter_of(name: str, parameters: Container[str]) -> str | None:
+    """The parameter to which the state of a name belongs: of `average.NAME`, `NAME.exp_avg`."""
+    names = (name.partition(".")[2], name.rpartition(".")[0])
+    return next((candidate for candidate in names if candidate in parameters), None)

@@ -1,6 +1,5 @@
-"""Tensors that may be sharded over processes: `DTensor` of FSDP2; names of their state."""
+"""Tensors that may be sharded over processes: `DTensor` of FSDP2."""
 
-from collections.abc import Container
 from typing import Any
 
 from torch import Tensor
@@ -26,9 +25,3 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     """The value of a tensor that may be a sum or a norm over shards."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
-
-
-def parameter_of(name: str, parameters: Container[str]) -> str | None:
-    """The parameter to which the state of a name belongs: of `average.NAME`, `NAME.exp_avg`."""
-    names = (name.partition(".")[2], name.rpartition(".")[0])
-    return next((candidate for candidate in names if candidate in parameters), None)

@@ -41,7 +41,6 @@ from heedful.training.micro_batches import MicroBatches
 from heedful.training.parallel import share_net
 from heedful.training.schedules import LearningRate
 from heedful.training.step import TrainStep
-from heedful.training.tensor_parallel import data_processes
 from heedful.training.updates import StepSums, WeightUpdates
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
@@ -128,8 +127,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.net, self.state = self.step.net, TrainerState()  # the net is evaluated and saved
-        settings, processes = self.settings, data_processes(self.processes, self.settings)
-        self.trained = share_net(self.step, settings, self.processes, self.precision)
+        settings, processes = self.settings, self.processes
+        self.trained = share_net(self.step, settings, processes, self.precision)
         self.updates = WeightUpdates(
             self.trained, settings, processes, precision=self.precision, compiler=self.compiler
         )

@@ -19,6 +19,7 @@ from heedful.training.micro_batches import MicroBatch
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from heedful.training.parallel import TrainedNet
 from heedful.training.precision import AUTOCAST, load_scaler_tensors, scaler_tensors
+from heedful.training.tensors import whole_tensor
 from heedful.zoo.names import trainable
 
 
@@ -143,9 +144,8 @@ class WeightUpdates:
 
     def _clip(self) -> Tensor:
         """Clip the gradient, and return its norm over all parameters before clipping."""
-        norm = self._trained.gradient_norm(
-            {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        )
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = whole_tensor(nn.utils.get_total_norm(gradients))
         if self._clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self._parameters.values(), self._clip_norm, norm)
         return norm
@@ -162,12 +162,10 @@ class WeightUpdates:
         """The state of optimizer, loss scale and average, as tensors of a checkpoint."""
         tensors = optimizer_tensors(self._trained.net, self.optimizer)
         tensors |= scaler_tensors(self.scaler)
-        tensors |= {} if self.average is None else self.average.tensors()
-        return self._trained.whole_state(tensors)
+        return tensors if self.average is None else tensors | self.average.tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the result of `tensors`; raises KeyError, RuntimeError or ValueError."""
-        tensors = self._trained.own_state(tensors)
         load_optimizer_tensors(self._trained.net, self.optimizer, tensors)
         load_scaler_tensors(self.scaler, tensors)
         if self.average is not None:
