@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import pytest
@@ -39,9 +40,9 @@ print(json.dumps([name for name in {heavy!r} if name in sys.modules]))
 """
 
 
-def heavy_imports(*arguments: str, then: str = "") -> list[str]:
+def heavy_imports(*arguments: str, then: str = "", heavy: Sequence[str] = HEAVY) -> list[str]:
     """The heavy packages that a command has imported when it ends."""
-    code = RUN.format(arguments=list(arguments), heavy=HEAVY, then=then)
+    code = RUN.format(arguments=list(arguments), heavy=heavy, then=then)
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     actual: list[str] = json.loads(done.stdout.splitlines()[-1])
     return actual
@@ -80,3 +81,15 @@ def test_translation_imports_torch_and_few_other_packages(tmp_path) -> None:
     )
     own = ["sympy"] * (torch.__version__ < "2.13")  # of torch itself, compared as versions
     assert actual == ["numpy", "tokenizers", "torch", *own]
+
+
+def test_a_training_imports_no_other_backends_and_tasks(tmp_path) -> None:
+    """A training on pairs of texts needs no converted backends, chats and grammars."""
+    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=1)
+    unused = ("ctranslate2", "onnxruntime", "llguidance", "transformers", "heedful.serve")
+    unused += ("heedful.backends.ctranslate2", "heedful.backends.onnxruntime")
+    unused += ("heedful.backends.aot", "heedful.pipelines.grammar", "heedful.data.chats")
+    unused += ("heedful.data.chat_template", "heedful.tasks.sft", "heedful.insight")
+    arguments = ("train", str(recipe), "--out", str(tmp_path / "run"), "--quiet")
+    used = ("heedful.training.trainer", "heedful.pipelines.translation")
+    assert heavy_imports(*arguments, heavy=unused + used) == [*used]

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 from heedful import extras
 from heedful.backends.base import Backend, Settings
-from heedful.backends.ctranslate2.runtime import CTranslate2, CTranslate2Facts
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,
@@ -134,7 +133,9 @@ def open_conversion(
     """
     path = conversion_path(directory, backend, precision)
     try:
-        if backend == CTranslate2.name:
+        if backend == "ctranslate2":
+            from heedful.backends.ctranslate2.runtime import CTranslate2, CTranslate2Facts
+
             ctranslate2_facts = CTranslate2Facts(**facts)
             return CTranslate2(path, ctranslate2_facts, precision, settings, device)
         from heedful.backends.aot.compiled_net import CompiledFacts

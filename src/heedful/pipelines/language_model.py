@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest
-from heedful.data.chat_template import Messages
 from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
@@ -14,6 +13,7 @@ from heedful.pipelines.inputs import EmptyTextError
 from heedful.pipelines.text_generation import Generator
 
 if TYPE_CHECKING:
+    from heedful.data.chat_template import Messages
     from heedful.data.chats import ChatEncoder
     from heedful.pipelines.scoring import TextScore
 
@@ -28,18 +28,18 @@ class LanguageModel(Generator):
 
     @overload
     def chat(
-        self, messages: Messages, *, return_details: Literal[False] = False, **options: Any
+        self, messages: "Messages", *, return_details: Literal[False] = False, **options: Any
     ) -> str: ...
 
     @overload
     def chat(
-        self, messages: Messages, *, return_details: Literal[True], **options: Any
+        self, messages: "Messages", *, return_details: Literal[True], **options: Any
     ) -> list[Generation]: ...
 
     @overload
     def chat(
         self,
-        messages: Sequence[Messages],
+        messages: "Sequence[Messages]",
         *,
         return_details: Literal[False] = False,
         **options: Any,
@@ -47,7 +47,7 @@ class LanguageModel(Generator):
 
     @overload
     def chat(
-        self, messages: Sequence[Messages], *, return_details: Literal[True], **options: Any
+        self, messages: "Sequence[Messages]", *, return_details: Literal[True], **options: Any
     ) -> list[list[Generation]]: ...
 
     def chat(self, messages: Any, *, return_details: bool = False, **options: Any) -> Any:
@@ -79,7 +79,7 @@ class LanguageModel(Generator):
         return values[0] if is_single else values
 
     def stream_chat(
-        self, messages: Messages, **options: Any
+        self, messages: "Messages", **options: Any
     ) -> collections.abc.Generator[str, None, str]:
         """The text of `chat` for one conversation in pieces, as in `stream`."""
         from heedful.pipelines.chat import as_chats, chat_rows

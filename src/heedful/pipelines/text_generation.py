@@ -18,7 +18,6 @@ from heedful.pipelines.base import NUM_WARNINGS, SavedModel, Texts
 from heedful.pipelines.batching import by_length, split_among
 from heedful.pipelines.constraints import banned_texts, prefix_ids, required_ids
 from heedful.pipelines.generations import FAILURES, Generation, texts_of, to_generation
-from heedful.pipelines.grammar import with_grammar
 from heedful.pipelines.inputs import as_batch, check_counts
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 from heedful.pipelines.text_pieces import TextPieces
@@ -230,6 +229,8 @@ class Generator(SavedModel):
         """The options of a call, with a random seed for sampling without one."""
         resolved = self.options(**keywords)
         if resolved.json_schema is not None or resolved.regex is not None:
+            from heedful.pipelines.grammar import with_grammar
+
             resolved = with_grammar(self, resolved)
         if not resolved.samples or resolved.seed is not None:
             return resolved

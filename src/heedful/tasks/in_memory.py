@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from heedful.config import Recipe
-from heedful.data.chats import ChatFields
 from heedful.data.headers import LABEL
 from heedful.data.row_formats import MESSAGES
 from heedful.errors import UserError, format_names
@@ -24,7 +23,6 @@ TrainingData: TypeAlias = Sequence[Any] | Mapping[str, Sequence[Any]]
 
 DATA_FOLDER = "data"  # in the run's folder
 _PAIR = "pair"
-_CHAT_FIELDS = tuple(f"{name}_field" for name in ChatFields._fields)
 _SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "valid"}  # the name in `datasets`
 
 
@@ -86,7 +84,7 @@ class InMemoryData:
             if _PAIR in columns:
                 keys[f"{_PAIR}_field"] = _PAIR
             if MESSAGES in columns:
-                keys |= dict.fromkeys(_CHAT_FIELDS)
+                keys |= dict.fromkeys(f"{name}_field" for name in _chat_fields())
             keys["text" if tuple(columns) == ("text",) else "file"] = str(path)
             sections[split] = section.model_copy(update=keys)
             files[path] = content
@@ -185,11 +183,17 @@ def _cells(
     return cells
 
 
+def _chat_fields() -> tuple[str, ...]:
+    from heedful.data.chats import ChatFields  # which only chats need
+
+    return ChatFields._fields
+
+
 def _chat(recipe: Recipe, row: Any, where: str) -> str:
     """A chat as a line of JSON: of a list of messages, a pair of texts, or a mapping."""
     files = recipe.data.train
     if isinstance(row, Mapping):
-        names = {key: getattr(files, f"{key}_field") or key for key in ChatFields._fields}
+        names = {key: getattr(files, f"{key}_field") or key for key in _chat_fields()}
         cells = {key: row[name] for key, name in names.items() if name in row}
         cells = cells or dict(row)  # of other names, which the reader of the file reports
     elif isinstance(row, tuple) and len(row) == 2 and all(isinstance(text, str) for text in row):
