@@ -16,7 +16,7 @@ from trainers import batch_for, small_net
 
 @pytest.mark.slow
 def test_compiled_steps_equal_eager_steps(commands, tmp_path):
-    """Every task, R-Drop, experts, dropout, accumulated gradients, runs that are resumed."""
+    """Every family, R-Drop, experts, dropout, accumulated gradients, runs that are resumed."""
     commands.call(compiled_steps.main, tmp_path)
 
 
