@@ -129,10 +129,9 @@ def sections(
     how = (
         f"Optimizer steps of the size {size} of [training_speed.md](training_speed.md) in "
         f"{precision}, and greedy decoding of {BATCH} sentences by a random translator of the size "
-        f"{shape} in float32. Each system has a process and {cores()} threads ({cores()} processes "
-        "of one thread in one row; heedful's net takes one or all by the size of a step), its "
-        "default settings, and no variable of OpenMP is set. It "
-        "runs alone, or beside the load, while the others wait. The medians of "
+        f"{shape} in float32. Each system has a process and {cores()} threads (heedful's net takes "
+        "one or all by the size of a step), its default settings, and no variable of OpenMP is set."
+        " It runs alone, or beside the load, while the others wait. The medians of "
         f"{rounds} rounds of {seconds:g} seconds, loads alternating. The second training is "
         "torch.nn.Transformer's."
     )

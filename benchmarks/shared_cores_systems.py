@@ -24,7 +24,6 @@ from decoding_systems import (
     transformers_net,
     transformers_run,
 )
-from heedful import processes
 from heedful.backends.hardware import cores
 from heedful.config import Training
 from heedful.data.collate import Batch
@@ -32,7 +31,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import training as kernels
 from heedful.processes import Processes
 from heedful.training.micro_batches import MicroBatches
-from heedful.training.parallel import share_net
+from heedful.training.parallel import TrainedNet
 from heedful.training.step import TrainStep
 from heedful.training.updates import WeightUpdates
 from training_speed import (
@@ -50,7 +49,6 @@ Work = Callable[[], object]
 TRAINING = {
     "heedful": "heedful",
     "no kernels": "heedful, without kernels",
-    "two processes": "heedful, a process for each core",
     "torch": "torch.nn.Transformer",
     "transformers": "transformers MarianMTModel",
 }
@@ -108,43 +106,25 @@ def training_work(name: str, size: str, precision: str, stack: ExitStack) -> Wor
         net = TorchTransformer(shape) if name == "torch" else Marian(shape, "sdpa")
         step, upcoming = plain_step(net, precision), cycle(batches)
         return lambda: step(next(upcoming))
-    if name == "two processes":
-        group = stack.enter_context(processes.start_others(cores(), follow, size, precision))
-        stack.callback(group.from_main, lambda: False)
-        take = trained(size, precision, batches, group)
-
-        def together() -> None:
-            group.from_main(lambda: True)
-            take()
-
-        return together
     if name == "no kernels":
         stack.enter_context(kernels.unused())
-    return trained(size, precision, batches, Processes())
+    return trained(size, precision, batches)
 
 
-def follow(size: str, precision: str) -> None:
-    """Take the steps of the main process, as long as it takes one."""
-    with processes.join() as group:
-        take = trained(size, precision, make_batches((SIZES | QUICK)[size], seed=1), group)
-        while group.from_main(lambda: True):
-            take()
-
-
-def trained(size: str, precision: str, batches: Sequence[Batch], group: Processes) -> Work:
-    """A function that takes an optimizer step of heedful's trainer in each process of a group."""
+def trained(size: str, precision: str, batches: Sequence[Batch]) -> Work:
+    """A function that takes an optimizer step of heedful's trainer."""
     torch.manual_seed(1)
     settings = Training.model_validate({"label_smoothing": SMOOTHING})
     net = heedful_model((SIZES | QUICK)[size])
     step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
-    shared = share_net(step, settings, group, precision)
-    updates = WeightUpdates(shared, settings, group, precision=precision, compiler=None)
+    alone = Processes()
+    updates = WeightUpdates(TrainedNet(step), settings, alone, precision=precision, compiler=None)
     micro_batches = MicroBatches(
         lambda epoch: range(len(batches)),
         lambda index: batches[index],
-        group,
+        alone,
         num_batches=1,
-        num_parts=group.count,
+        num_parts=1,
         seed=1,
         device=torch.device("cpu"),
     )

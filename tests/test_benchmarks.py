@@ -188,7 +188,7 @@ def test_decoding(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_shared_cores(bench: Bench) -> None:
-    names = ["heedful", "no kernels", "two processes", "torch", "eager", "ctranslate2"]
+    names = ["heedful", "no kernels", "torch", "eager", "ctranslate2"]
     page, data = bench("shared_cores", "--systems", ",".join(names))
     assert [*data["rates_by_round"]] == names
     for name, rates in data["rates_by_round"].items():

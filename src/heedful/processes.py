@@ -1,20 +1,15 @@
-"""The processes of one job: started by torchrun or by the main one, or this process alone.
+"""The processes of one job: started by torchrun, or this process alone.
 
-Torchrun starts equal processes and numbers them by ranks (`join`); a run on a CPU can start further
-ones itself (`start_others`). They exchange small values through the
-host (gloo); tensors are exchanged by `heedful.training.parallel`. Process 0, the main one, prepares
-data, writes and prints.
+Torchrun starts equal processes and numbers them by ranks (`join`). They exchange small values
+through the host (gloo); tensors are exchanged by `heedful.training.parallel`. Process 0, the main
+one, prepares data, writes and prints.
 """
 
-import multiprocessing
 import os
-import signal
 import socket
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
@@ -31,7 +26,6 @@ _Result = TypeVar("_Result")
 # connections, which ends the waits of all others at once.
 _TIMEOUT = timedelta(days=7)
 _SECONDS_TO_FIND = 3.0  # for the operating system to report that another process has ended
-_SECONDS_TO_REPORT = 10.0  # for a process to print its error and end
 
 
 class Processes:
@@ -227,99 +221,6 @@ def join() -> Iterator[Processes]:
         raise _reported(group, error) from None
     if is_own:
         distributed.destroy_process_group()
-
-
-@contextmanager
-def start_others(
-    count: int, program: Callable[..., object], *arguments: Any
-) -> Iterator[Processes]:
-    """In the block this process is the main one of `count` processes of this machine.
-
-    Each of the others is a new Python process, which calls `program(*arguments)`. That must `join`
-    the group, and print its errors. It ignores Ctrl-C, which the main process handles for all. The
-    others have ended when this returns or raises.
-
-    Raises:
-        UserError: another process has ended; errors of the block.
-    """
-    import torch
-    from torch import distributed
-
-    start_processes: Any = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
-    store: Any = distributed.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    variables |= dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
-    variables |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
-    # All processes are clients of the store; its messages in C++ are not for users.
-    variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    with _environment(variables):
-        with _ignored_interrupts():
-            others = start_processes(
-                _start, (program, arguments), count - 1, join=False, start_method="spawn"
-            ).processes
-        try:
-            with join() as group:
-                yield group
-        except BaseException as error:
-            # `join` ends this process silently with code 2 if another one prints the error.
-            is_reported = isinstance(error, SystemExit) and error.code == 2
-            for process in others:
-                process.join(_SECONDS_TO_REPORT if is_reported else 0)
-                process.kill()
-            raise
-        finally:
-            for process in others:
-                process.join()
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """In the block the environment has these variables."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _ignored_interrupts() -> Iterator[None]:
-    """In the block Ctrl-C is ignored, as it then is in processes that are started in it."""
-    if threading.current_thread() is not threading.main_thread():  # cannot set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _start(index: int, program: Callable[..., object], arguments: Sequence[Any]) -> None:
-    """Run the program of `start_others` in the process that has rank `index` + 1."""
-    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(index + 1))
-    threading.Thread(target=_end_after_parent, daemon=True).start()
-    try:
-        program(*arguments)
-    except Exception:  # which torch would store in a file
-        traceback.print_exc()
-        sys.exit(1)
-
-
-def _end_after_parent() -> None:
-    """End this process some seconds after the one that started it, whatever it waits for."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    time.sleep(_SECONDS_TO_FIND + 1)  # to print that the main process has ended
-    os._exit(2)
 
 
 def _connect() -> None:

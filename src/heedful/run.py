@@ -6,7 +6,7 @@ report. Prepared data are in a cache that runs share.
 """
 
 import platform
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +20,7 @@ from rich.console import Console
 
 import heedful
 from heedful import extras, plugins, processes
-from heedful.config import Recipe, parse_recipe
+from heedful.config import Recipe
 from heedful.data.file_names import store_stdin
 from heedful.data.prepared import cache_folder
 from heedful.errors import UserError, describe, error_line
@@ -33,12 +33,12 @@ from heedful.pipelines import (
 from heedful.progress import PrintLine, has_display, use_display
 from heedful.recipe_changes import changed_settings, check_changes, check_started
 from heedful.recipe_files import load_recipe, recorded_recipe, with_absolute_paths
-from heedful.tasks.cores import Follower, fastest_cores, follow_cores
 from heedful.tasks.in_memory import InMemoryData, TrainingData
 from heedful.tasks.scoring import FinalScores
 from heedful.tasks.session import Session, prepare_session, start_session
 from heedful.tasks.start import checked_task, follow_parts
 from heedful.tasks.task import Task
+from heedful.tasks.threads import fastest_threads
 from heedful.training.checkpoint import average_weights
 from heedful.training.display import RunDisplay
 from heedful.training.events import (
@@ -97,7 +97,7 @@ def train(
     print_line: PrintLine | None = None,
     progress: bool = True,
     command: str = "heedful.train",
-    follower: Follower | None = None,
+    tunes_threads: bool = False,
 ) -> TrainingRun:
     """Train by a recipe, and return the run with its model.
 
@@ -120,10 +120,9 @@ def train(
         progress: display the progress on standard error, unless a display is in use
             (`heedful.progress.use_display`).
         command: the command line, for the report.
-        follower: with `training.parallel: auto` on a CPU, the run may use fewer threads, or start
-            further Python processes, if that is faster; each of these calls this function of a
-            module with the arguments of `follow`, as the command does. None: it trains in this
-            process, and leaves torch's threads as they are.
+        tunes_threads: with `training.parallel: auto` on a CPU, a long run measures whether fewer
+            threads are faster, and uses them, as the command does; False: it leaves torch's threads
+            as they are.
 
     Raises:
         UserError: an error in recipe, data or folder; a loss or gradient that is not finite;
@@ -132,22 +131,8 @@ def train(
     Example: `heedful.train("translation", "runs/mine", data=[("A dog.", "Ein Hund.")]).model`
     """
     with processes.join():
-        arguments = (data, resume, changes, on_event, print_line, progress, command, follower)
+        arguments = (data, resume, changes, on_event, print_line, progress, command, tunes_threads)
         return _train(recipe, out, *arguments)
-
-
-def follow(recipe: Mapping[str, Any], out: str, resume: bool) -> None:
-    """Train as a further process of a run on a CPU, which another process has started.
-
-    Args:
-        recipe: as JSON.
-        out: the run's folder.
-        resume: the run continues from a checkpoint.
-    """
-    with processes.join():
-        task, device = checked_task(parse_recipe(recipe)), torch.device("cpu")
-        if follow_cores(task, follow_parts(task, Path(out), device), Path(out)):
-            _train_beside(task, Path(out), device, resume)
 
 
 def _train(
@@ -160,7 +145,7 @@ def _train(
     print_line: PrintLine | None,
     progress: bool,
     command: str,
-    follower: Follower | None,
+    tunes_threads: bool,
 ) -> TrainingRun:
     """`train` among its processes."""
     if not isinstance(recipe, Recipe):
@@ -186,7 +171,7 @@ def _train(
         on_event, print_line, progress = None, None, False
     try:
         with _displayed(on_event, print_line, progress) as (listeners, print_line):
-            settings = (resume, changes, listeners, print_line, command, follower)
+            settings = (resume, changes, listeners, print_line, command, tunes_threads)
             reason, scores = _train_in(out, recipe, rows, *settings, is_temporary=is_temporary)
     except UserError as error:  # the files of rows in memory are not the caller's
         raise error if rows is None else UserError(rows.name_rows(str(error))) from None
@@ -222,7 +207,7 @@ def _train_in(
     listeners: Sequence[Listener],
     print_line: PrintLine,
     command: str,
-    follower: Follower | None,
+    tunes_threads: bool,
     *,
     is_temporary: bool,
 ) -> tuple[StopReason, FinalScores | None]:
@@ -231,7 +216,7 @@ def _train_in(
     device = group.device(choose_device(recipe.training.device))
     if not group.is_main:
         return _train_beside(checked_task(recipe), out, device, resume)
-    with RunFolder(out, resume=resume) as folder, ExitStack() as cores:
+    with RunFolder(out, resume=resume) as folder, ExitStack() as threads:
         with folder.undone_on_error():
             if resume:
                 check_changes(recorded_recipe(out / "recipe.yaml"), recipe, changes, str(out))
@@ -239,9 +224,8 @@ def _train_in(
                     check_started(event.recipe, recipe, str(out))
             task = checked_task(recipe)
             parts = prepare_session(task, rows, folder, device, resume, print_line)
-            if device.type == "cpu":
-                use = fastest_cores(task, parts, folder, follower, resume, print_line)
-                cores.enter_context(use)
+            if tunes_threads and device.type == "cpu":
+                threads.enter_context(fastest_threads(task, parts, folder, resume, print_line))
             processes.current().wait()
             run = start_session(task, out, lambda *_: parts, device, resume)
             if not run.trainer.trained.evaluates_in_all:

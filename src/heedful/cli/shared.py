@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,7 @@ def run_recipe(
             print_line=console.print,
             progress=False,
             command=shlex.join(["heedful", *sys.argv[1:]]),
-            follower=follow_run,
+            tunes_threads=True,
         )
     if result.reason == "interrupted":
         again = again or "continue with: " + shlex.join(
@@ -76,14 +76,6 @@ def run_recipe(
             typer.echo(f"stopped and saved; {again}", err=True)
         raise SystemExit(130)  # no error that other processes are informed of
     return result
-
-
-def follow_run(recipe: Mapping[str, Any], out: str, resume: bool) -> None:
-    """Train as a further process of a run (`heedful.run.follow`), with errors as of a command."""
-    from heedful.cli.guard import run_checked
-    from heedful.run import follow
-
-    run_checked(lambda **_: follow(recipe, out, resume))
 
 
 def report_result(result: "TrainingRun", console: "Console") -> None:

@@ -112,8 +112,8 @@ class Training(Strict):
         description="Data parallelism of several processes (torchrun): ddp, each has the whole "
         "net, or fsdp, each has a shard of weights, gradients and optimizer state; none: refuse "
         "several processes; auto: ddp. Of these only auto has an effect for one process: heedful "
-        "train on a CPU then measures, for a run of ten minutes or more, whether fewer threads or "
-        "several processes are faster, and trains so.",
+        "train on a CPU then measures, for a run of ten minutes or more, whether fewer threads are "
+        "faster, and uses them.",
     )
     activation_checkpointing: bool = Field(
         False,

@@ -66,8 +66,8 @@ class RunFacts:
         outputs: the name of the folder of teacher outputs, for sequence-level distillation.
         start_id: the decoder's start token, for an encoder-decoder.
         batch_parts: the parts of each batch, unless the recipe sets them.
-        processes, threads: the use of a CPU's cores that was measured to be the fastest (threads
-            of each process); None: not measured.
+        threads: the number of torch's threads that was measured to be the fastest; None: not
+            measured.
     """
 
     heedful: str
@@ -76,7 +76,6 @@ class RunFacts:
     outputs: str | None = None
     start_id: Annotated[int, Field(ge=0)] | None = None
     batch_parts: Annotated[int, Field(ge=1)] = 1
-    processes: Annotated[int, Field(ge=1)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
     report: dict[str, Any] = field(default_factory=dict)
 
