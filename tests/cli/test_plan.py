@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from commands import Commands, assert_refused, write_recipe
 from heedful.cli.app import make_app
+from heedful.cli.plan import rows
 from heedful.cost.devices import ACCELERATORS
-from heedful.cost.evenness import evenness
-from heedful.cost.sharing import bytes_sent, unit_sizes
-from heedful.cost.timing import StepTimer
+from heedful.cost.sharing import bytes_sent, evenness, unit_sizes
+from heedful.cost.timing import ProductTimer, StepTimer
 from heedful.data.collate import Batch
+from heedful.plan import planner
 from heedful.plan.planner import PlanOptions, make_plan
 from heedful.recipe_files import load_recipe
 from heedful.zoo.gpt2 import ARCHITECTURE
@@ -73,9 +74,18 @@ def test_a_plan_with_data_has_their_lengths(tmp_path: Path) -> None:
     assert content["seconds_per_step"] > 0
     assert content["ranks"]["max_ratio"] >= 1
     assert 0 <= content["ranks"]["idle_share"] < 1
-    too_small = planned(recipe, "--memory", "0.0001")  # its operations are measured one by one
-    assert not too_small["fits"]
-    assert too_small["seconds_per_step"] > 0
+    assert content["product_share"] > 0
+
+
+def test_steps_that_this_machine_cannot_hold_are_not_timed(
+    gpt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_USED_MEMORY", 0.0)
+    plan = make_plan(load_recipe(gpt), PlanOptions(), lambda line: None)
+    assert (plan.seconds_per_step, plan.seconds, plan.product_rate) == (None, None, None)
+    lines = rows(plan)
+    assert lines["time"] == "not measured: a step needs more memory than this machine has"
+    assert lines["device"] == f"cpu, {plan.precision}"
 
 
 def test_the_steps_of_a_plan_are_those_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +94,7 @@ def test_the_steps_of_a_plan_are_those_of_an_epoch(monkeypatch: pytest.MonkeyPat
         return 0.002 + 1e-6 * sum(batch.num_tokens for batch in batches)
 
     monkeypatch.setattr(StepTimer, "take", take)
+    monkeypatch.setattr(ProductTimer, "rate", 1e9)
     plan = make_plan(load_recipe("rhyme", []), PlanOptions(), lambda line: None)
     assert plan.tokens_per_step == 160, "batches of 64 and 256 tokens"
     assert plan.seconds_per_step == pytest.approx(0.002 + 160e-6, rel=0.02)
@@ -96,6 +107,7 @@ def test_what_does_not_fit_is_said_with_changes_that_do(gpt: Path) -> None:
     assert min(content["remedies"].values()) <= 0.7 * peak
     assert "training.activation_checkpointing=true" in content["remedies"]
     words = ["plan", str(gpt), "--gpu", "h100", "--gpus", "2", "--memory", "0.001"]
+    words += ["--set", "training.batch_tokens=256"]
     text = CliRunner().invoke(make_app(["plan"]), words).output
     assert "DOES NOT FIT" in text
     assert "--parallel fsdp -> " in text

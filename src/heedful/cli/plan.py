@@ -119,8 +119,10 @@ def rows(result: "Plan") -> dict[str, str]:
 def _device(result: "Plan") -> str:
     count = "" if result.gpus == 1 else f"{result.gpus:,} x "
     how = "data sheet" if result.device != "cpu" else "measured here, at the shapes of the step"
-    rate = f"{_si(result.product_rate)}FLOP/s of products ({how})"
-    return f"{count}{result.device}, {result.precision}, {rate}"
+    device = f"{count}{result.device}, {result.precision}"
+    if result.product_rate is None:
+        return device
+    return f"{device}, {_si(result.product_rate)}FLOP/s of products ({how})"
 
 
 def _time(result: "Plan") -> dict[str, str]:
@@ -128,10 +130,12 @@ def _time(result: "Plan") -> dict[str, str]:
     from heedful.terminal import clock
 
     steps = "" if result.total_steps is None else f"{result.total_steps:,} steps, "
-    time = (
-        f"{result.seconds_per_step:.3g} s per step ({result.tokens_per_second:,.0f} tokens/s, "
-        f"{result.product_share:.0%} of the rate of products)"
-    )
+    time = "not measured: a step needs more memory than this machine has"
+    if result.seconds_per_step is not None:
+        time = (
+            f"{result.seconds_per_step:.3g} s per step ({result.tokens_per_second:,.0f} tokens/s, "
+            f"{result.product_share:.0%} of the rate of products)"
+        )
     if result.seconds is not None:
         days = f" ({result.seconds / _DAY:,.1f} days)" if result.seconds > _DAY else ""
         time += f", about {clock(result.seconds)}{days} without evaluations"

@@ -10,7 +10,7 @@ optimizer are no products.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,22 +32,14 @@ class Flops:
     """FLOPs of the products of a step.
 
     Attributes:
-        linear, attention, head: of the forward pass: linear layers of blocks; scores and
-            values; the head.
+        forward: of the forward pass.
         backward: of the backward pass, without the products that activation checkpointing repeats.
         recomputed: forward products of blocks that activation checkpointing repeats.
     """
 
-    linear: int = 0
-    attention: int = 0
-    head: int = 0
+    forward: int = 0
     backward: int = 0
     recomputed: int = 0
-
-    @property
-    def forward(self) -> int:
-        """FLOPs of the forward pass."""
-        return self.linear + self.attention + self.head
 
     @property
     def total(self) -> int:
@@ -56,18 +48,13 @@ class Flops:
 
     def __add__(self, other: "Flops") -> "Flops":
         return Flops(
-            *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.recomputed + other.recomputed,
         )
 
-
-@dataclass(frozen=True)
-class _Product:
-    """A product of the forward pass, with the factor of its backward pass."""
-
-    kind: str
-    flops: int
-    backward: float
-    is_repeated: bool = True
+    def __mul__(self, factor: int) -> "Flops":
+        return Flops(self.forward * factor, self.backward * factor, self.recomputed * factor)
 
 
 def step_flops(
@@ -87,14 +74,8 @@ def step_flops(
         on_accelerator: count attention and experts as on a GPU: a fused kernel, and every expert
             called with all tokens.
     """
-    total = Flops()
-    counter = _Counter(batch, on_accelerator)
-    for product in counter.products(net):
-        repeated = product.flops if checkpointed and product.is_repeated else 0
-        parts = {product.kind: product.flops}
-        backward = round(product.flops * product.backward)
-        total += Flops(**parts, backward=backward, recomputed=repeated)
-    return Flops(*(passes * value for value in vars(total).values()))
+    counter = _Counter(batch, checkpointed, on_accelerator)
+    return sum(counter.products(net), Flops()) * passes
 
 
 class _Counter:
@@ -104,12 +85,13 @@ class _Counter:
     computes the gradient of its input.
     """
 
-    def __init__(self, batch: Batch, on_accelerator: bool) -> None:
+    def __init__(self, batch: Batch, checkpointed: bool, on_accelerator: bool) -> None:
         self.batch = batch
+        self.checkpointed = checkpointed
         self.on_accelerator = on_accelerator
         self.needs_input_grad = False
 
-    def products(self, net: nn.Module) -> Iterator[_Product]:
+    def products(self, net: nn.Module) -> Iterator[Flops]:
         """All products of a net of one of the three families."""
         batch, head = self.batch, net.get_submodule("head") if hasattr(net, "head") else None
         rows = batch.tokens.ids.numel()
@@ -131,7 +113,7 @@ class _Counter:
             return
         for module in head.modules():
             if isinstance(module, nn.Linear):
-                yield from self._linear(module, batch.num_targets, "head", is_repeated=False)
+                yield from self._linear(module, batch.num_targets, is_repeated=False)
 
     def _stack(
         self,
@@ -141,7 +123,7 @@ class _Counter:
         rows: int,
         cross: MaskSpec | None = None,
         memory: tuple[int, bool] = (0, False),
-    ) -> Iterator[_Product]:
+    ) -> Iterator[Flops]:
         self._pass(embedding)
         for block in stack.blocks:
             assert isinstance(block, Block)
@@ -154,7 +136,7 @@ class _Counter:
         rows: int,
         cross: MaskSpec | None,
         memory: tuple[int, bool],
-    ) -> Iterator[_Product]:
+    ) -> Iterator[Flops]:
         attention: Any = block.self_attention.sublayer
         self._pass(block.self_attention.norm)
         yield from self._linear(attention.qkv, rows)
@@ -175,7 +157,7 @@ class _Counter:
         self._pass(block.feedforward.norm)
         yield from self._feedforward(block.feedforward, rows)
 
-    def _feedforward(self, residual: Any, rows: int) -> Iterator[_Product]:
+    def _feedforward(self, residual: Any, rows: int) -> Iterator[Flops]:
         sublayer = residual.sublayer
         networks = [(sublayer, rows)]
         if isinstance(sublayer, Experts):
@@ -195,23 +177,20 @@ class _Counter:
         # The last product is not repeated if no later operation keeps its result.
         is_last = type(residual) is PreNorm and not residual.dropout.p
         if is_last and not isinstance(sublayer, Experts):
-            last = products[-1]
-            products[-1] = _Product(last.kind, last.flops, last.backward, is_repeated=False)
+            products[-1] = replace(products[-1], recomputed=0)
         yield from products
 
-    def _linear(
-        self, module: Any, rows: int, kind: str = "linear", *, is_repeated: bool = True
-    ) -> Iterator[_Product]:
+    def _linear(self, module: Any, rows: int, *, is_repeated: bool = True) -> Iterator[Flops]:
         weight = module.weight
         flows = self.needs_input_grad
         factor = flows + weight.requires_grad
-        yield _Product(kind, 2 * rows * weight.numel(), factor, is_repeated)
+        yield self._product(2 * rows * weight.numel(), factor, is_repeated)
         if isinstance(module, LoRALinear):
-            yield _Product(kind, 2 * rows * module.lora_a.numel(), flows + 1)
-            yield _Product(kind, 2 * rows * module.lora_b.numel(), 2)
+            yield self._product(2 * rows * module.lora_a.numel(), flows + 1)
+            yield self._product(2 * rows * module.lora_b.numel(), 2)
         self._pass(module)
 
-    def _scores(self, attention: MultiHead, spec: MaskSpec) -> _Product:
+    def _scores(self, attention: MultiHead, spec: MaskSpec) -> Flops:
         """Scores and values over the blocks of the mask."""
         parts = attention.block_ranges(spec)
         queries, keys = (span.positions.size(1) for span in (spec.queries, spec.keys))
@@ -221,8 +200,13 @@ class _Counter:
         with planned_for("cuda" if self.on_accelerator else "cpu"):
             forms = attention.forms_weights(spec, parts[0], torch.empty(0), True)
         if not self.needs_input_grad:
-            return _Product("attention", flops, 0)
-        return _Product("attention", flops, 2 if forms else 2.5)
+            return self._product(flops, 0)
+        return self._product(flops, 2 if forms else 2.5)
+
+    def _product(self, flops: int, backward: float, is_repeated: bool = True) -> Flops:
+        """A product of the forward pass, with the factor of its backward pass."""
+        repeated = flops if self.checkpointed and is_repeated else 0
+        return Flops(flops, round(flops * backward), repeated)
 
     def _pass(self, module: nn.Module) -> None:
         """The values after this module need a gradient if one of its parameters is trained."""

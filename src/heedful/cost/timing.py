@@ -1,11 +1,13 @@
-"""Times of training steps that are really taken."""
+"""Times of training steps that are really taken, and of their matrix products."""
 
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from heedful import openmp
 from heedful.config import Training
@@ -61,6 +63,30 @@ class StepTimer:
     def clear(self) -> None:
         """Free the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
+
+
+class ProductTimer(TorchDispatchMode):
+    """Times the matrix products of the steps in the block, on a CPU; FLOPs by torch's formulas."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._flops = self._seconds = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        began = time.perf_counter()
+        out = func(*args, **(kwargs or {}))
+        seconds = time.perf_counter() - began
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            self._seconds += seconds
+            self._flops += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s of the products."""
+        return self._flops / self._seconds
 
 
 def is_enough(seconds: Sequence[float]) -> bool:

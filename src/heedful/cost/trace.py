@@ -1,11 +1,10 @@
-"""A training step on tensors without data: the memory that it takes and the operations it calls.
+"""A training step on tensors without data: the memory that it takes.
 
 The step is that of a run (`TrainStep`, optimizer, clipping), on torch's fake tensors, which have
 shapes and storages but no values. All storages are counted while they live.
 """
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -29,24 +28,6 @@ from heedful.training.step import TrainStep
 from heedful.zoo.names import trainable
 
 _CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """The layout of a tensor argument of an operation."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A call of an operator of torch, with tensors replaced by their layouts."""
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -77,30 +58,20 @@ class StorageCounter(TorchDispatchMode):
 
     Memory that a kernel takes and returns within one operation is not seen.
 
-    Args:
-        records: count the operations too.
-
     Attributes:
         live: bytes now.
-        peak: largest value of `live`; may be reset.
-        operations: number of calls of each.
+        peak: largest value of `live`.
     """
 
-    def __init__(self, *, records: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
-        self.records = records
-        self.operations = Counter[Operation]()
         self._storages: dict[int, Any] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if self.records:
-            pairs = tuple((name, _layout(value)) for name, value in sorted(kwargs.items()))
-            self.operations[Operation(func, tuple(map(_layout, args)), pairs)] += 1
-        out = func(*args, **kwargs)
+        out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self.add(leaf)
@@ -122,14 +93,6 @@ class StorageCounter(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
-@dataclass(frozen=True)
-class StepTrace:
-    """Memory and operations of an optimizer step; without recording, `operations` is empty."""
-
-    memory: StepMemory
-    operations: Counter[Operation]
-
-
 def trace_step(
     step: TrainStep,
     batches: Sequence[Batch],
@@ -137,16 +100,14 @@ def trace_step(
     precision: str,
     *,
     on_accelerator: bool = False,
-    records: bool = False,
-) -> StepTrace:
-    """Run an optimizer step without data, and return its memory and operations.
+) -> StepMemory:
+    """Run an optimizer step without data, and return its memory.
 
     Args:
         step: with a net on the meta device, whose tensors are replaced by fake ones of the CPU.
         batches: of the step, on the CPU. Their values are not used.
         on_accelerator: choose fused attention and the calls of experts as on a GPU. Kernels that
             only a GPU has are represented by the CPU's, which keep the same tensors.
-        records: count the operations.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     replace_tensors(step, lambda tensor: FakeTensor(mode, tensor.detach().to("meta"), _CPU))
@@ -154,18 +115,13 @@ def trace_step(
         _leave_out_attention_dropout(step.net)
     with mode, planned_for("cuda" if on_accelerator else "cpu"):
         fake = [fake_batch(batch, mode) for batch in batches]
-        return count_step(step, fake, settings, precision, records=records)
+        return count_step(step, fake, settings, precision)
 
 
 def count_step(
-    step: TrainStep,
-    batches: Sequence[Batch],
-    settings: Training,
-    precision: str,
-    *,
-    records: bool = False,
-) -> StepTrace:
-    """Run an optimizer step whose optimizer has its state, and count memory and operations."""
+    step: TrainStep, batches: Sequence[Batch], settings: Training, precision: str
+) -> StepMemory:
+    """Run an optimizer step whose optimizer has its state, and count its memory."""
     net = step.train().net
     parameters = [*trainable(net).values()]
     optimizer = make_optimizer(net, settings.optimizer, layer_decay=settings.layer_lr_decay)
@@ -182,7 +138,7 @@ def count_step(
         if isinstance(value, Tensor)
     )
     averages = 0 if average is None else _sizes(average.tensors().values())
-    counter = StorageCounter(records=records)
+    counter = StorageCounter()
     activations = 0
     num_targets = max(1, sum(batch.num_targets for batch in batches))
     with counter:
@@ -202,8 +158,7 @@ def count_step(
         if average is not None:
             average.update(1)
     peak = weights + state + averages + counter.peak
-    memory = StepMemory(weights, gradients, state, averages, activations, peak)
-    return StepTrace(memory, counter.operations)
+    return StepMemory(weights, gradients, state, averages, activations, peak)
 
 
 def fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:
@@ -267,12 +222,3 @@ def _sizes(tensors: Any) -> int:
     """Bytes of the storages of some tensors, each counted once."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
-
-
-def _layout(value: Any) -> Any:
-    """A hashable form of an argument."""
-    if isinstance(value, Tensor):
-        return TensorSpec(tuple(value.shape), tuple(value.stride()), value.dtype)
-    if isinstance(value, list | tuple):
-        return tuple(map(_layout, value))
-    return value

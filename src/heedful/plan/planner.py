@@ -4,7 +4,6 @@ No weights are allocated. Lengths are those of the recipe's data if its files ex
 every input has the maximum length.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -18,13 +17,24 @@ import torch
 from heedful.config import Recipe
 from heedful.cost.batches import first_rows, padded_tokens
 from heedful.cost.devices import CPU, find_accelerator
-from heedful.cost.evenness import Evenness, evenness
 from heedful.cost.flops import Flops, step_flops
 from heedful.cost.parameters import active_parameters, parameters_by_part
-from heedful.cost.replay import product_flops, replay
-from heedful.cost.sharing import Parallel, RankMemory, bytes_sent, rank_memory
-from heedful.cost.timing import MEASURED_STEPS, StepTimer, is_enough, without_first
-from heedful.cost.trace import StepTrace, trace_step, with_random_weights
+from heedful.cost.sharing import (
+    Evenness,
+    Parallel,
+    RankMemory,
+    bytes_sent,
+    evenness,
+    rank_memory,
+)
+from heedful.cost.timing import (
+    MEASURED_STEPS,
+    ProductTimer,
+    StepTimer,
+    is_enough,
+    without_first,
+)
+from heedful.cost.trace import StepMemory, trace_step, with_random_weights
 from heedful.data.collate import Batch
 from heedful.data.file_names import store_stdin
 from heedful.data.prepared import cache_folder
@@ -103,10 +113,11 @@ class Plan:
         memory_available: bytes of a device.
         remedies: if it does not fit, changes of settings with the peak that each leads to.
         bytes_sent: by each process in a step.
-        seconds_per_step: at the stated utilization, or as measured on this CPU, uncompiled.
+        seconds_per_step: at the stated utilization, or as measured on this CPU, uncompiled; None if
+            a step does not fit in its memory, and so for the next three.
         product_rate: FLOP/s of products: of the data sheet, or measured on this CPU.
         product_share: share of that rate that a step reaches.
-        total_steps, total_tokens, seconds: of the run; None if it has no end.
+        total_steps, total_tokens, seconds: of the run; None if it has no end, or no step was timed.
         ranks: how evenly the batches are shared by several processes; None for one.
     """
 
@@ -129,10 +140,10 @@ class Plan:
     memory_available: float
     remedies: dict[str, int]
     bytes_sent: int
-    seconds_per_step: float
-    tokens_per_second: float
-    product_rate: float
-    product_share: float
+    seconds_per_step: float | None
+    tokens_per_second: float | None
+    product_rate: float | None
+    product_share: float | None
     total_steps: int | None
     total_tokens: float | None
     seconds: float | None
@@ -178,14 +189,12 @@ class _Planner:
         recomputed = flops.recomputed / mean_tokens
         tokens = mean_tokens * self.training.gradient_accumulation
         step_cost = (sum(per_token) + recomputed) * tokens
-        is_cpu = self.accelerator is None
         memory = self.memory(self.training.activation_checkpointing, options.sharing)
         available = self.available()
         sent = bytes_sent(net, options.sharing, options.gpus, in_bf16=self.in_bf16)
-        if is_cpu:
-            seconds, rate = self.measured()
-        else:
-            seconds, rate = self.estimated(step_cost, sent), self.rate_of_data_sheet()
+        speed = self.measured() if self.accelerator is None else self.estimated(step_cost, sent)
+        seconds, rate = speed or (None, None)
+        used = None if speed is None else step_cost / (speed[0] * speed[1] * options.gpus)
         steps, total = self.totals(tokens)
         return Plan(
             task=work.task.recipe.task,
@@ -208,12 +217,12 @@ class _Planner:
             remedies={} if memory.peak <= available else self.remedies(available),
             bytes_sent=sent,
             seconds_per_step=seconds,
-            tokens_per_second=tokens / seconds,
+            tokens_per_second=None if seconds is None else tokens / seconds,
             product_rate=rate,
-            product_share=step_cost / (seconds * rate * options.gpus),
+            product_share=used,
             total_steps=steps,
             total_tokens=total,
-            seconds=None if steps is None else steps * seconds,
+            seconds=None if steps is None or seconds is None else steps * seconds,
             ranks=self.ranks(),
         )
 
@@ -239,16 +248,14 @@ class _Planner:
         count = len(self.work.batches)
         return Flops(*(round(value / count) for value in vars(total).values())), tokens / count
 
-    def trace(self, batch: Batch, *, checkpointed: bool, records: bool = False) -> StepTrace:
-        """An optimizer step of a process without data."""
+    def step_memory(self, batch: Batch, *, checkpointed: bool) -> StepMemory:
+        """The memory of an optimizer step of a process that shares the net with no other."""
         step = TrainStep(
             deepcopy(self.work.net), self.loss(), activation_checkpointing=checkpointed
         )
         batches = [batch] * min(2, self.per_rank)
         on_gpu = self.accelerator is not None
-        return trace_step(
-            step, batches, self.training, self.precision, on_accelerator=on_gpu, records=records
-        )
+        return trace_step(step, batches, self.training, self.precision, on_accelerator=on_gpu)
 
     def loss(self) -> LossFunction:
         """The loss of the run, without a teacher's."""
@@ -264,9 +271,9 @@ class _Planner:
 
     def memory(self, checkpointed: bool, parallel: Parallel, share: float = 1.0) -> RankMemory:
         """Bytes of the main process at the largest batch, or at a share of it."""
-        trace = self.trace(self.rank_batch(share), checkpointed=checkpointed)
-        net, count = self.work.net, self.options.gpus
-        return rank_memory(trace.memory, net, parallel, count, in_bf16=self.in_bf16)
+        memory = self.step_memory(self.rank_batch(share), checkpointed=checkpointed)
+        count = self.options.gpus
+        return rank_memory(memory, self.work.net, parallel, count, in_bf16=self.in_bf16)
 
     def available(self) -> float:
         """Bytes of a device."""
@@ -296,60 +303,49 @@ class _Planner:
             share /= 2
         if gpus == 1 and min(peaks.values(), default=available + 1) > available:
             fsdp = rank_memory(
-                self.trace(self.rank_batch(), checkpointed=True).memory,
+                self.step_memory(self.rank_batch(), checkpointed=True),
                 self.work.net, "fsdp", GPUS_PER_MACHINE, in_bf16=self.in_bf16,
             )  # fmt: skip
             peaks[f"--gpus {GPUS_PER_MACHINE} --parallel fsdp"] = fsdp.peak
         return peaks
 
-    def rate_of_data_sheet(self) -> float:
-        gpu = self.accelerator
+    def estimated(self, flops: float, sent: int) -> tuple[float, float]:
+        """Seconds of a step on GPUs, where communication overlaps with products, and their rate."""
+        gpu, gpus = self.accelerator, self.options.gpus
         assert gpu is not None
-        return gpu.fp32_flops if self.precision == "fp32" else gpu.flops
-
-    def estimated(self, flops: float, sent: int) -> float:
-        """Seconds of a step on GPUs, where communication overlaps with matrix products."""
-        gpu = self.accelerator
-        assert gpu is not None
-        gpus = self.options.gpus
+        rate = gpu.fp32_flops if self.precision == "fp32" else gpu.flops
         link = gpu.link if gpus <= GPUS_PER_MACHINE else min(gpu.link, NETWORK)
-        return max(
-            flops / (gpus * self.rate_of_data_sheet() * self.options.utilization), sent / link
-        )
+        return max(flops / (gpus * rate * self.options.utilization), sent / link), rate
 
-    def measured(self) -> tuple[float, float]:
+    def measured(self) -> tuple[float, float] | None:
         """Seconds of a step on this CPU, and its rate of products.
 
-        Steps are taken with random weights if the memory is large enough for them; otherwise their
-        operations are measured one by one, without the time between them.
+        Steps are taken with random weights; None if the memory is too small for them.
         """
+        checkpointed = self.training.activation_checkpointing
+        if self.memory(checkpointed, "none").peak > _USED_MEMORY * host_memory():
+            return None
+        step = TrainStep(
+            with_random_weights(self.work.net), self.loss(), activation_checkpointing=checkpointed
+        )
+        timer = StepTimer(step, self.training, self.precision, torch.device("cpu"))
         batches = sorted(self.work.batches, key=padded_tokens)
         mean = sum(map(padded_tokens, batches)) / len(batches)
-        middle = self.part_of(batches[len(batches) // 2])
-        checkpointed = self.training.activation_checkpointing
-        operations = self.trace(middle, checkpointed=checkpointed, records=True).operations
-        peak = self.memory(checkpointed, "none").peak
-        if peak <= _USED_MEMORY * min(self.available(), host_memory()):
-            products = Counter({o: n for o, n in operations.items() if product_flops(o) > 0})
-            return self.taken_steps(batches) * mean, replay(products).product_rate
-        step = replay(operations)
-        repeats = self.per_rank / min(2, self.per_rank)
-        return step.seconds * repeats * mean / padded_tokens(middle), step.product_rate
+        seconds = self.seconds_per_token(timer, batches) * mean
+        with ProductTimer() as products:
+            timer.take([self.part_of(batches[len(batches) // 2])])
+        return seconds, products.rate
 
     def part_of(self, batch: Batch) -> Batch:
         """The part of a batch that a process computes at once."""
         return first_rows(batch, -(-batch.tokens.ids.size(0) // self.parts))
 
-    def taken_steps(self, batches: Sequence[Batch]) -> float:
+    def seconds_per_token(self, timer: StepTimer, batches: Sequence[Batch]) -> float:
         """Seconds for each token of a batch, padding included, by steps that are really taken.
 
         Args:
             batches: in order of their sizes.
         """
-        net = with_random_weights(self.work.net)
-        checkpointed = self.training.activation_checkpointing
-        step = TrainStep(net, self.loss(), activation_checkpointing=checkpointed)
-        timer = StepTimer(step, self.training, self.precision, torch.device("cpu"))
         seconds: list[float] = []
         tokens: list[float] = []
         num_parts = min(MEASURED_STEPS, len(batches))
