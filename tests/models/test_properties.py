@@ -15,8 +15,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts import multi_head
 from heedful.parts.multi_head import MultiHead, attend
-from heedful.parts.positions import LearnedTable
-from heedful.parts.relative import RelativePositionBias
+from heedful.parts.positions import LearnedTable, RelativePositionBias
 from heedful.parts.tokens import Tokens, padding_mask
 from heedful.zoo.vaswani2017 import Config, build
 from option_space import (

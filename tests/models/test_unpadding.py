@@ -25,8 +25,7 @@ from heedful.parts.dropout import Dropout
 from heedful.parts.losses import LossSum
 from heedful.parts.masks import MaskSpec
 from heedful.parts.multi_head import MultiHead
-from heedful.parts.relative import AlibiBias, RelativePositionBias
-from heedful.parts.rotary import RotaryPositions, YarnScaling
+from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions, YarnScaling
 from heedful.parts.tokens import Tokens
 from heedful.parts.unpadding import Unpadding
 from heedful.training.step import TrainStep

@@ -18,8 +18,7 @@ from heedful.parts import multi_head
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.masks import MaskSpec
 from heedful.parts.multi_head import attend
-from heedful.parts.relative import AlibiBias, RelativePositionBias
-from heedful.parts.rotary import RotaryPositions
+from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions
 from heedful.parts.tokens import Span, Tokens
 from heedful.parts.unpadding import Unpadding
 from option_space import EXACT, SEARCH, SIDES, lengths_of

@@ -11,7 +11,7 @@ from heedful.parts import multi_head, packed_attention
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.masks import MaskSpec
 from heedful.parts.packed_attention import packed_block_mask
-from heedful.parts.rotary import RotaryPositions
+from heedful.parts.positions import RotaryPositions
 from heedful.parts.tokens import Tokens
 
 D, E, WIDTH = 32, 16, 300

@@ -20,7 +20,7 @@ from heedful.parts.dropout import Dropout, DropoutShare
 from heedful.parts.experts import Experts
 from heedful.parts.feedforward import FeedForward
 from heedful.parts.lora import LoRALinear
-from heedful.parts.relative import AlibiBias
+from heedful.parts.positions import AlibiBias
 from heedful.processes import Processes
 from heedful.training.tensor_parallel import DataProcesses, Division, divide_net
 from process_group import (

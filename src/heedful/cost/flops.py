@@ -20,10 +20,10 @@ from heedful.data.collate import Batch
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block, Stack
 from heedful.parts.experts import Experts
+from heedful.parts.helpers import simulated_device
 from heedful.parts.lora import LoRALinear
 from heedful.parts.masks import MaskSpec
 from heedful.parts.multi_head import MultiHead
-from heedful.parts.planned import planned_for
 from heedful.parts.residual import PreNorm
 
 
@@ -218,7 +218,7 @@ class _Counter:
         pairs = sum(queries * keys if p is None else len(p[0]) * len(p[1]) for p in parts)
         rows = self.batch.tokens.ids.size(0)
         flops = 4 * rows * attention.num_heads * attention.head_dim * pairs
-        with planned_for("cuda" if self.on_accelerator else "cpu"):
+        with simulated_device("cuda" if self.on_accelerator else "cpu"):
             forms = attention.forms_weights(spec, parts[0], torch.empty(0), True)
         if not self.needs_input_grad:
             return _Product("attention", flops, 0)

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from heedful.parts.cache import Cache, LayerCache, LayerShape
-from heedful.parts.hooks import has_hooks
+from heedful.parts.helpers import has_hooks, kernel_device
 from heedful.parts.joined_cache import JoinedCache, JoinedLayer
 from heedful.parts.masks import AttentionMask, MaskSpec
-from heedful.parts.planned import kernel_device
 from heedful.parts.residual import Residual
 from heedful.parts.tokens import Span, Tokens
 from heedful.parts.unpadding import Unpadding

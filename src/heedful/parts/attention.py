@@ -11,7 +11,7 @@ from heedful.parts.cache import LayerCache
 from heedful.parts.joined_cache import JoinedLayer
 from heedful.parts.masks import AttentionMask, JoinedMask, MaskSpec
 from heedful.parts.multi_head import MultiHead
-from heedful.parts.rotary import RotaryPositions, rotate
+from heedful.parts.positions import RotaryPositions, rotate
 
 
 class Attention(MultiHead):
@@ -159,7 +159,7 @@ class CrossAttention(MultiHead):
         if isinstance(self.position, RotaryPositions):
             raise UserError(
                 "cross-attention has no rotary positions; leave out position, or give a scheme "
-                "that adds to the scores (parts/relative.py)"
+                "that adds to the scores (parts/positions.py)"
             )
         self.q = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
         self.kv = nn.Linear(d_model, 2 * self.num_kv_heads * self.head_dim, bias=bias)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from heedful.errors import UserError
 from heedful.kernels import training as kernels
-from heedful.parts.planned import is_planned
+from heedful.parts.helpers import is_simulated
 
 _LEVELS = 2**16
 _STREAMS, _WARM_UP = 8, 18  # as in `random.cpp`
@@ -92,7 +92,7 @@ def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]
         size = max(1, (count + 3) // 4)
         bits = torch.randint(-(2**63), 2**63 - 1, (size,), dtype=torch.int64)
         return (bits.view(torch.int16)[:count].view(shape) >= first_kept).to(torch.int16), scale
-    if is_planned():
+    if is_simulated():
         whole = torch.empty(4 * _STREAMS * _numbers(count), dtype=torch.int16)
         return whole[:count].view(shape), scale
     seed = _draw_seed()

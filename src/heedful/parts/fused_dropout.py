@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from heedful.kernels import training as kernels
 from heedful.parts.dropout import Dropout, apply_mask
-from heedful.parts.hooks import has_any_hooks
+from heedful.parts.helpers import has_any_hooks
 
 
 def add_dropped(

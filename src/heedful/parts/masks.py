@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from heedful.errors import UserError, describe
-from heedful.parts.rotary import Rotation
+from heedful.parts.positions import Rotation
 from heedful.parts.tokens import Span, Tokens
 from heedful.parts.trained_attention import HeadRows
 from heedful.parts.unpadding import Unpadding
@@ -166,7 +166,7 @@ class MaskSpec:
         itself overflows to -inf in fp16 when a negative score is added, and a row of -inf is NaN.)
 
         Args:
-            scheme: computes scores (#B, H, t, k) from positions (`parts/relative.py`).
+            scheme: computes scores (#B, H, t, k) from positions (`parts/positions.py`).
             window: see `visible_keys`.
             repeats: query heads per key head; the result is (#B, H / repeats, repeats · t, k).
             part: columns of queries and of keys to compute it for; default: all.

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError
-from heedful.parts.checked import check_positive
 from heedful.parts.dropout import Dropout
 from heedful.parts.fused_kernels import fused_kernels
-from heedful.parts.hooks import has_hooks
+from heedful.parts.helpers import check_positive, has_hooks, kernel_device
 from heedful.parts.masks import AttentionMask, MaskBlock, MaskSpec
 from heedful.parts.packed_attention import can_skip_blocks, packed_attention, packed_block_mask
-from heedful.parts.planned import kernel_device
-from heedful.parts.rotary import RotaryPositions
+from heedful.parts.positions import RotaryPositions
 from heedful.parts.tokens import Span
 from heedful.parts.trained_attention import HeadRows, trained_attention
 from heedful.parts.unpadding import Unpadding
@@ -93,8 +91,8 @@ class MultiHead(nn.Module):
         window: number of keys that a causal query attends to, itself included; without `causal`,
             keys less than this many positions away on either side; default: all keys.
         softcap: bound of the scores (see `attend`); default: none.
-        position: position scheme, rotary (`parts/rotary.py`) or added to the scores
-            (`parts/relative.py`); layers may share it. Default: none.
+        position: position scheme, rotary (`parts/positions.py`) or added to the scores
+            (`parts/positions.py`); layers may share it. Default: none.
         dropout: on the attention weights, in training only.
         out_bias: bias of the output projection.
 

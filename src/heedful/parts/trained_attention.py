@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from heedful.kernels import training as kernels
 from heedful.parts.dropout import Dropout, apply_mask
-from heedful.parts.rotary import Rotation, rotate
+from heedful.parts.positions import Rotation, rotate
 from heedful.parts.unpadding import Unpadding
 
 _KERNEL_WEIGHTS = 64 * 64  # of a head: with more, products in the type of the states are faster

@@ -22,7 +22,7 @@ from heedful.parts.experts import Experts
 from heedful.parts.feedforward import FeedForward
 from heedful.parts.lora import LoRALinear
 from heedful.parts.multi_head import MultiHead
-from heedful.parts.relative import AlibiBias, RelativePositionBias
+from heedful.parts.positions import AlibiBias, RelativePositionBias
 from heedful.processes import Processes
 
 

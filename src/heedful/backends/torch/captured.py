@@ -15,7 +15,7 @@ from torch import Tensor
 
 from heedful.parts.cache import Cache
 from heedful.parts.experts import Experts
-from heedful.parts.hooks import has_hooks
+from heedful.parts.helpers import has_hooks
 from heedful.parts.tokens import Tokens
 
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
