@@ -317,5 +317,5 @@ def test_the_first_tokens_of_a_cache_use_the_causal_kernel() -> None:
             cache.reserve(4, forgets=True)
             at = torch.arange(4)[None] + 4 * step
             _, masks, _ = cache.begin(Tokens(ids, at, real if padded else None))
-            actual.append({spec.is_sequence for spec in masks})
+            actual.append({spec.is_self_attention for spec in masks})
         assert actual == [{not padded}, {False}]

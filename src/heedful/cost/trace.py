@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from heedful.config import Training
 from heedful.data.collate import Batch
+from heedful.parts.attention import MultiHead
 from heedful.parts.helpers import simulated_device
-from heedful.parts.multi_head import MultiHead
 from heedful.parts.tokens import Tokens
 from heedful.training.averaging import MovingAverage
 from heedful.training.optimizer import make_optimizer

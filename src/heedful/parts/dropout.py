@@ -1,22 +1,21 @@
-"""Dropout (Srivastava et al. 2014) with cheap random numbers on a CPU."""
+"""Dropout (Srivastava et al. 2014) with cheap random numbers on a CPU, alone and in a residual."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int16
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from heedful.errors import UserError
+from heedful.kernels import dropout as fused
 from heedful.kernels import training as kernels
-from heedful.parts.helpers import is_simulated
+from heedful.parts.helpers import has_any_hooks, is_simulated
 
 _LEVELS = 2**16
 _STREAMS, _WARM_UP = 8, 18  # as in `random.cpp`
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ class Dropout(nn.Module):
         if torch.compiler.is_compiling():  # whose gradient is derived from this
             keep, scale = keep_mask(x.shape, self.p)
             return x * keep * scale
-        return _Drop.apply(x, *self.draw_mask(x.shape))  # type: ignore[no-untyped-call]
+        return fused.drop(x, *self.draw_mask(x.shape))
 
     def draw_mask(self, shape: torch.Size) -> tuple[Int16[Tensor, "..."], float]:
-        """Mask and scale of `apply_mask` for an input of this shape, which may be a share."""
+        """Mask and scale (see `keep_mask`) for an input of this shape, which may be a share."""
         share = self.share
         if share is None:
             return keep_mask(shape, self.p)
@@ -77,6 +76,32 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def add_dropped(
+    x: Float[Tensor, "..."], y: Float[Tensor, "..."], dropout: Dropout
+) -> Float[Tensor, "..."]:
+    """x + dropout(y); a kernel computes both where kernels run."""
+    if not _can_add(x, y, dropout):
+        return x + dropout(y)
+    return fused.add_dropped(x, y, *dropout.draw_mask(y.shape))
+
+
+def add_norm(
+    x: Float[Tensor, "... D"], y: Float[Tensor, "... D"], dropout: Dropout, norm: nn.Module
+) -> Float[Tensor, "... D"]:
+    """norm(x + dropout(y)); a kernel computes all where kernels run."""
+    if not (_can_add(x, y, dropout) and _is_plain(norm)):
+        normed: Tensor = norm(x + dropout(y))
+        return normed
+    return fused.add_norm(x, y, *dropout.draw_mask(y.shape), norm)
+
+
+def relu_dropped(x: Float[Tensor, "..."], dropout: Dropout) -> Float[Tensor, "..."]:
+    """dropout(relu(x)); a kernel computes both where kernels run."""
+    if not _drops(dropout) or not kernels.can_run(x):
+        return dropout(F.relu(x))
+    return fused.relu_dropped(x, *dropout.draw_mask(x.shape))
 
 
 def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]:
@@ -131,27 +156,27 @@ def random_levels(seed: int, count: int) -> Int16[Tensor, " n"]:
     return torch.from_numpy(words.reshape(-1).view(np.int16))[:count]
 
 
-def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
-    """x · keep · scale.
-
-    The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
-    bool or integer tensor converts one element at a time.
-    """
-    if kernels.can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
-        return kernels.dropout(x, keep, scale)
-    integer = _INTEGERS[x.dtype.itemsize]
-    return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
+def _drops(dropout: Dropout) -> bool:
+    return dropout.training and dropout.p > 0 and not has_any_hooks(dropout)
 
 
-class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(keep)
-        ctx.scale = scale
-        return apply_mask(x, keep, scale)
+def _can_add(x: Tensor, y: Tensor, dropout: Dropout) -> bool:
+    """A kernel adds `y` after dropout to float32 states `x`."""
+    return (
+        _drops(dropout)
+        and x.dtype == torch.float32
+        and x.shape == y.shape
+        and kernels.can_run(x, y)
+    )
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (keep,) = ctx.saved_tensors
-        return apply_mask(grads[0], keep, ctx.scale), None, None
+
+def _is_plain(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
+    """A layer norm of the last dimension in float32, with a bias, and without hooks."""
+    return (
+        type(norm) is nn.LayerNorm
+        and norm.bias is not None
+        and norm.weight.dtype == norm.bias.dtype == torch.float32
+        and len(norm.normalized_shape) == 1
+        and kernels.can_run(norm.weight, norm.bias)
+        and not has_any_hooks(norm)
+    )

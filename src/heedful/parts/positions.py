@@ -97,14 +97,14 @@ def sinusoidal_table(
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of positions, (#B, 1, T, E/2) each, and the pairing of dimensions."""
+    """Cosines and sines of positions, which broadcast to heads, and the pairing of dimensions."""
 
-    cos: Float[Tensor, "#B 1 T e"]
-    sin: Float[Tensor, "#B 1 T e"]
+    cos: Float[Tensor, "#B 1 T e"] | Float[Tensor, "#B T 1 e"]
+    sin: Float[Tensor, "#B 1 T e"] | Float[Tensor, "#B T 1 e"]
     layout: Layout
 
 
-def rotate(x: Float[Tensor, "B H T E"], rotation: Rotation) -> Float[Tensor, "B H T E"]:
+def rotate(x: Float[Tensor, "B *n E"], rotation: Rotation) -> Float[Tensor, "B *n E"]:
     """Rotate each pair of dimensions by its angle.
 
     Layout `half` pairs dimension i with i + E/2 (GPT-NeoX, and LLaMA in the Hugging Face format),
@@ -262,7 +262,7 @@ class RotaryPositions(nn.Module):
         self.table = frequencies
 
     def forward(self, positions: Int[Tensor, "#B T"]) -> Rotation:
-        """Cosines and sines for tokens at these positions."""
+        """Cosines and sines (#B, 1, T, E/2) for tokens at these positions."""
         if self.table.device != positions.device:
             self.table = self.table.to(positions.device)
         angles = positions[:, None, :, None].float() * self.table

@@ -16,12 +16,11 @@ from torch.nn import functional as F
 
 from heedful.config import Training
 from heedful.errors import UserError
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention, CrossAttention, MultiHead
 from heedful.parts.dropout import Dropout, DropoutShare
 from heedful.parts.experts import Experts
 from heedful.parts.feedforward import FeedForward
 from heedful.parts.lora import LoRALinear
-from heedful.parts.multi_head import MultiHead
 from heedful.parts.positions import AlibiBias, RelativePositionBias
 from heedful.processes import Processes
 

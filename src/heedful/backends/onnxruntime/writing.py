@@ -17,7 +17,7 @@ from heedful.backends.onnxruntime.graphs import Graph, encoder_graphs, step_grap
 from heedful.backends.onnxruntime.session import open_session
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.multi_head import attend
+from heedful.parts.attend_products import attend
 from heedful.parts.tokens import padding_mask
 from heedful.progress import track
 
