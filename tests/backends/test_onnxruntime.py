@@ -146,7 +146,7 @@ def test_stores_are_written_in_place(converted_once: Any) -> None:
     [store] = cache.stores
     store.normal_()
     before, address = store.clone(), store.data_ptr()
-    cache.reserve(3, forgets=False)
+    cache.reserve(3, drops_hidden=False)
     tokens = Tokens.from_ids(torch.tensor([[5, 6, 7], [8, 9, 10]]))
     net.decode(tokens, cache)
     assert cache.stores[0].data_ptr() == address

@@ -39,10 +39,10 @@ class OnnxNet:
         read = set(self._decoder.inputs)
         self._inputs = [name if name in read else None for name in names]
 
-    def start(self, given: Tokens | int, *, capacity: int, beams: int = 1) -> Cache:
+    def start(self, given: Tokens | int, *, capacity: int, branches: int = 1) -> Cache:
         """See `EncoderDecoder.start` and `DecoderOnly.start`."""
         rows = given if isinstance(given, int) else given.ids.size(0)
-        cache = Cache.empty(self._layers, rows, capacity, beams, torch.empty(0))
+        cache = Cache.empty(self._layers, rows, capacity, branches, torch.empty(0))
         if isinstance(given, int):
             return cache
         assert self._encoder is not None
