@@ -15,11 +15,11 @@ from common import (
     table,
     write_results,
 )
+from heedful.parts.attend_products import attend
 from heedful.parts.dropout import Dropout
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import head_loss
 from heedful.parts.masks import MaskSpec
-from heedful.parts.multi_head import attend
 from heedful.parts.tokens import Span
 
 # A batch of Transformer-Tiny: 128 sentences of 16 tokens, width 128 in 4 heads, 10,000 entries.

@@ -27,8 +27,8 @@ RECORDED = [name for name in DECODERS if name != "mixtral"]  # whose experts rea
 def start(net: Any, texts: int, beams: int) -> Any:
     if isinstance(net, EncoderDecoder):
         source = Tokens.from_ids(torch.randint(VOCAB, (texts, 5)), torch.tensor([5, 2, 4][:texts]))
-        return net.start(source, capacity=16, beams=beams)
-    return net.start(texts, capacity=16, beams=beams)
+        return net.start(source, capacity=16, branches=beams)
+    return net.start(texts, capacity=16, branches=beams)
 
 
 def start_twice(

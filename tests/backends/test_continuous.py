@@ -171,7 +171,7 @@ def test_a_shared_beginning_is_read_once() -> None:
 def test_kept_beginnings_are_those_used_last() -> None:
     cache = MODELS["gpt2"].net.start(1, capacity=16)
     for group in cache.groups:
-        group.limit = 0
+        group.num_read = 0
     store = PrefixStore(10, min_tokens=2)
     store.add([1, 2, 3, 4], lambda: cache)
     store.add([5, 6, 7], lambda: cache)

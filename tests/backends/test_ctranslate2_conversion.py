@@ -11,7 +11,7 @@ from architectures import tiny
 from backend_cases import CLOSE, outcome, rows_of, vocabulary_of, words_of
 from heedful.backends.ctranslate2.conversion import longest_prompt, refusals, write
 from heedful.errors import UserError
-from heedful.parts.relative import AlibiBias, RelativePositionBias
+from heedful.parts.positions import AlibiBias, RelativePositionBias
 
 ROOT = Path(__file__).resolve().parents[2]
 

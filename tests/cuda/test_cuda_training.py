@@ -15,7 +15,7 @@ from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
 from heedful import processes
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
-from heedful.parts import multi_head
+from heedful.parts import attention_plans
 from heedful.parts.tokens import Tokens
 from heedful.processes import Group
 from heedful.run import train
@@ -150,7 +150,7 @@ def test_packed_rows_by_flex_attention_have_the_gradients_of_other_attention(
     step = TrainStep(net.float().to("cuda"), batch_loss).train()
     BlockCompiler(step.net)
     used = mock.patch.object(
-        multi_head, "packed_block_mask", side_effect=multi_head.packed_block_mask
+        attention_plans, "packed_block_mask", side_effect=attention_plans.packed_block_mask
     )
     with used as calls:
         actual = packed_gradients(step, "cuda")

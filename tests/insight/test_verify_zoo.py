@@ -17,6 +17,7 @@ from heedful.errors import UserError
 from heedful.insight import verify
 from heedful.insight.verification import checks_of
 from heedful.parts.attention import Attention
+from heedful.parts.attention_plans import plan_attention
 from heedful.parts.cache import Cache, LayerGroup
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
@@ -135,19 +136,19 @@ def test_without_positions_encoders_fail_and_causal_nets_may_pass() -> None:
     assert verify(decoder(Single("none", windows=(None, None))), **both).ok
 
 
-def test_a_hidden_distant_token_is_a_defect_without_windows() -> None:
+def test_a_hidden_distant_token_is_a_defect_without_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A window may hide tokens; here no layer has one."""
     net = build("gpt2", num_layers=1, dropout=0.0)
-    attention = net.decoder.blocks[0].self_attention.sublayer
-    whole = attention.prepare_mask
 
-    def near_only(spec: MaskSpec, x: Tensor, **options: Any) -> Any:
+    def near_only(spec: MaskSpec, options: Any, x: Tensor, **keys: Any) -> Any:
         size = spec.keys.positions.size(1)
         near = torch.ones(x.size(1), size, dtype=torch.bool).tril().triu(-3)
         cut = MaskSpec(spec.queries, spec.keys, causal=True, allowed=near[None])
-        return whole(cut, x, **options)
+        return plan_attention(cut, options, x, **keys)
 
-    attention.prepare_mask = near_only
+    monkeypatch.setattr("heedful.models.stack.plan_attention", near_only)
     report = verify(net, overfit=False)
     assert report["mask polarity"].status == "failed"
     assert report["mask polarity"].detail == "token 0 does not change the logits at 4"

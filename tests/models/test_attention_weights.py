@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from architectures import DECODERS, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention, CrossAttention, MultiHead
 from heedful.parts.masks import MaskSpec
-from heedful.parts.multi_head import MultiHead
 from heedful.parts.tokens import Tokens
 from heedful.zoo import ARCHITECTURES
 from option_space import EXACT, VOCAB
@@ -42,7 +41,7 @@ def test_hooks_read_the_weights_without_changing_the_output(name: str) -> None:
         def keep(module: nn.Module, inputs: Any, weights: Tensor, path: str = path) -> None:
             actual[path] = weights
 
-        hooks.append(attention.pattern.register_forward_hook(keep))
+        hooks.append(attention.weights_hook.register_forward_hook(keep))
     torch.testing.assert_close(call(net, ids), before, **EXACT)
     assert list(net.state_dict()) == keys
     assert set(actual) == set(attentions(net)) != set()
@@ -63,7 +62,7 @@ def test_weights_returned_by_a_hook_replace_the_weights(name: str) -> None:
     """With zero weights in every attention only the output biases remain."""
     net = tiny(name)
     hooks = [
-        value.pattern.register_forward_hook(lambda module, inputs, weights: weights * 0)
+        value.weights_hook.register_forward_hook(lambda module, inputs, weights: weights * 0)
         for value in attentions(net).values()
     ]
     ids = torch.randint(VOCAB, (3, 5))
@@ -108,7 +107,7 @@ def list_weights(net: nn.Module) -> dict[str, Tensor]:
         def keep(module: nn.Module, inputs: Any, weights: Tensor, path: str = path) -> None:
             actual[path] = weights
 
-        attention.pattern.register_forward_hook(keep)
+        attention.weights_hook.register_forward_hook(keep)
     return actual
 
 

@@ -76,7 +76,7 @@ def cache_with_beams(
     net: Any, texts: list[Text], side: Any, capacity: int, beams: int
 ) -> tuple[Cache, list[Text]]:
     """A cache that has each text once for all its beams, and the text of every beam."""
-    cache = start(net, texts, side, capacity=capacity, beams=beams)
+    cache = start(net, texts, side, capacity=capacity, branches=beams)
     empty = [text._replace(ids=text.ids[:0]) for text in texts]
     if any(text.ids.numel() for text in texts):
         extend(net, cache, empty, [text.ids for text in texts], side)
@@ -139,7 +139,7 @@ def test_any_sequence_of_cache_operations_equals_uncached_decoding(
                 capacity += data.draw(st.integers(0, 9), "more")
                 cache = cache.grow(capacity)
                 assert cache.capacity == capacity
-    assert cache.beams == beams
+    assert cache.branches == beams
     extend(net, cache, texts, random_rows([1] * len(texts), 99), side)
 
 
@@ -218,10 +218,10 @@ def test_beams_share_source_and_prompt_without_copies() -> None:
 def test_a_cache_has_the_dtype_and_sizes_of_the_model() -> None:
     single = Single(num_heads=4, num_kv_heads=2, windows=(None,))
     for dtype in (torch.float32, torch.bfloat16):
-        cache = decoder(single).to(dtype).start(3, capacity=5 + 2 * 4, beams=4)
+        cache = decoder(single).to(dtype).start(3, capacity=5 + 2 * 4, branches=4)
         assert cache.stores[0].shape == (3, 13 + 1, 2 * 2, single.head_dim)
         assert cache.stores[0].dtype == dtype
-        assert (cache.num_sources, cache.beams, cache.capacity) == (3, 4, 13)
+        assert (cache.num_sources, cache.branches, cache.capacity) == (3, 4, 13)
 
 
 @torch.no_grad()
@@ -246,7 +246,7 @@ def test_more_tokens_than_slots_are_an_error() -> None:
 @torch.no_grad()
 def test_rows_must_be_one_per_text_or_one_per_beam() -> None:
     net = decoder(Single())
-    cache = net.start(2, capacity=4, beams=3)
+    cache = net.start(2, capacity=4, branches=3)
     with pytest.raises(AssertionError):
         net.decode(Tokens.from_ids(pad(random_rows([1] * 3, 0), "right")), cache)
 
@@ -264,7 +264,7 @@ def test_layers_with_a_window_drop_tokens_outside_of_it(
     torch.manual_seed(0)
     ids = torch.randint(VOCAB, (3, prompt))
     left = torch.tensor([0, 2, 1]) if padded else None
-    cache = net.start(3, capacity=16, beams=beams)
+    cache = net.start(3, capacity=16, branches=beams)
     decoding = DecodingState(net, cache, longest=80, left_padding=left)
     decoding.next_log_probs(ids, decoding)
     rows = ids.repeat_interleave(beams, 0)
@@ -311,11 +311,11 @@ def test_the_first_tokens_of_a_cache_use_the_causal_kernel() -> None:
     net, ids = tiny("gemma3"), torch.randint(VOCAB, (2, 4))
     real = torch.tensor([[True] * 4, [False, *[True] * 3]])
     for beams, padded in ((1, False), (3, False), (1, True)):
-        cache = net.start(2, capacity=32, beams=beams)
+        cache = net.start(2, capacity=32, branches=beams)
         actual = []
         for step in range(2):
-            cache.reserve(4, forgets=True)
+            cache.reserve(4, drops_hidden=True)
             at = torch.arange(4)[None] + 4 * step
             _, masks, _ = cache.begin(Tokens(ids, at, real if padded else None))
-            actual.append({spec.is_sequence for spec in masks})
+            actual.append({spec.is_self_attention for spec in masks})
         assert actual == [{not padded}, {False}]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.parts.attend_blocks import Blocks
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
 from option_space import (
@@ -98,12 +99,12 @@ def test_packed_rows_of_short_texts_use_diagonal_blocks(scheme: str, window: int
         actual.append([states.detach(), *(p.grad.clone() for p in net.decoder.parameters())])
     assert_same(*actual)
     x = net.embedding(parts[1])
-    masks = net.decoder.masks(x, MaskSpec.from_tokens(parts[1], causal=True))
-    for mask, _ in masks:
-        assert len(mask.blocks) == 4  # of 420 columns
-        for block in mask.blocks:
-            assert block.keys is not None
-            assert len(block.keys) <= 128 + 63
+    plans = net.decoder.plans(x, MaskSpec.from_tokens(parts[1], causal=True))
+    for plan, _ in plans:
+        assert isinstance(plan.attend, Blocks)
+        assert len(plan.attend.keys) == 4  # of 420 columns
+        for keys in plan.attend.keys:
+            assert len(keys) <= 128 + 63
 
 
 @SEARCH

@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts import multi_head
-from heedful.parts.multi_head import MultiHead, attend
-from heedful.parts.positions import LearnedTable
-from heedful.parts.relative import RelativePositionBias
+from heedful.parts import attend_blocks, attend_products
+from heedful.parts.attention import MultiHead
+from heedful.parts.positions import LearnedTable, RelativePositionBias
 from heedful.parts.tokens import Tokens, padding_mask
 from heedful.zoo.vaswani2017 import Config, build
 from option_space import (
@@ -55,7 +54,7 @@ TINY = Config(VOCAB, VOCAB, 12, 3, 2, 2, 8, 0.0)
 def windows_in_parts() -> Iterator[None]:
     """Windowed layers take two queries at a time, so that short texts have several parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multi_head, "_LOCAL_QUERIES", 2)
+        patch.setattr(attend_blocks, "_LOCAL_QUERIES", 2)
         yield
 
 
@@ -108,7 +107,9 @@ def test_training_and_inference_paths_are_equal(net: Any, lengths: list[int], si
         return lambda *args, **kwargs: (called.add(name), function(*args, **kwargs))[1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multi_head, "attend", spy("eager", attend))
+        patch.setattr(
+            attend_products, "attention_weights", spy("eager", attend_products.attention_weights)
+        )
         fused = F.scaled_dot_product_attention
         patch.setattr(F, "scaled_dot_product_attention", spy("fused", fused))
         texts = texts_of(lengths)

@@ -20,13 +20,12 @@ from heedful.evaluation.target_scores import target_states
 from heedful.models.adapters import LoRA, add_lora
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
-from heedful.parts.attention import Attention
+from heedful.parts.attention import Attention, MultiHead
+from heedful.parts.attention_plans import plan_attention
 from heedful.parts.dropout import Dropout
 from heedful.parts.losses import LossSum
 from heedful.parts.masks import MaskSpec
-from heedful.parts.multi_head import MultiHead
-from heedful.parts.relative import AlibiBias, RelativePositionBias
-from heedful.parts.rotary import RotaryPositions, YarnScaling
+from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions, YarnScaling
 from heedful.parts.tokens import Tokens
 from heedful.parts.unpadding import Unpadding
 from heedful.training.step import TrainStep
@@ -164,13 +163,14 @@ def test_attention_of_real_tokens_equals_that_of_padded_rows(
         attention = copy.deepcopy(module).to(dtype)
         states = x.detach().to(dtype).requires_grad_()
         spec = MaskSpec.from_tokens(tokens, causal=causal)
-        mask = attention.prepare_mask(spec, states, needs_grad=True)
+        unpaddings = (unpadding, unpadding) if skips else None
+        plan = plan_attention(
+            spec, attention.options, states, needs_grad=True, unpaddings=unpaddings
+        )
         if skips:
-            mask = attention.unpadded_mask(mask, unpadding, unpadding)
-            assert (mask.rows is None) is ("softcap" in options)
-            out = attention(unpadding.unpad(states), mask)
+            out = attention(unpadding.unpad(states), plan)
         else:
-            out = unpadding.unpad(attention(states, mask))
+            out = unpadding.unpad(attention(states, plan))
         inputs = [states, *attention.parameters()]
         return [out, *torch.autograd.grad(out, inputs, upstream.to(out.dtype))]
 
@@ -320,13 +320,13 @@ def test_hooks_on_attention_weights_get_those_of_padded_rows() -> None:
     """Zero for queries that are padding, as without `skips_padding`."""
     net = tiny("gpt2").train()
     batch = batch_of(net)
-    patterns: list[Tensor] = []
-    pattern = net.decoder.blocks[0].self_attention.sublayer.pattern
-    handle = pattern.register_forward_hook(lambda module, inputs, out: patterns.append(out))
+    weights: list[Tensor] = []
+    hooked = net.decoder.blocks[0].self_attention.sublayer.weights_hook
+    handle = hooked.register_forward_hook(lambda module, inputs, out: weights.append(out))
     assert blocks_are_padded(net, batch)
     handle.remove()
     assert batch.tokens.real is not None
-    is_visible = patterns[0].sum((1, 3)) > 0
+    is_visible = weights[0].sum((1, 3)) > 0
     assert torch.equal(is_visible, batch.tokens.real)
 
 

@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from heedful.errors import UserError
-from heedful.parts import multi_head
+from heedful.parts import attend_blocks, attend_products, attention_plans
+from heedful.parts.attend_products import attend, attention_weights
 from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention_plans import plan_attention
 from heedful.parts.masks import MaskSpec
-from heedful.parts.multi_head import attend
-from heedful.parts.relative import AlibiBias, RelativePositionBias
-from heedful.parts.rotary import RotaryPositions
+from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions
 from heedful.parts.tokens import Span, Tokens
 from heedful.parts.unpadding import Unpadding
 from option_space import EXACT, SEARCH, SIDES, lengths_of
@@ -54,7 +54,7 @@ def mask_of_table(allowed: Tensor) -> MaskSpec:
     """A mask from a table (B, T, K) of the keys that each query may attend to."""
     spans = (Span(torch.arange(n)[None]) for n in allowed.shape[1:])
     spec = MaskSpec(*spans, causal=False, allowed=allowed)
-    spec.real = allowed.any(-1)
+    spec.has_key = allowed.any(-1)
     return spec
 
 
@@ -152,7 +152,7 @@ def test_queries_without_keys_have_zero_outputs_and_gradients(
     eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never NaN or uniform weights; all other gradients are as without those rows."""
-    monkeypatch.setattr(multi_head.MultiHead, "forms_weights", lambda *_: eager)
+    monkeypatch.setattr(attention_plans, "needs_products", lambda *_, **__: eager)
     module = attention(H, cross=cross).to(dtype)
     x, memory = (random(B, n, D, seed=n).to(dtype).requires_grad_() for n in (T, S))
     memory_option = memory if cross else None
@@ -189,7 +189,7 @@ def test_gradients_match_finite_differences_of_the_formula() -> None:
     tensors = [random(1, 2, n, 3, seed=n).requires_grad_() for n in (3, 4, 4)]
     allowed = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]], dtype=torch.bool)
     visible = mask_of_table(allowed[None])
-    bias, rows = visible.bias(torch.float64), visible.real[:, None, :, None]
+    bias, rows = visible.bias(torch.float64), visible.has_key[:, None, :, None]
     fused = F.scaled_dot_product_attention
     for path in (lambda *t: attend(*t, bias)[0] * rows, lambda *t: fused(*t, bias) * rows):
         assert torch.autograd.gradcheck(path, tensors)
@@ -245,11 +245,13 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
     x, upstream = random(B, LONG, D, seed=1).requires_grad_(), random(B, LONG, D, seed=2)
     plain_calls: list[Any] = []
     monkeypatch.setattr(
-        multi_head, "attend", lambda *arguments: plain_calls.append(arguments) or attend(*arguments)
+        attend_products,
+        "attention_weights",
+        lambda *arguments: plain_calls.append(arguments) or attention_weights(*arguments),
     )
     actual = []
     for least in (10**9, 1):
-        monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", least)
+        monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", least)
         plain_calls.clear()
         out = module(x, MaskSpec.from_tokens(tokens, causal=causal))
         assert bool(plain_calls) is (least > 1)
@@ -263,7 +265,7 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
 def test_plain_products_are_used_where_the_fused_kernel_cannot_train(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 1)
+    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 1)
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     module = attention(H, **options).train()
     tokens = Tokens.from_ids(torch.zeros(B, LONG, dtype=torch.long))
@@ -280,7 +282,7 @@ def test_dropout_applies_to_the_weights_in_training_only(
 ) -> None:
     """The expectation is the output without dropout; a weight of one key and one head is dropped as
     a whole."""
-    monkeypatch.setattr(multi_head.MultiHead, "forms_weights", lambda *_: eager)
+    monkeypatch.setattr(attention_plans, "needs_products", lambda *_, **__: eager)
     module, copies = attention(H, dropout=0.3), 20_000
     x = random(1, T, D)
     with torch.no_grad():
@@ -380,7 +382,7 @@ def test_blocks_of_long_sequences_equal_a_dense_mask(window: int, causal: bool) 
     ids = torch.zeros(2, 300, dtype=torch.int64)
     tokens = Tokens.from_ids(ids, torch.tensor([300, 170]), "left")
     windowed, full = attention(2, 1, window=window), attention(2, 1)
-    _same_as_dense(windowed, full, tokens, causal, window, multi_head._LOCAL_QUERIES)
+    _same_as_dense(windowed, full, tokens, causal, window, attend_blocks._LOCAL_QUERIES)
 
 
 def _same_as_dense(
@@ -391,7 +393,7 @@ def _same_as_dense(
     dense = MaskSpec(span, span, causal=causal, allowed=distance.abs() < window)
     x = random(2, tokens.ids.size(1), D)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multi_head, "_LOCAL_QUERIES", size)
+        patch.setattr(attend_blocks, "_LOCAL_QUERIES", size)
         eager = windowed(x, visible)
         with torch.no_grad():
             fused = windowed(x, visible)
@@ -471,7 +473,7 @@ def all_paths(module: Any, x: Tensor, memory: Tensor | None, spec: MaskSpec) -> 
         outs = {"fused": module(x, *keys, spec)}
     outs["trained"] = module(x, *keys, spec)
     outs["weights"] = module(x, *keys, spec, return_weights=True)[0]
-    handle = module.pattern.register_forward_hook(lambda *_: None)
+    handle = module.weights_hook.register_forward_hook(lambda *_: None)
     outs["hook"] = module(x, *keys, spec)
     handle.remove()
     if memory is not None:
@@ -482,10 +484,9 @@ def all_paths(module: Any, x: Tensor, memory: Tensor | None, spec: MaskSpec) -> 
             index = span.real.flatten().nonzero()[:, 0]
             sides[id(span)] = Unpadding(states.shape[:2], index)
     queries, others = (sides[id(span)] for span in (spec.queries, spec.keys))
-    mask = module.prepare_mask(spec, x, needs_grad=True)
-    mask = module.unpadded_mask(mask, queries, others)
+    plan = plan_attention(spec, module.options, x, needs_grad=True, unpaddings=(queries, others))
     rest = () if memory is None else (others.unpad(memory),)
-    outs["unpadded"] = queries.pad(module(queries.unpad(x), *rest, mask))
+    outs["unpadded"] = queries.pad(module(queries.unpad(x), *rest, plan))
     return {name: out.detach() for name, out in outs.items()}
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.errors import UserError
-from heedful.parts.relative import AlibiBias, RelativePositionBias, alibi_slopes
-from heedful.parts.relative import relative_buckets as buckets_of
+from heedful.parts.positions import AlibiBias, RelativePositionBias, alibi_slopes
+from heedful.parts.positions import relative_buckets as buckets_of
 
 
 def filled(module: nn.Module) -> nn.Module:

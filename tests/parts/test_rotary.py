@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from heedful.parts.rotary import (
+from heedful.parts.positions import (
     Layout,
     LinearScaling,
     Llama3Scaling,

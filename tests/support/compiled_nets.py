@@ -145,8 +145,8 @@ def _begun(net: Any, tokens: Tokens) -> tuple[Cache, Tensor]:
     """A cache that has read the sources or the prompts, and the position of the next tokens."""
     rows = tokens.ids.size(0)
     if isinstance(net, EncoderDecoder):
-        return net.start(tokens, capacity=CAPACITY, beams=BEAMS), torch.zeros(rows).long()
-    cache = net.start(rows, capacity=CAPACITY, beams=BEAMS)
+        return net.start(tokens, capacity=CAPACITY, branches=BEAMS), torch.zeros(rows).long()
+    cache = net.start(rows, capacity=CAPACITY, branches=BEAMS)
     net.decode(tokens, cache)
     assert tokens.real is not None
     return cache, tokens.real.sum(1)
@@ -190,7 +190,7 @@ def export_for_any_size(net: Any) -> None:
     """The compiled step takes caches whose layers have dropped different numbers of tokens."""
     module, example, shapes = decoder_graphs(net)["step"]
     step = torch.export.export(module, example, dynamic_shapes=(shapes,)).module()
-    decoding = DecodingState(net, net.start(2, capacity=16, beams=BEAMS), longest=48)
+    decoding = DecodingState(net, net.start(2, capacity=16, branches=BEAMS), longest=48)
     decoding.next_log_probs(torch.randint(VOCAB, (2, 5)), decoding)
     for _ in range(20):
         ids = torch.randint(VOCAB, (2 * BEAMS, 1))

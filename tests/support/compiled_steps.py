@@ -22,7 +22,7 @@ from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
 from heedful.data.buckets import MAX_SHAPES, BatchShape, pad_batch
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
-from heedful.parts import multi_head
+from heedful.parts import attend_flex, attend_products
 from heedful.parts.tokens import Tokens
 from heedful.tasks import session
 from heedful.training.block_compiler import BlockCompiler
@@ -147,8 +147,8 @@ def packs_rows_by_flex_attention() -> None:
     step = TrainStep(net, batch_loss).train()
     expected = [[x.clone() for x in gradients(step, batch)] for batch in batches]
     patched = {
-        (multi_head, "can_skip_blocks"): lambda spec, device: True,
-        (multi_head, "_FUSED_WEIGHTS"): 0,
+        (attend_flex, "can_skip_blocks"): lambda spec, device: True,
+        (attend_products, "_FUSED_WEIGHTS"): 0,
         (flex_attention, "_validate_device"): lambda *tensors: None,  # which needs a GPU
     }
     compiler(step.net)

@@ -20,7 +20,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts import losses
 from heedful.parts.losses import LossSum, head_loss
-from heedful.parts.relative import RelativePositionBias
+from heedful.parts.positions import RelativePositionBias
 from heedful.parts.tokens import Tokens
 from heedful.training.step import TrainStep
 from option_space import VOCAB

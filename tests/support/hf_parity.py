@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import option_space
 from heedful.errors import UserError
+from heedful.parts import attention_plans
 from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.multi_head import MultiHead
 from heedful.parts.residual import ZeroCenteredRMSNorm
 from heedful.pipelines import parameter_count
 from heedful.zoo import architecture
@@ -181,7 +181,7 @@ class ParityTests:
 
         monkeypatch.setattr(nn.functional, "dropout", bend)
         monkeypatch.setattr(Dropout, "forward", lambda part, x: bend(x, part.p, part.training))
-        monkeypatch.setattr(MultiHead, "forms_weights", lambda *_: True)
+        monkeypatch.setattr(attention_plans, "needs_products", lambda *_, **__: True)
         config = self.case.net().config
         keys = [item.name for item in fields(config) if "dropout" in item.name]
         rates = {key: 0.2 * number for number, key in enumerate(keys, 1)}

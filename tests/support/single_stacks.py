@@ -29,17 +29,20 @@ from heedful.parts.heads import (
     tied_linear,
 )
 from heedful.parts.init import init_weights
-from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
-from heedful.parts.relative import AlibiBias, RelativePositionBias
-from heedful.parts.residual import PLACEMENTS, Norm, NormPlacement, Residual
-from heedful.parts.rotary import (
+from heedful.parts.positions import (
+    AlibiBias,
+    LearnedTable,
     LinearScaling,
     Llama3Scaling,
     NtkScaling,
+    Positions,
+    RelativePositionBias,
     RotaryPositions,
     Scaling,
+    SinusoidalTable,
     YarnScaling,
 )
+from heedful.parts.residual import PLACEMENTS, Norm, NormPlacement, Residual
 from option_space import VOCAB, configs, random_net, randomized
 
 MAX_LENGTH = 40

@@ -14,7 +14,7 @@ from decoder_parity import (
     assert_same_logits,
 )
 from heedful.errors import UserError
-from heedful.parts.rotary import LinearScaling
+from heedful.parts.positions import LinearScaling
 from heedful.parts.tokens import Tokens
 from heedful.zoo.hf_nets import net_to_hf
 from hf_parity import CLOSE, by_key, imported, millions, padded, random_rows, transformers

@@ -17,7 +17,7 @@ from decoder_parity import (
     random_net,
 )
 from heedful.errors import UserError
-from heedful.parts.rotary import YarnScaling
+from heedful.parts.positions import YarnScaling
 from heedful.zoo.hf_directory import read_hf_directory
 from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.zoo.rope import rotary_module

@@ -19,11 +19,13 @@ from torch import nn
 from heedful.data.collate import Batch
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block, Stack
+from heedful.parts.attend_blocks import diagonal_blocks
+from heedful.parts.attend_products import needs_products
+from heedful.parts.attention import MultiHead
 from heedful.parts.experts import Experts
+from heedful.parts.helpers import simulated_device
 from heedful.parts.lora import LoRALinear
 from heedful.parts.masks import MaskSpec
-from heedful.parts.multi_head import MultiHead
-from heedful.parts.planned import planned_for
 from heedful.parts.residual import PreNorm
 
 
@@ -192,13 +194,14 @@ class _Counter:
 
     def _scores(self, attention: MultiHead, spec: MaskSpec) -> Flops:
         """Scores and values over the blocks of the mask."""
-        parts = attention.block_ranges(spec)
+        parts = diagonal_blocks(spec, attention.window)
         queries, keys = (span.positions.size(1) for span in (spec.queries, spec.keys))
         pairs = sum(queries * keys if p is None else len(p[0]) * len(p[1]) for p in parts)
         rows = self.batch.tokens.ids.size(0)
         flops = 4 * rows * attention.num_heads * attention.head_dim * pairs
-        with planned_for("cuda" if self.on_accelerator else "cpu"):
-            forms = attention.forms_weights(spec, parts[0], torch.empty(0), True)
+        with simulated_device("cuda" if self.on_accelerator else "cpu"):
+            options, x = attention.options, torch.empty(0)
+            forms = needs_products(spec, options, parts[0], x, needs_grad=True)
         if not self.needs_input_grad:
             return self._product(flops, 0)
         return self._product(flops, 2 if forms else 2.5)

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from heedful.config import Training
 from heedful.data.collate import Batch
-from heedful.parts.multi_head import MultiHead
-from heedful.parts.planned import planned_for
+from heedful.parts.attention import MultiHead
+from heedful.parts.helpers import simulated_device
 from heedful.parts.tokens import Tokens
 from heedful.training.averaging import MovingAverage
 from heedful.training.optimizer import make_optimizer
@@ -113,7 +113,7 @@ def trace_step(
     replace_tensors(step, lambda tensor: FakeTensor(mode, tensor.detach().to("meta"), _CPU))
     if on_accelerator:
         _leave_out_attention_dropout(step.net)
-    with mode, planned_for("cuda" if on_accelerator else "cpu"):
+    with mode, simulated_device("cuda" if on_accelerator else "cpu"):
         fake = [fake_batch(batch, mode) for batch in batches]
         return count_step(step, fake, settings, precision)
 

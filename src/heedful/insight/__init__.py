@@ -1,7 +1,7 @@
 """Inspection of nets and of models.
 
 `verify`: checks of a net: causality, padding, cached decoding, gradients and more.
-`watch`: attention patterns, head outputs and residual states of a net, read and changed.
+`watch`: attention weights, head outputs and residual states of a net, read and changed.
 `attention`, `alignments`, `logit_lens`, `attributions`, `patching`, `search_tree`,
 `sampling_steps`, `embedding_map`: what a model does with a text, as arrays and plots.
 `layer_scales`: states and gradients by layer; `heedful.run_scales.scales_of_run`: over a training.

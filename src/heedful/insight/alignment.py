@@ -178,7 +178,7 @@ def _cross_attention(
         Tokens.from_ids(*right_padded([list(row) for row in rows], device))
         for rows in (sources, targets)
     )
-    names = [f"decoder.{layer}.cross_attention.pattern" for layer in layers]
+    names = [f"decoder.{layer}.cross_attention.weights" for layer in layers]
     with evaluating(model.net), Watch(model.net, names) as watched:
         model.net.states(src, tgt)
         return torch.stack([watched[name].float().mean(1) for name in names]).mean(0)

@@ -134,13 +134,13 @@ def attention(
     """
     reading = read(model, text, target, **options)
     net = reading.net
-    with evaluating(net), Watch(net, ["*.pattern"]) as watched:
+    with evaluating(net), Watch(net, ["*.weights"]) as watched:
         reading.states()  # a net without a head has attention too
-        patterns = {name: tensor[0].float().cpu().numpy() for name, tensor in watched.items()}
+        named = {name: tensor[0].float().cpu().numpy() for name, tensor in watched.items()}
     maps: dict[Part, AttentionMap] = {}
     for part, (stack, sublayer) in _SUBLAYER_OF.items():
-        pattern = f"{stack}.*.{sublayer}.pattern"
-        layers = [weights for name, weights in patterns.items() if fnmatchcase(name, pattern)]
+        pattern = f"{stack}.*.{sublayer}.weights"
+        layers = [weights for name, weights in named.items() if fnmatchcase(name, pattern)]
         if not layers:
             continue
         queries = reading.tokens[reading.stack_side(stack)]

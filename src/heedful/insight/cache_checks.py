@@ -179,7 +179,7 @@ def _begin_heedful_net(probe: Probe, scenario: _Scenario) -> tuple[_Step, _Reord
         rows = Tokens.from_ids(*source, scenario.source.padding_side)
     beams = 2 if scenario.reorders else 1
     capacity = scenario.capacity or longest * beams
-    cache = net.start(rows, capacity=capacity, beams=beams)
+    cache = net.start(rows, capacity=capacity, branches=beams)
     pads = torch.tensor(scenario.pads, device=probe.device) if any(scenario.pads) else None
     state = DecodingState(net, cache, longest=longest, left_padding=pads)
 

@@ -1,4 +1,4 @@
-"""`watch(net)`: every attention pattern, head output and residual state of a net, read and changed.
+"""`watch(net)`: attention weights, head outputs and residual states of a net, read and changed.
 
 Hooks exist only inside the `with` block, and only for the names that are watched or changed.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError, format_names
 from heedful.models.stack import Stack
-from heedful.parts.multi_head import MultiHead
+from heedful.parts.attention import MultiHead
 
 Change = Callable[[Tensor], Tensor]
 SUBLAYERS = ("self_attention", "cross_attention", "feedforward")
@@ -60,7 +60,7 @@ def sites_of(net: nn.Module) -> dict[str, Site]:
                     continue
                 name, sublayer = f"{stack_name}.{index}.{part}", residual.sublayer
                 if isinstance(sublayer, MultiHead):
-                    sites[f"{name}.pattern"] = Site(sublayer.pattern)
+                    sites[f"{name}.weights"] = Site(sublayer.weights_hook)
                     sites[f"{name}.heads"] = Site(sublayer.out, True, sublayer.num_heads)
                 sites[f"{name}.output"] = Site(sublayer)
                 sites[f"{name}.state"] = Site(residual)
@@ -76,7 +76,7 @@ class Watch(Mapping[str, Tensor]):
     Names, of layers counted from 0:
 
     * `STACK.embedding.state` (B, T, D): embeddings, the input of the first block.
-    * `STACK.LAYER.self_attention.pattern` (B, H, T, K), and `cross_attention`: weights after the
+    * `STACK.LAYER.self_attention.weights` (B, H, T, K), and `cross_attention`: weights after the
       softmax, zero for queries without a visible key.
     * `STACK.LAYER.self_attention.heads` (B, T, H, E): outputs of the heads before the projection.
     * `STACK.LAYER.self_attention.output`, `cross_attention`, `feedforward` (B, T, D): output of the
@@ -229,7 +229,7 @@ def watch(net: nn.Module, *names: str) -> Watch:
     Args:
         net: a net of any family (`model.net`).
         names: names to record, with `*` for any text; none: all. The attention weights of a long
-            text are large, and are formed only where a pattern is watched.
+            text are large, and are formed only where they are watched.
 
     Raises:
         UserError: a module that is no net of `heedful.models`; no such name.
@@ -237,9 +237,9 @@ def watch(net: nn.Module, *names: str) -> Watch:
     >>> from heedful.zoo import gpt2
     >>> net = gpt2.build(gpt2.Config(40, d_model=16, num_heads=2, num_layers=2)).eval()
     >>> ids = torch.tensor([[5, 6, 7]])
-    >>> with watch(net, "*.pattern") as watched:
+    >>> with watch(net, "*.weights") as watched:
     ...     logits = net(ids)
-    >>> watched["decoder.1.self_attention.pattern"].shape
+    >>> watched["decoder.1.self_attention.weights"].shape
     torch.Size([1, 2, 3, 3])
     >>> with watch(net) as watched:
     ...     watched.disable_head("decoder.0.self_attention", 1)

@@ -223,39 +223,10 @@ def add_norm_backward(
     return x_grad, y_grad, weight_grad, bias_grad
 
 
-class AttentionArguments(ctypes.Structure):
-    """The arguments of the attention kernels, as `Attention` of attention.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("type", "items", "queries", "keys", "width")),
-        ("threads", ctypes.c_int64),
-        *((name, ctypes.c_double) for name in ("scale", "keep_scale")),
-        *((name, ctypes.c_void_p) for name in ("projected", "source", "query", "key", "value")),
-        *((name, ctypes.c_void_p) for name in ("heads", "heads_grad", "query_grad", "source_grad")),
-        ("bias", ctypes.c_void_p),
-        *((f"bias_{dim}", ctypes.c_int64) for dim in ("batch", "head", "query", "key")),
-        ("heads_of_text", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("keep", "out", "out_grad", "projected_grad")),
-        ("key_value_grad", ctypes.c_void_p),
-    ]
-
-    def set(self, **values: Any) -> "AttentionArguments":
-        """Set arguments; tensors by their addresses."""
-        for name, value in values.items():
-            setattr(self, name, value.data_ptr() if isinstance(value, Tensor) else value)
-        return self
-
-
-def attention_forward(arguments: AttentionArguments) -> None:
-    """Compute `out`."""
+def library() -> ctypes.CDLL:
+    """The loaded kernels."""
     assert _library is not None
-    _library.heedful_attention_forward(ctypes.byref(arguments))
-
-
-def attention_backward(arguments: AttentionArguments) -> None:
-    """Compute `projected_grad` and `key_value_grad` from `out_grad`."""
-    assert _library is not None
-    _library.heedful_attention_backward(ctypes.byref(arguments))
+    return _library
 
 
 def element_type(x: Tensor) -> int:
@@ -265,8 +236,7 @@ def element_type(x: Tensor) -> int:
 
 def _call(name: str, *arguments: Any) -> Any:
     """The result of a kernel for tensors, by their addresses, and last the number of threads."""
-    assert _library is not None
-    return getattr(_library, f"heedful_{name}")(
+    return getattr(library(), f"heedful_{name}")(
         *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments), torch.get_num_threads()
     )
 

@@ -70,7 +70,7 @@ class DecoderOnly(nn.Module):
         """
         return self.decoder(self.embedding(tokens), tokens, causal=True, cache=cache)
 
-    def start(self, rows: int, *, capacity: int, beams: int = 1) -> Cache:
-        """An empty cache for `rows` texts, each of up to `capacity` tokens over all its beams."""
+    def start(self, rows: int, *, capacity: int, branches: int = 1) -> Cache:
+        """An empty cache for `rows` texts, each of up to `capacity` tokens in all branches."""
         like = self.embedding.tokens.weight
-        return Cache.empty(self.decoder.cache_layers, rows, capacity, beams, like)
+        return Cache.empty(self.decoder.cache_layers, rows, capacity, branches, like)

@@ -106,15 +106,15 @@ class EncoderDecoder(nn.Module):
         states, source = memory
         return self.decoder(x, target, causal=True, memory=states, source=source)
 
-    def start(self, source: Tokens, *, capacity: int, beams: int = 1) -> Cache:
+    def start(self, source: Tokens, *, capacity: int, branches: int = 1) -> Cache:
         """Encode the sources, and return an empty cache for their targets.
 
         Args:
-            capacity: slots for target tokens of each source, which its beams share.
-            beams: rows of each source.
+            capacity: slots for target tokens of each source, which its branches share.
+            branches: rows of each source.
         """
         states, span = self.encode(source)
         attentions: Any = [block.cross_attention.sublayer for block in self.decoder.blocks]  # type: ignore[union-attr]
         projected = [attention.project_memory(states) for attention in attentions]
-        cache = Cache.empty(self.decoder.cache_layers, states.size(0), capacity, beams, states)
+        cache = Cache.empty(self.decoder.cache_layers, states.size(0), capacity, branches, states)
         return replace(cache, cross=projected, source_real=span.real)

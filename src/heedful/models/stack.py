@@ -8,11 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from heedful.parts.attend_products import AttentionOptions
+from heedful.parts.attention_plans import AttentionPlan, plan_attention
 from heedful.parts.cache import Cache, LayerCache, LayerShape
-from heedful.parts.hooks import has_hooks
+from heedful.parts.helpers import has_hooks, kernel_device
 from heedful.parts.joined_cache import JoinedCache, JoinedLayer
-from heedful.parts.masks import AttentionMask, MaskSpec
-from heedful.parts.planned import kernel_device
+from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Residual
 from heedful.parts.tokens import Span, Tokens
 from heedful.parts.unpadding import Unpadding
@@ -40,22 +41,22 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "N T D"],
-        self_mask: AttentionMask,
+        self_plan: AttentionPlan,
         memory: Float[Tensor, "B S D"] | None = None,
-        cross_mask: AttentionMask | None = None,
+        cross_plan: AttentionPlan | None = None,
         cache: LayerCache | JoinedLayer | None = None,
     ) -> Float[Tensor, "N T D"]:
         """The states after the block: (N, T, D).
 
         Args:
-            self_mask, cross_mask: prepared masks of self-attention and of cross-attention.
+            self_plan, cross_plan: of self-attention and of cross-attention.
             memory: encoder states of the source; without a cache.
             cache: keys and values of the tokens before `x`, and of the source.
         """
-        x = self.self_attention(x, mask=self_mask, cache=cache)
+        x = self.self_attention(x, mask=self_plan, cache=cache)
         if self.cross_attention is not None:
             projected = None if cache is None else cache.cross
-            x = self.cross_attention(x, mask=cross_mask, memory=memory, projected=projected)
+            x = self.cross_attention(x, mask=cross_plan, memory=memory, projected=projected)
         return self.feedforward(x)
 
 
@@ -129,7 +130,7 @@ class Stack(nn.Module):
             if source is not None:
                 cross_mask = MaskSpec(tokens.span, source, causal=False)
         unpaddings = None if cache is not None else self._unpaddings(x, tokens, memory, source)
-        masks = self.masks(x, self_mask, cross_mask, unpaddings)
+        plans = self.plans(x, self_mask, cross_mask, unpaddings)
         if unpaddings is not None:
             x = unpaddings[0].unpad(x)
             memory = None if memory is None else unpaddings[1].unpad(memory)
@@ -140,9 +141,9 @@ class Stack(nn.Module):
         run: Callable[..., Tensor] = call_block
         if self.training and cache is None and self.compiled_block is not None:
             run = self.compiled_block
-        for index, (block, mask) in enumerate(zip(self.blocks, masks, strict=True)):
+        for index, (block, plan) in enumerate(zip(self.blocks, plans, strict=True)):
             layer = None if layers is None else layers[index]
-            inputs = block, x, mask[0], memory, mask[1], layer
+            inputs = block, x, plan[0], memory, plan[1], layer
             x = checkpoint(run, *inputs, use_reentrant=False) if is_checkpointed else run(*inputs)
         x = self.final_dropout(self.final_norm(x))
         return x.view(shape) if unpaddings is None else unpaddings[0].pad(x)
@@ -158,16 +159,14 @@ class Stack(nn.Module):
         is_eager = self.compiled_block is None and not torch.compiler.is_compiling()
         if not (self.skips_padding and self.training and is_eager and kernel_device(x) == "cpu"):
             return None
-        if any(has_hooks(attention.pattern) for attention in self._attentions()):
+        if any(has_hooks(attention.weights_hook) for attention in self._attentions()):
             return None
         sides = [(x, tokens.span)]
         if memory is not None and source is not None:
             sides.append((memory, source))
         if any(span.real is not None and span.real_index is None for _, span in sides):
             return None
-        unpaddings = [
-            Unpadding(states.shape[:2], span.real_index, x.device) for states, span in sides
-        ]
+        unpaddings = [Unpadding(states.shape[:2], span.real_index) for states, span in sides]
         if not all(unpadding.num_tokens for unpadding in unpaddings):
             return None
         return unpaddings[0], unpaddings[-1]
@@ -179,17 +178,17 @@ class Stack(nn.Module):
                 if residual is not None:
                     yield residual.sublayer  # type: ignore[union-attr]
 
-    def masks(
+    def plans(
         self,
         x: Float[Tensor, "N T D"],
         self_mask: MaskSpec | Sequence[MaskSpec],
         cross_mask: MaskSpec | None = None,
         unpaddings: tuple[Unpadding, Unpadding] | None = None,
-    ) -> list[tuple[AttentionMask, AttentionMask | None]]:
-        """Prepared masks of self-attention and cross-attention of each block; equal layers share.
+    ) -> list[tuple[AttentionPlan, AttentionPlan | None]]:
+        """Plans of self-attention and cross-attention of each block; equal layers share them.
 
-        They are computed once, before the first block: a block whose activations are checkpointed
-        must not compute tensors that are used outside of it.
+        They are made once, before the first block: a block whose activations are checkpointed must
+        not compute tensors that are used outside of it.
 
         Args:
             x: embeddings.
@@ -202,8 +201,8 @@ class Stack(nn.Module):
         )
         if isinstance(self_mask, MaskSpec):
             self_mask = [self_mask] * len(self.blocks)
-        prepared: dict[Any, AttentionMask] = {}
-        masks: list[tuple[AttentionMask, AttentionMask | None]] = []
+        made: dict[Any, AttentionPlan] = {}
+        plans: list[tuple[AttentionPlan, AttentionPlan | None]] = []
         for block, block_mask in zip(self.blocks, self_mask, strict=True):
             pair: list[Any] = []
             for residual, spec in (
@@ -213,18 +212,17 @@ class Stack(nn.Module):
                 if residual is None or spec is None:
                     pair.append(None)
                     continue
-                attention: Any = residual.sublayer  # type: ignore[union-attr]
-                key = (spec is cross_mask, attention.mask_key)
-                if key not in prepared:
-                    mask = attention.prepare_mask(spec, x, needs_grad=needs_grad)
-                    if unpaddings is not None:
-                        mask = attention.unpadded_mask(
-                            mask, unpaddings[0], unpaddings[spec is cross_mask]
-                        )
-                    prepared[key] = mask
-                pair.append(prepared[key])
-            masks.append((pair[0], pair[1]))
-        return masks
+                is_cross = spec is cross_mask
+                options: AttentionOptions = residual.sublayer.options  # type: ignore[union-attr, assignment]
+                key = is_cross, options
+                if key not in made:
+                    sides = unpaddings and (unpaddings[0], unpaddings[is_cross])
+                    made[key] = plan_attention(
+                        spec, options, x, needs_grad=needs_grad, unpaddings=sides
+                    )
+                pair.append(made[key])
+            plans.append((pair[0], pair[1]))
+        return plans
 
     @property
     def cache_layers(self) -> list[LayerShape]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from heedful.lazy import lazily
 
 if TYPE_CHECKING:
+    from heedful.parts.attend_products import attend
     from heedful.parts.attention import Attention, CrossAttention
     from heedful.parts.cache import Cache
     from heedful.parts.dropout import Dropout
@@ -45,22 +46,23 @@ if TYPE_CHECKING:
     from heedful.parts.init import init_weights, normal, xavier
     from heedful.parts.losses import cross_entropy, head_loss
     from heedful.parts.masks import MaskSpec
-    from heedful.parts.multi_head import attend
-    from heedful.parts.positions import LearnedTable, SinusoidalTable
-    from heedful.parts.relative import AlibiBias, RelativePositionBias
+    from heedful.parts.positions import (
+        AlibiBias,
+        LearnedTable,
+        LinearScaling,
+        Llama3Scaling,
+        NtkScaling,
+        RelativePositionBias,
+        RotaryPositions,
+        SinusoidalTable,
+        YarnScaling,
+    )
     from heedful.parts.residual import (
         OutputNorm,
         PostNorm,
         PreNorm,
         SandwichNorm,
         ZeroCenteredRMSNorm,
-    )
-    from heedful.parts.rotary import (
-        LinearScaling,
-        Llama3Scaling,
-        NtkScaling,
-        RotaryPositions,
-        YarnScaling,
     )
     from heedful.parts.tokens import Tokens
 
@@ -106,6 +108,7 @@ if not TYPE_CHECKING:
     __getattr__ = lazily(
         __name__,
         {
+            "attend_products": ("attend",),
             "attention": ("Attention", "CrossAttention"),
             "cache": ("Cache",),
             "dropout": ("Dropout",),
@@ -119,14 +122,12 @@ if not TYPE_CHECKING:
             "init": ("init_weights", "normal", "xavier"),
             "losses": ("cross_entropy", "head_loss"),
             "masks": ("MaskSpec",),
-            "multi_head": ("attend",),
-            "positions": ("LearnedTable", "SinusoidalTable"),
-            "relative": ("AlibiBias", "RelativePositionBias"),
+            "positions": (
+                *("AlibiBias", "LearnedTable", "LinearScaling", "Llama3Scaling", "NtkScaling"),
+                *("RelativePositionBias", "RotaryPositions", "SinusoidalTable", "YarnScaling"),
+            ),
             "residual": (
                 *("OutputNorm", "PostNorm", "PreNorm", "SandwichNorm", "ZeroCenteredRMSNorm"),
-            ),
-            "rotary": (
-                *("Llama3Scaling", "LinearScaling", "NtkScaling", "RotaryPositions", "YarnScaling"),
             ),
             "tokens": ("Tokens",),
         },

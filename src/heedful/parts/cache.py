@@ -29,13 +29,13 @@ class LayerCache(NamedTuple):
     Attributes:
         store: keys and then values, (B, C, 2·G, E).
         slots: index into the flattened (B · C) slots for each new token.
-        limit: number of slots that attention reads; None: all.
+        num_read: number of slots that attention reads; None: all.
         cross: keys and then values of the sources, (B, 2·G, S, E).
     """
 
     store: Float[Tensor, "B C both E"]
     slots: Int[Tensor, "n"]
-    limit: int | None
+    num_read: int | None
     cross: Float[Tensor, "B both S E"] | None
 
     def update(
@@ -45,7 +45,7 @@ class LayerCache(NamedTuple):
         rows = torch.cat([keys, values], dim=1).transpose(1, 2).flatten(2).flatten(0, 1)
         flat = self.store.view(-1, rows.size(1))
         flat.index_copy_(0, self.slots, rows.to(self.store.dtype))
-        keys, values = self.store[:, : self.limit].transpose(1, 2).chunk(2, dim=1)
+        keys, values = self.store[:, : self.num_read].transpose(1, 2).chunk(2, dim=1)
         return keys, values
 
 
@@ -58,11 +58,11 @@ class LayerGroup:
             last slot.
         positions: (B, C + 1), position of the token in each slot; `FREE` in empty slots.
         used: (B,), number of slots in use.
-        visible: (B, W, C + 1), True for the slots of the tokens of each beam; unused with one beam.
+        visible: (B, W, C + 1), True for the slots of each branch's tokens; unused with one branch.
         layers: indices of the layers in the stack.
         window: number of keys that a query attends to; None: all.
-        limit: number of slots that attention reads, if the host knows that the others are empty;
-            None: all, so that every step of a compiled net has the same shapes.
+        num_read: number of slots that attention reads, if the host knows that the others are
+            empty; None: all, so that every step of a compiled net has the same shapes.
     """
 
     stores: list[Tensor]
@@ -71,45 +71,45 @@ class LayerGroup:
     visible: Bool[Tensor, "B W C"]
     layers: list[int]
     window: int | None
-    limit: int | None = None
+    num_read: int | None = None
 
     @property
-    def beams(self) -> int:
-        """Number W of beams per text."""
+    def branches(self) -> int:
+        """Number W of branches per text."""
         return self.visible.size(1)
 
     @property
     def capacity(self) -> int:
-        """Slots C per text, for the tokens of all its beams."""
+        """Slots C per text, for the tokens of all its branches."""
         return self.positions.size(1) - 1
 
-    def write_positions(self, new: Span, beams: int) -> tuple[Int[Tensor, "n"], MaskSpec]:
+    def write_positions(self, new: Span, branches: int) -> tuple[Int[Tensor, "n"], MaskSpec]:
         """Assign slots to new tokens and store their positions.
 
         Args:
-            new: positions and padding (B, beams · T) of the new tokens.
-            beams: rows of each text, concatenated: 1 (tokens of all beams) or W.
+            new: positions and padding (B, branches · T) of the new tokens.
+            branches: rows of each text, concatenated: 1 (tokens of all branches) or W.
 
         Returns:
-            Indices of the slots, (B · beams · T,) over all texts, and the mask of the new tokens.
+            Indices of the slots, (B · branches · T,) over all texts, and the mask of the tokens.
         """
         slots = self._take_slots(new)
-        texts, length = slots.size(0), slots.size(1) // beams
+        texts, length = slots.size(0), slots.size(1) // branches
         allowed = None
-        if self.beams > 1:
-            beam_slots = slots.view(texts, beams, length).expand(-1, self.beams, -1)
-            self.visible.scatter_(2, beam_slots, True)
+        if self.branches > 1:
+            branch_slots = slots.view(texts, branches, length).expand(-1, self.branches, -1)
+            self.visible.scatter_(2, branch_slots, True)
             if new.real is not None:
                 self.visible[:, :, -1] = False  # padding
-            if beams > 1:
-                allowed = self.visible[:, :, : self.limit]
+            if branches > 1:
+                allowed = self.visible[:, :, : self.num_read]
                 allowed = allowed if length == 1 else allowed.repeat_interleave(length, 1)
-        keys = Span(self.positions[:, : self.limit])
-        if self.limit == slots.size(1) and new.real is None and allowed is None:
+        keys = Span(self.positions[:, : self.num_read])
+        if self.num_read == slots.size(1) and new.real is None and allowed is None:
             keys = new  # the first tokens, in order: the causal mask of a kernel is enough
         first = torch.arange(texts, device=slots.device) * (self.capacity + 1)
         flat = (first[:, None] + slots).flatten()
-        # The slots that a beam has seen hold its new token and those before: none is hidden.
+        # The slots that a branch has seen hold its new token and those before: none is hidden.
         causal = allowed is None or length > 1
         return flat, MaskSpec(new, keys, causal=causal, allowed=allowed)
 
@@ -127,32 +127,32 @@ class LayerGroup:
         self.positions.scatter_(1, slots, torch.where(new.real, new.positions, FREE))
         return slots
 
-    def with_room(self, count: int, *, forgets: bool) -> "LayerGroup":
-        """The group itself or a new one, with `count` more slots included in `limit`.
+    def with_room(self, count: int, *, drops_hidden: bool) -> "LayerGroup":
+        """The group itself or a new one, with `count` more slots included in `num_read`.
 
         Tokens outside of the window of all later queries are removed if there are too few free
         slots, or if a smaller capacity is enough without them. Half of a new capacity is free, so
         that at most one token is moved for each one that is written.
         """
-        limit = num_kept = self.limit or 0
-        if forgets and self.window is not None:
-            num_kept = min(limit, self.window * self.beams)
-        elif limit + count <= self.capacity:
-            self.limit = limit + count
+        num_read = num_kept = self.num_read or 0
+        if drops_hidden and self.window is not None:
+            num_kept = min(num_read, self.window * self.branches)
+        elif num_read + count <= self.capacity:
+            self.num_read = num_read + count
             return self
         capacity = capacity_for(max(num_kept + count, 2 * num_kept))
-        fits = limit + count <= self.capacity
-        if fits and (num_kept == limit or capacity >= self.capacity):
-            self.limit = limit + count
+        fits = num_read + count <= self.capacity
+        if fits and (num_kept == num_read or capacity >= self.capacity):
+            self.num_read = num_read + count
             return self
-        if num_kept == limit:
-            return replace(self.resized(capacity), limit=limit + count)
+        if num_kept == num_read:
+            return replace(self.resized(capacity), num_read=num_read + count)
         group = self.without_hidden(capacity)
         if capacity == self.capacity:  # a recorded step needs the same tensors
             for own, new in zip(self.tensors(), group.tensors(), strict=True):
                 own.copy_(new)
             group = self
-        return replace(group, limit=num_kept + count)
+        return replace(group, num_read=num_kept + count)
 
     def without_hidden(self, capacity: int) -> "LayerGroup":
         """A group without the tokens outside of the window of all later queries.
@@ -162,12 +162,12 @@ class LayerGroup:
         """
         assert self.window is not None
         occupied = self.positions.ne(FREE)[:, None]
-        occupied = occupied if self.beams == 1 else occupied & self.visible
+        occupied = occupied if self.branches == 1 else occupied & self.visible
         positions = self.positions[:, None]
         newest = positions.masked_fill(~occupied, -1).amax(2, keepdim=True)
         keep = (occupied & (positions > newest - self.window)).any(1)
         # Slots to keep first, in their order.
-        size = min(self.window * self.beams, self.capacity)
+        size = min(self.window * self.branches, self.capacity)
         order = (~keep).to(torch.uint8).argsort(dim=1, stable=True)[:, :size]
         keep = keep.gather(1, order)
         group = self._empty(capacity)
@@ -176,9 +176,9 @@ class LayerGroup:
         for new, old in zip(group.stores, self.stores, strict=True):
             new[:, :size] = old.flatten(0, 1).index_select(0, flat).unflatten(0, order.shape)
         group.positions[:, :size] = self.positions.gather(1, order).masked_fill(~keep, FREE)
-        slots = order[:, None].expand(-1, self.beams, -1)
+        slots = order[:, None].expand(-1, self.branches, -1)
         group.visible[:, :, :size] = self.visible.gather(2, slots) & keep[:, None]
-        return replace(group, used=keep.sum(1), limit=None)
+        return replace(group, used=keep.sum(1), num_read=None)
 
     def resized(self, capacity: int, texts: int | None = None) -> "LayerGroup":
         """A copy with another capacity, which holds all slots in use; the group itself if equal.
@@ -206,7 +206,7 @@ class LayerGroup:
             stores=[store.new_zeros(texts, size, *store.shape[2:]) for store in self.stores],
             positions=self.positions.new_full((texts, size), FREE),
             used=self.used.new_zeros(texts),
-            visible=self.visible.new_zeros(texts, self.beams, size),
+            visible=self.visible.new_zeros(texts, self.branches, size),
         )
 
     def first(self, count: int) -> "LayerGroup":
@@ -227,13 +227,14 @@ class LayerGroup:
 
 @dataclass
 class Cache:
-    """Keys and values of B texts with W beams each and, for an encoder-decoder, of B sources.
+    """Keys and values of B texts with W branches each and, for an encoder-decoder, of B sources.
 
-    The state is tensors, which are written in place, so that a step can be compiled. The beams of a
-    text share one pool of slots, and each token is written once: a beam is a set of slots, and
-    `reorder` changes these sets only. So keys are never copied, and a prompt is stored once for all
-    its beams. Rows N = B · W, with the beams of a text adjacent. Layers with a window have separate
-    slots, so that they can drop tokens that other layers still need.
+    The branches of a text are its continuations: hypotheses of a beam, or samples. The state is
+    tensors, which are written in place, so that a step can be compiled. The branches of a text have
+    one pool of slots, and each token is written once: a branch is a set of slots, and `reorder`
+    changes these sets only. So keys are never copied, and a prompt is stored once for all branches.
+    Rows N = B · W, with the branches of a text adjacent. Layers with a window have separate slots,
+    so that they can drop tokens that other layers still need.
 
     Attributes:
         groups: the layers of each window.
@@ -252,7 +253,7 @@ class Cache:
         layers: Sequence[LayerShape],
         num_sources: int,
         capacity: int,
-        beams: int,
+        branches: int,
         like: Tensor,
     ) -> "Cache":
         """A cache without tokens, with the dtype and device of `like`; `layers` in stack order."""
@@ -268,7 +269,7 @@ class Cache:
                 [zeros(size, 2 * heads, width, dtype=like.dtype) for heads, width, _ in shapes],
                 zeros(size, dtype=torch.int64).fill_(FREE),
                 zeros(dtype=torch.int64),
-                zeros(beams, size, dtype=torch.bool),
+                zeros(branches, size, dtype=torch.bool),
                 indices,
                 window,
             )
@@ -286,13 +287,13 @@ class Cache:
         return self.groups[0].used.device
 
     @property
-    def beams(self) -> int:
-        """Number W of beams per text."""
-        return self.groups[0].beams
+    def branches(self) -> int:
+        """Number W of branches per text."""
+        return self.groups[0].branches
 
     @property
     def capacity(self) -> int:
-        """Slots C per text in the smallest group, for the tokens of all its beams."""
+        """Slots C per text in the smallest group, for the tokens of all its branches."""
         return min(group.capacity for group in self.groups)
 
     @property
@@ -310,7 +311,7 @@ class Cache:
         (B, rows · T, D), and write keys and values to the slots. Padding has no slot.
 
         Args:
-            tokens: B rows, shared by all beams of a text, or B · W rows, one for each beam.
+            tokens: B rows, shared by all branches of a text, or B · W rows, one for each branch.
 
         Returns:
             The cache and the self-attention mask of each layer, and the cross-attention mask.
@@ -321,8 +322,8 @@ class Cache:
         if tokens.segments is not None:
             raise UserError("a cache has one text for each row: leave out segments, or the cache")
         rows, length = tokens.ids.shape
-        texts, beams = self.num_sources, rows // self.num_sources
-        assert rows in (texts, texts * self.beams), (rows, self.beams)
+        texts, branches = self.num_sources, rows // self.num_sources
+        assert rows in (texts, texts * self.branches), (rows, self.branches)
         real = None if tokens.real is None else tokens.real.reshape(texts, -1)
         queries = Span(tokens.positions.expand(rows, length).reshape(texts, -1), real)
         cross_mask = None
@@ -332,16 +333,16 @@ class Cache:
         layers: dict[int, LayerCache] = {}
         masks: dict[int, MaskSpec] = {}
         for group in self.groups:
-            slots, mask = group.write_positions(queries, beams)
+            slots, mask = group.write_positions(queries, branches)
             for index, store in zip(group.layers, group.stores, strict=True):
                 cross = self.cross[index] if self.cross else None
-                layers[index] = LayerCache(store, slots, group.limit, cross)
+                layers[index] = LayerCache(store, slots, group.num_read, cross)
                 masks[index] = mask
         order = range(len(layers))
         return [layers[index] for index in order], [masks[index] for index in order], cross_mask
 
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
-        """Beam w of text b continues its former beam parents[b, w]."""
+        """Branch w of text b continues its former branch parents[b, w]."""
         for group in self.groups:
             group.visible.copy_(
                 group.visible.gather(1, parents[..., None].expand_as(group.visible))
@@ -361,52 +362,54 @@ class Cache:
         return replace(self, groups=[group.resized(capacity) for group in self.groups])
 
     def with_all_slots(self) -> "Cache":
-        """The same tensors with `limit` None: attention reads all slots, in fixed shapes."""
-        return replace(self, groups=[replace(group, limit=None) for group in self.groups])
+        """The same tensors with `num_read` None: attention reads all slots, in fixed shapes."""
+        return replace(self, groups=[replace(group, num_read=None) for group in self.groups])
 
     def with_texts(self, texts: int, slots: int) -> "Cache":
         """A copy with this number of texts and `slots` free slots: the first ones, or all and empty
-        ones behind them. It has no sources, and its groups know the slots in use (`limit`)."""
+        ones behind them. It has no sources, and its groups know the slots in use (`num_read`)."""
         assert not self.cross
-        return Cache([g.resized(capacity_for((g.limit or 0) + slots), texts) for g in self.groups])
+        return Cache(
+            [g.resized(capacity_for((g.num_read or 0) + slots), texts) for g in self.groups]
+        )
 
     def first(self, count: int) -> "Cache":
         """The first texts of a cache without sources, in the same tensors."""
         assert not self.cross
         return Cache([group.first(count) for group in self.groups])
 
-    def reserve(self, count: int, *, forgets: bool) -> bool:
+    def reserve(self, count: int, *, drops_hidden: bool) -> bool:
         """Reserve slots for new tokens; returns True if tensors were replaced by others.
 
-        Called before every pass, it keeps the number of used slots on the host (`limit`).
+        Called before every pass, it keeps the number of used slots on the host (`num_read`).
         Capacities are powers of two.
 
         Args:
-            count: new tokens per text, over all its beams, padding included.
-            forgets: layers with a window may drop tokens that no later query attends to; the cache
-                cannot be rewound afterwards.
+            count: new tokens per text, over all its branches, padding included.
+            drops_hidden: layers with a window may drop tokens that no later query attends to; the
+                cache cannot be rewound afterwards.
         """
         before = self.groups
-        self.groups = [group.with_room(count, forgets=forgets) for group in before]
+        self.groups = [group.with_room(count, drops_hidden=drops_hidden) for group in before]
         pairs = zip(self.groups, before, strict=True)
         return any(group.positions is not old.positions for group, old in pairs)
 
     def rewind(self, length: int) -> None:
         """Keep only the first `length` tokens of every text; for W = 1, without padding."""
-        assert self.beams == 1, self.beams
+        assert self.branches == 1, self.branches
         for group in self.groups:
             group.used.clamp_(max=length)
             group.positions[:, length:] = FREE
-            if group.limit is not None:
-                group.limit = min(group.limit, length)
+            if group.num_read is not None:
+                group.num_read = min(group.num_read, length)
 
     def write_rows(self, rows: Int[Tensor, "M"], other: "Cache") -> None:
         """Replace the texts `rows` by those of `other`."""
         for index, (old, new) in enumerate(zip(self.groups, other.groups, strict=True)):
             capacity = max(old.capacity, new.capacity)
             group = old.resized(capacity)
-            has_limit = old.limit is not None and new.limit is not None
-            group.limit = max(old.limit or 0, new.limit or 0) if has_limit else None
+            is_known = old.num_read is not None and new.num_read is not None
+            group.num_read = max(old.num_read or 0, new.num_read or 0) if is_known else None
             new = new.resized(capacity)
             for tensor, values in zip(group.tensors(), new.tensors(), strict=True):
                 tensor.index_copy_(0, rows, values)

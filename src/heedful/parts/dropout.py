@@ -1,21 +1,20 @@
-"""Dropout (Srivastava et al. 2014) with cheap random numbers on a CPU."""
+"""Dropout (Srivastava et al. 2014) with cheap random numbers on a CPU, alone and in a residual."""
 
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int16
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from heedful.errors import UserError
+from heedful.kernels import dropout as fused
 from heedful.kernels import training as kernels
-from heedful.parts.planned import is_planned
+from heedful.parts.helpers import has_any_hooks, is_simulated
 
 _LEVELS = 2**16
 _STREAMS, _WARM_UP = 8, 18  # as in `random.cpp`
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 class Dropout(nn.Module):
@@ -48,10 +47,36 @@ class Dropout(nn.Module):
         if torch.compiler.is_compiling():  # whose gradient is derived from this
             keep, scale = keep_mask(x.shape, self.p)
             return x * keep * scale
-        return _Drop.apply(x, *keep_mask(x.shape, self.p))  # type: ignore[no-untyped-call]
+        return fused.drop(x, *keep_mask(x.shape, self.p))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def add_dropped(
+    x: Float[Tensor, "..."], y: Float[Tensor, "..."], dropout: Dropout
+) -> Float[Tensor, "..."]:
+    """x + dropout(y); a kernel computes both where kernels run."""
+    if not _can_add(x, y, dropout):
+        return x + dropout(y)
+    return fused.add_dropped(x, y, *keep_mask(y.shape, dropout.p))
+
+
+def add_norm(
+    x: Float[Tensor, "... D"], y: Float[Tensor, "... D"], dropout: Dropout, norm: nn.Module
+) -> Float[Tensor, "... D"]:
+    """norm(x + dropout(y)); a kernel computes all where kernels run."""
+    if not (_can_add(x, y, dropout) and _is_plain(norm)):
+        normed: Tensor = norm(x + dropout(y))
+        return normed
+    return fused.add_norm(x, y, *keep_mask(y.shape, dropout.p), norm)
+
+
+def relu_dropped(x: Float[Tensor, "..."], dropout: Dropout) -> Float[Tensor, "..."]:
+    """dropout(relu(x)); a kernel computes both where kernels run."""
+    if not _drops(dropout) or not kernels.can_run(x):
+        return dropout(F.relu(x))
+    return fused.relu_dropped(x, *keep_mask(x.shape, dropout.p))
 
 
 def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]:
@@ -67,7 +92,7 @@ def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]
         size = max(1, (count + 3) // 4)
         bits = torch.randint(-(2**63), 2**63 - 1, (size,), dtype=torch.int64)
         return (bits.view(torch.int16)[:count].view(shape) >= first_kept).to(torch.int16), scale
-    if is_planned():
+    if is_simulated():
         whole = torch.empty(4 * _STREAMS * _numbers(count), dtype=torch.int16)
         return whole[:count].view(shape), scale
     seed = _draw_seed()
@@ -106,27 +131,27 @@ def random_levels(seed: int, count: int) -> Int16[Tensor, " n"]:
     return torch.from_numpy(words.reshape(-1).view(np.int16))[:count]
 
 
-def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
-    """x · keep · scale.
-
-    The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
-    bool or integer tensor converts one element at a time.
-    """
-    if kernels.can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
-        return kernels.dropout(x, keep, scale)
-    integer = _INTEGERS[x.dtype.itemsize]
-    return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
+def _drops(dropout: Dropout) -> bool:
+    return dropout.training and dropout.p > 0 and not has_any_hooks(dropout)
 
 
-class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(keep)
-        ctx.scale = scale
-        return apply_mask(x, keep, scale)
+def _can_add(x: Tensor, y: Tensor, dropout: Dropout) -> bool:
+    """A kernel adds `y` after dropout to float32 states `x`."""
+    return (
+        _drops(dropout)
+        and x.dtype == torch.float32
+        and x.shape == y.shape
+        and kernels.can_run(x, y)
+    )
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (keep,) = ctx.saved_tensors
-        return apply_mask(grads[0], keep, ctx.scale), None, None
+
+def _is_plain(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
+    """A layer norm of the last dimension in float32, with a bias, and without hooks."""
+    return (
+        type(norm) is nn.LayerNorm
+        and norm.bias is not None
+        and norm.weight.dtype == norm.bias.dtype == torch.float32
+        and len(norm.normalized_shape) == 1
+        and kernels.can_run(norm.weight, norm.bias)
+        and not has_any_hooks(norm)
+    )

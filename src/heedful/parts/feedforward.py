@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError
-from heedful.parts.checked import check_positive
-from heedful.parts.dropout import Dropout
-from heedful.parts.fused_dropout import relu_dropped
+from heedful.parts.dropout import Dropout, relu_dropped
+from heedful.parts.helpers import check_positive
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Gate = Literal["swiglu", "geglu", "geglu_tanh", "reglu"]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from heedful.errors import UserError, describe
 from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import FUNCTIONS, Activation
-from heedful.parts.hooks import has_any_hooks
+from heedful.parts.helpers import has_any_hooks
 
 _ALIGNED = 64
 LogitsFunction = Callable[..., Float[Tensor, "... V"]]  # of states (…, D)

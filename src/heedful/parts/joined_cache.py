@@ -6,11 +6,18 @@ one of another part.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.parts.attend_products import Attend
 from heedful.parts.cache import Cache, LayerCache
-from heedful.parts.masks import JoinedMask, MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.dropout import Dropout
+from heedful.parts.masks import MaskSpec
+from heedful.parts.tokens import Span, Tokens
 
 
 class JoinedLayer(NamedTuple):
@@ -26,11 +33,54 @@ class JoinedLayer(NamedTuple):
     sizes: list[int]
     cross: None = None
 
+    def update(self, keys: Tensor, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """`LayerCache.update` of each part."""
+        rows = zip(self.parts, keys.split(self.sizes), values.split(self.sizes), strict=True)
+        updated = [part.update(*new) for part, *new in rows]
+        return [key for key, _ in updated], [value for _, value in updated]
+
+
+class JoinedMask(MaskSpec):
+    """The masks of groups of rows, each with keys of its own.
+
+    Args:
+        parts: of self-attention, each over the same number of queries without padding.
+        sizes: rows of each part.
+    """
+
+    def __init__(self, parts: Sequence[MaskSpec], sizes: Sequence[int]) -> None:
+        positions = [
+            part.queries.positions.expand(size, -1) for part, size in zip(parts, sizes, strict=True)
+        ]
+        queries = Span(torch.cat(positions))
+        super().__init__(queries, queries, causal=True)
+        self.parts = parts
+        self.sizes = sizes
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The attention of each group of rows, with the keys and values of `JoinedLayer.update`.
+
+    Args:
+        sizes: rows of each group.
+    """
+
+    attends: tuple[Attend, ...]
+    sizes: Sequence[int]
+
+    def __call__(
+        self, query: Float[Tensor, "B H T E"], keys: Any, values: Any, dropout: Dropout
+    ) -> tuple[Float[Tensor, "B H T E"], None]:
+        groups = zip(self.attends, query.split(self.sizes), keys, values, strict=True)
+        heads = [attend(part, key, value, dropout)[0] for attend, part, key, value in groups]
+        return torch.cat(heads), None
+
 
 class JoinedCache:
-    """The caches of several groups of texts, in this order, of a decoder-only net without beams.
+    """The caches of several groups of texts, in this order, of a decoder-only net.
 
-    Passes have the new tokens of all texts; padding is not possible.
+    Each text has one branch. Passes have the new tokens of all texts; padding is not possible.
     """
 
     def __init__(self, parts: Sequence[Cache]) -> None:

@@ -1,20 +1,11 @@
 """Attention masks: the keys that each query may attend to, and the biases computed from them."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from heedful.errors import UserError, describe
-from heedful.parts.rotary import Rotation
 from heedful.parts.tokens import Span, Tokens
-from heedful.parts.trained_attention import HeadRows
-from heedful.parts.unpadding import Unpadding
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
 
 
 def visible_keys(
@@ -63,11 +54,11 @@ class MaskSpec:
         allowed: (B, T, K), a further condition: True = may attend.
 
     Attributes:
-        real: (B, T), False for queries without a visible key; None: every query has one.
+        has_key: (B, T), False for queries without a visible key; None: every query has one.
 
     >>> tokens = Tokens.from_ids(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2]))
     >>> spec = MaskSpec.from_tokens(tokens, causal=True)
-    >>> spec.real
+    >>> spec.has_key
     tensor([[ True,  True,  True],
             [ True,  True, False]])
     """
@@ -84,10 +75,10 @@ class MaskSpec:
         self.keys = keys
         self.causal = causal
         self.allowed = allowed
-        self.real = queries.real
+        self.has_key = queries.real
         if keys.real is not None and not causal:
-            has_key = keys.real.any(-1, keepdim=True)
-            self.real = has_key if self.real is None else self.real & has_key
+            of_row = keys.real.any(-1, keepdim=True)
+            self.has_key = of_row if self.has_key is None else self.has_key & of_row
 
     @classmethod
     def from_tokens(cls, tokens: Tokens, *, causal: bool) -> "MaskSpec":
@@ -132,11 +123,11 @@ class MaskSpec:
         queries, keys = (Span(torch.arange(n, device=mask.device)[None]) for n in shape[1:])
         spec = cls(queries, keys, causal=causal, allowed=mask)
         visible = visible_keys(queries, keys, causal=causal, window=window)
-        spec.real = (mask if visible is None else mask & visible).any(-1)
+        spec.has_key = (mask if visible is None else mask & visible).any(-1)
         return spec
 
     @property
-    def is_sequence(self) -> bool:
+    def is_self_attention(self) -> bool:
         """True if queries and keys are the same tokens, in the order of their positions."""
         return self.queries is self.keys
 
@@ -148,7 +139,13 @@ class MaskSpec:
         """
         no_other_condition = self.allowed is self.queries.segments is None
         padding_is_hidden = self.queries.real is None or self.queries.is_aligned
-        return self.causal and self.is_sequence and no_other_condition and padding_is_hidden
+        return self.causal and self.is_self_attention and no_other_condition and padding_is_hidden
+
+    @property
+    def hides_padding_alone(self) -> bool:
+        """True if real queries may attend to all real keys of their row."""
+        packed = self.queries.segments is not None and self.keys.segments is not None
+        return not (self.causal or packed) and self.allowed is None
 
     def bias(
         self,
@@ -166,7 +163,7 @@ class MaskSpec:
         itself overflows to -inf in fp16 when a negative score is added, and a row of -inf is NaN.)
 
         Args:
-            scheme: computes scores (#B, H, t, k) from positions (`parts/relative.py`).
+            scheme: computes scores (#B, H, t, k) from positions (`parts/positions.py`).
             window: see `visible_keys`.
             repeats: query heads per key head; the result is (#B, H / repeats, repeats · t, k).
             part: columns of queries and of keys to compute it for; default: all.
@@ -189,63 +186,3 @@ class MaskSpec:
             else:
                 bias = bias.unflatten(1, (-1, repeats)).flatten(2, 3)
         return bias
-
-
-class JoinedMask(MaskSpec):
-    """The masks of groups of rows, each with keys of its own: see `parts/joined_cache.py`.
-
-    Args:
-        parts: of self-attention, each over the same number of queries without padding.
-        sizes: rows of each part.
-    """
-
-    def __init__(self, parts: Sequence[MaskSpec], sizes: Sequence[int]) -> None:
-        positions = [
-            part.queries.positions.expand(size, -1) for part, size in zip(parts, sizes, strict=True)
-        ]
-        queries = Span(torch.cat(positions))
-        super().__init__(queries, queries, causal=True)
-        self.parts = parts
-
-
-class MaskBlock(NamedTuple):
-    """A range of queries, the range of keys that they can reach, and the bias of their scores.
-
-    Ranges are columns of the batch; None: all columns.
-    """
-
-    queries: range | None
-    keys: range | None
-    bias: Float[Tensor, "#B #H t k"] | None
-
-
-class AttentionMask(NamedTuple):
-    """The mask of one attention module for one forward pass, with its tensors computed.
-
-    `MultiHead.prepare_mask` makes it before the first block runs, so that equal layers share its
-    tensors and no layer computes them again where its activations are checkpointed.
-
-    Attributes:
-        real: (B, T), or (1, N) for states without padding; False for queries without a visible key;
-            None: every query has one.
-        rotation: rotary positions; None: the attention has none.
-        blocks: one block for all queries, or several along the diagonal.
-        forms_weights: plain matrix products that form the weights, not a fused kernel.
-        is_causal: the causal mask of the kernel is enough; there is no bias.
-        block_mask: of `packed_attention`, in place of all other masks; None: it is not used.
-        queries, keys: the states of queries and of keys are those of their real tokens only, as one
-            row; None: the states are padded.
-        rows: for `trained_attention`; None: it is not used.
-        parts: the masks of groups of rows, in place of all other masks (`JoinedMask`).
-    """
-
-    real: Bool[Tensor, "#B #T"] | None
-    rotation: Rotation | None
-    blocks: tuple[MaskBlock, ...]
-    forms_weights: bool
-    is_causal: bool
-    block_mask: "BlockMask | None" = None
-    queries: Unpadding | None = None
-    keys: Unpadding | None = None
-    rows: HeadRows | None = None
-    parts: "tuple[AttentionMask, ...]" = ()

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.parts.dropout import Dropout
-from heedful.parts.fused_dropout import add_dropped, add_norm
+from heedful.parts.dropout import Dropout, add_dropped, add_norm
 
 Norm = Callable[[int], nn.Module]  # makes a norm from a width, for example nn.LayerNorm
 NormPlacement = Literal["post", "pre", "output", "sandwich"]

@@ -1,11 +1,13 @@
 """Unpadding: hidden states of the real tokens of a batch, without those of its padding."""
 
-from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+
+from heedful.kernels.attention import Texts
 
 # Products with bf16 of other numbers of rows take up to 4% more time on a CPU (docs/log.md).
 _ROW_MULTIPLE = 16
@@ -24,7 +26,6 @@ class Unpadding:
         shape: (B, T).
         index: the index of each real token in the flattened B·T tokens, in any order, at least
             one; None: no padding.
-        device: of the states, without an index.
 
     Attributes:
         num_tokens: length N of the row.
@@ -36,67 +37,43 @@ class Unpadding:
     tensor([ 0., 16.])
     """
 
-    def __init__(
-        self, shape: torch.Size, index: Int[Tensor, "M"] | None, device: torch.device | None = None
-    ) -> None:
-        self.shape = shape
+    def __init__(self, shape: torch.Size, index: Int[Tensor, "M"] | None) -> None:
+        self.shape, self._index = shape, index
         self._rows = None if index is None else _Rows.of_index(index, shape.numel())
         self.num_tokens = shape.numel() if self._rows is None else self._rows.real.size(0)
-        self._all = torch.arange(shape.numel(), device=device)
 
-    def unpad(self, x: Shaped[Tensor, "B T D"]) -> Shaped[Tensor, "1 N D"]:
+    def unpad(self, x: Shaped[Tensor, "B T *n"]) -> Shaped[Tensor, "1 N *n"]:
         """The states, or other values, of the tokens of the row."""
         rows = x.flatten(0, 1)
         if self._rows is not None:
             rows = _Take.apply(rows, self._rows)  # type: ignore[no-untyped-call]
         return rows[None]
 
-    def pad(self, x: Float[Tensor, "1 N D"]) -> Float[Tensor, "B T D"]:
+    def pad(self, x: Float[Tensor, "1 N *n"]) -> Float[Tensor, "B T *n"]:
         """The states of all tokens, and zeros for those that are not in the row."""
         rows = x[0]
         if self._rows is not None:
             rows = _Put.apply(rows, self._rows)  # type: ignore[no-untyped-call]
         return rows.unflatten(0, self.shape)
 
-    def heads_of_rows(self, first: int, count: int, total: int) -> Int[Tensor, "B count T"]:
-        """For each head and token, its index in N · `total` heads of the real tokens.
+    @cached_property
+    def texts(self) -> Texts | None:
+        """The rows of the batch as texts of a kernel; None: their tokens are not in order.
 
-        At padding any valid index.
-
-        Args:
-            first, count: the heads, of `total` of a token.
+        On a CPU only, since it waits for the device.
         """
-        rows = self._all if self._rows is None else self._rows.source
-        heads = torch.arange(first, first + count, device=rows.device)[:, None]
-        return rows.view(self.shape)[:, None] * total + heads
-
-    def rows_of_heads(self, counts: Sequence[int], start: int = 0) -> Int[Tensor, "N H"]:
-        """For each real token and head, its row in matrices (B, count, T), one after the other.
-
-        Args:
-            counts: the number of heads of each matrix; their sum is H.
-            start: the row at which the first matrix begins.
-        """
-        tokens = self._all if self._rows is None else self._rows.real
-        return self._rows_in_heads(tokens, counts, start)
-
-    def padding_rows_of_heads(self, count: int) -> Int[Tensor, "P count"] | None:
-        """`rows_of_heads` of the tokens that are padding; None: no token is."""
-        return None if self._rows is None else self._rows_in_heads(self._rows.padding, [count], 0)
-
-    def _rows_in_heads(
-        self, tokens: Int[Tensor, "N"], counts: Sequence[int], start: int
-    ) -> Int[Tensor, "N H"]:
         batch, width = self.shape
-        steps, firsts = [], []  # of each head: from one row of the batch to the next, and the first
-        for count in counts:
-            steps += [(count - 1) * width] * count
-            firsts += [start + head * width for head in range(count)]
-            start += batch * count * width
-        row = torch.div(tokens, width, rounding_mode="floor")
-        # The row of token (b, t) of head h is first + b · count · T + t, and tokens are b · T + t.
-        in_rows = row[:, None] * row.new_tensor(steps)
-        return in_rows.add_(tokens[:, None]).add_(row.new_tensor(firsts))
+        if self._index is None:
+            starts = torch.arange(batch + 1) * width
+            return Texts(starts, starts.new_zeros(batch), width, batch * width)
+        text = torch.div(self._index, width, rounding_mode="floor")
+        starts = torch.searchsorted(text, torch.arange(batch + 1))
+        # Of a text without a token any column.
+        first = self._index[starts[:-1].clamp(max=len(self._index) - 1)]
+        place = torch.arange(len(self._index)) - starts[text]
+        if not torch.equal(first[text] + place, self._index):
+            return None
+        return Texts(starts, first % width, width, len(self._index))
 
 
 class _Rows(NamedTuple):
@@ -126,11 +103,11 @@ class _Rows(NamedTuple):
         source = real.new_zeros(num_rows).index_copy_(0, real, rows[: real.size(0)])
         return cls(real, source, padding[num_kept:])
 
-    def take(self, x: Shaped[Tensor, "M D"]) -> Shaped[Tensor, "N D"]:
+    def take(self, x: Shaped[Tensor, "M *n"]) -> Shaped[Tensor, "N *n"]:
         """The rows at `real`."""
         return x.index_select(0, self.real)
 
-    def put(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "M D"]:
+    def put(self, x: Float[Tensor, "N *n"]) -> Float[Tensor, "M *n"]:
         """A matrix with the rows of `x` at `real`, and zeros elsewhere.
 
         On a CPU this takes a quarter of the time of `index_copy_` into zeros.

@@ -15,7 +15,7 @@ from heedful.models.adapters import LoRA, add_lora, merge_lora
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.parts.layout import make_weights_column_major
+from heedful.parts.helpers import make_weights_column_major
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.kinds import AnyModel

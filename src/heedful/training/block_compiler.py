@@ -14,7 +14,7 @@ from heedful.errors import UserError
 from heedful.kernels.build import has_cpp_compiler
 from heedful.kernels.cache import use_own_inductor_cache
 from heedful.models.stack import Stack, call_block
-from heedful.parts.multi_head import MultiHead
+from heedful.parts.attention import MultiHead
 from heedful.progress import track
 
 # Upper bound of graphs per shape: encoder and decoder, local and global layers, packed or not.

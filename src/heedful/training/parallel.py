@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from heedful.config import Training
 from heedful.errors import UserError
 from heedful.models.stack import Stack
-from heedful.parts.relative import RelativePositionBias
+from heedful.parts.positions import RelativePositionBias
 from heedful.processes import Processes
 from heedful.training.step import TrainStep
 from heedful.zoo.sizes import host_memory

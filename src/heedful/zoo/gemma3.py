@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
+from heedful.parts.positions import RotaryPositions
 from heedful.parts.residual import SandwichNorm, ZeroCenteredRMSNorm
-from heedful.parts.rotary import RotaryPositions
 from heedful.zoo import gguf, rotary_decoder
 from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import StackSpec, decoder_only

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.parts.rotary import (
+from heedful.parts.positions import (
     Layout,
     LinearScaling,
     Llama3Scaling,

@@ -4,7 +4,7 @@ import math
 from dataclasses import fields
 from typing import Any, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
-from heedful.parts.checked import checked_dataclass
+from heedful.parts.helpers import checked_dataclass
 
 T = TypeVar("T")
 _MOST_MODULES, _MOST = 1_024, 2**31 - 1  # DeepNet had 1,000 layers

@@ -17,8 +17,8 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.init import shrink_residuals
+from heedful.parts.positions import RotaryPositions
 from heedful.parts.residual import PreNorm
-from heedful.parts.rotary import RotaryPositions
 from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.bert import Head
 from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_only

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.rotary import Llama3Scaling
+from heedful.parts.positions import Llama3Scaling
 from heedful.zoo import gguf
 from heedful.zoo.architectures import Architecture, Format, Formats
 from heedful.zoo.build import StackSpec, decoder_only

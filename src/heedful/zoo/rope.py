@@ -11,7 +11,7 @@ import torch
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.attention import Attention
-from heedful.parts.rotary import Layout, NtkScaling, RotaryPositions
+from heedful.parts.positions import Layout, NtkScaling, RotaryPositions
 
 AnyConfig = TypeVar("AnyConfig")
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # types of layers in `config.json`

@@ -7,8 +7,8 @@ from torch import nn
 
 from heedful.errors import UserError
 from heedful.parts.feedforward import Gate
+from heedful.parts.positions import Layout, RopeScaling
 from heedful.parts.residual import PreNorm
-from heedful.parts.rotary import Layout, RopeScaling
 from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec
 from heedful.zoo.hf import GATES, Hf
 from heedful.zoo.model_config import model_config
@@ -32,7 +32,7 @@ class Base:
         rope_base: base of the rotary frequencies.
         rope_layout: half, as in the Hugging Face format, or interleaved, as in the authors' files.
         rope_scaling: scaling of the rotary positions for longer texts: `type` (linear, ntk, yarn,
-            llama3) and the arguments of that class in `parts/rotary.py`; None: no scaling.
+            llama3) and the arguments of that class in `parts/positions.py`; None: no scaling.
         tie_embeddings: one matrix for input and output.
     """
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
 from heedful.files import atomic_replace, scratch_folder
-from heedful.parts.checked import first_problem
+from heedful.parts.helpers import first_problem
 from heedful.plugins import nearest
 from heedful.zoo import architecture
 from heedful.zoo.names import FLOATS, abbreviate_names, weights_of

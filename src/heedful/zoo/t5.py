@@ -17,7 +17,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.heads import Scale
-from heedful.parts.relative import RelativePositionBias
+from heedful.parts.positions import RelativePositionBias
 from heedful.parts.residual import PreNorm
 from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_decoder

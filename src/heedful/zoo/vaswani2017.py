@@ -16,9 +16,8 @@ from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
-from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
+from heedful.parts.positions import LearnedTable, Positions, RotaryPositions, SinusoidalTable
 from heedful.parts.residual import PLACEMENTS, NormPlacement
-from heedful.parts.rotary import RotaryPositions
 from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import (
     AttentionSpec,

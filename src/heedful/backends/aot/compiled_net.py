@@ -110,11 +110,11 @@ class CompiledNet:
         [output] = self.run_all(name, inputs)
         return output
 
-    def start(self, given: Tokens | int, *, capacity: int, beams: int = 1) -> Cache:
+    def start(self, given: Tokens | int, *, capacity: int, branches: int = 1) -> Cache:
         """See `EncoderDecoder.start` and `DecoderOnly.start`."""
         rows = given if isinstance(given, int) else given.ids.size(0)
         layers = [LayerShape(*layer) for layer in self.facts.cache_layers]
-        cache = Cache.empty(layers, rows, capacity, beams, torch.empty(0))
+        cache = Cache.empty(layers, rows, capacity, branches, torch.empty(0))
         if isinstance(given, int):
             return cache
         real = torch.ones_like(given.ids, dtype=torch.bool) if given.real is None else given.real
@@ -124,7 +124,7 @@ class CompiledNet:
     def decode(self, tokens: Tokens, cache: Cache) -> Float[Tensor, "N 1 V"]:
         """Logits after the last of the new tokens, whose keys and values the cache stores."""
         rows, length = tokens.ids.shape
-        if length > 1 or rows < cache.num_sources * cache.beams:
+        if length > 1 or rows < cache.num_sources * cache.branches:
             return self._read(tokens, cache, torch.tensor([-1]))
         shape = (cache.num_sources, -1)
         positions = tokens.positions.expand(rows, 1).reshape(shape).contiguous()

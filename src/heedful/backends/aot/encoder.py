@@ -26,7 +26,7 @@ from heedful.backends.torch.threads import ThreadPolicy
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.attention import Attention
 from heedful.parts.heads import ClassificationHead
-from heedful.parts.rotary import rotate
+from heedful.parts.positions import rotate
 from heedful.parts.tokens import Tokens
 
 _DYNAMIC = torch.export.Dim.DYNAMIC

@@ -19,15 +19,12 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention
+from heedful.parts.attention import Attention, MultiHead
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import FUNCTIONS, FeedForward, gelu_tanh
 from heedful.parts.heads import ClassificationHead, OutputHead, Scale
-from heedful.parts.multi_head import MultiHead
-from heedful.parts.positions import PositionTable
-from heedful.parts.relative import AlibiBias, RelativePositionBias
+from heedful.parts.positions import AlibiBias, PositionTable, RelativePositionBias, RotaryPositions
 from heedful.parts.residual import OutputNorm, PostNorm, PreNorm, SandwichNorm, ZeroCenteredRMSNorm
-from heedful.parts.rotary import RotaryPositions
 
 ACTIVATIONS = {  # names of ctranslate2.specs.Activation
     nn.functional.relu: "RELU",

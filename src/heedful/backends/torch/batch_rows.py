@@ -41,10 +41,10 @@ class _Group(Generic[Item]):
 
     def begin(self) -> Cache:
         """The cache of a step, with a slot for a new token of each row, which is counted."""
-        if self.cache.reserve(1, forgets=True) or self.view is None:
+        if self.cache.reserve(1, drops_hidden=True) or self.view is None:
             self.view = self.cache.first(len(self.items))
         for group, whole in zip(self.view.groups, self.cache.groups, strict=True):
-            group.limit = whole.limit
+            group.num_read = whole.num_read
         self.lengths = [length + 1 for length in self.lengths]
         return self.view
 
@@ -173,4 +173,4 @@ class BatchRows(Generic[Item]):
 def _limit(cache: Cache, length: int) -> None:
     """Lower the number of slots that attention reads to those of rows of this length."""
     for group in cache.groups:
-        group.limit = min(group.limit or 0, length)
+        group.num_read = min(group.num_read or 0, length)

@@ -113,7 +113,7 @@ class CachedNet:
             assert allowed_ids is None, "a restricted vocabulary needs a source"
             begin, padding = left_padded(rows, device)
             slots = capacity_for(begin.size(1) + first_steps)
-            cache = self.net.start(len(rows), capacity=slots, beams=beams)
+            cache = self.net.start(len(rows), capacity=slots, branches=beams)
             longest = self.max_length
             return begin, DecodingState(
                 self.net, cache, longest=longest, left_padding=padding, record=record
@@ -121,7 +121,7 @@ class CachedNet:
         source = Tokens.from_ids(*right_padded(rows, device))
         begin = torch.tensor([list(checked_start_ids(start_ids))] * len(rows), device=device)
         slots = capacity_for(begin.size(1) + first_steps)
-        cache = self.net.start(source, capacity=slots, beams=beams)
+        cache = self.net.start(source, capacity=slots, branches=beams)
         restriction = (
             None if allowed_ids is None else RestrictedVocabulary(self.net.head, allowed_ids)
         )

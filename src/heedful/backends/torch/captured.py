@@ -15,7 +15,7 @@ from torch import Tensor
 
 from heedful.parts.cache import Cache
 from heedful.parts.experts import Experts
-from heedful.parts.hooks import has_hooks
+from heedful.parts.helpers import has_hooks
 from heedful.parts.tokens import Tokens
 
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
@@ -38,7 +38,9 @@ class FixedStep:
     """
 
     def __init__(self, net: Any, cache: Cache, record: Recorder) -> None:
-        ids = torch.zeros(cache.num_sources * cache.beams, 1, dtype=torch.long, device=cache.device)
+        ids = torch.zeros(
+            cache.num_sources * cache.branches, 1, dtype=torch.long, device=cache.device
+        )
         self._net, self._cache = net, cache.with_all_slots()
         self._tokens = Tokens(ids, torch.zeros_like(ids))
         self._record = record

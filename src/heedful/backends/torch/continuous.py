@@ -190,7 +190,7 @@ class ContinuousBatch:
             return True
         with self._mode(count):
             cache = self._empty(1, count) if prefix is None else prefix()
-            cache.reserve(count, forgets=True)
+            cache.reserve(count, drops_hidden=True)
             ids = torch.tensor([tokens[read : read + count]], device=cache.device)
             positions = torch.arange(read, read + count, device=cache.device)[None]
             self._begun.pop(output, None)
@@ -250,7 +250,7 @@ class ContinuousBatch:
                 cache.write_rows(torch.tensor([index], device=device), prefix())
         rest = [row[length:] for row, (length, _) in zip(rows, prefixes, strict=True)]
         ids, lengths = right_padded(rest, device)
-        cache.reserve(ids.size(1), forgets=True)
+        cache.reserve(ids.size(1), drops_hidden=True)
         starts = torch.tensor([length for length, _ in prefixes], device=device)[:, None]
         positions = starts + torch.arange(ids.size(1), device=device)
         real = None if lengths is None else padding_mask(lengths, ids.size(1))
@@ -265,7 +265,7 @@ class ContinuousBatch:
         """A cache without tokens."""
         cache: Cache = self.net.start(rows, capacity=capacity_for(slots))
         for group in cache.groups:
-            group.limit = 0
+            group.num_read = 0
         return cache
 
     def _find_prefix(self, output: Output) -> tuple[int, Callable[[], Cache] | None]:

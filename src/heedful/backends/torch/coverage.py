@@ -43,7 +43,7 @@ class Coverage:
     ) -> Float[Tensor, "N V"]:
         """See `DecodingState.next_log_probs`."""
         assert state is self
-        with self._attention.pattern.register_forward_hook(self._add):
+        with self._attention.weights_hook.register_forward_hook(self._add):
             return self.decoding.next_log_probs(prefixes, self.decoding)
 
     def penalties(self) -> Float[Tensor, "N"]:

@@ -88,8 +88,8 @@ class DecodingState:
         new = prefixes if self._filled == 0 or prefixes.size(1) == 1 else prefixes[:, -1:]
         if self._filled + new.size(1) > self.longest:
             new = prefixes[:, -max(1, self.longest // 2) :]
-            texts, beams = self.cache.num_sources, self.cache.beams
-            self.cache = self.net.start(texts, capacity=self.cache.capacity, beams=beams)
+            texts, beams = self.cache.num_sources, self.cache.branches
+            self.cache = self.net.start(texts, capacity=self.cache.capacity, branches=beams)
             self._filled, self._left_padding, self._step = 0, None, None
         begins = self._filled == 0
         tokens = self.tokens(new)
@@ -118,7 +118,7 @@ class DecodingState:
         columns = torch.arange(self._filled, self._filled + count, device=new.device).unsqueeze(0)
         begins = self._filled == 0
         self._filled += count
-        if self.cache.reserve(beams * count, forgets=not self._is_rewound):
+        if self.cache.reserve(beams * count, drops_hidden=not self._is_rewound):
             self._step = None
         if self._left_padding is None:
             return Tokens(new, columns)

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from heedful.parts.fused_kernels import fused_kernels
+from heedful.parts.attend_fused import fused_kernels
 
 
 def enabled() -> tuple[bool, ...]:

@@ -8,7 +8,7 @@ from torch import nn
 
 import heedful
 from backend_models import model_of
-from heedful.parts.layout import make_weights_column_major
+from heedful.parts.helpers import make_weights_column_major
 from heedful.zoo import vaswani2017
 
 

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention
 
-from heedful.parts import multi_head, packed_attention
+from heedful.parts import attend_flex, attend_products, attention_plans
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.masks import MaskSpec
-from heedful.parts.packed_attention import packed_block_mask
-from heedful.parts.rotary import RotaryPositions
+from heedful.parts.positions import RotaryPositions
 from heedful.parts.tokens import Tokens
 
 D, E, WIDTH = 32, 16, 300
@@ -68,12 +67,13 @@ def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
     module = attention(4, key_heads, window)
     spec = MaskSpec.from_tokens(packed_tokens(), causal=causal)
     expected = outputs_and_gradients(module, spec)
-    monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
-    monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 0)
+    monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
+    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 0)
     # Its gradient is refused on a CPU, though the uncompiled formula has it.
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     x = torch.zeros(3, WIDTH, D, dtype=torch.float64)
-    assert module.prepare_mask(spec, x, needs_grad=True).block_mask is not None
+    plan = attention_plans.plan_attention(spec, module.options, x, needs_grad=True)
+    assert isinstance(plan.attend, attend_flex.Flex)
     for ours, reference in zip(outputs_and_gradients(module, spec), expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
 
@@ -85,8 +85,8 @@ def test_autocast_and_head_norms_have_one_dtype(monkeypatch: pytest.MonkeyPatch)
     spec = MaskSpec.from_tokens(packed_tokens(), causal=True)
     x = torch.randn(3, WIDTH, D, generator=torch.Generator().manual_seed(1))
     expected = module(x, spec).detach()
-    monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
-    monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 0)
+    monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
+    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 0)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     with torch.autocast("cpu", torch.bfloat16):
         actual = module(x, spec)
@@ -98,7 +98,7 @@ def test_blocks_of_other_texts_are_left_out() -> None:
     """Three texts of 128 tokens: three blocks of nine are computed."""
     segments = torch.arange(3).repeat_interleave(128)[None]
     tokens = Tokens.from_ids(torch.ones_like(segments), segments=segments)
-    mask = packed_block_mask(MaskSpec.from_tokens(tokens, causal=True), None)
+    mask = attend_flex.packed_block_mask(MaskSpec.from_tokens(tokens, causal=True), None)
     assert mask.to_dense()[0, 0].tolist() == torch.eye(3).int().tolist()
 
 
@@ -109,7 +109,7 @@ def test_blocks_of_other_texts_are_left_out() -> None:
 def test_unsupported_attention_uses_the_other_paths(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
+    monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
     module = attention(2, 2, None, dropout=0.1 if case == "dropout" else 0.0)
     tokens = packed_tokens()
     if case == "uncompiled":
@@ -117,7 +117,7 @@ def test_unsupported_attention_uses_the_other_paths(
     if case == "no segments":
         tokens = Tokens.from_ids(tokens.ids)
     if case == "hooks":
-        module.pattern.register_forward_hook(lambda *_: None)
+        module.weights_hook.register_forward_hook(lambda *_: None)
     if case == "softcap":
         module.softcap = 5.0
     spec = MaskSpec.from_tokens(tokens, causal=True)
@@ -125,13 +125,14 @@ def test_unsupported_attention_uses_the_other_paths(
         module = CrossAttention(D, 2, head_dim=E).double()  # type: ignore[assignment]
         spec = MaskSpec(tokens.span, Tokens.from_ids(tokens.ids).span, causal=False)
         monkeypatch.undo()
-    mask = module.prepare_mask(
+    plan = attention_plans.plan_attention(
         spec,
+        module.options,
         torch.zeros(3, WIDTH, D, dtype=torch.float64),
         needs_grad=case != "no gradient",
-        return_weights=case == "weights",
+        returns_weights=case == "weights",
     )
-    assert mask.block_mask is None
+    assert not isinstance(plan.attend, attend_flex.Flex)
 
 
 def test_flex_attention_is_used_for_packed_rows_of_several_blocks_on_gpus(
@@ -141,8 +142,8 @@ def test_flex_attention_is_used_for_packed_rows_of_several_blocks_on_gpus(
     tokens = packed_tokens()
     spec = MaskSpec.from_tokens(tokens, causal=True)
     gpu = torch.device("cuda")
-    assert packed_attention.can_skip_blocks(spec, gpu)
-    assert not packed_attention.can_skip_blocks(spec, torch.device("cpu"))
+    assert attend_flex.can_skip_blocks(spec, gpu)
+    assert not attend_flex.can_skip_blocks(spec, torch.device("cpu"))
     span = tokens.span
     short = span.part(range(128))
     for other in (
@@ -151,6 +152,6 @@ def test_flex_attention_is_used_for_packed_rows_of_several_blocks_on_gpus(
         MaskSpec.from_tokens(Tokens.from_ids(tokens.ids), causal=True),
         MaskSpec(span, span, causal=True, allowed=torch.ones(1, WIDTH, WIDTH, dtype=torch.bool)),
     ):
-        assert not packed_attention.can_skip_blocks(other, gpu)
+        assert not attend_flex.can_skip_blocks(other, gpu)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
-    assert not packed_attention.can_skip_blocks(spec, gpu)
+    assert not attend_flex.can_skip_blocks(spec, gpu)

@@ -3,6 +3,7 @@
 Used in compiled training only (`training.compile`).
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from heedful.parts.attend_products import AttentionOptions
+from heedful.parts.dropout import Dropout
 from heedful.parts.masks import MaskSpec
 
 if TYPE_CHECKING:
@@ -19,15 +22,60 @@ if TYPE_CHECKING:
 _BLOCK_SIZE = 128
 
 
+def can_use_flex(spec: MaskSpec, options: AttentionOptions, device: torch.device) -> bool:
+    """True in compiled training with packed rows, for attention that FlexAttention can compute.
+
+    It has no dropout, and its kernel is compiled for one shape: evaluation, with batches of many
+    shapes, does not use it.
+    """
+    is_plain = options.scores is None and not options.drops
+    return options.uses_flex and is_plain and can_skip_blocks(spec, device)
+
+
 def can_skip_blocks(spec: MaskSpec, device: torch.device) -> bool:
     """True for the mask of packed rows of several blocks, on a GPU that Triton compiles for."""
     if device.type != "cuda" or spec.queries.segments is None or spec.allowed is not None:
         return False
-    if not spec.is_sequence or spec.queries.positions.size(1) <= _BLOCK_SIZE:
+    if not spec.is_self_attention or spec.queries.positions.size(1) <= _BLOCK_SIZE:
         return False
     from torch.utils._triton import has_triton
 
     return has_triton()
+
+
+@dataclass(frozen=True)
+class Flex:
+    """softmax(scale · QKᵀ) V over the visible keys of each query (Dong et al. 2024).
+
+    Args:
+        block_mask: `packed_block_mask` of the packed rows.
+    """
+
+    block_mask: "BlockMask"
+    scale: float | None
+
+    def __call__(
+        self,
+        query: Float[Tensor, "B H T E"],
+        key: Float[Tensor, "B G T E"],
+        value: Float[Tensor, "B G T E"],
+        dropout: Dropout,
+    ) -> tuple[Float[Tensor, "B H T E"], None]:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        is_compiled = query.is_cuda and not torch.compiler.is_compiling()
+        run: Any = _compiled() if is_compiled else flex_attention
+        # Autocast does not cast the arguments of this kernel, and norms of queries and keys return
+        # fp32 under autocast.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        has_groups = query.size(1) != key.size(1)
+        heads: Tensor = run(
+            *(query, key, value),
+            block_mask=self.block_mask,
+            scale=self.scale,
+            enable_gqa=has_groups,
+        )
+        return heads, None
 
 
 def packed_block_mask(spec: MaskSpec, window: int | None) -> "BlockMask":
@@ -56,28 +104,6 @@ def packed_block_mask(spec: MaskSpec, window: int | None) -> "BlockMask":
         device=segments.device,
         _compile=segments.is_cuda,  # then the whole (B, T, T) mask is not formed
     )
-
-
-def packed_attention(
-    query: Float[Tensor, "B H T E"],
-    key: Float[Tensor, "B G T E"],
-    value: Float[Tensor, "B G T E"],
-    mask: "BlockMask",
-    scale: float | None,
-) -> Float[Tensor, "B H T E"]:
-    """softmax(scale · QKᵀ) V over the visible keys of each query (Dong et al. 2024).
-
-    Queries and keys are cast to the type of the values: autocast does not cast the arguments of
-    this kernel, and norms of queries and keys return fp32 under autocast.
-    """
-    from torch.nn.attention.flex_attention import flex_attention
-
-    is_compiled = query.is_cuda and not torch.compiler.is_compiling()
-    run: Any = _compiled() if is_compiled else flex_attention
-    has_groups = query.size(1) != key.size(1)
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    heads: Tensor = run(query, key, value, block_mask=mask, scale=scale, enable_gqa=has_groups)
-    return heads
 
 
 @cache

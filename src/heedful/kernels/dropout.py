@@ -1,0 +1,134 @@
+"""Dropout with a given mask, alone and fused with the operations beside it, with gradients.
+
+In a small model's training step on a CPU these operations take most of the time outside of
+products: each of them reads and writes all states. Masks are those of `parts/dropout.py`: `keep` is
+1 where an element is kept, else 0, and `scale` is the factor of what is kept.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int16
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from heedful.kernels import training
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+
+
+def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
+    """x · keep · scale.
+
+    The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
+    bool or integer tensor converts one element at a time.
+    """
+    if training.can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
+        return training.dropout(x, keep, scale)
+    integer = _INTEGERS[x.dtype.itemsize]
+    return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
+
+
+def drop(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
+    """`apply_mask` with a gradient."""
+    out: Tensor = _Drop.apply(x, keep, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+def add_dropped(x: Tensor, y: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
+    """x + y · keep · scale, by a kernel."""
+    out: Tensor = _AddDropped.apply(x, y, keep, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+def add_norm(
+    x: Float[Tensor, "... D"],
+    y: Float[Tensor, "... D"],
+    keep: Int16[Tensor, "... D"],
+    scale: float,
+    norm: torch.nn.LayerNorm,
+) -> Float[Tensor, "... D"]:
+    """norm(x + y · keep · scale), by a kernel."""
+    out: Tensor = _AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+def relu_dropped(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
+    """max(x, 0) · keep · scale, by a kernel."""
+    out: Tensor = _ReluDropped.apply(x, keep, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(keep)
+        ctx.scale = scale
+        return apply_mask(x, keep, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (keep,) = ctx.saved_tensors
+        return apply_mask(grads[0], keep, ctx.scale), None, None
+
+
+class _AddDropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, keep: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(keep)
+        ctx.scale, ctx.dtype = scale, y.dtype
+        return training.add_dropped(x, y, keep, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (keep,) = ctx.saved_tensors
+        return grads[0], apply_mask(grads[0].to(ctx.dtype), keep, ctx.scale), None, None
+
+
+class _AddNorm(torch.autograd.Function):
+    """Its backward pass stores the sum, with the mean and the deviation of each row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        keep: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """norm(x + y · keep · scale), with the weight, the bias and eps of the norm."""
+        out, total, statistics = training.add_norm(x, y, keep, scale, weight, bias, eps)
+        ctx.save_for_backward(total, statistics, weight, keep)
+        ctx.scale, ctx.dtype = scale, y.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total, statistics, weight, keep = ctx.saved_tensors
+        found = training.add_norm_backward(
+            grads[0].contiguous(), total, statistics, weight, keep, ctx.scale, ctx.dtype
+        )
+        return *found, None, None, None
+
+
+class _ReluDropped(torch.autograd.Function):
+    """Its backward pass needs no mask: kept elements above 0 are those whose result is above 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
+        out = training.relu_dropout(x, keep, scale)
+        ctx.save_for_backward(out)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (out,) = ctx.saved_tensors
+        return training.relu_dropout_backward(grads[0].contiguous(), out, ctx.scale), None, None

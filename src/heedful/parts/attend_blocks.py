@@ -1,0 +1,84 @@
+"""Attention in blocks along the diagonal, where a window or short segments hide most keys.
+
+Each block of queries is computed with the keys that it can reach, so that the work is linear in the
+length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.parts.attend_products import Attend
+from heedful.parts.dropout import Dropout
+from heedful.parts.masks import MaskSpec
+
+# Least number of queries in a block: with fewer, the loop dominates.
+_LOCAL_QUERIES = 128
+
+
+def diagonal_blocks(spec: MaskSpec, window: int | None) -> Sequence[tuple[range, range] | None]:
+    """Columns of the queries of each block and of the keys that they reach; None: all columns."""
+    reach = window
+    if (longest := spec.queries.longest_text) is not None:
+        reach = longest if reach is None else min(reach, longest)
+    total = spec.queries.positions.size(1)
+    # An exported graph has a variable length, but a fixed number of blocks.
+    if reach is None or not spec.is_self_attention or torch.compiler.is_exporting():
+        return [None]
+    size = max(reach, _LOCAL_QUERIES)
+    if total <= size:
+        return [None]
+    parts = []
+    for start in range(0, total, size):
+        queries = range(start, min(start + size, total))
+        stop = queries.stop if spec.causal else min(total, queries.stop + reach - 1)
+        parts.append((queries, range(max(0, start - reach + 1), stop)))
+    return parts
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Several attentions, one after the other.
+
+    Args:
+        size: queries of each block but the last one.
+        keys: columns of the keys of each block.
+        attends: the attention of each block, with the mask of its columns.
+    """
+
+    size: int
+    keys: tuple[range, ...]
+    attends: tuple[Attend, ...]
+
+    def __call__(
+        self,
+        query: Float[Tensor, "B H T E"],
+        key: Float[Tensor, "B G T E"],
+        value: Float[Tensor, "B G T E"],
+        dropout: Dropout,
+    ) -> tuple[Float[Tensor, "B H T E"], None]:
+        keys, values = key.split(self.size, dim=2), value.split(self.size, dim=2)
+        heads = []
+        for part, columns, attend in zip(
+            query.split(self.size, dim=2), self.keys, self.attends, strict=True
+        ):
+            reached = slice_pieces(keys, columns), slice_pieces(values, columns)
+            heads.append(attend(part, *reached, dropout)[0])
+        return torch.cat(heads, dim=2), None
+
+
+def slice_pieces(pieces: Sequence[Tensor], columns: range) -> Tensor:
+    """Columns of a (B, G, K, E) tensor that was split along K into pieces of one size.
+
+    Only the pieces that hold them are sliced: the gradient of a slice is as large as the tensor
+    that it was cut from, so slices of the whole would make the backward pass quadratic.
+    """
+    size = pieces[0].size(2)
+    slices = [
+        pieces[index][:, :, max(columns.start - index * size, 0) : columns.stop - index * size]
+        for index in range(columns.start // size, -(-columns.stop // size))
+    ]
+    return slices[0] if len(slices) == 1 else torch.cat(slices, dim=2)

@@ -1,0 +1,79 @@
+"""Attention by torch's fused kernels, which never form the weights: the default."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.backends import cuda
+from torch.nn import functional as F
+
+from heedful.parts.attend_products import fold_queries, unfold_heads
+from heedful.parts.dropout import Dropout
+
+# Up to this number of keys the kernel of xFormers takes half to two thirds of the time of those of
+# cuDNN and FlashAttention, of which torch prefers one (measured on an H200).
+_SHORT = 64
+
+
+@dataclass(frozen=True)
+class Fused:
+    """`torch.nn.functional.scaled_dot_product_attention`.
+
+    Query heads that share a key head are computed as more queries of that head. With the causal
+    mask of the kernel that is not possible: there each query head has a copy of its key head.
+
+    Args:
+        bias: of `MaskSpec.bias`, for the queries of a key head side by side.
+        is_causal: the causal mask of the kernel is enough (`MaskSpec.is_causal_alone`); no bias.
+        repeats: query heads per key head.
+    """
+
+    bias: Float[Tensor, "#B #G #rT K"] | None
+    is_causal: bool
+    scale: float | None
+    repeats: int
+
+    def __call__(
+        self,
+        query: Float[Tensor, "B H T E"],
+        key: Float[Tensor, "B G K E"],
+        value: Float[Tensor, "B G K E"],
+        dropout: Dropout,
+    ) -> tuple[Float[Tensor, "B H T E"], None]:
+        is_folded = self.repeats > 1 and not self.is_causal
+        if is_folded:
+            query = fold_queries(query, self.repeats)
+        elif self.repeats > 1:
+            key, value = (x.repeat_interleave(self.repeats, dim=1) for x in (key, value))
+        p = dropout.p if dropout.training else 0.0
+        with fused_kernels(key):
+            heads = F.scaled_dot_product_attention(
+                *(query, key, value, self.bias, p, self.is_causal), scale=self.scale
+            )
+        return unfold_heads(heads, self.repeats) if is_folded else heads, None
+
+
+def fused_kernels(key: Float[Tensor, "B G K E"]) -> AbstractContextManager[None]:
+    """A context for an attention with these keys, which selects a kernel for short sequences.
+
+    Outside of compiled steps the choice of a user (`torch.nn.attention.sdpa_kernel`) stays.
+    """
+    if key.device.type != "cuda" or key.size(2) > _SHORT:
+        return nullcontext()
+    if not torch.compiler.is_compiling() and not _are_all_enabled():
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def _are_all_enabled() -> bool:
+    """Torch may use any of its kernels, as by default."""
+    return (
+        cuda.cudnn_sdp_enabled()
+        and cuda.flash_sdp_enabled()
+        and cuda.mem_efficient_sdp_enabled()
+        and cuda.math_sdp_enabled()
+    )
