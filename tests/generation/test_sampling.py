@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +15,9 @@ from torch import Tensor
 from chance import fits_outcomes
 from heedful.errors import UserError
 from heedful.generation import Hypothesis, sample, sample_steps
+from heedful.generation.outputs import StopStrings, cut
 from heedful.generation.rules import TopK, sampling_rules
-from heedful.generation.sampling import SampledStep, inverse_cdf
-from heedful.generation.stopping import StopStrings, cut
+from heedful.generation.sampling import inverse_cdf
 from heedful.generation.token_rules import BannedTokens, PrefixFunction
 from tables import INF, Remembered, Row, from_rows, from_table, parts_of, random_rows, remembering
 
@@ -245,9 +245,7 @@ def test_steps_are_lazy_and_keep_gradients_enabled() -> None:
         assert not torch.is_grad_enabled()
         return always(0.0, 0.5, 0.5)(prefixes)
 
-    steps: Iterator[SampledStep] = sample_steps(
-        counted, [[1]], eos_id=0, max_new_tokens=4, seeds=[1]
-    )
+    steps = iter(sample_steps(counted, [[1]], eos_id=0, max_new_tokens=4, seeds=[1]))
     assert calls == []
     for number in range(1, 4):
         next(steps)

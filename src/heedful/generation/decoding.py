@@ -1,4 +1,4 @@
-"""The decoding step that all searches share: log-probabilities under the rules of a request."""
+"""What all searches share: log-probabilities under the rules of a request, and the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,10 +8,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.context import Context
-from heedful.generation.request import SearchRequest
+from heedful.generation.request import (
+    NextLogProbs,
+    SearchRequest,
+    State,
+    check_largest,
+    sentences_to_keep,
+)
 from heedful.generation.rules import apply_rules, bans_are_final
-from heedful.generation.state import NextLogProbs, State, check_largest, sentences_to_keep
+from heedful.generation.token_rules import Context
 
 _NO_POSITIVE = (
     "the stop rule optimal has no bound for values above 0, so use no negative penalty and no bias "
@@ -20,8 +25,8 @@ _NO_POSITIVE = (
 
 
 @dataclass
-class DecodingStep:
-    """Applies the rules of a request to next-token log-probabilities, and checks both.
+class RequestRules:
+    """The rules of a request, applied to next-token log-probabilities, and checks of both.
 
     Attributes:
         source: the name of the model in errors.
@@ -128,11 +133,11 @@ class Search:
     state: State | None
     request: SearchRequest
     sentences: list[int] = field(init=False)
-    step: DecodingStep = field(init=False)
+    rules: RequestRules = field(init=False)
 
     def __post_init__(self) -> None:
         self.sentences = list(range(self.request.batch))
-        self.step = DecodingStep(self.request, can_overwrite=self.state is not None)
+        self.rules = RequestRules(self.request, can_overwrite=self.state is not None)
 
     def next_step(
         self, tokens: Int[Tensor, "N all"], length: int, is_open: Sequence[bool] | None = None
@@ -142,13 +147,23 @@ class Search:
         Args:
             tokens: rows of start and new tokens; the rows of each sentence are adjacent.
             length: the number of new tokens.
-            is_open: see `DecodingStep`.
+            is_open: see `RequestRules`.
         """
         arguments = (tokens,) if self.state is None else (tokens, self.state)
         model_log_probs: Tensor = self.next_log_probs(*arguments)
         check_shape(model_log_probs, len(tokens))
+        return model_log_probs, self.under_rules(model_log_probs, tokens, length, is_open)
+
+    def under_rules(
+        self,
+        values: Float[Tensor, "N V"],
+        tokens: Int[Tensor, "N all"],
+        length: int,
+        is_open: Sequence[bool] | None = None,
+    ) -> Float[Tensor, "N V"]:
+        """The model's values after each row under all rules; arguments as in `next_step`."""
         generated = tokens[:, tokens.shape[1] - length :]
-        return model_log_probs, self.step(model_log_probs, generated, self.sentences, is_open)
+        return self.rules(values, generated, self.sentences, is_open)
 
     def drop_done(self, is_open: Sequence[bool], at_once: bool = False) -> list[int] | None:
         """Remove sentences that are done, and their rows of the state.

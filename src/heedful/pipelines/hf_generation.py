@@ -5,7 +5,7 @@ from typing import Any, TypeGuard
 
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.generation.hypotheses import LengthScore
+from heedful.generation.outputs import LengthScore
 from heedful.generation.rules import RULES_BY_OPTION, sampling_rules
 from heedful.options import SAMPLING_OPTIONS, Options
 from heedful.pipelines.language_model import LanguageModel

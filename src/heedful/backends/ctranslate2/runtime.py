@@ -20,7 +20,7 @@ from heedful.backends.manifest import NetFacts
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import DamagedError, UserError
 from heedful.files import read_object, write_text
-from heedful.generation.hypotheses import Hypothesis
+from heedful.generation.outputs import Hypothesis
 from heedful.options import TEMPERATURES, Options, StopRule
 
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
