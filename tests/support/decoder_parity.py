@@ -12,7 +12,7 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo import architecture
 from heedful.zoo.hf_directory import read_hf_directory
 from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
-from heedful.zoo.rope import to_layout
+from heedful.zoo.rotary import to_layout
 from heedful.zoo.saved import make_config
 from hf_parity import (
     CLOSE,

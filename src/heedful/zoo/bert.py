@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 from torch import Tensor, nn
 
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.feedforward import Activation
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.init import normal
 from heedful.parts.residual import PostNorm
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_only
+from heedful.zoo.build import encoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
 from heedful.zoo.hf_encoders import FIXED, HF_LAYER, encoder_classes, encoder_names, output_names
 from heedful.zoo.model_config import model_config
@@ -73,18 +75,26 @@ def build(config: Config) -> EncoderOnly:
 
     As in the authors' code, weights are N(0, 0.02²), truncated at two standard deviations.
     """
-    norm = partial(nn.LayerNorm, eps=config.norm_eps)
-    block = BlockSpec(
-        PostNorm,
-        norm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation),
-        dropout=config.dropout,
-    )
-    encoder = StackSpec(config.d_model, [block] * config.num_layers)
     return encoder_only(
-        config, encoder, norm=norm, num_types=config.type_vocab_size, initializer=_truncated_normal
+        config,
+        encoder(config),
+        norm=partial(nn.LayerNorm, eps=config.norm_eps),
+        num_types=config.type_vocab_size,
+        initializer=_truncated_normal,
     )
+
+
+def encoder(config: Config) -> Stack:
+    """The blocks of BERT and RoBERTa."""
+    width, residual = config.d_model, partial(PostNorm, dropout=config.dropout)
+    norm = partial(nn.LayerNorm, width, eps=config.norm_eps)
+
+    def block() -> Block:
+        attention = Attention(width, config.num_heads, dropout=config.attention_dropout)
+        feedforward = FeedForward(width, config.d_ff, config.activation)
+        return Block(residual(attention, norm()), None, residual(feedforward, norm()))
+
+    return Stack(block() for _ in range(config.num_layers))
 
 
 def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:

@@ -7,24 +7,31 @@ attend to the last `window` tokens, with a base of 10,000 (sec. 2). From 4B on, 
 global layers are divided by 8.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
+from heedful.models.stack import Block, Stack
 from heedful.parts.feedforward import Gate
 from heedful.parts.residual import SandwichNorm, ZeroCenteredRMSNorm
 from heedful.parts.rotary import RotaryPositions
-from heedful.zoo import gguf, rotary_decoder
+from heedful.zoo import gguf, rotary
 from heedful.zoo.architectures import Architecture, Format, Formats
-from heedful.zoo.build import StackSpec, decoder_only
+from heedful.zoo.build import decoder_only
 from heedful.zoo.gguf_gemma3 import GEMMA3_LAYER, gemma3_tensor, gemma3_to_gguf
 from heedful.zoo.hf import GATES, Hf, HfConfig
 from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
-from heedful.zoo.rope import GLOBAL, LocalLayers, head_width
-from heedful.zoo.rotary_decoder import Base, divided_sizes_to_hf, rotary_block
+from heedful.zoo.rotary import (
+    GLOBAL,
+    Base,
+    LocalLayers,
+    divided_sizes_to_hf,
+    gated_feedforward,
+    head_width,
+    rotary_attention,
+)
 
 
 @model_config
@@ -83,24 +90,28 @@ LAYERS = LocalLayers(counted_from=1)
 
 def build(config: Config) -> DecoderOnly:
     """A new model, initialized from torch's random generator."""
-    norm, width = partial(ZeroCenteredRMSNorm, eps=config.norm_eps), head_width(config)
-    global_rope = RotaryPositions(width, config.rope_base, scaling=config.rope_scaling)
-    local_rope = RotaryPositions(width, config.local_rope_base)
-    block = rotary_block(config, attention_bias=config.attention_bias)
-    attention = replace(
-        block.attention,
-        scale=config.query_scalar**-0.5,
-        softcap=config.score_softcap,
-        qk_norm=norm,
-    )
-    block = replace(block, residual=SandwichNorm, norm=norm)
-    global_block = replace(block, attention=replace(attention, position=global_rope))
-    local = replace(attention, position=local_rope, window=config.window)
-    local_block = replace(block, attention=local)
-    blocks = [global_block if kind == GLOBAL else local_block for kind in LAYERS.types(config)]
+    norm, width = partial(ZeroCenteredRMSNorm, eps=config.norm_eps), config.d_model
+    residual, head = partial(SandwichNorm, dropout=config.dropout), head_width(config)
+    global_rope = RotaryPositions(head, config.rope_base, scaling=config.rope_scaling)
+    local_rope = RotaryPositions(head, config.local_rope_base)
+
+    def block(kind: str) -> Block:
+        attention = rotary_attention(
+            config,
+            global_rope if kind == GLOBAL else local_rope,
+            window=None if kind == GLOBAL else config.window,
+            scale=config.query_scalar**-0.5,
+            softcap=config.score_softcap,
+            query_norm=norm(head),
+            key_norm=norm(head),
+            bias=config.attention_bias,
+        )
+        feedforward = gated_feedforward(config)
+        return Block(residual(attention, norm(width)), None, residual(feedforward, norm(width)))
+
     return decoder_only(
         config,
-        StackSpec(config.d_model, blocks, final_norm=norm),
+        Stack(map(block, LAYERS.types(config)), norm(width)),
         scale=config.d_model**0.5,
         round_scale=True,
         softcap=config.logit_softcap,
@@ -108,7 +119,7 @@ def build(config: Config) -> DecoderOnly:
     )
 
 
-HF_LAYER = rotary_decoder.HF_LAYER | {
+HF_LAYER = rotary.HF_LAYER | {
     "self_attention.output_norm": "post_attention_layernorm",
     "feedforward.norm": "pre_feedforward_layernorm",
     "feedforward.output_norm": "post_feedforward_layernorm",
@@ -117,7 +128,7 @@ HF_LAYER = rotary_decoder.HF_LAYER | {
 
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names."""
-    return rotary_decoder.hf_names(config, HF_LAYER)
+    return rotary.hf_names(config, HF_LAYER)
 
 
 def _to_hf(config: Config) -> dict[str, Any]:

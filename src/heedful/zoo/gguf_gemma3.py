@@ -6,8 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from heedful.zoo.gguf import LAYER, Metadata, refuse, rotary_to_gguf
-from heedful.zoo.rope import GLOBAL, head_width
-from heedful.zoo.rotary_decoder import hidden_width
+from heedful.zoo.rotary import GLOBAL, head_width, hidden_width
 
 _LAYERS_27B = 62  # llama.cpp recognizes the size, whose scores are scaled otherwise, by its layers
 GEMMA3_LAYER = LAYER | {

@@ -25,14 +25,7 @@ from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo import bart
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import (
-    AttentionSpec,
-    BlockSpec,
-    FeedForwardSpec,
-    Tying,
-    encoder_decoder,
-    two_stacks,
-)
+from heedful.zoo.build import Tying, encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
 from heedful.zoo.model_config import model_config
@@ -70,16 +63,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, initialized from torch's random generator."""
-    block = BlockSpec(
-        PostNorm,
-        nn.LayerNorm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation, dropout=config.activation_dropout),
-        dropout=config.dropout,
-    )
     return encoder_decoder(
         config,
-        *two_stacks(config, block, decoder_block=bart.decoder_block(config, block)),
+        *bart.stacks(config, PostNorm),
         tie=config.tie_embeddings,
         scale_embeddings=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),

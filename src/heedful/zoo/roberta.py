@@ -19,17 +19,9 @@ from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.positions import LearnedTable
-from heedful.parts.residual import PostNorm
 from heedful.zoo import bert
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import (
-    AttentionSpec,
-    BlockSpec,
-    FeedForwardSpec,
-    StackSpec,
-    classifier_dropout,
-    encoder_only,
-)
+from heedful.zoo.build import classifier_dropout, encoder_only
 from heedful.zoo.hf import HfConfig
 from heedful.zoo.hf_encoders import FIXED, HF_LAYER, encoder_classes, encoder_names, output_names
 from heedful.zoo.model_config import model_config
@@ -56,19 +48,10 @@ SIZES: dict[str, dict[str, Any]] = {"base": {}, "large": bert.SIZES["large"]}
 
 def build(config: Config) -> EncoderOnly:
     """A new model with weights N(0, 0.02²) from torch's random generator."""
-    norm = partial(nn.LayerNorm, eps=config.norm_eps)
-    block = BlockSpec(
-        PostNorm,
-        norm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation),
-        dropout=config.dropout,
-    )
-    encoder = StackSpec(config.d_model, [block] * config.num_layers)
     return encoder_only(
         config,
-        encoder,
-        norm=norm,
+        bert.encoder(config),
+        norm=partial(nn.LayerNorm, eps=config.norm_eps),
         num_types=config.type_vocab_size,
         positions=partial(LearnedTable, offset=config.position_offset),
         head_activation="gelu",

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.feedforward import Activation, Gate
+from heedful.parts.dropout import Dropout
+from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.relative import RelativePositionBias
 from heedful.parts.residual import PreNorm
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_decoder
+from heedful.zoo.build import encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.hf_seq2seq import T5_FEEDFORWARDS, read_t5, t5_names
 from heedful.zoo.model_config import model_config
@@ -83,25 +85,33 @@ SIZES: dict[str, dict[str, Any]] = {  # sec. 3.7, and the parameters of each
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, initialized from torch's random generator."""
-    norm = partial(nn.RMSNorm, eps=config.norm_eps)
-    mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
+    width, heads, dropout = config.d_model, config.num_heads, config.dropout
+    norm = partial(nn.RMSNorm, width, eps=config.norm_eps)
+    residual = partial(PreNorm, dropout=dropout)
+    options: Any = {"head_dim": config.head_dim, "scale": 1.0, "dropout": dropout}
+    options |= {"bias": False, "out_bias": False}
 
-    def stack(num_layers: int, *, causal: bool) -> StackSpec:
-        """The encoder or the decoder; each has relative position biases."""
-        heads, buckets = config.num_heads, config.num_buckets
-        attention = AttentionSpec(
-            heads,
-            head_dim=config.head_dim,
-            scale=1.0,
-            position=RelativePositionBias(heads, buckets, config.max_distance, causal=causal),
-            dropout=config.dropout,
-            bias=False,
-            out_bias=False,
+    def stack(num_layers: int, *, causal: bool) -> Stack:
+        """The encoder, or the causal decoder; all its layers share the position biases."""
+        position = RelativePositionBias(
+            heads, config.num_buckets, config.max_distance, causal=causal
         )
-        block = BlockSpec(PreNorm, norm, attention, mlp, dropout=config.dropout)
-        return StackSpec(config.d_model, [block] * num_layers, norm, config.dropout)
+        blocks = (block(position, cross=causal) for _ in range(num_layers))
+        return Stack(blocks, norm(), final_dropout=Dropout(dropout))
 
-    tied, width = config.tie_embeddings, config.d_model
+    def block(position: nn.Module, *, cross: bool) -> Block:
+        attention = Attention(width, heads, position=position, **options)
+        memory = CrossAttention(width, heads, **options) if cross else None
+        feedforward = FeedForward(
+            width, config.d_ff, config.activation, dropout=dropout, bias=False
+        )
+        return Block(
+            residual(attention, norm()),
+            None if memory is None else residual(memory, norm()),
+            residual(feedforward, norm()),
+        )
+
+    tied = config.tie_embeddings
     net = encoder_decoder(
         config,
         stack(config.num_encoder_layers, causal=False),
