@@ -10,8 +10,7 @@ import torch
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo import architecture
-from heedful.zoo.hf_directory import read_hf_directory
-from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
+from heedful.zoo.hf import ImportedNet, net_from_hf, net_to_hf, read_hf_directory
 from heedful.zoo.rotary import to_layout
 from heedful.zoo.saved import make_config
 from hf_parity import (

@@ -83,8 +83,8 @@ def test_the_decoder_may_have_other_heads_and_hidden_units():
         actual = {}
         for keys in ({}, {"num_decoder_heads": 1, "decoder_d_ff": 16}):
             net = build(name, **layers, **keys)
-            actual[len(keys)] = [
-                (block.self_attention.sublayer.num_heads, block.feedforward.sublayer.up.out_features)
-                for block in (*net.encoder.blocks, *net.decoder.blocks)
-            ]
+            blocks = [*net.encoder.blocks, *net.decoder.blocks]
+            heads = [block.self_attention.sublayer.num_heads for block in blocks]
+            hidden = [block.feedforward.sublayer.up.out_features for block in blocks]
+            actual[len(keys)] = [*zip(heads, hidden, strict=True)]
         assert actual == {0: [(4, 20)] * 3, 2: [(4, 20), (1, 16), (1, 16)]}

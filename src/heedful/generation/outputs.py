@@ -89,7 +89,7 @@ class LengthScore:
         return Hypothesis(ids, score, finished, log_prob, token_log_probs, failure)
 
 
-# --- Strings that end an output ------------------------------------------------------------------
+# --- Strings that end an output -----------------------------------------------------------------
 
 
 @dataclass(eq=False)

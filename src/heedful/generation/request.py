@@ -198,7 +198,7 @@ def _ids_per_sentence(
     return [[int(token) for token in tokens] for tokens in rows]
 
 
-# --- The next-token function ---------------------------------------------------------------------
+# --- The next-token function --------------------------------------------------------------------
 
 
 NextLogProbs = Callable[..., Float[Tensor, "N V"]]

@@ -269,7 +269,7 @@ class FrequencyPenalty(_NumberRule, option="frequency_penalty"):
         return log_probs - self.value * _counts(context.generated, log_probs)
 
 
-# --- Rules of several numbers, or of none ---------------------------------------------------------
+# --- Rules of several numbers, or of none -------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from heedful.training.micro_batches import MicroBatch, MicroBatches, parts_per_b
 from heedful.training.parallel import share_net
 from heedful.training.step import TrainStep
 from heedful.training.updates import WeightUpdates
-from heedful.zoo.sizes import host_memory
+from heedful.zoo.architectures import host_memory
 
 _LEAST_RUN = 600.0  # seconds: shorter runs are not measured
 _LONGEST_STEP = 0.5  # seconds: in longer steps, products keep all threads busy (docs/log.md)

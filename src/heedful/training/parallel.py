@@ -21,7 +21,7 @@ from heedful.processes import Processes
 from heedful.training.step import TrainStep
 from heedful.training.tensor_parallel import divide_net, sum_over
 from heedful.training.tensors import parameter_of, whole_tensor
-from heedful.zoo.sizes import host_memory
+from heedful.zoo.architectures import host_memory
 
 
 class TrainedNet:

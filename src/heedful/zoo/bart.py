@@ -23,11 +23,10 @@ from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.init import normal
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm, Residual
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import encoder_decoder
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import BART_DEFAULTS, BART_FIXED, bart_names
 from heedful.zoo.names import Names
 
 OFFSET = 2  # unused rows of the position tables before that of the first token
@@ -38,13 +37,13 @@ class Config:
     """The paper's sizes and choices; the defaults are its smaller model.
 
     Args:
-        src_vocab_size, tgt_vocab_size: equal, since source and target share a vocabulary.
-        num_heads, d_ff: of both stacks, or of the encoder only.
-        num_decoder_heads, decoder_d_ff: of the decoder; None: as in the encoder.
+        src_vocab_size, tgt_vocab_size: entries of the vocabulary that source and target share.
+        num_heads: attention heads per layer, in both stacks or in the encoder only.
+        num_decoder_heads: attention heads per layer of the decoder; None: as in the encoder.
+        d_ff: width of the hidden units of the feed-forward, in both stacks or in the encoder only.
+        decoder_d_ff: width of the hidden units of the decoder's feed-forward; None: as in the
+            encoder.
         max_length: longest source and longest target, in tokens.
-        dropout: on embeddings and on outputs of sub-layers.
-        attention_dropout, activation_dropout: on attention weights and on hidden units.
-        scale_embeddings: multiply them by √d_model.
     """
 
     src_vocab_size: Annotated[int, Hf("vocab_size")] = 50265
@@ -122,7 +121,7 @@ def hf_names(config: Config) -> Names:
 HF = HfConfig(
     model_type="bart",
     classes={"BartForConditionalGeneration": {}, "BartModel": {}},
-    fixed=FIXED | {"tie_word_embeddings": True, "normalize_embedding": True},
-    defaults=DEFAULTS,
+    fixed=BART_FIXED | {"tie_word_embeddings": True, "normalize_embedding": True},
+    defaults=BART_DEFAULTS,
 )
 ARCHITECTURE = Architecture("bart", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -17,11 +17,16 @@ from heedful.parts.attention import Attention
 from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.init import normal
 from heedful.parts.residual import PostNorm
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import encoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.hf_encoders import FIXED, HF_LAYER, encoder_classes, encoder_names, output_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import (
+    BERT_FIXED,
+    BERT_LAYER,
+    encoder_classes,
+    encoder_names,
+    output_names,
+)
 from heedful.zoo.names import Names
 
 Head = Literal["mlm", "classify", "none"]
@@ -32,14 +37,14 @@ class Config:
     """The paper's sizes and choices; the defaults are its base model.
 
     Args:
-        head: mlm: logits of the token at each position (sec. 3.1, task 1); classify: class logits
-            of the text, from the state of its first token (fig. 4, a and b); none: the states.
+        head: the output: mlm, logits of the token at each position (sec. 3.1, task 1); classify,
+            class logits of the text, from the state of its first token (fig. 4, a and b); none, the
+            states.
         num_labels: number of classes, for the head classify.
         max_length: longest text, or pair of texts, in tokens.
         type_vocab_size: number of token types.
-        dropout: on embeddings and on outputs of sub-layers.
-        attention_dropout: on the attention weights.
-        classifier_dropout: before the linear layer of the classes; None: as `dropout`.
+        classifier_dropout: dropout probability before the linear layer of the classes; None: as
+            `dropout`.
         tie_embeddings: one matrix for input and output, for the head mlm.
     """
 
@@ -119,12 +124,12 @@ def hf_names(config: Config) -> Names:
         "classify": {"head.dense": "bert.pooler.dense", "head.labels": "classifier"},
     }
     unused = r"bert\.pooler\.dense|cls\.(predictions(\..+)?|seq_relationship)|classifier"
-    return encoder_names(config, "bert", ("encoder.layer.{i}", HF_LAYER), heads, unused)
+    return encoder_names(config, "bert", ("encoder.layer.{i}", BERT_LAYER), heads, unused)
 
 
 HF = HfConfig(
     model_type="bert",
     classes=encoder_classes("Bert") | {"BertForPreTraining": {"head": "mlm"}},
-    fixed=FIXED,
+    fixed=BERT_FIXED,
 )
 ARCHITECTURE = Architecture("bert", Config, build, SIZES, {"hf": Format(HF, hf_names)})

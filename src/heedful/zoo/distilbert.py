@@ -20,12 +20,11 @@ from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.positions import sinusoidal_table
 from heedful.parts.residual import PostNorm
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.bert import Head
 from heedful.zoo.build import encoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.hf_encoders import encoder_classes, encoder_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import encoder_classes, encoder_names
 from heedful.zoo.names import Names
 
 
@@ -34,8 +33,9 @@ class Config:
     """Keys as in BERT with the values of the paper; the defaults are its model.
 
     Args:
-        positions: learned, as in the teacher; sinusoidal: a table that is not trained.
-        dropout: on embeddings and outputs of the feed-forward, as in the authors' code.
+        positions: learned, as in the teacher, or sinusoidal, a table that is not trained.
+        dropout: dropout probability of embeddings and of outputs of the feed-forward, as in the
+            authors' code.
     """
 
     vocab_size: Annotated[int, Hf("vocab_size")] = 30522

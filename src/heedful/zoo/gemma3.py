@@ -10,6 +10,8 @@ global layers are divided by 8.
 from functools import partial
 from typing import Annotated, Any, Literal
 
+from torch import Tensor
+
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.stack import Block, Stack
@@ -17,11 +19,9 @@ from heedful.parts.feedforward import Gate
 from heedful.parts.residual import SandwichNorm, ZeroCenteredRMSNorm
 from heedful.parts.rotary import RotaryPositions
 from heedful.zoo import gguf, rotary
-from heedful.zoo.architectures import Architecture, Format, Formats
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.build import decoder_only
-from heedful.zoo.gguf_gemma3 import GEMMA3_LAYER, gemma3_tensor, gemma3_to_gguf
 from heedful.zoo.hf import GATES, Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 from heedful.zoo.rotary import (
     GLOBAL,
@@ -30,6 +30,7 @@ from heedful.zoo.rotary import (
     divided_sizes_to_hf,
     gated_feedforward,
     head_width,
+    hidden_width,
     rotary_attention,
 )
 
@@ -41,7 +42,9 @@ class Config(Base):
     Args:
         window: number of keys that a query of a local layer attends to, itself included.
         global_every: period k of global layers: those with number k, 2k and so on, from 1.
-        rope_base, rope_scaling: of global layers; local_rope_base: of local layers.
+        rope_base: base of the rotary frequencies of global layers.
+        rope_scaling: scaling of the rotary positions of global layers, as in LLaMA.
+        local_rope_base: base of the rotary frequencies of local layers.
         query_scalar: scores are divided by its square root.
         score_softcap: cap of the scores; None: no cap, as in all published models. The Hugging Face
             format has a key for it, which transformers ignores: both directions refuse it.
@@ -150,9 +153,42 @@ HF = HfConfig(
     read=LAYERS.read,
     write=_to_hf,
 )
-GGUF = gguf.GgufConfig(
-    "gemma3", lambda config: gemma3_to_gguf(config, LAYERS.types(config)), gemma3_tensor
-)
-GGUF_FORMAT = Format(GGUF, partial(gguf.rotary_names, layer=GEMMA3_LAYER))
+_LAYERS_27B = 62  # llama.cpp recognizes the size, whose scores are scaled otherwise, by its layers
+GGUF_LAYER = gguf.LAYER | {
+    "self_attention.output_norm": "post_attention_norm",
+    "feedforward.output_norm": "post_ffw_norm",
+}
+
+
+def _to_gguf(config: Config) -> gguf.Metadata:
+    """Metadata of GGUF; raises UserError for a setting that llama.cpp does not support."""
+    for key, supported in (("attention_bias", False), ("score_softcap", None)):
+        if (value := getattr(config, key)) != supported:
+            raise gguf.refuse("Gemma 3", key, value, supported)
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.type not in ("linear", "ntk"):
+        raise gguf.refuse("Gemma 3", "rope_scaling of type", scaling.type, "linear and ntk")
+    cap = {} if config.logit_softcap is None else {"final_logit_softcapping": config.logit_softcap}
+    return gguf.rotary_to_gguf(config, hidden_width(config), "geglu_tanh") | {
+        "attention.sliding_window": config.window,
+        "attention.sliding_window_pattern": [kind != GLOBAL for kind in LAYERS.types(config)],
+        "rope.freq_base_swa": config.local_rope_base,
+        **cap,
+    }
+
+
+def _gguf_tensor(config: Config, name: str, tensor: Tensor) -> Tensor:
+    """Norms are written as 1 + weight; those of queries with the ratio of the scales of scores."""
+    if not name.endswith("norm.weight"):
+        return tensor
+    width = head_width(config)
+    if config.num_layers == _LAYERS_27B:
+        width = config.d_model // config.num_heads
+    ratio = (width / config.query_scalar) ** 0.5 if name.endswith("attn_q_norm.weight") else 1.0
+    return (1 + tensor) * ratio
+
+
+GGUF = gguf.GgufConfig("gemma3", _to_gguf, _gguf_tensor)
+GGUF_FORMAT = Format(GGUF, partial(gguf.rotary_names, layer=GGUF_LAYER))
 FORMATS: Formats = {"hf": Format(HF, hf_names), "gguf": GGUF_FORMAT}
 ARCHITECTURE = Architecture("gemma3", Config, build, SIZES, FORMATS)

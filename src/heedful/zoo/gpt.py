@@ -20,10 +20,9 @@ from heedful.parts.attention import Attention
 from heedful.parts.feedforward import FeedForward
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import decoder_only
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Name, Names, layer_names
 
 # In this format gelu is the tanh approximation.
@@ -37,7 +36,7 @@ class Config:
     Args:
         d_ff: width of the feed-forward's hidden units; None: 4 · d_model.
         max_length: longest text, in tokens.
-        dropout: on embeddings, outputs of sub-layers and attention weights.
+        dropout: dropout probability of embeddings, outputs of sub-layers and attention weights.
         tie_embeddings: one matrix for input and output.
     """
 

@@ -24,10 +24,9 @@ from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gguf, gpt
-from heedful.zoo.architectures import Architecture, Format, Formats
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.build import decoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Name, Names, layer_names
 
 
@@ -36,7 +35,7 @@ class Config(gpt.Config):
     """GPT's keys; the defaults are the paper's smallest model.
 
     Args:
-        bias: in attention, feed-forward and norms (nanoGPT has none).
+        bias: biases in attention, feed-forward and norms (nanoGPT has none).
     """
 
     vocab_size: int = 50257

@@ -20,10 +20,9 @@ from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt, gpt2
-from heedful.zoo.architectures import Architecture, Format, Formats
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.build import decoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
 
@@ -35,7 +34,7 @@ class Config(gpt.Config):
         head_dim: width of a head; None: d_model / num_heads.
         window: number of keys that a query of every second layer attends to, itself included;
             None: no windows.
-        dropout: as in GPT; the paper names none.
+        dropout: dropout probability as in GPT; the paper names none.
         scale_scores: divide scores by √head_dim, as GPT-2 does and GPT-Neo does not.
         qkv_bias: bias of queries, keys and values: GPT-2 has it, GPT-Neo does not.
     """

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.stack import Block
 from heedful.zoo import gguf
-from heedful.zoo.architectures import Architecture, Format, Formats
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.rotary import (
     Base,
     divided_sizes_to_hf,
@@ -33,7 +32,8 @@ class Config(Base):
     """Keys of `rotary.Base`, and biases.
 
     Args:
-        attention_bias, mlp_bias: biases of all matrices of attention, and of the feed-forward.
+        attention_bias: bias of all matrices of attention.
+        mlp_bias: bias of all matrices of the feed-forward.
     """
 
     attention_bias: Annotated[bool, Hf("attention_bias")] = False

@@ -24,11 +24,10 @@ from heedful.parts.init import xavier
 from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo import bart
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import Tying, encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import BART_DEFAULTS, BART_FIXED, bart_names
 from heedful.zoo.names import Names
 
 
@@ -37,6 +36,8 @@ class Config(bart.Config):
     """Keys as in BART; the defaults are those of OPUS-MT, with the vocabulary of English to German.
 
     Args:
+        src_vocab_size: entries of the vocabulary of sources, which follow from the tokenizer.
+        tgt_vocab_size: entries of the vocabulary of targets, which follow from the tokenizer.
         tie_embeddings: shared matrices: none; decoder: target and output; all: source, target and
             output.
     """
@@ -117,8 +118,8 @@ def hf_names(config: Config) -> Names:
 HF = HfConfig(
     model_type="marian",
     classes={"MarianMTModel": {}, "MarianModel": {}},
-    fixed=FIXED | {"normalize_embedding": False, "static_position_embeddings": True},
-    defaults=DEFAULTS | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
+    fixed=BART_FIXED | {"normalize_embedding": False, "static_position_embeddings": True},
+    defaults=BART_DEFAULTS | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
     read=_read,
     write=_write,
 )

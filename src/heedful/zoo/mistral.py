@@ -16,9 +16,8 @@ from typing import Annotated, Any
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.stack import Block
 from heedful.zoo import gguf
-from heedful.zoo.architectures import Architecture, Format, Formats
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.rotary import (
     Base,
     gated_feedforward,

@@ -13,9 +13,8 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.models.stack import Block
 from heedful.parts.experts import Experts
 from heedful.zoo import gguf, mistral, rotary
-from heedful.zoo.architectures import Architecture, Format, Formats
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names, layer_names
 from heedful.zoo.rotary import (
     gated_feedforward,

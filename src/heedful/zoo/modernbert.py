@@ -20,12 +20,11 @@ from heedful.parts.heads import ClassificationHead
 from heedful.parts.init import shrink_residuals
 from heedful.parts.residual import PreNorm
 from heedful.parts.rotary import RotaryPositions
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.bert import Head
 from heedful.zoo.build import encoder_only
 from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfConfig
-from heedful.zoo.hf_encoders import encoder_classes, encoder_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import encoder_classes, encoder_names
 from heedful.zoo.names import Names
 from heedful.zoo.rotary import GLOBAL, LocalLayers, head_width
 
@@ -37,9 +36,10 @@ class Config:
     Args:
         window: number of other tokens that a query of a local layer attends to, half on each side.
         global_every: period k of global layers: those with index 0, k, 2k and so on.
-        rope_base, local_rope_base: rotary base of global and of local layers.
-        dropout: on embeddings and hidden units.
-        attention_dropout: on attention weights and outputs of attention.
+        rope_base: base of the rotary frequencies of global layers.
+        local_rope_base: base of the rotary frequencies of local layers.
+        dropout: dropout probability of embeddings and hidden units.
+        attention_dropout: dropout probability of attention weights and outputs of attention.
         head_activation: activation of both heads.
     """
 

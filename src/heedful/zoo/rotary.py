@@ -17,9 +17,9 @@ from heedful.parts.attention import Attention
 from heedful.parts.feedforward import FeedForward, Gate
 from heedful.parts.residual import PreNorm
 from heedful.parts.rotary import Layout, NtkScaling, RopeScaling, RotaryPositions
+from heedful.zoo.architectures import model_config
 from heedful.zoo.build import decoder_only
 from heedful.zoo.hf import GATES, Hf
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Name, Names, layer_names
 
 AnyConfig = TypeVar("AnyConfig")
@@ -36,11 +36,10 @@ class Base:
         d_ff: width of the hidden units; None: 8/3 · d_model (sec. 2.2), rounded up to a multiple of
             256 as in the authors' code.
         max_length: longest text, in tokens.
-        dropout: on embeddings and on outputs of sub-layers.
-        attention_dropout: on the attention weights.
         activation: gate of the feed-forward.
         rope_base: base of the rotary frequencies.
-        rope_layout: half, as in the Hugging Face format, or interleaved, as in the authors' files.
+        rope_layout: pairing of dimensions: half, as in the Hugging Face format, or interleaved, as
+            in the authors' files.
         rope_scaling: scaling of the rotary positions for longer texts: `type` (linear, ntk, yarn,
             llama3) and the arguments of that class in `parts/rotary.py`; None: no scaling.
         tie_embeddings: one matrix for input and output.
@@ -121,7 +120,7 @@ def rotary_module(config: Any) -> RotaryPositions:
     return RotaryPositions(head_width(config), *scheme)
 
 
-# --- The Hugging Face format ----------------------------------------------------------------------
+# --- The Hugging Face format --------------------------------------------------------------------
 
 
 # Supported types of `rope_scaling`: Hugging Face key -> argument of our class.

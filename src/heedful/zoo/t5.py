@@ -21,11 +21,10 @@ from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.relative import RelativePositionBias
 from heedful.parts.residual import PreNorm
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.hf_seq2seq import T5_FEEDFORWARDS, read_t5, t5_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import T5_FEEDFORWARDS, read_t5, t5_names
 
 
 @model_config
@@ -33,13 +32,14 @@ class Config:
     """The paper's sizes and choices; the defaults are version 1.0, small.
 
     Args:
-        src_vocab_size, tgt_vocab_size: equal, since source and target share a vocabulary.
+        src_vocab_size, tgt_vocab_size: entries of the vocabulary that source and target share.
         head_dim: width of a head; need not be d_model / num_heads.
         max_length: longest source and target, in tokens; a limit of heedful, not of the model.
-        dropout: on embeddings, outputs of sub-layers, attention weights, hidden units and final
-            states.
-        activation: of the feed-forward: relu in 1.0, geglu_tanh in 1.1.
-        num_buckets, max_distance: see `RelativePositionBias`.
+        dropout: dropout probability of embeddings, outputs of sub-layers, attention weights, hidden
+            units and final states.
+        activation: activation of the feed-forward: relu in 1.0, geglu_tanh in 1.1.
+        num_buckets: number of buckets of relative positions, see `RelativePositionBias`.
+        max_distance: distance in tokens from which on all positions share one bucket.
         tie_embeddings: one matrix for source, target and output, as in 1.0; false: one for source
             and target and one for the output, whose states are not scaled, as in 1.1.
     """

@@ -21,10 +21,9 @@ from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
 from heedful.parts.residual import PLACEMENTS, NormPlacement
 from heedful.parts.rotary import RotaryPositions
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import Tying, encoder_decoder
-from heedful.zoo.hf_vaswani2017 import export_as
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import vaswani2017_to_hf
 
 
 @model_config
@@ -32,18 +31,19 @@ class Config:
     """The paper's sizes and choices; the defaults are its base model.
 
     Args:
-        dropout: on outputs of sub-layers and on embeddings (sec. 5.4).
-        attention_dropout, activation_dropout: on the attention weights and on the hidden units of
-            the feed-forward; None: as `dropout`.
+        dropout: dropout probability of outputs of sub-layers and of embeddings (sec. 5.4).
+        attention_dropout: dropout probability of the attention weights; None: as `dropout`.
+        activation_dropout: dropout probability of the hidden units of the feed-forward; None: as
+            `dropout`.
         max_length: longest source and longest target, in tokens with EOS or BOS.
-        norm_placement: post norm(x + f(x)), pre x + f(norm(x)), output x + norm(f(x)).
+        norm_placement: position of the norm: post norm(x + f(x)), pre x + f(norm(x)), output
+            x + norm(f(x)).
         final_norm: a norm after each stack; None: for all placements but post.
         positions: tables that are added to the embeddings (sinusoidal, learned); rotary: rotation
             of queries and keys in self-attention (Su et al. 2021, "RoFormer"); or none.
         tie_embeddings: shared matrices: none; decoder: target and output; all: source, target and
             output.
         bias: biases in attention and feed-forward; the output matrix has none.
-        scale_embeddings: multiply them by √d_model.
     """
 
     src_vocab_size: int
@@ -119,5 +119,5 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-HF = Format[Any](export_as=export_as)
+HF = Format[Any](export_as=vaswani2017_to_hf)
 ARCHITECTURE = Architecture("vaswani2017", Config, build, SIZES, {"hf": HF})
