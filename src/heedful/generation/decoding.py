@@ -162,8 +162,9 @@ class Search:
         is_open: Sequence[bool] | None = None,
     ) -> Float[Tensor, "N V"]:
         """The model's values after each row under all rules; arguments as in `next_step`."""
-        generated = tokens[:, tokens.shape[1] - length :]
-        return self.rules(values, generated, self.sentences, is_open)
+        if self.request.rules:  # otherwise nothing reads them
+            tokens = tokens[:, tokens.shape[1] - length :]
+        return self.rules(values, tokens, self.sentences, is_open)
 
     def drop_done(self, is_open: Sequence[bool], at_once: bool = False) -> list[int] | None:
         """Remove sentences that are done, and their rows of the state.

@@ -152,7 +152,7 @@ class Sampler(Search):
     steps_per_read: int | None = None
     outputs: list[tuple[list[int], list[float]]] = field(default_factory=list, init=False)
     _ended: set[int] = field(default_factory=set, init=False)  # rows of the result
-    _reads_logits: bool = field(default=False, init=False)
+    _logit_state: LogitState | None = field(default=None, init=False)  # None: it is not read
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,8 +162,9 @@ class Sampler(Search):
         )
         # Except on a CPU a log-sum-exp takes more kernels than a log-softmax.
         is_faster = not self.scores or self.request.start.device.type == "cpu"
-        has_logits = isinstance(self.state, LogitState) and self.state.has_logits
-        self._reads_logits = needs_order_only and is_faster and has_logits
+        state = self.state if needs_order_only and is_faster else None
+        if isinstance(state, LogitState) and state.has_logits:
+            self._logit_state = state
 
     def __iter__(self) -> Iterator[SampledStep]:
         """Decode until every row has ended."""
@@ -176,8 +177,7 @@ class Sampler(Search):
         while self.sentences:
             limit = max(self.request.max_new_tokens[sentence] for sentence in self.sentences)
             with torch.no_grad():
-                tokens, values = self._run(tokens, length, min(count, limit - length), rows)
-                steps = values.tolist()
+                tokens, steps = self._run(tokens, length, min(count, limit - length), rows)
             for step in steps:
                 length += 1
                 yield self._read(length, rows, step)
@@ -194,20 +194,23 @@ class Sampler(Search):
 
     def _run(
         self, tokens: Int[Tensor, "N all"], length: int, count: int, rows: list[int]
-    ) -> tuple[Int[Tensor, "rows more"], Float[Tensor, "count values rows"]]:
+    ) -> tuple[Int[Tensor, "rows more"], list[list[list[int | float]]]]:
         """The rows after `count` steps in which the host does not wait for the device.
 
-        Also returns for each step and row the token, its log-probability, the largest under the
-        rules and the largest of the model. A value that is missing equals the one before it.
+        Also returns for each step four values of each row: the token, its log-probability, the
+        largest under the rules and the largest of the model. The last ones may be left out, if they
+        equal the one before.
         """
-        dtype = sum_dtype(tokens.device)
         numbers = self._random_numbers(count, rows, tokens.device)
-        is_open = [row not in self._ended for row in rows] if self._ended else None
+        is_open = None
+        if self._ended and self.request.rules:
+            is_open = [row not in self._ended for row in rows]
         values: list[Tensor] = []
         for step in range(length, length + count):
-            if self._reads_logits:
-                token, log_prob = self._greedy_from_logits(tokens, step, is_open)
-                values += [token.to(dtype), log_prob]
+            if self._logit_state is not None:
+                logits = self._logit_state.next_logits(tokens).float()
+                token, log_prob = self._choose_from_logits(logits, tokens, step, is_open)
+                values += [token, log_prob]
             else:
                 model_log_probs, log_probs = self.next_step(tokens, step, is_open)
                 if step == 0 and self.num_samples > 1:
@@ -220,41 +223,47 @@ class Sampler(Search):
                 best, token = first_largest(log_probs)
                 if numbers is not None:
                     token = inverse_cdf(log_probs, numbers[:, step - length])[:, None]
-                values += [token.to(dtype), model_log_probs.gather(1, token), best]
+                values += [token, model_log_probs.gather(1, token), best]
                 if self.rules.checks_model:
                     values.append(model_log_probs.amax(dim=1, keepdim=True))
             tokens = torch.cat([tokens, token], dim=1)
-        return tokens, torch.cat(values, dim=1).T.unflatten(0, (count, -1))
+        if count == 1:
+            return tokens, [[column.flatten().tolist() for column in values]]
+        dtype = sum_dtype(tokens.device)
+        table = torch.cat([column.to(dtype) for column in values], dim=1)  # read at once
+        return tokens, table.T.unflatten(0, (count, -1)).tolist()
 
-    def _greedy_from_logits(
-        self, tokens: Int[Tensor, "N all"], length: int, is_open: list[bool] | None
+    def _choose_from_logits(
+        self,
+        logits: Float[Tensor, "N V"],
+        tokens: Int[Tensor, "N all"],
+        length: int,
+        is_open: list[bool] | None,
     ) -> tuple[Int[Tensor, "N 1"], Float[Tensor, "N 1"]]:
         """The tokens of the largest allowed logits, and the model's log-probabilities of them.
 
         Without scores the logits are in place of the log-probabilities.
         """
-        assert isinstance(self.state, LogitState)
-        logits = self.state.next_logits(tokens).float()
         check_shape(logits, len(tokens), "next_logits")
         normalizer = logits.logsumexp(1, keepdim=True) if self.scores else 0.0
         largest, token = first_largest(self.under_rules(logits, tokens, length, is_open))
         return token, largest - normalizer
 
-    def _read(self, length: int, rows: list[int], values: list[list[float]]) -> SampledStep:
+    def _read(self, length: int, rows: list[int], values: list[list[int | float]]) -> SampledStep:
         """The new tokens of the open rows from the values of `_run`; some of the rows end."""
         step = SampledStep([], [], [], [], {})
         values = values + values[-1:] * (4 - len(values))
         for row, token, log_prob, best, largest in zip(rows, *values, strict=True):
             if row in self._ended:
                 continue
-            if self._reads_logits:  # bans give no NaN
-                check_not_nan(log_prob, length, "the model")
-            else:
+            if self._logit_state is None:
                 self.rules.check_not_nan(largest, best, length)
+            elif log_prob != log_prob:  # bans give no NaN
+                check_not_nan(log_prob, length, "the model")
             if best == -torch.inf:
                 step.ended[row] = "dead_end"
                 continue
-            if self._reads_logits and not self.scores:
+            if self._logit_state is not None and not self.scores:
                 log_prob = math.nan
             sentence, (ids, log_probs) = row // self.num_samples, self.outputs[row]
             ids.append(int(token))

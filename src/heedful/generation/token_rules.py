@@ -135,44 +135,40 @@ class BannedTokens:
     """
 
     tokens: Sequence[int | Sequence[int]]
-    # Sequences by their length without the last id.
-    _by_length: dict[int, list[tuple[int, ...]]] = field(init=False, repr=False, compare=False)
-    _largest: int = field(init=False, repr=False, compare=False)
+    single_ids: list[int] = field(init=False, repr=False, compare=False)
+    # Sequences of several ids, by their length without the last one.
+    sequences: dict[int, list[tuple[int, ...]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        by_length: dict[int, list[tuple[int, ...]]] = {}
+        single_ids: list[int] = []
+        sequences: dict[int, list[tuple[int, ...]]] = {}
         for ids in self.tokens:
             banned = (ids,) if isinstance(ids, int) else tuple(ids)
             if not banned:
                 raise UserError("a banned sequence is empty: give it at least one token id")
             if min(banned) < 0:
                 raise UserError(f"banned tokens contain {min(banned)}, which is no token id")
-            by_length.setdefault(len(banned) - 1, []).append(banned)
-        object.__setattr__(self, "_by_length", dict(sorted(by_length.items())))
-        largest = max((max(ids) for group in by_length.values() for ids in group), default=0)
-        object.__setattr__(self, "_largest", largest)
+            if len(banned) == 1:
+                single_ids.append(banned[0])
+            else:
+                sequences.setdefault(len(banned) - 1, []).append(banned)
+        object.__setattr__(self, "single_ids", single_ids)
+        object.__setattr__(self, "sequences", dict(sorted(sequences.items())))
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        check_vocabulary("banned", self._largest, log_probs)
-        for length, sequences in self._by_length.items():
+        if self.single_ids:
+            check_vocabulary("banned", max(self.single_ids), log_probs)
+            log_probs = log_probs if context.in_place else log_probs.clone()
+            log_probs.index_fill_(1, context.table(id(self), self.single_ids), -torch.inf)
+        history = context.history() if self.sequences else context.generated
+        for length, sequences in self.sequences.items():
+            check_vocabulary("banned", max(map(max, sequences)), log_probs)
             table = context.table((id(self), length), sequences)
-            if length == 0:
-                log_probs = log_probs if context.in_place else log_probs.clone()
-                log_probs.index_fill_(1, table[:, 0], -torch.inf)
-                continue
-            history = context.history()
             if length <= history.shape[1]:
                 ends = history[:, None, history.shape[1] - length :] == table[:, :-1]
                 last = table[:, -1].expand(len(history), -1)
                 log_probs = _forbid(log_probs, last, ends.all(dim=2))
         return log_probs
-
-    @property
-    def single_ids(self) -> list[int] | None:
-        """The ids that are forbidden at every position; None: there are sequences too."""
-        if self._by_length.keys() > {0}:
-            return None
-        return [token for (token,) in self._by_length.get(0, [])]
 
 
 @dataclass(frozen=True)
@@ -423,10 +419,9 @@ def single_bans(rules: Sequence[Rule]) -> list[int] | None:
     """The ids that rules forbid at every position; None: they do something else."""
     banned: list[int] = []
     for rule in rules:
-        ids = rule.single_ids if isinstance(rule, BannedTokens) else None
-        if ids is None:
+        if not isinstance(rule, BannedTokens) or rule.sequences:
             return None
-        banned += ids
+        banned += rule.single_ids
     return banned
 
 
