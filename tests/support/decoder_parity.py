@@ -108,7 +108,7 @@ class RotaryParityTests(DecoderParityTests):
         keys = self.case.ours | {"d_model": 32, "rope_layout": "interleaved"}
         keys |= {"attention_bias": bias} if "attention_bias" in fields else {}
         net, config = random_net(name, **keys)
-        with pytest.raises(UserError, match=r"rope_layout interleaved; .*rope\.to_layout"):
+        with pytest.raises(UserError, match=r"rope_layout interleaved; .*rotary\.to_layout"):
             net_to_hf(name, config, net)
         before = {name: weight.clone() for name, weight in net.named_parameters()}
         half, changed = to_layout(net, config, "half")

@@ -9,12 +9,12 @@ from architectures import config_of, tiny
 from heedful.parts.residual import SandwichNorm
 from heedful.zoo import architecture
 
-SMALL = {"d_model": 8, "num_heads": 2, "num_layers": 3, "vocab_size": 13, "max_length": 16}
-PAIR = {"src_vocab_size": 13, "tgt_vocab_size": 13, "d_model": 8, "num_heads": 4}
+SIZES = {"d_model": 8, "num_heads": 4, "num_kv_heads": 2, "num_layers": 3, "max_length": 16}
+SIZES |= dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size"), 13)
 
 
 def build(name, **keys):
-    return architecture(name).build(config_of(name, SMALL | PAIR, keys))
+    return architecture(name).build(config_of(name, SIZES, keys))
 
 
 def test_layers_share_positions_and_no_weights():

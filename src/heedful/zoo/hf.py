@@ -26,12 +26,6 @@ from heedful.zoo.saved import (
     uninitialized_net,
 )
 
-GENERATION_CONFIG = "generation_config.json"
-INDEX = "model.safetensors.index.json"
-
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-OTHER_FRAMEWORKS = {".h5": "from_tf", ".msgpack": "from_flax"}
-
 Keys = dict[str, Any]
 # Hugging Face name -> heedful name; of several for one heedful name, the first is written.
 ACTIVATIONS: dict[str, Activation] = {
@@ -191,6 +185,12 @@ def _annotated(config: type[Any]) -> dict[str, Hf]:
 
 
 # --- Directories --------------------------------------------------------------------------------
+
+
+GENERATION_CONFIG = "generation_config.json"
+INDEX = "model.safetensors.index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+OTHER_FRAMEWORKS = {".h5": "from_tf", ".msgpack": "from_flax"}
 
 
 @dataclass(frozen=True)
