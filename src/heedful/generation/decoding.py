@@ -13,7 +13,6 @@ from heedful.generation.request import (
     SearchRequest,
     State,
     check_largest,
-    sentences_to_keep,
 )
 from heedful.generation.rules import apply_rules, bans_are_final
 from heedful.generation.token_rules import Context
@@ -123,7 +122,7 @@ class RequestRules:
 class Search:
     """Base of the batched searches: a next-token function, its state, and the sentences to decode.
 
-    Every search chooses from the log-probabilities of `next_step`.
+    Every search chooses from the log-probabilities of `next_step`, or from logits `under_rules`.
 
     Attributes:
         sentences: indices of the sentences in the batch, without those that have left it.
@@ -170,17 +169,20 @@ class Search:
         """Remove sentences that are done, and their rows of the state.
 
         Returns the indices, in the batch, of the sentences that stay, from which the caller selects
-        its tensors; or None, and nothing is removed, while few sentences are done.
+        its tensors; or None, and nothing is removed, while less than an eighth is done: removing
+        sentences copies the state of the others.
 
         Args:
-            at_once: also remove a few.
+            at_once: do not wait for an eighth.
         """
-        keep = sentences_to_keep(is_open, at_once)
-        if keep is not None:
-            self.sentences = [self.sentences[index] for index in keep]
-            if self.state is not None and keep:
-                device = self.request.start.device
-                self.state.select(torch.tensor(keep, dtype=torch.long, device=device))
+        num_done = len(is_open) - sum(is_open)
+        if num_done < (1 if at_once else max(1, len(is_open) // 8)):
+            return None
+        keep = [index for index, open_ in enumerate(is_open) if open_]
+        self.sentences = [self.sentences[index] for index in keep]
+        if self.state is not None and keep:
+            device = self.request.start.device
+            self.state.select(torch.tensor(keep, dtype=torch.long, device=device))
         return keep
 
 

@@ -1,4 +1,4 @@
-"""The hypotheses of a beam search as tensors: the most probable tokens, back-pointers, the best.
+"""Hypotheses of a beam search as tensors, the best of them, and the largest entries of rows.
 
 A step extends the `w` open hypotheses of each of `R` beams to `P` entries: first the `w` that stay
 open, then those that end. A reference to a hypothesis is the index of its step times `P`, plus the

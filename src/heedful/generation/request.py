@@ -253,17 +253,3 @@ def check_not_nan(value: float, step: int, source: str) -> None:
     """Raise UserError for NaN."""
     if value != value:
         raise UserError(f"{source} gave NaN at step {step}: look for an overflow in it")
-
-
-def sentences_to_keep(is_open: Sequence[bool], at_once: bool = False) -> list[int] | None:
-    """The indices of the open sentences if others should leave the batch now, else None.
-
-    Removing sentences copies the state of the others, so they stay until an eighth is done.
-
-    Args:
-        at_once: do not wait for an eighth.
-    """
-    num_done = len(is_open) - sum(is_open)
-    if num_done < (1 if at_once else max(1, len(is_open) // 8)):
-        return None
-    return [sentence for sentence, open_ in enumerate(is_open) if open_]

@@ -1,4 +1,4 @@
-"""Shared by models with rotary positions: LLaMA's blocks, and keys and names of the HF format."""
+"""Shared by models with rotary positions: LLaMA's blocks, and their Hugging Face format."""
 
 import copy
 import math
