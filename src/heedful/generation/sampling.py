@@ -38,14 +38,13 @@ class SampledStep:
     """The new tokens of one step; entry i of each list belongs to one row.
 
     Attributes:
-        rows: indices of the rows in the result of `sample`.
-        sentences: the sentence of each row.
+        rows: indices of the rows in the result of `sample`: those of sentence s are
+            s * num_samples and the following.
         token_log_probs: the model's log-probabilities, before any rule.
         ended: the rows that end in this step, and why; a row at a dead end has no token.
     """
 
     rows: list[int]
-    sentences: list[int]
     tokens: list[int]
     token_log_probs: list[float]
     ended: dict[int, EndReason]
@@ -178,15 +177,15 @@ class Sampler(Search):
             limit = max(self.request.max_new_tokens[sentence] for sentence in self.sentences)
             with torch.no_grad():
                 tokens, steps = self._run(tokens, length, min(count, limit - length), rows)
+            num_ended = len(self._ended)
             for step in steps:
                 length += 1
                 yield self._read(length, rows, step)
-            if not self._ended:
+            if len(self._ended) == num_ended:
                 continue
-            has_open = [
-                any(row not in self._ended for row in rows[first : first + self.num_samples])
-                for first in range(0, len(rows), self.num_samples)
-            ]
+            is_open = [row not in self._ended for row in rows]
+            firsts = range(0, len(rows), self.num_samples)
+            has_open = [any(is_open[first : first + self.num_samples]) for first in firsts]
             keep = self.drop_done(has_open, at_once=needs_tokens or not any(has_open))
             if keep is not None:
                 tokens = tokens.unflatten(0, (-1, self.num_samples))[keep].flatten(0, 1)
@@ -251,9 +250,13 @@ class Sampler(Search):
 
     def _read(self, length: int, rows: list[int], values: list[list[int | float]]) -> SampledStep:
         """The new tokens of the open rows from the values of `_run`; some of the rows end."""
-        step = SampledStep([], [], [], [], {})
-        values = values + values[-1:] * (4 - len(values))
-        for row, token, log_prob, best, largest in zip(rows, *values, strict=True):
+        step = SampledStep([], [], [], {})
+        is_known = self.scores or self._logit_state is None
+        tokens, *others = values
+        columns = others + others[-1:] * (3 - len(others))
+        for row, token, log_prob, best, largest in zip(
+            rows, map(int, tokens), *columns, strict=True
+        ):
             if row in self._ended:
                 continue
             if self._logit_state is None:
@@ -263,16 +266,13 @@ class Sampler(Search):
             if best == -torch.inf:
                 step.ended[row] = "dead_end"
                 continue
-            if self._logit_state is not None and not self.scores:
-                log_prob = math.nan
-            sentence, (ids, log_probs) = row // self.num_samples, self.outputs[row]
-            ids.append(int(token))
-            log_probs.append(log_prob)
+            ids, log_probs = self.outputs[row]
+            ids.append(token)
+            log_probs.append(log_prob if is_known else math.nan)
             step.rows.append(row)
-            step.sentences.append(sentence)
-            step.tokens.append(int(token))
-            step.token_log_probs.append(log_prob)
-            reason = self.request.end_reason(sentence, ids, self.stop)
+            step.tokens.append(token)
+            step.token_log_probs.append(log_probs[-1])
+            reason = self.request.end_reason(row // self.num_samples, ids, self.stop)
             if reason is not None:
                 step.ended[row] = reason
         self._ended.update(step.ended)
