@@ -174,11 +174,11 @@ class BeamSearch(Search):
             largest = choice.largest
             of_model = model_log_probs.amax() if self.rules.checks_model else largest
             numbers = torch.stack([of_model, largest]), choice.tied[None], after.is_open
-            first, second, tied, *flags = torch.cat(numbers).tolist()
+            largest_of_model, largest_under_rules, tied, *flags = torch.cat(numbers).tolist()
             if self.stop == "optimal":
-                self.rules.check_rankable(first, second, after.length)
+                self.rules.check_rankable(largest_of_model, largest_under_rules, after.length)
             else:
-                self.rules.check_not_nan(first, second, after.length)
+                self.rules.check_not_nan(largest_of_model, largest_under_rules, after.length)
             if not tied:
                 break
         if self.observe is not None:
