@@ -12,7 +12,8 @@ from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import GenerationIds
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
-from heedful.zoo.hf import CONFIG, GENERATION_CONFIG, HfDirectory
+from heedful.zoo.hf import GENERATION_CONFIG, HfDirectory
+from heedful.zoo.saved import CONFIG
 
 # Defaults of the configuration classes in transformers, by model type.
 _CLASS_IDS: dict[str, dict[str, int]] = {

@@ -199,7 +199,7 @@ def key_descriptions(config: type[Any] | None) -> dict[str, str]:
 def _described_arguments(cls: type[Any]) -> dict[str, str]:
     """The entries of the section `Args:` of a docstring, as sentences in the words of a recipe."""
     section = (inspect.getdoc(cls) or "").partition("\nArgs:\n")[2].split("\n\n")[0]
-    descriptions = {}
+    descriptions: dict[str, str] = {}
     for entry in re.split(r"\n(?= {4}\S)", f"\n{section}")[1:]:
         names, _, text = " ".join(entry.split()).partition(": ")
         text = re.sub(r"\bNone\b", "null", text[:1].upper() + text[1:])
