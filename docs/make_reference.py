@@ -11,7 +11,7 @@ from heedful.cli.list_ import METRICS, SCHEDULES, TASKS, descriptions, recipes
 from heedful.config.descriptions import inline, type_name
 from heedful.task_keys import BUILT_IN
 from heedful.zoo import ARCHITECTURES, architecture
-from heedful.zoo.key_descriptions import DESCRIPTIONS
+from heedful.zoo.architectures import key_descriptions
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make docs` from the code. Do not edit. -->\n\n"
@@ -71,12 +71,12 @@ def _architecture(name: str) -> str:
     if "hf" in entry.formats:
         direction = "import and export" if read else "export"
         text += f"Hugging Face format: {direction}.\n\n"
-    hints = get_type_hints(entry.config)
+    hints, descriptions = get_type_hints(entry.config), key_descriptions(entry.config)
     text += "| key | type | default | description |\n|---|---|---|---|\n"
     for field in fields(entry.config):
         default = "needed" if field.default is MISSING else f"`{_value(field.default)}`"
         kind = type_name(hints[field.name]).replace("|", "or")
-        text += f"| `{field.name}` | {kind} | {default} | {DESCRIPTIONS[field.name]} |\n"
+        text += f"| `{field.name}` | {kind} | {default} | {_cell(descriptions[field.name])} |\n"
     return text
 
 

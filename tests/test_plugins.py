@@ -27,8 +27,7 @@ from heedful.run import train
 from heedful.tasks.scoring import make_evaluation
 from heedful.training.folder import MARKER, save_recipe
 from heedful.zoo import gpt2
-from heedful.zoo.hf_directory import write_hf_directory
-from heedful.zoo.hf_nets import net_to_hf
+from heedful.zoo.hf import net_to_hf, write_hf_directory
 
 PAGE = Path(heedful.__file__).parents[2] / "docs" / "plugins.md"
 RECIPE = {

@@ -19,8 +19,8 @@ from heedful.data.collate import Batch
 from heedful.plan import planner
 from heedful.plan.planner import PlanOptions, make_plan
 from heedful.recipe_files import load_recipe
+from heedful.zoo.architectures import meta_net
 from heedful.zoo.gpt2 import ARCHITECTURE
-from heedful.zoo.sizes import meta_net
 
 GPT = {
     "task": "language_modeling",

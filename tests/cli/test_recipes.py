@@ -3,7 +3,7 @@
 import json
 import re
 import runpy
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from heedful.tasks.noise import BartNoise, T5Noise
 from heedful.tasks.sft import SftSettings
 from heedful.tasks.translation import GeneratedPairs
 from heedful.zoo import ARCHITECTURES, architecture
-from heedful.zoo.key_descriptions import DESCRIPTIONS
+from heedful.zoo.architectures import key_descriptions
 
 NAMES = shipped_recipes()
 TASKS = {name: load_recipe(name).task for name in NAMES}
@@ -103,7 +103,9 @@ def test_every_key_has_a_description():
     described = {key.name: key.field for key in keys_of(Recipe)}
     for objective in (WindowSettings, SftSettings, Masking, T5Noise, BartNoise):
         described |= objective.model_fields
-    for text in [field.description for field in described.values()] + [*DESCRIPTIONS.values()]:
+    configs = [architecture(name).config for name in ARCHITECTURES]
+    of_models = [text for config in configs for text in key_descriptions(config).values()]
+    for text in [field.description for field in described.values()] + of_models:
         assert re.fullmatch(r"[A-Z].{12,}\.", text), text
 
 
@@ -394,15 +396,51 @@ def test_show_prints_each_key_of_the_model(commands, name):
     for field in fields(kind.config):
         line = re.search(rf"^  (# )?{field.name}:(.*)  # (.+)$", output, re.M)
         assert line, field.name
-        assert line[3].startswith(DESCRIPTIONS[field.name])
+        assert line[3].startswith(key_descriptions(kind.config)[field.name])
         assert (line[1] is None) == (field.name in keys)
         value = keys.get(field.name, sizes.get(field.name))
         assert value is None or yaml.safe_load(line[2]) == value
 
 
 def test_every_key_of_every_architecture_has_a_description():
-    names = {field.name for name in ARCHITECTURES for field in fields(architecture(name).config)}
-    assert {*DESCRIPTIONS} == names
+    configs = [architecture(name).config for name in ARCHITECTURES]
+    names = {config: {field.name for field in fields(config)} for config in configs}
+    assert {config: {*key_descriptions(config)} for config in configs} == names
+    assert key_descriptions(None).keys() <= set.union(*names.values())
+
+
+def test_a_description_is_that_of_the_nearest_class_in_the_words_of_a_recipe():
+    class Base:
+        """Keys.
+
+        Args:
+            d_ff, head_dim: width of something; None: as
+                `d_model`.
+            window: number of keys.
+        """
+
+    @dataclass
+    class Config(Base):
+        """More keys.
+
+        Args:
+            window: number of
+                tokens.
+
+        Raises:
+            nothing: at all.
+        """
+
+        d_model: int
+        d_ff: int
+        window: int
+        unknown: int
+
+    assert key_descriptions(Config) == {
+        "d_model": key_descriptions(None)["d_model"],
+        "d_ff": "Width of something; null: as `d_model`.",
+        "window": "Number of tokens.",
+    }
 
 
 def test_types_are_named_as_in_recipes():

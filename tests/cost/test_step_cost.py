@@ -30,7 +30,7 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.tokens import Tokens
 from heedful.training.step import TrainStep
 from heedful.zoo import architecture
-from heedful.zoo.sizes import meta_net
+from heedful.zoo.architectures import meta_net
 from products import ProductCounter
 
 LOSS = partial(batch_loss, label_smoothing=0.1)

@@ -39,7 +39,7 @@ from heedful.pipelines import (
 )
 from heedful.pipelines.hf_generation import generation_to_hf, read_options
 from heedful.run import train
-from heedful.zoo.hf_directory import HfDirectory
+from heedful.zoo.hf import HfDirectory
 from hf_parity import assert_same_net, changed, random_hf
 from parity_cases import CASES
 from seq2seq_parity import Seq2SeqCase
@@ -716,7 +716,7 @@ def test_a_broken_directory_is_refused_and_nothing_is_written(
 
 @pytest.mark.parametrize(
     "function",
-    ["zoo.hf_nets.uninitialized_net", "zoo.hf_nets.from_hf", "pipelines.hf_models.open_net"],
+    ["zoo.hf.uninitialized_net", "zoo.hf.from_hf", "pipelines.hf_models.open_net"],
 )
 def test_internal_errors_are_not_reported_as_a_damaged_directory(
     function: str, directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

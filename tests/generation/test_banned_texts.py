@@ -8,7 +8,7 @@ import torch
 
 from backend_models import model_of
 from heedful.errors import UserError
-from heedful.generation.banned_texts import BannedTexts
+from heedful.generation.token_rules import BannedTexts
 from tokenizer_kinds import KINDS, LINES, bert_like, byte_fallback, tokenizer_of
 
 BANNED = ["un", "r H", "ü", " u", "bunt"]
@@ -78,7 +78,7 @@ def test_wrong_banned_texts_are_refused() -> None:
 def test_ids_beyond_the_vocabulary_of_the_net_are_ignored() -> None:
     tokenizer = tokenizer_of("char")
     rule = BannedTexts(["u"], tokenizer.token_texts)
-    from heedful.generation.context import Context
+    from heedful.generation.token_rules import Context
 
     size = tokenizer.encode("u")[0]  # the net lacks this token
     context = Context([[]], torch.tensor([[4, 10_000]]), torch.tensor([0]))

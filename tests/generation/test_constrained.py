@@ -12,10 +12,9 @@ from torch import Tensor
 from backend_models import TEXTS, model_of
 from heedful.errors import UserError
 from heedful.generation.constrained import constrained_beam_search
-from heedful.generation.context import Context
-from heedful.generation.hypotheses import LengthScore
+from heedful.generation.outputs import LengthScore
 from heedful.generation.search import beam_search
-from heedful.generation.token_rules import PrefixFunction
+from heedful.generation.token_rules import Context, PrefixFunction
 from tables import (
     INF,
     Remembered,

@@ -1,6 +1,7 @@
 """Greedy decoding from logits returns what greedy search over log-probabilities returns."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -10,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation import Hypothesis, LengthScore, greedy_search
-from heedful.generation.greedy import greedy_from_logits
-from heedful.generation.request import SearchRequest
+from heedful.generation import Hypothesis, LengthScore, greedy_search, sample
+from heedful.generation.rules import PresencePenalty
 from heedful.generation.token_rules import BannedTokens
 from tables import from_rows, random_rows
 
@@ -23,6 +23,8 @@ SCORE = LengthScore("average", 0.7)
 class LogitTable:
     """A state whose logits are those of a table plus a constant; it checks the number of rows."""
 
+    has_logits = True
+
     def __init__(self, seed: int, start: list[list[int]], holes: float = 0.0) -> None:
         self.function = from_rows(random_rows(seed, SIZE, holes))
         self.prefixes = [list(ids[:-1]) for ids in start]
@@ -32,6 +34,7 @@ class LogitTable:
         assert len(tokens) == len(self.prefixes)
         for prefix, row in zip(self.prefixes, tokens.tolist(), strict=True):
             prefix.append(row[-1])
+        assert self.prefixes == tokens.tolist()
         return self.function(torch.tensor(self.prefixes)) + 3.0
 
     def reorder(self, parents: Tensor) -> None:
@@ -43,11 +46,14 @@ class LogitTable:
         self.prefixes = [self.prefixes[sentence] for sentence in sentences.tolist()]
 
 
+def never(prefixes: Tensor, state: LogitTable) -> Tensor:
+    raise AssertionError("greedy decoding under bans needs no log-probabilities")
+
+
 def decode(seed: int, start: list[list[int]], banned: list[int], **options: Any) -> Any:
-    holes, with_scores = options.pop("holes", 0.0), options.pop("with_scores", True)
-    request = SearchRequest.from_options(start, **options)
-    state = LogitTable(seed, start, holes)
-    return greedy_from_logits(state, request, banned, SCORE, with_scores=with_scores)
+    state = LogitTable(seed, start, options.pop("holes", 0.0))
+    rules = [BannedTokens(banned)]
+    return sample(never, start, seeds=None, state=state, rules=rules, score=SCORE, **options)
 
 
 def expected(seed: int, start: list[list[int]], banned: list[int], **options: Any) -> Any:
@@ -94,7 +100,7 @@ def test_outputs_equal_greedy_search(
 def test_without_scores_the_tokens_are_the_same_and_all_numbers_are_nan() -> None:
     options = {"eos_id": EOS, "max_new_tokens": 6}
     start = [[1], [2], [3]]
-    outputs = decode(5, start, [2], with_scores=False, **options)
+    outputs = decode(5, start, [2], scores=False, **options)
     reference = decode(5, start, [2], **options)
     assert [output.ids for output in outputs] == [output.ids for output in reference]
     for output in outputs:
@@ -121,13 +127,34 @@ def test_no_sentences_give_no_outputs() -> None:
 
 def test_nan_is_reported_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogitTable, "next_logits", lambda self, _: torch.full((1, SIZE), math.nan))
-    with pytest.raises(UserError, match="gave NaN at step 1"):
+    with pytest.raises(UserError, match="the model gave NaN at step 1"):
         decode(0, [[1]], [], eos_id=EOS, max_new_tokens=3)
 
 
 @pytest.mark.parametrize(
-    ("banned", "eos_id", "words"), [([SIZE], EOS, "banned token id 6"), ([], 7, "EOS token id 7")]
+    ("banned", "eos_id", "words"),
+    [([SIZE], EOS, "banned token id 6"), ([], 7, "token id 7 (prompt, EOS or forced)")],
 )
 def test_ids_outside_the_vocabulary_are_refused(banned: list[int], eos_id: int, words: str) -> None:
-    with pytest.raises(UserError, match=f"{words} is outside the vocabulary of 6"):
+    with pytest.raises(UserError, match=f"{re.escape(words)} is outside the vocabulary"):
         decode(0, [[1]], banned, eos_id=eos_id, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("options", [{"rules": [PresencePenalty(0.5)]}, {"force_eos": True}])
+def test_rules_that_read_or_change_log_probabilities_get_them(options: dict[str, Any]) -> None:
+    """Only bans apply to logits."""
+
+    class BothTable(LogitTable):
+        def next_log_probs(self, tokens: Tensor, state: LogitTable) -> Tensor:
+            return super().next_logits(tokens) - 3.0
+
+        def next_logits(self, tokens: Tensor) -> Tensor:
+            raise AssertionError("logits")
+
+    start = [[1], [2]]
+    options |= {"eos_id": EOS, "max_new_tokens": 4}
+    state = BothTable(3, start)
+    outputs = sample(state.next_log_probs, start, seeds=None, state=state, score=SCORE, **options)
+    reference = expected(3, start, [], **options)
+    assert [output.ids for output in outputs] == [output.ids for output in reference]
+    assert [output.score for output in outputs] == pytest.approx([o.score for o in reference])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.context import Context, Rule
 from heedful.generation.rules import (
     EpsilonCutoff,
     EtaCutoff,
@@ -34,10 +33,12 @@ from heedful.generation.rules import (
 from heedful.generation.token_rules import (
     BannedAtBegin,
     BannedTokens,
+    Context,
     ForcedTokens,
     NoRepeatNgram,
     NoSourceNgram,
     PrefixFunction,
+    Rule,
     SequenceBias,
 )
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation import beam_search, greedy_search
-from heedful.generation.hypotheses import LengthScore
+from heedful.generation.hypotheses import top_k
+from heedful.generation.outputs import LengthScore
 from heedful.generation.rules import PresencePenalty, Temperature
 from heedful.generation.token_rules import BannedTokens, PrefixFunction, SequenceBias
-from heedful.generation.topk import top_k
 from tables import (
     INF,
     Remembered,

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation import Hypothesis, beam_search, greedy_search, sample
-from heedful.generation.context import Context
 from heedful.generation.rules import RepetitionPenalty, Temperature, TopK, sampling_rules
-from heedful.generation.token_rules import BannedTokens, ForcedTokens, NoRepeatNgram
+from heedful.generation.token_rules import BannedTokens, Context, ForcedTokens, NoRepeatNgram
 from tables import Remembered, from_rows, from_table, parts_of, random_rows, remembering
 
 EOS, SIZE = 0, 7

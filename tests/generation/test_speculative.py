@@ -20,7 +20,6 @@ import tables
 from backend_models import TEXTS, model_of
 from chance import fits_outcomes
 from heedful.errors import UserError
-from heedful.generation.context import Context, Rule
 from heedful.generation.request import StopFunction
 from heedful.generation.rules import RepetitionPenalty, Temperature, TopK, TopP
 from heedful.generation.sampling import sample
@@ -32,7 +31,14 @@ from heedful.generation.speculative import (
     accept_or_resample,
     sample_token,
 )
-from heedful.generation.token_rules import BannedTokens, ForcedTokens, MinLength, NoRepeatNgram
+from heedful.generation.token_rules import (
+    BannedTokens,
+    Context,
+    ForcedTokens,
+    MinLength,
+    NoRepeatNgram,
+    Rule,
+)
 
 INF = math.inf
 BELOW_1 = math.nextafter(1.0, 0.0)  # the largest number that a generator returns

@@ -10,9 +10,8 @@ import torch
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo import architecture
-from heedful.zoo.hf_directory import read_hf_directory
-from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
-from heedful.zoo.rope import to_layout
+from heedful.zoo.hf import ImportedNet, net_from_hf, net_to_hf, read_hf_directory
+from heedful.zoo.rotary import to_layout
 from heedful.zoo.saved import make_config
 from hf_parity import (
     CLOSE,
@@ -109,7 +108,7 @@ class RotaryParityTests(DecoderParityTests):
         keys = self.case.ours | {"d_model": 32, "rope_layout": "interleaved"}
         keys |= {"attention_bias": bias} if "attention_bias" in fields else {}
         net, config = random_net(name, **keys)
-        with pytest.raises(UserError, match=r"rope_layout interleaved; .*rope\.to_layout"):
+        with pytest.raises(UserError, match=r"rope_layout interleaved; .*rotary\.to_layout"):
             net_to_hf(name, config, net)
         before = {name: weight.clone() for name, weight in net.named_parameters()}
         half, changed = to_layout(net, config, "half")

@@ -20,9 +20,16 @@ from heedful.parts.residual import ZeroCenteredRMSNorm
 from heedful.pipelines import parameter_count
 from heedful.zoo import architecture
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.hf import config_keys_from_hf, config_to_hf
-from heedful.zoo.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
-from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
+from heedful.zoo.hf import (
+    HfDirectory,
+    ImportedNet,
+    config_keys_from_hf,
+    config_to_hf,
+    net_from_hf,
+    net_to_hf,
+    read_hf_directory,
+    write_hf_directory,
+)
 from heedful.zoo.names import from_hf
 from heedful.zoo.saved import make_config
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.tokens import Tokens
-from heedful.zoo.hf_directory import HfDirectory
-from heedful.zoo.hf_nets import net_from_hf
+from heedful.zoo.hf import HfDirectory, net_from_hf
 from hf_parity import CLOSE, Case, ParityTests, by_key, imported, padded, random_rows
 
 SOURCE_LENGTHS = [7, 3, 11, 1]

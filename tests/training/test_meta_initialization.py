@@ -17,7 +17,7 @@ from commands import Commands
 from encoder_runs import recipe_of
 from heedful.training.tensors import whole_tensor
 from heedful.zoo import ARCHITECTURES, architecture
-from heedful.zoo.sizes import parameters_on_meta
+from heedful.zoo.architectures import parameters_on_meta
 from process_group import Case, run_group, train_all, write_case
 
 

@@ -16,7 +16,7 @@ from decoder_parity import (
 from heedful.errors import UserError
 from heedful.parts.positions import LinearScaling
 from heedful.parts.tokens import Tokens
-from heedful.zoo.hf_nets import net_to_hf
+from heedful.zoo.hf import net_to_hf
 from hf_parity import CLOSE, by_key, imported, millions, padded, random_rows, transformers
 
 LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}

@@ -5,7 +5,7 @@ import torch
 
 from decoder_parity import DecoderCase, DecoderParityTests, random_net
 from heedful.errors import UserError
-from heedful.zoo.hf_nets import net_to_hf
+from heedful.zoo.hf import net_to_hf
 from hf_parity import transformers
 
 GPT = DecoderCase(

@@ -7,8 +7,14 @@ import torch
 
 from decoder_parity import DecoderCase, DecoderParityTests, assert_same_logits, random_net
 from heedful.errors import UserError
-from heedful.zoo.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
-from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
+from heedful.zoo.hf import (
+    HfDirectory,
+    ImportedNet,
+    net_from_hf,
+    net_to_hf,
+    read_hf_directory,
+    write_hf_directory,
+)
 from hf_parity import assert_same_net, by_key, exported, millions, random_rows, transformers
 
 GPT2 = DecoderCase(

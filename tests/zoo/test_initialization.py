@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from heedful.errors import UserError
+from heedful.zoo.architectures import check_memory, host_memory
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import initialized_net, make_config, uninitialized_net
-from heedful.zoo.sizes import check_memory, host_memory
 from parity_cases import CASES
 
 
@@ -86,7 +86,7 @@ def test_the_memory_check_is_for_the_training_device(
     config = make_config("gpt2", STACK)
     weights = sum(tensor.numel() for tensor in weights_of(initialized_net("gpt2", config)).values())
     memory = {"host": 4 * weights if device == "cuda" else 16 * weights, "gpu": 16 * weights}
-    monkeypatch.setattr("heedful.zoo.sizes.host_memory", lambda: memory["host"])
+    monkeypatch.setattr("heedful.zoo.architectures.host_memory", lambda: memory["host"])
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (0, memory["gpu"]))
     check_memory("gpt2", config, torch.device(device))
     for kind in ("gpu", "host") if device == "cuda" else ("host",):

@@ -18,9 +18,8 @@ from decoder_parity import (
 )
 from heedful.errors import UserError
 from heedful.parts.positions import YarnScaling
-from heedful.zoo.hf_directory import read_hf_directory
-from heedful.zoo.hf_nets import ImportedNet, net_from_hf, net_to_hf
-from heedful.zoo.rope import rotary_module
+from heedful.zoo.hf import ImportedNet, net_from_hf, net_to_hf, read_hf_directory
+from heedful.zoo.rotary import rotary_module
 from heedful.zoo.saved import make_config
 from hf_parity import by_key, exported, random_rows, transformers
 

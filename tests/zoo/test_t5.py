@@ -12,8 +12,7 @@ from heedful.errors import UserError
 from heedful.parts.attention import Attention
 from heedful.parts.tokens import Tokens
 from heedful.zoo import t5
-from heedful.zoo.hf_directory import read_hf_directory, write_hf_directory
-from heedful.zoo.hf_nets import net_from_hf, net_to_hf
+from heedful.zoo.hf import net_from_hf, net_to_hf, read_hf_directory, write_hf_directory
 from hf_parity import (
     CLOSE,
     assert_round_trips,

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from heedful.data.decoding import TextDecoder
-from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.outputs import Hypothesis, LengthScore
 from heedful.options import Options, StopRule
 
 Capability = Literal["states", "logits", "target_scores"]

@@ -8,8 +8,7 @@ from pathlib import Path
 from heedful.errors import UserError
 from heedful.files import MODEL_FILES, in_hf_format, open_bytes, read_object, user_errors
 from heedful.pipelines.base import CONFIG
-from heedful.zoo.base_model import Base
-from heedful.zoo.saved import WEIGHTS
+from heedful.zoo.saved import WEIGHTS, Base
 
 Stamp = tuple[int, int, int]
 # Of the Hugging Face format alone.

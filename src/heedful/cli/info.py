@@ -82,7 +82,7 @@ def _base(path: Path) -> dict[str, str]:
     from heedful.files import read_object
     from heedful.pipelines.base import CONFIG
     from heedful.pipelines.nets import read_lora
-    from heedful.zoo.base_model import Base
+    from heedful.zoo.saved import Base
 
     content = read_object(path / CONFIG)
     base, lora = Base.read(content, path / CONFIG), read_lora(content, path / CONFIG)

@@ -11,8 +11,7 @@ from heedful.config.descriptions import inline, type_name
 from heedful.nested_keys import keys_of
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
-from heedful.zoo.architectures import Architecture
-from heedful.zoo.key_descriptions import DESCRIPTIONS
+from heedful.zoo.architectures import Architecture, key_descriptions
 
 _COMMENT = 34  # column
 
@@ -68,8 +67,9 @@ def _model_lines(recipe: Recipe, task: Task) -> Iterator[str]:
         else "Published size.",
         **(_config_notes(kind) if kind else {}),
     }
+    common = key_descriptions(None)
     for key, value in keys.items():
-        yield _line(f"  {key}: {inline(value)}", notes.get(key) or DESCRIPTIONS.get(key, ""))
+        yield _line(f"  {key}: {inline(value)}", notes.get(key) or common.get(key, ""))
     if kind is not None:
         from_task = task.model_keys(None, str(name))
         unset = {"architecture": name, "size": size, **_config_values(kind, size), **from_task}
@@ -87,8 +87,9 @@ def _config_values(kind: Architecture, size: object) -> Mapping[str, Any]:
 
 
 def _config_notes(kind: Architecture) -> dict[str, str]:
+    descriptions = key_descriptions(kind.config)
     return {
-        field.name: _note(DESCRIPTIONS.get(field.name, ""), type_name(field.type), field.default)
+        field.name: _note(descriptions.get(field.name, ""), type_name(field.type), field.default)
         for field in fields(kind.config)
     }
 

@@ -141,13 +141,13 @@ def _recipe_key(name: str) -> str | None:
     """The dotted name of the recipe's key with this last part, if there is exactly one."""
     from heedful.config import Recipe
     from heedful.nested_keys import keys_of
-    from heedful.zoo.key_descriptions import DESCRIPTIONS
+    from heedful.zoo import ARCHITECTURES, architecture
 
     keys = [
         key.name
         for key in keys_of(Recipe)
         if key.name.rpartition(".")[2] == name and not key.is_section
     ]
-    if not keys and name in DESCRIPTIONS:
+    if not keys and any(architecture(kind).has_key(name) for kind in ARCHITECTURES):
         return f"model.{name}"
     return keys[0] if len(keys) == 1 else None

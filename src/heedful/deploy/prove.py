@@ -11,7 +11,7 @@ from heedful import extras
 from heedful.backends.base import Backend
 from heedful.errors import UserError
 from heedful.evaluation.metrics import corpus_scores, metric_problem
-from heedful.generation.hypotheses import Hypothesis
+from heedful.generation.outputs import Hypothesis
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.batching import by_length
 from heedful.pipelines.encoders import Classifier

@@ -37,9 +37,7 @@ from heedful.pipelines.hf_generation import generation_to_hf
 from heedful.pipelines.hf_models import HF_SIDES, PROBLEMS, TOKENIZER_CONFIG, model_from_hf
 from heedful.training.folder import is_run
 from heedful.training.run_report import RecordedRun
-from heedful.zoo.hf import labels_to_hf
-from heedful.zoo.hf_directory import write_hf_directory
-from heedful.zoo.hf_nets import hf_format, net_to_hf
+from heedful.zoo.hf import hf_format, labels_to_hf, net_to_hf, write_hf_directory
 
 OnNotice = Callable[[str], None]
 

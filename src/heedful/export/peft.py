@@ -27,9 +27,8 @@ from heedful.pipelines import (
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.nets import load_net, read_lora
 from heedful.zoo.architectures import Format
-from heedful.zoo.base_model import Base
 from heedful.zoo.names import Names, Slot, abbreviate_names, hf_slots, tied_names
-from heedful.zoo.saved import load_tensors, save_tensors
+from heedful.zoo.saved import Base, load_tensors, save_tensors
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

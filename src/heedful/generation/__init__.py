@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from heedful.lazy import lazily
 
 if TYPE_CHECKING:
-    from heedful.generation.hypotheses import Hypothesis, LengthScore
+    from heedful.generation.outputs import Hypothesis, LengthScore
     from heedful.generation.sampling import sample, sample_steps
     from heedful.generation.search import beam_search, greedy_search
 
@@ -24,7 +24,7 @@ if not TYPE_CHECKING:
     __getattr__ = lazily(
         __name__,
         {
-            "hypotheses": ("Hypothesis", "LengthScore"),
+            "outputs": ("Hypothesis", "LengthScore"),
             "sampling": ("sample", "sample_steps"),
             "search": ("beam_search", "greedy_search"),
         },

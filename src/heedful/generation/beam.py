@@ -1,10 +1,10 @@
 """Beam search on tensors of fixed shape; `heedful.generation.search.beam_search` documents it.
 
-Each of `B` sentences has one beam of `w` hypotheses (in `heedful.generation.diverse` one for each
-group): `R` beams in all, whose `w` rows are adjacent. A hypothesis is open until it ends, and a
-beam is open until its stop rule holds. The host reads from the device once a step, or twice in a
-search for phrases (`heedful.generation.constrained`). Sentences without an open beam leave the
-batch some at a time.
+Each of `B` sentences has one beam of `w` hypotheses (one for each group in `DiverseBeamSearch` of
+`heedful.generation.search`): `R` beams in all, whose `w` rows are adjacent. A hypothesis is open
+until it ends, and a beam is open until its stop rule holds. The host reads from the device once a
+step, or twice in a search for phrases (`heedful.generation.constrained`). Sentences without an open
+beam leave the batch some at a time.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from heedful.generation.back_pointers import BackPointers, BestFinished, Extensions
 from heedful.generation.decoding import Search
-from heedful.generation.hypotheses import Failure, Hypothesis, LengthScore
-from heedful.generation.state import sum_dtype
-from heedful.generation.topk import top_k
+from heedful.generation.hypotheses import BackPointers, BestFinished, Extensions, sum_dtype, top_k
+from heedful.generation.outputs import Failure, Hypothesis, LengthScore
 
 Stop = Literal["optimal", "beam_full", "heuristic"]
 Penalties = Callable[[], Float[Tensor, "N"]]
@@ -174,13 +172,13 @@ class BeamSearch(Search):
             choice = self.choose(beams, self._by_beam(beams, log_probs), exact)
             after = self.advance(beams, choice)
             largest = choice.largest
-            of_model = model_log_probs.amax() if self.step.checks_model else largest
+            of_model = model_log_probs.amax() if self.rules.checks_model else largest
             numbers = torch.stack([of_model, largest]), choice.tied[None], after.is_open
-            first, second, tied, *flags = torch.cat(numbers).tolist()
+            largest_of_model, largest_under_rules, tied, *flags = torch.cat(numbers).tolist()
             if self.stop == "optimal":
-                self.step.check_rankable(first, second, after.length)
+                self.rules.check_rankable(largest_of_model, largest_under_rules, after.length)
             else:
-                self.step.check_not_nan(first, second, after.length)
+                self.rules.check_not_nan(largest_of_model, largest_under_rules, after.length)
             if not tied:
                 break
         if self.observe is not None:

@@ -11,12 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.back_pointers import Extensions
 from heedful.generation.beam import Beams, BeamSearch, Choice
-from heedful.generation.hypotheses import Failure, Hypothesis, LengthScore, Normalization
-from heedful.generation.request import SearchRequest, Starts
-from heedful.generation.state import NextLogProbs, State
-from heedful.generation.topk import top_k
+from heedful.generation.hypotheses import Extensions, top_k
+from heedful.generation.outputs import Failure, Hypothesis, LengthScore, Normalization
+from heedful.generation.request import NextLogProbs, SearchRequest, Starts, State
 
 Phrases = Sequence[Sequence[int]]
 

@@ -1,4 +1,4 @@
-"""The decoding step that all searches share: log-probabilities under the rules of a request."""
+"""What all searches share: log-probabilities under the rules of a request, and the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,10 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.context import Context
-from heedful.generation.request import SearchRequest
+from heedful.generation.request import (
+    NextLogProbs,
+    SearchRequest,
+    State,
+    check_largest,
+)
 from heedful.generation.rules import apply_rules, bans_are_final
-from heedful.generation.state import NextLogProbs, State, check_largest, sentences_to_keep
+from heedful.generation.token_rules import Context
 
 _NO_POSITIVE = (
     "the stop rule optimal has no bound for values above 0, so use no negative penalty and no bias "
@@ -20,8 +24,8 @@ _NO_POSITIVE = (
 
 
 @dataclass
-class DecodingStep:
-    """Applies the rules of a request to next-token log-probabilities, and checks both.
+class RequestRules:
+    """The rules of a request, applied to next-token log-probabilities, and checks of both.
 
     Attributes:
         source: the name of the model in errors.
@@ -118,7 +122,7 @@ class DecodingStep:
 class Search:
     """Base of the batched searches: a next-token function, its state, and the sentences to decode.
 
-    Every search chooses from the log-probabilities of `next_step`.
+    Every search chooses from the log-probabilities of `next_step`, or from logits `under_rules`.
 
     Attributes:
         sentences: indices of the sentences in the batch, without those that have left it.
@@ -128,11 +132,11 @@ class Search:
     state: State | None
     request: SearchRequest
     sentences: list[int] = field(init=False)
-    step: DecodingStep = field(init=False)
+    rules: RequestRules = field(init=False)
 
     def __post_init__(self) -> None:
         self.sentences = list(range(self.request.batch))
-        self.step = DecodingStep(self.request, can_overwrite=self.state is not None)
+        self.rules = RequestRules(self.request, can_overwrite=self.state is not None)
 
     def next_step(
         self, tokens: Int[Tensor, "N all"], length: int, is_open: Sequence[bool] | None = None
@@ -142,29 +146,43 @@ class Search:
         Args:
             tokens: rows of start and new tokens; the rows of each sentence are adjacent.
             length: the number of new tokens.
-            is_open: see `DecodingStep`.
+            is_open: see `RequestRules`.
         """
         arguments = (tokens,) if self.state is None else (tokens, self.state)
         model_log_probs: Tensor = self.next_log_probs(*arguments)
         check_shape(model_log_probs, len(tokens))
-        generated = tokens[:, tokens.shape[1] - length :]
-        return model_log_probs, self.step(model_log_probs, generated, self.sentences, is_open)
+        return model_log_probs, self.under_rules(model_log_probs, tokens, length, is_open)
+
+    def under_rules(
+        self,
+        values: Float[Tensor, "N V"],
+        tokens: Int[Tensor, "N all"],
+        length: int,
+        is_open: Sequence[bool] | None = None,
+    ) -> Float[Tensor, "N V"]:
+        """The model's values after each row under all rules; arguments as in `next_step`."""
+        if self.request.rules:  # otherwise nothing reads them
+            tokens = tokens[:, tokens.shape[1] - length :]
+        return self.rules(values, tokens, self.sentences, is_open)
 
     def drop_done(self, is_open: Sequence[bool], at_once: bool = False) -> list[int] | None:
         """Remove sentences that are done, and their rows of the state.
 
         Returns the indices, in the batch, of the sentences that stay, from which the caller selects
-        its tensors; or None, and nothing is removed, while few sentences are done.
+        its tensors; or None, and nothing is removed, while less than an eighth is done: removing
+        sentences copies the state of the others.
 
         Args:
-            at_once: also remove a few.
+            at_once: do not wait for an eighth.
         """
-        keep = sentences_to_keep(is_open, at_once)
-        if keep is not None:
-            self.sentences = [self.sentences[index] for index in keep]
-            if self.state is not None and keep:
-                device = self.request.start.device
-                self.state.select(torch.tensor(keep, dtype=torch.long, device=device))
+        num_done = len(is_open) - sum(is_open)
+        if num_done < (1 if at_once else max(1, len(is_open) // 8)):
+            return None
+        keep = [index for index, open_ in enumerate(is_open) if open_]
+        self.sentences = [self.sentences[index] for index in keep]
+        if self.state is not None and keep:
+            device = self.request.start.device
+            self.state.select(torch.tensor(keep, dtype=torch.long, device=device))
         return keep
 
 

@@ -1,17 +1,16 @@
-"""The request of a search, checked: start tokens, length limits, EOS ids and rules."""
+"""What a search gets: start tokens, limits, EOS ids and rules, checked; the next-token function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.context import Rule
-from heedful.generation.hypotheses import Hypothesis
-from heedful.generation.token_rules import ForcedTokens, MinLength, NoRepeatNgram
+from heedful.generation.outputs import Hypothesis
+from heedful.generation.token_rules import ForcedTokens, MinLength, NoRepeatNgram, Rule
 
 Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
 PerSentence = int | Sequence[int] | Int[Tensor, "B"]
@@ -197,3 +196,60 @@ def _ids_per_sentence(
     if len(rows) != batch:
         raise UserError(f"{name} has {len(rows)} {noun} for {batch} sentences")
     return [[int(token) for token in tokens] for tokens in rows]
+
+
+# --- The next-token function --------------------------------------------------------------------
+
+
+NextLogProbs = Callable[..., Float[Tensor, "N V"]]
+"""`f(prefixes (N, t)) -> (N, V)`, or `f(prefixes, state) -> (N, V)` for a search with a state.
+
+With a state the search may overwrite the tensor that it returns.
+"""
+
+ROUNDING = 1e-3  # how far above 0 a log-probability may lie by rounding in 16-bit formats
+LOG_SOFTMAX = "log-probabilities are at most 0, so use log_softmax of the logits"
+
+
+@runtime_checkable
+class State(Protocol):
+    """Data that a next-token function keeps between calls, for example a cache.
+
+    Each of `B` sentences has equally many rows, which are adjacent: one at the first call, then
+    one for each of its `W` hypotheses or samples.
+    """
+
+    def reorder(self, parents: Int[Tensor, "B W"]) -> None:
+        """Row w of sentence b continues the row `parents[b, w]` of that sentence."""
+
+    def select(self, sentences: Int[Tensor, "M"]) -> None:
+        """Keep only these sentences, in this order."""
+
+
+@runtime_checkable
+class LogitState(State, Protocol):
+    """A `State` that can return logits, for searches that need no normalized values.
+
+    Attributes:
+        has_logits: `next_logits` can be called.
+    """
+
+    has_logits: bool
+
+    def next_logits(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N V"]:
+        """Logits after each row, in memory that the caller may write to."""
+
+
+def check_largest(
+    largest: float, step: int, source: str = "next_log_probs", advice: str = LOG_SOFTMAX
+) -> None:
+    """Raise UserError if the largest value of a step, which NaN is, is no log-probability."""
+    check_not_nan(largest, step, source)
+    if largest > ROUNDING:
+        raise UserError(f"{source} gave {largest:.4g} at step {step}: {advice}")
+
+
+def check_not_nan(value: float, step: int, source: str) -> None:
+    """Raise UserError for NaN."""
+    if value != value:
+        raise UserError(f"{source} gave NaN at step {step}: look for an overflow in it")

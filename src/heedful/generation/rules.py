@@ -13,20 +13,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.banned_texts import BannedTexts
-from heedful.generation.context import Context, Rule
-from heedful.generation.state import sum_dtype
+from heedful.generation.hypotheses import in_top_k, sum_dtype
 from heedful.generation.token_rules import (
+    BANS,
     BannedAtBegin,
     BannedTokens,
+    Context,
     ForcedTokens,
-    MinLength,
     NoRepeatNgram,
     NoSourceNgram,
     PrefixFunction,
+    Rule,
     SequenceBias,
 )
-from heedful.generation.topk import in_top_k
 from heedful.option_ranges import FINITE, RANGES
 from heedful.options import TEMPERATURES
 
@@ -270,7 +269,7 @@ class FrequencyPenalty(_NumberRule, option="frequency_penalty"):
         return log_probs - self.value * _counts(context.generated, log_probs)
 
 
-# --- Rules of several numbers, or of none ---------------------------------------------------------
+# --- Rules of several numbers, or of none -------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -342,10 +341,7 @@ _OFF_AT_0 = (
     "epsilon_cutoff",
     "eta_cutoff",
 )
-_BANS_ARE_FINAL = (
-    *(_NumberRule, NoRepeatNgram, NoSourceNgram, BannedTokens, BannedAtBegin, MinLength),
-    *(BannedTexts, PrefixFunction, SequenceBias, ExponentialDecay, Renormalize),
-)
+_BANS_ARE_FINAL = (*BANS, _NumberRule, SequenceBias, ExponentialDecay, Renormalize)
 
 
 # --- Helpers ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ The device chooses the tokens. The host finds the rows that have ended when it r
 after each step on a CPU, and after several steps on a device that it would have to wait for.
 """
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.decoding import Search
-from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.request import EndReason, SearchRequest, Starts, StopFunction
-from heedful.generation.state import NextLogProbs, State, sum_dtype
-from heedful.generation.token_rules import PrefixFunction
-from heedful.generation.topk import first_largest
+from heedful.generation.decoding import Search, check_shape
+from heedful.generation.hypotheses import first_largest, sum_dtype
+from heedful.generation.outputs import Hypothesis, LengthScore
+from heedful.generation.request import (
+    EndReason,
+    LogitState,
+    NextLogProbs,
+    SearchRequest,
+    Starts,
+    State,
+    StopFunction,
+    check_not_nan,
+)
+from heedful.generation.token_rules import BANS, PrefixFunction
 
 STEPS_PER_READ = 8  # on a device that the host would have to wait for
 
@@ -29,14 +38,13 @@ class SampledStep:
     """The new tokens of one step; entry i of each list belongs to one row.
 
     Attributes:
-        rows: indices of the rows in the result of `sample`.
-        sentences: the sentence of each row.
+        rows: indices of the rows in the result of `sample`: those of sentence s are
+            s * num_samples and the following.
         token_log_probs: the model's log-probabilities, before any rule.
         ended: the rows that end in this step, and why; a row at a dead end has no token.
     """
 
     rows: list[int]
-    sentences: list[int]
     tokens: list[int]
     token_log_probs: list[float]
     ended: dict[int, EndReason]
@@ -60,19 +68,14 @@ def sample(
     """
     on_done, size = options.pop("on_done", None), options.get("num_samples", 1)
     length_score = score or LengthScore()
-    outputs: dict[int, tuple[list[int], list[float]]] = {}
+    sampler = sample_steps(next_log_probs, start, **options)
     hypotheses: dict[int, Hypothesis] = {}
-    for step in sample_steps(next_log_probs, start, **options):
-        for row, token, value in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
-            ids, log_probs = outputs.setdefault(row, ([], []))
-            ids.append(token)
-            log_probs.append(value)
+    for step in sampler:
         for row, reason in step.ended.items():
-            output = outputs.get(row, ([], []))
             finished, failure = reason in ("eos", "stop"), None
             if reason == "dead_end":
                 failure = reason
-            hypotheses[row] = length_score.hypothesis(*output, finished, failure)
+            hypotheses[row] = length_score.hypothesis(*sampler.outputs[row], finished, failure)
         for sentence in dict.fromkeys(row // size for row in step.ended) if on_done else ():
             rows = range(sentence * size, (sentence + 1) * size)
             if all(row in hypotheses for row in rows):
@@ -88,9 +91,10 @@ def sample_steps(
     num_samples: int = 1,
     stop: StopFunction | None = None,
     state: State | None = None,
+    scores: bool = True,
     steps_per_read: int | None = None,
     **options: Any,
-) -> Iterator[SampledStep]:
+) -> "Sampler":
     """The tokens of `sample`, step by step, for output that is shown while it is generated.
 
     Each row has a generator and takes one number of it for each token, by inverse transform
@@ -108,7 +112,10 @@ def sample_steps(
         seeds: one for each sentence, 0 or more. None: greedy decoding, which takes the most
             probable token under the rules, of equal ones the lowest id.
         stop: called after each token other than EOS; where it returns True the row is finished.
-        state: passed to `next_log_probs`, and reordered and selected between two calls.
+        state: passed to `next_log_probs`, and reordered and selected between two calls. Greedy
+            decoding under rules that only forbid tokens (`BANS`) calls `next_logits` of a
+            `LogitState` in its place, and normalizes nothing but the scores.
+        scores: False: log-probabilities may be NaN, where they would have to be computed.
         steps_per_read: steps after which the host reads the tokens. None: 1 without a state, on a
             CPU, or with a function that needs the tokens (`stop`, `PrefixFunction`); otherwise
             `STEPS_PER_READ`.
@@ -125,44 +132,60 @@ def sample_steps(
     if seeds is None and num_samples > 1:
         raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
     generators = None if seeds is None else generators_of(seeds, request.batch, num_samples)
-    settings = generators, num_samples, stop, steps_per_read
-    return Sampler(next_log_probs, state, request, *settings).steps()
+    settings = generators, num_samples, stop, scores, steps_per_read
+    return Sampler(next_log_probs, state, request, *settings)
 
 
 @dataclass
 class Sampler(Search):
-    """The loop of `sample_steps`; without generators it decodes greedily."""
+    """The loop of `sample_steps`; without generators it decodes greedily.
+
+    Attributes:
+        outputs: for each row of the result its new tokens and their log-probabilities, so far.
+    """
 
     generators: list[random.Random] | None = None
     num_samples: int = 1
     stop: StopFunction | None = None
+    scores: bool = True
     steps_per_read: int | None = None
-    _ids: list[list[int]] = field(default_factory=list, init=False)  # of each row of the result
+    outputs: list[tuple[list[int], list[float]]] = field(default_factory=list, init=False)
     _ended: set[int] = field(default_factory=set, init=False)  # rows of the result
+    _logit_state: LogitState | None = field(default=None, init=False)  # None: it is not read
 
-    def steps(self) -> Iterator[SampledStep]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.outputs = [([], []) for _ in self._rows_of(self.sentences)]
+        needs_order_only = self.generators is None and all(
+            isinstance(rule, BANS) for rule in self.request.rules
+        )
+        # Except on a CPU a log-sum-exp takes more kernels than a log-softmax.
+        is_faster = not self.scores or self.request.start.device.type == "cpu"
+        state = self.state if needs_order_only and is_faster else None
+        if isinstance(state, LogitState) and state.has_logits:
+            self._logit_state = state
+
+    def __iter__(self) -> Iterator[SampledStep]:
         """Decode until every row has ended."""
         needs_tokens = any(isinstance(rule, PrefixFunction) for rule in self.request.rules)
         reads_each = needs_tokens or self.stop is not None or self.state is None
         reads_each = reads_each or self.request.start.device.type == "cpu"
         count = self.steps_per_read or (1 if reads_each else STEPS_PER_READ)
         rows = self._rows_of(self.sentences)
-        self._ids = [[] for _ in rows]
         tokens, length = self.request.start, 0
         while self.sentences:
             limit = max(self.request.max_new_tokens[sentence] for sentence in self.sentences)
             with torch.no_grad():
-                tokens, values = self._run(tokens, length, min(count, limit - length), rows)
-                steps = values.tolist()
+                tokens, steps = self._run(tokens, length, min(count, limit - length), rows)
+            num_ended = len(self._ended)
             for step in steps:
                 length += 1
                 yield self._read(length, rows, step)
-            if not self._ended:
+            if len(self._ended) == num_ended:
                 continue
-            has_open = [
-                any(row not in self._ended for row in rows[first : first + self.num_samples])
-                for first in range(0, len(rows), self.num_samples)
-            ]
+            is_open = [row not in self._ended for row in rows]
+            firsts = range(0, len(rows), self.num_samples)
+            has_open = [any(is_open[first : first + self.num_samples]) for first in firsts]
             keep = self.drop_done(has_open, at_once=needs_tokens or not any(has_open))
             if keep is not None:
                 tokens = tokens.unflatten(0, (-1, self.num_samples))[keep].flatten(0, 1)
@@ -170,50 +193,86 @@ class Sampler(Search):
 
     def _run(
         self, tokens: Int[Tensor, "N all"], length: int, count: int, rows: list[int]
-    ) -> tuple[Int[Tensor, "rows more"], Float[Tensor, "count 4 rows"]]:
+    ) -> tuple[Int[Tensor, "rows more"], list[list[list[int | float]]]]:
         """The rows after `count` steps in which the host does not wait for the device.
 
-        Also returns four values for each step and row: the token, its log-probability, the largest
-        log-probability of the model and the largest under the rules.
+        Also returns for each step four values of each row: the token, its log-probability, the
+        largest under the rules and the largest of the model. The last ones may be left out, if they
+        equal the one before.
         """
-        device, dtype = tokens.device, sum_dtype(tokens.device)
-        numbers = self._random_numbers(count, rows, device)
-        is_open = [row not in self._ended for row in rows] if self._ended else None
-        values = []
-        for step in range(count):
-            model_log_probs, log_probs = self.next_step(tokens, length + step, is_open)
-            if length + step == 0 and self.num_samples > 1:
-                tokens, model_log_probs, log_probs = (
-                    of_sentences.repeat_interleave(self.num_samples, dim=0)
-                    for of_sentences in (tokens, model_log_probs, log_probs)
-                )
-                if self.state is not None:
-                    self.state.reorder(tokens.new_zeros(len(self.sentences), self.num_samples))
-            best, token = first_largest(log_probs)
-            if numbers is not None:
-                token = inverse_cdf(log_probs, numbers[:, step])[:, None]
-            largest = model_log_probs.amax(dim=1, keepdim=True) if self.step.checks_model else best
-            values += [token.to(dtype), model_log_probs.gather(1, token), largest, best]
+        numbers = self._random_numbers(count, rows, tokens.device)
+        is_open = None
+        if self._ended and self.request.rules:
+            is_open = [row not in self._ended for row in rows]
+        values: list[Tensor] = []
+        for step in range(length, length + count):
+            if self._logit_state is not None:
+                logits = self._logit_state.next_logits(tokens).float()
+                token, log_prob = self._choose_from_logits(logits, tokens, step, is_open)
+                values += [token, log_prob]
+            else:
+                model_log_probs, log_probs = self.next_step(tokens, step, is_open)
+                if step == 0 and self.num_samples > 1:
+                    tokens, model_log_probs, log_probs = (
+                        of_sentences.repeat_interleave(self.num_samples, dim=0)
+                        for of_sentences in (tokens, model_log_probs, log_probs)
+                    )
+                    if self.state is not None:
+                        self.state.reorder(tokens.new_zeros(len(self.sentences), self.num_samples))
+                best, token = first_largest(log_probs)
+                if numbers is not None:
+                    token = inverse_cdf(log_probs, numbers[:, step - length])[:, None]
+                values += [token, model_log_probs.gather(1, token), best]
+                if self.rules.checks_model:
+                    values.append(model_log_probs.amax(dim=1, keepdim=True))
             tokens = torch.cat([tokens, token], dim=1)
-        return tokens, torch.cat(values, dim=1).T.unflatten(0, (count, 4))
+        if count == 1:
+            return tokens, [[column.flatten().tolist() for column in values]]
+        dtype = sum_dtype(tokens.device)
+        table = torch.cat([column.to(dtype) for column in values], dim=1)  # read at once
+        return tokens, table.T.unflatten(0, (count, -1)).tolist()
 
-    def _read(self, length: int, rows: list[int], values: list[list[float]]) -> SampledStep:
+    def _choose_from_logits(
+        self,
+        logits: Float[Tensor, "N V"],
+        tokens: Int[Tensor, "N all"],
+        length: int,
+        is_open: list[bool] | None,
+    ) -> tuple[Int[Tensor, "N 1"], Float[Tensor, "N 1"]]:
+        """The tokens of the largest allowed logits, and the model's log-probabilities of them.
+
+        Without scores the logits are in place of the log-probabilities.
+        """
+        check_shape(logits, len(tokens), "next_logits")
+        normalizer = logits.logsumexp(1, keepdim=True) if self.scores else 0.0
+        largest, token = first_largest(self.under_rules(logits, tokens, length, is_open))
+        return token, largest - normalizer
+
+    def _read(self, length: int, rows: list[int], values: list[list[int | float]]) -> SampledStep:
         """The new tokens of the open rows from the values of `_run`; some of the rows end."""
-        step = SampledStep([], [], [], [], {})
-        for row, token, log_prob, largest, best in zip(rows, *values, strict=True):
+        step = SampledStep([], [], [], {})
+        is_known = self.scores or self._logit_state is None
+        tokens, *others = values
+        columns = others + others[-1:] * (3 - len(others))
+        for row, token, log_prob, best, largest in zip(
+            rows, map(int, tokens), *columns, strict=True
+        ):
             if row in self._ended:
                 continue
-            self.step.check_not_nan(largest, best, length)
+            if self._logit_state is None:
+                self.rules.check_not_nan(largest, best, length)
+            elif log_prob != log_prob:  # bans give no NaN
+                check_not_nan(log_prob, length, "the model")
             if best == -torch.inf:
                 step.ended[row] = "dead_end"
                 continue
-            sentence, ids = row // self.num_samples, self._ids[row]
-            ids.append(int(token))
+            ids, log_probs = self.outputs[row]
+            ids.append(token)
+            log_probs.append(log_prob if is_known else math.nan)
             step.rows.append(row)
-            step.sentences.append(sentence)
-            step.tokens.append(int(token))
-            step.token_log_probs.append(log_prob)
-            reason = self.request.end_reason(sentence, ids, self.stop)
+            step.tokens.append(token)
+            step.token_log_probs.append(log_probs[-1])
+            reason = self.request.end_reason(row // self.num_samples, ids, self.stop)
             if reason is not None:
                 step.ended[row] = reason
         self._ended.update(step.ended)

@@ -20,10 +20,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heedful.errors import UserError
-from heedful.generation.decoding import DecodingStep, check_shape
-from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.request import SearchRequest, StopFunction
-from heedful.generation.state import check_largest
+from heedful.generation.decoding import RequestRules, check_shape
+from heedful.generation.outputs import Hypothesis, LengthScore
+from heedful.generation.request import SearchRequest, StopFunction, check_largest
 
 _MAX_NGRAM = 3  # tokens that `PromptLookup` compares
 
@@ -105,8 +104,8 @@ class Speculation:
         self._greedy, self._uniform = seed is None, random.Random(seed or 0).random
         largest = max(*self._prompt, self._request.largest_id)
         request = replace(self._request, largest_id=largest)
-        self._target_step = DecodingStep(request, "the target")
-        self._draft_step = DecodingStep(request, "the draft")
+        self._target_rules = RequestRules(request, "the target")
+        self._draft_rules = RequestRules(request, "the draft")
         self._vocab_size: int | None = None
         self.num_target_calls = self.num_proposed = self.num_accepted = 0
         self.ids: list[int] = []
@@ -138,7 +137,7 @@ class Speculation:
         self.num_proposed += len(proposals)
         self._vocab_size = rows.shape[1]
         for row, proposal in zip(rows, [*proposals, None], strict=True):
-            log_probs = self._under_rules(self._target_step, row, self.ids)
+            log_probs = self._under_rules(self._target_rules, row, self.ids)
             best = log_probs.max().item()  # NaN where any is NaN
             if math.isnan(best):
                 raise UserError(f"a rule gave NaN at step {len(self.ids) + 1}")
@@ -176,7 +175,7 @@ class Speculation:
                     f"the draft has a vocabulary of {len(row)} tokens and the target one of "
                     f"{self._vocab_size}: they must share one"
                 )
-            row = self._under_rules(self._draft_step, row, ids)
+            row = self._under_rules(self._draft_rules, row, ids)
             # The rules may forbid all tokens of a draft with few (NaN, if they normalize): then
             # there is no proposal.
             if not row.max().item() > -math.inf:
@@ -189,10 +188,10 @@ class Speculation:
         return proposals
 
     def _under_rules(
-        self, step: DecodingStep, row: Float[Tensor, "V"], ids: list[int]
+        self, rules: RequestRules, row: Float[Tensor, "V"], ids: list[int]
     ) -> Float[Tensor, "V"]:
         """The log-probabilities of the token after the new tokens `ids` under the rules."""
-        return step(row[None], torch.tensor([ids], dtype=torch.long, device=row.device), [0])[0]
+        return rules(row[None], torch.tensor([ids], dtype=torch.long, device=row.device), [0])[0]
 
     def _probs(self, row: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
         """The distribution to sample from: the normalized row; for greedy decoding, its argmax.

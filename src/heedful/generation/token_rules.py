@@ -1,19 +1,86 @@
-"""Logit rules of single tokens and sequences: bans, biases and forced tokens.
+"""Logit rules: their type, the context that they can read, and the rules of tokens and texts.
 
-Only `PrefixFunction`, which calls a function on the host, waits for the device.
+These are bans, biases and forced tokens. Only `PrefixFunction` and `BannedTexts`, which work on the
+host, wait for the device.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+from heedful.data.token_texts import TokenTexts
 from heedful.errors import UserError, describe
-from heedful.generation.context import Context, Rule
+
+
+@dataclass(frozen=True)
+class Context:
+    """The state of a search for its rules: `N` rows of `B` sentences with `t` new tokens each.
+
+    Attributes:
+        prompts: the prompt tokens of each sentence, without padding; may be empty lists.
+        generated: the new tokens of each row.
+        sentence: the sentence of each row.
+        memory: tensors that a rule computes once; kept for the whole search.
+        model_log_probs: the log-probabilities before any rule; None: the argument of the rule.
+        is_open: False for rows that have ended, as far as the host knows; None: all are open.
+        in_place: rules may write to their argument.
+        sources: ids of each sentence that the output is made from: the encoder's input; None: the
+            prompts.
+        eos_ids: ids that end an output.
+    """
+
+    prompts: list[list[int]]
+    generated: Int[Tensor, "N t"]
+    sentence: Int[Tensor, "N"]
+    memory: dict[object, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    model_log_probs: Float[Tensor, "N V"] | None = None
+    is_open: Sequence[bool] | None = None
+    in_place: bool = False
+    sources: list[list[int]] | None = None
+    eos_ids: Sequence[int] = ()
+
+    @property
+    def length(self) -> int:
+        """The number of new tokens of each row."""
+        return self.generated.shape[1]
+
+    def table(self, key: object, numbers: Sequence[Any]) -> Num[Tensor, "..."]:
+        """Constant numbers as a tensor on the device of the search, kept by `key`."""
+        if key not in self.memory:
+            self.memory[key] = torch.tensor(numbers, device=self.generated.device)
+        return self.memory[key]
+
+    def history(self) -> Int[Tensor, "N all"]:
+        """Prompt and new tokens of each row, padded with -1 on the left."""
+        prompts = self._padded("prompts", self.prompts)[self.sentence]
+        return torch.cat([prompts, self.generated], dim=1)
+
+    def source_ids(self) -> Int[Tensor, "N s"]:
+        """The source of each row, padded with -1 on the left."""
+        rows = self.prompts if self.sources is None else self.sources
+        return self._padded("sources", rows)[self.sentence]
+
+    def _padded(self, key: str, rows: list[list[int]]) -> Int[Tensor, "B s"]:
+        """Ids of each sentence, padded with -1 on the left; kept for the whole search."""
+        if key not in self.memory:
+            width = max(map(len, rows), default=0)
+            padded = [[-1] * (width - len(ids)) + list(ids) for ids in rows]
+            table = torch.tensor(padded, dtype=torch.long, device=self.generated.device)
+            self.memory[key] = table.view(len(padded), width)
+        return self.memory[key]
+
+
+Rule = Callable[[Float[Tensor, "N V"], Context], Float[Tensor, "N V"]]
+"""`rule(log_probs, context)` returns new log-probabilities; -inf forbids a token.
+
+A rule must not write to its argument unless `context.in_place`. Its result need not sum to 1; a
+rule that needs probabilities normalizes its argument.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,34 +135,40 @@ class BannedTokens:
     """
 
     tokens: Sequence[int | Sequence[int]]
+    single_ids: list[int] = field(init=False, repr=False, compare=False)
+    # Sequences of several ids, by their length without the last one.
+    sequences: dict[int, list[tuple[int, ...]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for banned in self._sequences():
+        single_ids: list[int] = []
+        sequences: dict[int, list[tuple[int, ...]]] = {}
+        for ids in self.tokens:
+            banned = (ids,) if isinstance(ids, int) else tuple(ids)
             if not banned:
                 raise UserError("a banned sequence is empty: give it at least one token id")
             if min(banned) < 0:
                 raise UserError(f"banned tokens contain {min(banned)}, which is no token id")
+            if len(banned) == 1:
+                single_ids.append(banned[0])
+            else:
+                sequences.setdefault(len(banned) - 1, []).append(banned)
+        object.__setattr__(self, "single_ids", single_ids)
+        object.__setattr__(self, "sequences", dict(sorted(sequences.items())))
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        by_length: dict[int, list[tuple[int, ...]]] = {}
-        for banned in self._sequences():
-            check_vocabulary("banned", max(banned), log_probs)
-            by_length.setdefault(len(banned) - 1, []).append(banned)
-        for length, sequences in sorted(by_length.items()):
+        if self.single_ids:
+            check_vocabulary("banned", max(self.single_ids), log_probs)
+            log_probs = log_probs if context.in_place else log_probs.clone()
+            log_probs.index_fill_(1, context.table(id(self), self.single_ids), -torch.inf)
+        history = context.history() if self.sequences else context.generated
+        for length, sequences in self.sequences.items():
+            check_vocabulary("banned", max(map(max, sequences)), log_probs)
             table = context.table((id(self), length), sequences)
-            if length == 0:
-                log_probs = log_probs if context.in_place else log_probs.clone()
-                log_probs.index_fill_(1, table[:, 0], -torch.inf)
-                continue
-            history = context.history()
             if length <= history.shape[1]:
                 ends = history[:, None, history.shape[1] - length :] == table[:, :-1]
                 last = table[:, -1].expand(len(history), -1)
                 log_probs = _forbid(log_probs, last, ends.all(dim=2))
         return log_probs
-
-    def _sequences(self) -> list[tuple[int, ...]]:
-        return [(ids,) if isinstance(ids, int) else tuple(ids) for ids in self.tokens]
 
 
 @dataclass(frozen=True)
@@ -155,20 +228,6 @@ class SequenceBias:
             values = values.to(log_probs.dtype).expand(len(history), -1)
             added.index_add_(1, table[:, -1], values.masked_fill(~ends.all(dim=2), 0.0))
         return log_probs + added
-
-
-def single_bans(rules: Sequence[Rule]) -> list[int] | None:
-    """The ids that rules forbid at every position; None: they do something else."""
-    banned: list[int] = []
-    for rule in rules:
-        if not isinstance(rule, BannedTokens):
-            return None
-        for token in rule.tokens:
-            ids = [token] if isinstance(token, int) else token
-            if len(ids) != 1:
-                return None
-            banned.append(ids[0])
-    return banned
 
 
 @dataclass(frozen=True)
@@ -279,6 +338,91 @@ class PrefixFunction:
             check_vocabulary("allowed", max(next_ids), log_probs)
             allowed[row, next_ids] = True
         return log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class BannedTexts:
+    """Forbids each token with which the decoded new tokens would contain a banned text.
+
+    A text is found anywhere, also inside a word. A token completes it if it has all of it, or if
+    the text so far ends in a beginning of it and the token begins with the rest. Only the last
+    bytes of the text so far count, so that the ids for each possible rest are found once.
+
+    Args:
+        texts: that are banned.
+        tokens: what each token adds to a text.
+    """
+
+    texts: Sequence[str]
+    tokens: TokenTexts
+    _banned: tuple[bytes, ...] = field(init=False, repr=False)
+    _completing: dict[frozenset[bytes] | None, list[int]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if not all(self.texts):
+            raise UserError("a banned text is empty: give it at least one character")
+        object.__setattr__(self, "_banned", tuple(text.encode() for text in self.texts))
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        size = log_probs.shape[1]
+        forbidden = torch.zeros_like(log_probs, dtype=torch.bool, device="cpu")
+        for row, ids in enumerate(context.generated.tolist()):
+            if context.is_open is not None and not context.is_open[row]:
+                continue
+            forbidden[row, [token for token in self.completing(ids) if token < size]] = True
+        return log_probs.masked_fill(forbidden.to(log_probs.device), -torch.inf)
+
+    def completing(self, ids: Sequence[int]) -> list[int]:
+        """The tokens that complete a banned text after these new tokens."""
+        tail = self._tail(ids)
+        rests = None
+        if tail is not None:
+            rests = frozenset(
+                text[size:]
+                for text in self._banned
+                for size in range(1, len(text))
+                if tail.endswith(text[:size])
+            )
+        found = self._completing.get(rests)
+        if found is None:
+            found = self.tokens.containing(self._banned, at_start=rests is None)
+            for rest in rests or ():
+                found += self.tokens.beginning_with(rest)
+            self._completing[rests] = found
+        return found
+
+    def _tail(self, ids: Sequence[int]) -> bytes | None:
+        """The last bytes of the text of ids, enough for each banned text; None: there is none."""
+        later = self.tokens.later
+        # Special tokens are not decoded, and neither are ids that the tokenizer lacks.
+        ids = [token for token in ids if 0 <= token < len(later) and later[token]]
+        if not ids:
+            return None
+        longest, tail = max(map(len, self._banned), default=0), b""
+        for token in reversed(ids[1:]):
+            tail = later[token] + tail
+            if len(tail) >= longest:
+                return tail
+        return self.tokens.first[ids[0]] + tail
+
+
+BANS = (
+    *(NoRepeatNgram, NoSourceNgram, BannedTokens, BannedAtBegin, BannedTexts, MinLength),
+    PrefixFunction,
+)
+"""Rules that forbid tokens and keep all other values, so that they apply to logits too."""
+
+
+def single_bans(rules: Sequence[Rule]) -> list[int] | None:
+    """The ids that rules forbid at every position; None: they do something else."""
+    banned: list[int] = []
+    for rule in rules:
+        if not isinstance(rule, BannedTokens) or rule.sequences:
+            return None
+        banned += rule.single_ids
+    return banned
 
 
 def _forbid(

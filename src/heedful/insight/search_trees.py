@@ -13,9 +13,9 @@ from heedful.backends.base import GenerationRequest
 from heedful.backends.torch.searching import Searcher, stop_function
 from heedful.errors import UserError
 from heedful.generation.beam import Beams, Choice
-from heedful.generation.context import Context, Rule
 from heedful.generation.sampling import sample_steps
 from heedful.generation.search import beam_search
+from heedful.generation.token_rules import Context, Rule
 from heedful.insight.plots import new_figure, plain
 from heedful.insight.reading import Text, evaluating, pieces
 from heedful.pipelines.base import SavedModel

@@ -19,8 +19,8 @@ from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
 from heedful.pipelines.nets import kind_of, open_net
 from heedful.pipelines.translation import Translator
+from heedful.zoo.architectures import meta_net
 from heedful.zoo.names import weights_of
-from heedful.zoo.sizes import meta_net
 
 _TASKS = {
     "Translator": "translation",

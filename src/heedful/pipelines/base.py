@@ -27,7 +27,7 @@ from heedful.pipelines.pooling import Pooling, check_pooling, find_prompt, pool
 
 if TYPE_CHECKING:
     from heedful.models.adapters import LoRA
-    from heedful.zoo.base_model import Base
+    from heedful.zoo.saved import Base
 
 CONFIG = "config.json"
 NUM_WARNINGS = 10  # of texts that are left out, and of outputs with a failure
@@ -380,9 +380,8 @@ class SavedModel:
             UserError: as `save`, before anything is written.
         """
         from heedful.models.adapters import without_factors
-        from heedful.zoo.base_model import Base, check_frozen
         from heedful.zoo.names import trainable, weights_of
-        from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
+        from heedful.zoo.saved import WEIGHTS, Base, check_frozen, check_parameters, save_tensors
 
         weights = weights_of(self.net)  # which opens the net, and so its Config
         plain, entry = without_factors(self.net, weights), None

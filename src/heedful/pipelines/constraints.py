@@ -28,7 +28,7 @@ def prefix_ids(prefix: str, tokenizer: Tokenizer) -> list[int]:
 
 def banned_texts(texts: list[str], tokenizer: Tokenizer) -> Any:
     """The rule that keeps texts out of outputs."""
-    from heedful.generation.banned_texts import BannedTexts
+    from heedful.generation.token_rules import BannedTexts
 
     tokenizer.encode_batch(texts)  # refuses lone surrogates
     return BannedTexts(texts, tokenizer.token_texts)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.generation.hypotheses import Failure, Hypothesis
-from heedful.generation.stopping import cut
+from heedful.generation.outputs import Failure, Hypothesis, cut
 
 FAILURES: Mapping[Failure, str] = {
     "dead_end": "the constraints allow no token that continues the output, which ends there",

@@ -5,14 +5,15 @@ from typing import Any, TypeGuard
 
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.generation.hypotheses import LengthScore
+from heedful.generation.outputs import LengthScore
 from heedful.generation.rules import RULES_BY_OPTION, sampling_rules
 from heedful.options import SAMPLING_OPTIONS, Options
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import GenerationIds
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
-from heedful.zoo.hf_directory import CONFIG, GENERATION_CONFIG, HfDirectory
+from heedful.zoo.hf import GENERATION_CONFIG, HfDirectory
+from heedful.zoo.saved import CONFIG
 
 # Defaults of the configuration classes in transformers, by model type.
 _CLASS_IDS: dict[str, dict[str, int]] = {

@@ -20,13 +20,15 @@ from heedful.pipelines.nets import kind_of, open_net
 from heedful.pipelines.pooling import read_pooling
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
-from heedful.zoo.hf_directory import (
+from heedful.zoo.hf import (
     HfDirectory,
+    ImportedNet,
+    architecture_of,
     json_user_errors,
+    net_from_hf,
     read_hf_config,
     read_hf_directory,
 )
-from heedful.zoo.hf_nets import ImportedNet, architecture_of, net_from_hf
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HF_SIDES = {"src": "source", "tgt": "target"}

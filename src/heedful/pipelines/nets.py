@@ -22,11 +22,11 @@ from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import ModelMetadata
 from heedful.pipelines.translation import Translator
-from heedful.zoo.base_model import Base
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import (
     LOCK,
     WEIGHTS,
+    Base,
     load_tensors,
     make_config,
     read_step,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest, Settings, own_stop_rule
 from heedful.errors import UserError, describe
-from heedful.generation.hypotheses import Failure, Hypothesis
+from heedful.generation.outputs import Failure, Hypothesis
 from heedful.options import Options
 from heedful.pipelines.base import NUM_WARNINGS, SavedModel, Texts
 from heedful.pipelines.batching import by_length, split_among

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from heedful.data.decoding import GrowingText, TextDecoder
-from heedful.generation.stopping import check_stop_strings, first_stop
+from heedful.generation.outputs import check_stop_strings, first_stop
 
 
 class TextPieces:

@@ -45,7 +45,7 @@ from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.rdrop import RDropLoss
 from heedful.training.precision import resolve_precision
 from heedful.training.step import LossFunction, TrainStep
-from heedful.zoo.sizes import host_memory
+from heedful.zoo.architectures import host_memory
 
 GPUS_PER_MACHINE = 8
 _USED_MEMORY = 0.8  # share of the memory for steps that are taken to measure their time

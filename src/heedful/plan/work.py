@@ -29,7 +29,7 @@ from heedful.tasks.run_data import RunData
 from heedful.tasks.start import checked_task, prepare_data
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
-from heedful.zoo.sizes import meta_net
+from heedful.zoo.architectures import meta_net
 
 _AUTO_VOCABULARY = 8_000  # of `tokenizer.vocab_size: auto`
 _SAMPLED_BATCHES = 32  # of an epoch, whose FLOPs and tokens are counted

@@ -31,10 +31,9 @@ from heedful.tasks.init_from import VOCABULARIES
 from heedful.tasks.run_data import InheritedParts, RunData
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
-from heedful.zoo.base_model import Base
+from heedful.zoo.architectures import parameters_on_meta
 from heedful.zoo.names import set_weights, trainable, weights_of
-from heedful.zoo.saved import initialized_net, make_config
-from heedful.zoo.sizes import parameters_on_meta
+from heedful.zoo.saved import Base, initialized_net, make_config
 
 
 def inherited_parts(

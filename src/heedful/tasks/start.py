@@ -41,7 +41,7 @@ from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.folder import MARKER, facts_of_run
 from heedful.training.schedules import make_schedule
 from heedful.training.step import LossFunction
-from heedful.zoo.base_model import Base
+from heedful.zoo.saved import Base
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from heedful.models.stack import Stack
 from heedful.parts.positions import RelativePositionBias
 from heedful.processes import Processes
 from heedful.training.step import TrainStep
-from heedful.zoo.sizes import host_memory
+from heedful.zoo.architectures import host_memory
 
 
 class TrainedNet:

@@ -11,22 +11,22 @@ The bias of the logits comes from the Hugging Face format, where it is zero in t
 it is not counted above.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.feedforward import Activation
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.init import normal
 from heedful.parts.positions import LearnedTable
-from heedful.parts.residual import PostNorm
-from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, encoder_decoder, two_stacks
+from heedful.parts.residual import PostNorm, Residual
+from heedful.zoo.architectures import Architecture, Format, model_config
+from heedful.zoo.build import encoder_decoder
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import BART_DEFAULTS, BART_FIXED, bart_names
 from heedful.zoo.names import Names
 
 OFFSET = 2  # unused rows of the position tables before that of the first token
@@ -37,13 +37,13 @@ class Config:
     """The paper's sizes and choices; the defaults are its smaller model.
 
     Args:
-        src_vocab_size, tgt_vocab_size: equal, since source and target share a vocabulary.
-        num_heads, d_ff: of both stacks, or of the encoder only.
-        num_decoder_heads, decoder_d_ff: of the decoder; None: as in the encoder.
+        src_vocab_size, tgt_vocab_size: entries of the vocabulary that source and target share.
+        num_heads: attention heads per layer, in both stacks or in the encoder only.
+        num_decoder_heads: attention heads per layer of the decoder; None: as in the encoder.
+        d_ff: width of the hidden units of the feed-forward, in both stacks or in the encoder only.
+        decoder_d_ff: width of the hidden units of the decoder's feed-forward; None: as in the
+            encoder.
         max_length: longest source and longest target, in tokens.
-        dropout: on embeddings and on outputs of sub-layers.
-        attention_dropout, activation_dropout: on attention weights and on hidden units.
-        scale_embeddings: multiply them by √d_model.
     """
 
     src_vocab_size: Annotated[int, Hf("vocab_size")] = 50265
@@ -70,34 +70,46 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def decoder_block(config: Config, block: BlockSpec) -> BlockSpec:
-    """The encoder's block with the heads and the feed-forward width of the decoder."""
-    heads, d_ff = config.num_decoder_heads, config.decoder_d_ff
-    return replace(
-        block,
-        attention=replace(block.attention, num_heads=heads or block.attention.num_heads),
-        feedforward=replace(block.feedforward, d_ff=d_ff or block.feedforward.d_ff),
-    )
-
-
 def build(config: Config) -> EncoderDecoder:
     """A new model with weights N(0, 0.02²) from torch's random generator."""
-    block = BlockSpec(
-        PostNorm,
-        nn.LayerNorm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation, dropout=config.activation_dropout),
-        dropout=config.dropout,
-    )
     return encoder_decoder(
         config,
-        *two_stacks(config, block, decoder_block=decoder_block(config, block)),
+        *stacks(config, PostNorm),
         tie="all",
         scale_embeddings=config.scale_embeddings,
         positions=partial(LearnedTable, offset=OFFSET),
         bias=True,
         norm=nn.LayerNorm,
         initializer=normal(0.02),
+    )
+
+
+def stacks(
+    config: Config, placement: type[Residual], *, final_norm: bool = False
+) -> tuple[Stack, Stack]:
+    """Encoder and decoder of BART, Marian and PEGASUS."""
+    width, norm = config.d_model, partial(nn.LayerNorm, config.d_model)
+    residual = partial(placement, dropout=config.dropout)
+
+    def stack(num_layers: int, num_heads: int, d_ff: int, *, cross: bool) -> Stack:
+        blocks = (block(num_heads, d_ff, cross=cross) for _ in range(num_layers))
+        return Stack(blocks, norm() if final_norm else None)
+
+    def block(num_heads: int, d_ff: int, *, cross: bool) -> Block:
+        options: Any = {"dropout": config.attention_dropout}
+        memory = CrossAttention(width, num_heads, **options) if cross else None
+        feedforward = FeedForward(width, d_ff, config.activation, dropout=config.activation_dropout)
+        return Block(
+            residual(Attention(width, num_heads, **options), norm()),
+            None if memory is None else residual(memory, norm()),
+            residual(feedforward, norm()),
+        )
+
+    heads, d_ff = config.num_heads, config.d_ff
+    own_heads, own_d_ff = config.num_decoder_heads or heads, config.decoder_d_ff or d_ff
+    return (
+        stack(config.num_encoder_layers, heads, d_ff, cross=False),
+        stack(config.num_decoder_layers, own_heads, own_d_ff, cross=True),
     )
 
 
@@ -109,7 +121,7 @@ def hf_names(config: Config) -> Names:
 HF = HfConfig(
     model_type="bart",
     classes={"BartForConditionalGeneration": {}, "BartModel": {}},
-    fixed=FIXED | {"tie_word_embeddings": True, "normalize_embedding": True},
-    defaults=DEFAULTS,
+    fixed=BART_FIXED | {"tie_word_embeddings": True, "normalize_embedding": True},
+    defaults=BART_DEFAULTS,
 )
 ARCHITECTURE = Architecture("bart", Config, build, SIZES, {"hf": Format(HF, hf_names)})

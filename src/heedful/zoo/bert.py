@@ -12,14 +12,21 @@ from typing import Annotated, Any, Literal
 from torch import Tensor, nn
 
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.feedforward import Activation
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.init import normal
 from heedful.parts.residual import PostNorm
-from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_only
+from heedful.zoo.architectures import Architecture, Format, model_config
+from heedful.zoo.build import encoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.hf_encoders import FIXED, HF_LAYER, encoder_classes, encoder_names, output_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import (
+    BERT_FIXED,
+    BERT_LAYER,
+    encoder_classes,
+    encoder_names,
+    output_names,
+)
 from heedful.zoo.names import Names
 
 Head = Literal["mlm", "classify", "none"]
@@ -30,14 +37,14 @@ class Config:
     """The paper's sizes and choices; the defaults are its base model.
 
     Args:
-        head: mlm: logits of the token at each position (sec. 3.1, task 1); classify: class logits
-            of the text, from the state of its first token (fig. 4, a and b); none: the states.
+        head: the output: mlm, logits of the token at each position (sec. 3.1, task 1); classify,
+            class logits of the text, from the state of its first token (fig. 4, a and b); none, the
+            states.
         num_labels: number of classes, for the head classify.
         max_length: longest text, or pair of texts, in tokens.
         type_vocab_size: number of token types.
-        dropout: on embeddings and on outputs of sub-layers.
-        attention_dropout: on the attention weights.
-        classifier_dropout: before the linear layer of the classes; None: as `dropout`.
+        classifier_dropout: dropout probability before the linear layer of the classes; None: as
+            `dropout`.
         tie_embeddings: one matrix for input and output, for the head mlm.
     """
 
@@ -73,18 +80,26 @@ def build(config: Config) -> EncoderOnly:
 
     As in the authors' code, weights are N(0, 0.02²), truncated at two standard deviations.
     """
-    norm = partial(nn.LayerNorm, eps=config.norm_eps)
-    block = BlockSpec(
-        PostNorm,
-        norm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation),
-        dropout=config.dropout,
-    )
-    encoder = StackSpec(config.d_model, [block] * config.num_layers)
     return encoder_only(
-        config, encoder, norm=norm, num_types=config.type_vocab_size, initializer=_truncated_normal
+        config,
+        encoder(config),
+        norm=partial(nn.LayerNorm, eps=config.norm_eps),
+        num_types=config.type_vocab_size,
+        initializer=_truncated_normal,
     )
+
+
+def encoder(config: Config) -> Stack:
+    """The blocks of BERT and RoBERTa."""
+    width, residual = config.d_model, partial(PostNorm, dropout=config.dropout)
+    norm = partial(nn.LayerNorm, width, eps=config.norm_eps)
+
+    def block() -> Block:
+        attention = Attention(width, config.num_heads, dropout=config.attention_dropout)
+        feedforward = FeedForward(width, config.d_ff, config.activation)
+        return Block(residual(attention, norm()), None, residual(feedforward, norm()))
+
+    return Stack(block() for _ in range(config.num_layers))
 
 
 def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:
@@ -109,12 +124,12 @@ def hf_names(config: Config) -> Names:
         "classify": {"head.dense": "bert.pooler.dense", "head.labels": "classifier"},
     }
     unused = r"bert\.pooler\.dense|cls\.(predictions(\..+)?|seq_relationship)|classifier"
-    return encoder_names(config, "bert", ("encoder.layer.{i}", HF_LAYER), heads, unused)
+    return encoder_names(config, "bert", ("encoder.layer.{i}", BERT_LAYER), heads, unused)
 
 
 HF = HfConfig(
     model_type="bert",
     classes=encoder_classes("Bert") | {"BertForPreTraining": {"head": "mlm"}},
-    fixed=FIXED,
+    fixed=BERT_FIXED,
 )
 ARCHITECTURE = Architecture("bert", Config, build, SIZES, {"hf": Format(HF, hf_names)})

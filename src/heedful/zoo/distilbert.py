@@ -14,16 +14,17 @@ from typing import Annotated, Any, Literal
 from torch import nn
 
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.feedforward import Activation
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.positions import sinusoidal_table
 from heedful.parts.residual import PostNorm
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.bert import Head
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_only
+from heedful.zoo.build import encoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.hf_encoders import encoder_classes, encoder_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import encoder_classes, encoder_names
 from heedful.zoo.names import Names
 
 
@@ -32,8 +33,9 @@ class Config:
     """Keys as in BERT with the values of the paper; the defaults are its model.
 
     Args:
-        positions: learned, as in the teacher; sinusoidal: a table that is not trained.
-        dropout: on embeddings and outputs of the feed-forward, as in the authors' code.
+        positions: learned, as in the teacher, or sinusoidal, a table that is not trained.
+        dropout: dropout probability of embeddings and of outputs of the feed-forward, as in the
+            authors' code.
     """
 
     vocab_size: Annotated[int, Hf("vocab_size")] = 30522
@@ -61,17 +63,17 @@ SIZES: dict[str, dict[str, Any]] = {"base": {}}
 def build(config: Config) -> EncoderOnly:
     """A new model with weights N(0, 0.02²) from torch's random generator."""
     # The epsilon of the norms is fixed in the Hugging Face format, too.
-    norm = partial(nn.LayerNorm, eps=1e-12)
-    block = BlockSpec(
-        PostNorm,
-        norm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation),
-        feedforward_dropout=config.dropout,
-    )
+    width, norm = config.d_model, partial(nn.LayerNorm, eps=1e-12)
+
+    def block() -> Block:
+        attention = Attention(width, config.num_heads, dropout=config.attention_dropout)
+        feedforward = FeedForward(width, config.d_ff, config.activation)
+        last = PostNorm(feedforward, norm(width), dropout=config.dropout)
+        return Block(PostNorm(attention, norm(width)), None, last)
+
     net = encoder_only(
         config,
-        StackSpec(config.d_model, [block] * config.num_layers),
+        Stack(block() for _ in range(config.num_layers)),
         norm=norm,
         classifier=partial(ClassificationHead, activation="relu"),
     )

@@ -7,24 +7,32 @@ attend to the last `window` tokens, with a base of 10,000 (sec. 2). From 4B on, 
 global layers are divided by 8.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
+from torch import Tensor
+
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
+from heedful.models.stack import Block, Stack
 from heedful.parts.feedforward import Gate
 from heedful.parts.positions import RotaryPositions
 from heedful.parts.residual import SandwichNorm, ZeroCenteredRMSNorm
-from heedful.zoo import gguf, rotary_decoder
-from heedful.zoo.architectures import Architecture, Format, Formats
-from heedful.zoo.build import StackSpec, decoder_only
-from heedful.zoo.gguf_gemma3 import GEMMA3_LAYER, gemma3_tensor, gemma3_to_gguf
+from heedful.zoo import gguf, rotary
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
+from heedful.zoo.build import decoder_only
 from heedful.zoo.hf import GATES, Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
-from heedful.zoo.rope import GLOBAL, LocalLayers, head_width
-from heedful.zoo.rotary_decoder import Base, divided_sizes_to_hf, rotary_block
+from heedful.zoo.rotary import (
+    GLOBAL,
+    Base,
+    LocalLayers,
+    divided_sizes_to_hf,
+    gated_feedforward,
+    head_width,
+    hidden_width,
+    rotary_attention,
+)
 
 
 @model_config
@@ -34,7 +42,9 @@ class Config(Base):
     Args:
         window: number of keys that a query of a local layer attends to, itself included.
         global_every: period k of global layers: those with number k, 2k and so on, from 1.
-        rope_base, rope_scaling: of global layers; local_rope_base: of local layers.
+        rope_base: base of the rotary frequencies of global layers.
+        rope_scaling: scaling of the rotary positions of global layers, as in LLaMA.
+        local_rope_base: base of the rotary frequencies of local layers.
         query_scalar: scores are divided by its square root.
         score_softcap: cap of the scores; None: no cap, as in all published models. The Hugging Face
             format has a key for it, which transformers ignores: both directions refuse it.
@@ -83,24 +93,28 @@ LAYERS = LocalLayers(counted_from=1)
 
 def build(config: Config) -> DecoderOnly:
     """A new model, initialized from torch's random generator."""
-    norm, width = partial(ZeroCenteredRMSNorm, eps=config.norm_eps), head_width(config)
-    global_rope = RotaryPositions(width, config.rope_base, scaling=config.rope_scaling)
-    local_rope = RotaryPositions(width, config.local_rope_base)
-    block = rotary_block(config, attention_bias=config.attention_bias)
-    attention = replace(
-        block.attention,
-        scale=config.query_scalar**-0.5,
-        softcap=config.score_softcap,
-        qk_norm=norm,
-    )
-    block = replace(block, residual=SandwichNorm, norm=norm)
-    global_block = replace(block, attention=replace(attention, position=global_rope))
-    local = replace(attention, position=local_rope, window=config.window)
-    local_block = replace(block, attention=local)
-    blocks = [global_block if kind == GLOBAL else local_block for kind in LAYERS.types(config)]
+    norm, width = partial(ZeroCenteredRMSNorm, eps=config.norm_eps), config.d_model
+    residual, head = partial(SandwichNorm, dropout=config.dropout), head_width(config)
+    global_rope = RotaryPositions(head, config.rope_base, scaling=config.rope_scaling)
+    local_rope = RotaryPositions(head, config.local_rope_base)
+
+    def block(kind: str) -> Block:
+        attention = rotary_attention(
+            config,
+            global_rope if kind == GLOBAL else local_rope,
+            window=None if kind == GLOBAL else config.window,
+            scale=config.query_scalar**-0.5,
+            softcap=config.score_softcap,
+            query_norm=norm(head),
+            key_norm=norm(head),
+            bias=config.attention_bias,
+        )
+        feedforward = gated_feedforward(config)
+        return Block(residual(attention, norm(width)), None, residual(feedforward, norm(width)))
+
     return decoder_only(
         config,
-        StackSpec(config.d_model, blocks, final_norm=norm),
+        Stack(map(block, LAYERS.types(config)), norm(width)),
         scale=config.d_model**0.5,
         round_scale=True,
         softcap=config.logit_softcap,
@@ -108,7 +122,7 @@ def build(config: Config) -> DecoderOnly:
     )
 
 
-HF_LAYER = rotary_decoder.HF_LAYER | {
+HF_LAYER = rotary.HF_LAYER | {
     "self_attention.output_norm": "post_attention_layernorm",
     "feedforward.norm": "pre_feedforward_layernorm",
     "feedforward.output_norm": "post_feedforward_layernorm",
@@ -117,7 +131,7 @@ HF_LAYER = rotary_decoder.HF_LAYER | {
 
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names."""
-    return rotary_decoder.hf_names(config, HF_LAYER)
+    return rotary.hf_names(config, HF_LAYER)
 
 
 def _to_hf(config: Config) -> dict[str, Any]:
@@ -139,9 +153,42 @@ HF = HfConfig(
     read=LAYERS.read,
     write=_to_hf,
 )
-GGUF = gguf.GgufConfig(
-    "gemma3", lambda config: gemma3_to_gguf(config, LAYERS.types(config)), gemma3_tensor
-)
-GGUF_FORMAT = Format(GGUF, partial(gguf.rotary_names, layer=GEMMA3_LAYER))
+_LAYERS_27B = 62  # llama.cpp recognizes the size, whose scores are scaled otherwise, by its layers
+GGUF_LAYER = gguf.LAYER | {
+    "self_attention.output_norm": "post_attention_norm",
+    "feedforward.output_norm": "post_ffw_norm",
+}
+
+
+def _to_gguf(config: Config) -> gguf.Metadata:
+    """Metadata of GGUF; raises UserError for a setting that llama.cpp does not support."""
+    for key, supported in (("attention_bias", False), ("score_softcap", None)):
+        if (value := getattr(config, key)) != supported:
+            raise gguf.refuse("Gemma 3", key, value, supported)
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.type not in ("linear", "ntk"):
+        raise gguf.refuse("Gemma 3", "rope_scaling of type", scaling.type, "linear and ntk")
+    cap = {} if config.logit_softcap is None else {"final_logit_softcapping": config.logit_softcap}
+    return gguf.rotary_to_gguf(config, hidden_width(config), "geglu_tanh") | {
+        "attention.sliding_window": config.window,
+        "attention.sliding_window_pattern": [kind != GLOBAL for kind in LAYERS.types(config)],
+        "rope.freq_base_swa": config.local_rope_base,
+        **cap,
+    }
+
+
+def _gguf_tensor(config: Config, name: str, tensor: Tensor) -> Tensor:
+    """Norms are written as 1 + weight; those of queries with the ratio of the scales of scores."""
+    if not name.endswith("norm.weight"):
+        return tensor
+    width = head_width(config)
+    if config.num_layers == _LAYERS_27B:
+        width = config.d_model // config.num_heads
+    ratio = (width / config.query_scalar) ** 0.5 if name.endswith("attn_q_norm.weight") else 1.0
+    return (1 + tensor) * ratio
+
+
+GGUF = gguf.GgufConfig("gemma3", _to_gguf, _gguf_tensor)
+GGUF_FORMAT = Format(GGUF, partial(gguf.rotary_names, layer=GGUF_LAYER))
 FORMATS: Formats = {"hf": Format(HF, hf_names), "gguf": GGUF_FORMAT}
 ARCHITECTURE = Architecture("gemma3", Config, build, SIZES, FORMATS)

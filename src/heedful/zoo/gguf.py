@@ -16,7 +16,7 @@ from heedful.parts.positions import (
     YarnScaling,
 )
 from heedful.zoo.names import Name, Names, layer_names
-from heedful.zoo.rope import head_width, to_layout
+from heedful.zoo.rotary import head_width, to_layout
 
 Metadata = dict[str, Any]  # of int, float, bool, str, and lists of one of them
 

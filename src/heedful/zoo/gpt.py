@@ -15,12 +15,14 @@ from torch import nn
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.feedforward import FeedForward
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
-from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, decoder_only
+from heedful.zoo.architectures import Architecture, Format, model_config
+from heedful.zoo.build import decoder_only
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Name, Names, layer_names
 
 # In this format gelu is the tanh approximation.
@@ -34,7 +36,7 @@ class Config:
     Args:
         d_ff: width of the feed-forward's hidden units; None: 4 · d_model.
         max_length: longest text, in tokens.
-        dropout: on embeddings, outputs of sub-layers and attention weights.
+        dropout: dropout probability of embeddings, outputs of sub-layers and attention weights.
         tie_embeddings: one matrix for input and output.
     """
 
@@ -60,14 +62,15 @@ def build(config: Config) -> DecoderOnly:
 
     Weights N(0, 0.02²) (sec. 4.1).
     """
-    block = BlockSpec(
-        PostNorm,
-        partial(nn.LayerNorm, eps=config.norm_eps),
-        AttentionSpec(config.num_heads, dropout=config.dropout),
-        FeedForwardSpec(config.d_ff or 4 * config.d_model, config.activation),
-        dropout=config.dropout,
-    )
-    decoder = StackSpec(config.d_model, [block] * config.num_layers)
+    width, residual = config.d_model, partial(PostNorm, dropout=config.dropout)
+    norm = partial(nn.LayerNorm, width, eps=config.norm_eps)
+
+    def block() -> Block:
+        attention = Attention(width, config.num_heads, dropout=config.dropout)
+        feedforward = FeedForward(width, config.d_ff, config.activation)
+        return Block(residual(attention, norm()), None, residual(feedforward, norm()))
+
+    decoder = Stack(block() for _ in range(config.num_layers))
     return decoder_only(config, decoder, positions=LearnedTable, shrink_residuals=False)
 
 

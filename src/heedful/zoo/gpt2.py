@@ -18,14 +18,15 @@ from typing import Annotated, Any
 from torch import nn
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.feedforward import Activation
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gguf, gpt
-from heedful.zoo.architectures import Architecture, Format, Formats
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, decoder_only
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
+from heedful.zoo.build import decoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Name, Names, layer_names
 
 
@@ -34,7 +35,7 @@ class Config(gpt.Config):
     """GPT's keys; the defaults are the paper's smallest model.
 
     Args:
-        bias: in attention, feed-forward and norms (nanoGPT has none).
+        bias: biases in attention, feed-forward and norms (nanoGPT has none).
     """
 
     vocab_size: int = 50257
@@ -57,16 +58,16 @@ def build(config: Config) -> DecoderOnly:
 
     Weights N(0, 0.02²); the last one of each residual branch is divided by √(2L) (sec. 2.3).
     """
-    bias = config.bias
-    norm = partial(nn.LayerNorm, eps=config.norm_eps, bias=bias)
-    block = BlockSpec(
-        PreNorm,
-        norm,
-        AttentionSpec(config.num_heads, dropout=config.dropout, bias=bias, out_bias=bias),
-        FeedForwardSpec(config.d_ff or 4 * config.d_model, config.activation, bias=bias),
-        dropout=config.dropout,
-    )
-    decoder = StackSpec(config.d_model, [block] * config.num_layers, final_norm=norm)
+    width, bias, dropout = config.d_model, config.bias, config.dropout
+    norm = partial(nn.LayerNorm, width, eps=config.norm_eps, bias=bias)
+    residual = partial(PreNorm, dropout=dropout)
+
+    def block() -> Block:
+        attention = Attention(width, config.num_heads, dropout=dropout, bias=bias, out_bias=bias)
+        feedforward = FeedForward(width, config.d_ff, config.activation, bias=bias)
+        return Block(residual(attention, norm()), None, residual(feedforward, norm()))
+
+    decoder = Stack((block() for _ in range(config.num_layers)), norm())
     return decoder_only(config, decoder, positions=LearnedTable)
 
 

@@ -14,14 +14,15 @@ from torch import nn
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.feedforward import Activation
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt, gpt2
-from heedful.zoo.architectures import Architecture, Format, Formats
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, decoder_only
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
+from heedful.zoo.build import decoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
 
@@ -33,7 +34,7 @@ class Config(gpt.Config):
         head_dim: width of a head; None: d_model / num_heads.
         window: number of keys that a query of every second layer attends to, itself included;
             None: no windows.
-        dropout: as in GPT; the paper names none.
+        dropout: dropout probability as in GPT; the paper names none.
         scale_scores: divide scores by √head_dim, as GPT-2 does and GPT-Neo does not.
         qkv_bias: bias of queries, keys and values: GPT-2 has it, GPT-Neo does not.
     """
@@ -66,10 +67,12 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 2.1, and the parameters of each
 
 def build(config: Config) -> DecoderOnly:
     """A new model, initialized as in GPT-2 from torch's random generator."""
-    norm = partial(nn.LayerNorm, eps=config.norm_eps)
+    width, residual = config.d_model, partial(PreNorm, dropout=config.dropout)
+    norm = partial(nn.LayerNorm, width, eps=config.norm_eps)
 
-    def block(number: int) -> BlockSpec:
-        attention = AttentionSpec(
+    def block(number: int) -> Block:
+        attention = Attention(
+            width,
             config.num_heads,
             head_dim=config.head_dim,
             scale=None if config.scale_scores else 1.0,
@@ -77,10 +80,10 @@ def build(config: Config) -> DecoderOnly:
             dropout=config.dropout,
             bias=config.qkv_bias,
         )
-        mlp = FeedForwardSpec(config.d_ff or 4 * config.d_model, config.activation)
-        return BlockSpec(PreNorm, norm, attention, mlp, dropout=config.dropout)
+        feedforward = FeedForward(width, config.d_ff, config.activation)
+        return Block(residual(attention, norm()), None, residual(feedforward, norm()))
 
-    decoder = StackSpec(config.d_model, [*map(block, range(config.num_layers))], final_norm=norm)
+    decoder = Stack(map(block, range(config.num_layers)), norm())
     return decoder_only(config, decoder, positions=LearnedTable)
 
 

@@ -1,12 +1,30 @@
-"""Conversion between the keys of a Config and `config.json` of the Hugging Face format."""
+"""The Hugging Face format: keys of `config.json`, nets from and to it, and its directories."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from heedful import plugins, zoo
 from heedful.errors import UserError
+from heedful.files import MODEL_FILES, plain_name, read_object, write_directory, write_json
 from heedful.parts.feedforward import Activation, Gate
+from heedful.zoo.architectures import Format
+from heedful.zoo.names import from_hf, to_hf
+from heedful.zoo.saved import (
+    CONFIG,
+    WEIGHTS,
+    load_tensors,
+    make_config,
+    save_tensors,
+    uninitialized_net,
+)
 
 Keys = dict[str, Any]
 # Hugging Face name -> heedful name; of several for one heedful name, the first is written.
@@ -164,3 +182,249 @@ def _annotated(config: type[Any]) -> dict[str, Hf]:
         for annotation in getattr(hint, "__metadata__", ())
         if isinstance(annotation, Hf)
     }
+
+
+# --- Directories --------------------------------------------------------------------------------
+
+
+GENERATION_CONFIG = "generation_config.json"
+INDEX = "model.safetensors.index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+OTHER_FRAMEWORKS = {".h5": "from_tf", ".msgpack": "from_flax"}
+
+
+@dataclass(frozen=True)
+class HfDirectory:
+    """The content of a model directory.
+
+    Attributes:
+        config: `config.json`, with a `model_type`.
+        generation_config: `generation_config.json`; {} without that file.
+        tensors: all weights, by their names in the files, memory-mapped.
+    """
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def read_hf_directory(path: Path) -> HfDirectory:
+    """Read configuration and weights, which may be in shards. Pickled files are never opened.
+
+    Raises:
+        UserError: not a directory; `config.json` is missing, damaged or has no `model_type`; no
+            safetensors; a shard is missing or truncated, or lacks a tensor.
+    """
+    config = read_hf_config(path)
+    generation = path / GENERATION_CONFIG
+    generation_config = read_object(generation) if generation.is_file() else {}
+    if (path / WEIGHTS).is_file():
+        tensors = load_tensors(path / WEIGHTS)
+    elif (path / INDEX).is_file():
+        tensors = _read_shards(path)
+    else:
+        raise _no_safetensors(path, config)
+    return HfDirectory(config, generation_config, tensors)
+
+
+def read_hf_config(path: Path) -> dict[str, Any]:
+    """Read `config.json`; raises UserError as `read_hf_directory`."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no directory; name one that holds a {CONFIG} and a {WEIGHTS}")
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path} holds no {CONFIG}: it is not a model in the Hugging Face format")
+    config = read_object(path / CONFIG)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        if "heedful" in config:
+            raise UserError(f"{path} is a model of heedful's already; use it as it is")
+        raise UserError(f"{path / CONFIG} has no model_type; add it")
+    return config
+
+
+def write_hf_directory(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    generation_config: Mapping[str, Any] | None = None,
+    write_text: Callable[[Path], None] = lambda directory: None,
+    owns: Collection[str] = MODEL_FILES,
+) -> None:
+    """Write a directory that `transformers` can open; it appears complete or not at all.
+
+    Args:
+        tensors: the weights; they must not share memory.
+        write_text: called with the directory, to write the files of the tokenizer.
+        owns: names of all entries that a directory at `path` may hold.
+
+    Raises:
+        UserError: the disk is full, or no permission.
+    """
+    assert config.get("model_type"), "a config.json needs a model_type"
+
+    def fill(directory: Path) -> None:
+        write_text(directory)
+        # transformers requires the name of the framework.
+        save_tensors(directory / WEIGHTS, tensors, metadata={"format": "pt"})
+        if generation_config is not None:
+            write_json(directory / GENERATION_CONFIG, dict(generation_config))
+        write_json(directory / CONFIG, dict(config))
+
+    write_directory(path, fill, owns)
+
+
+@contextmanager
+def json_user_errors(where: str) -> Iterator[None]:
+    """Raise errors of a block that reads JSON values of unknown types as UserError."""
+    try:
+        yield
+    except UserError:  # a ValueError that has its message already
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise UserError(
+            f"{where}: a value in its JSON files has a wrong type or range "
+            f"({type(error).__name__}: {error}); it is damaged, or of an unknown format"
+        ) from error
+
+
+def _read_shards(path: Path) -> dict[str, Tensor]:
+    """The tensors of all shards that the index names."""
+    weight_map = read_object(path / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{path / INDEX} has no weight_map from tensors to files")
+    tensors: dict[str, Tensor] = {}
+    shard_of: dict[str, str] = {}
+    counts = Counter(plain_name(shard, path / INDEX) for shard in weight_map.values())
+    for shard, count in sorted(counts.items()):
+        if not (path / shard).is_file():
+            raise UserError(
+                f"{path} has no shard {shard}, which holds {count} tensors according to {INDEX}; "
+                "copy it there"
+            )
+        for name, tensor in load_tensors(path / shard).items():
+            if name in tensors:
+                raise UserError(f"{path}: {name} is in two shards, {shard_of[name]} and {shard}")
+            tensors[name], shard_of[name] = tensor, shard
+    for name, shard in weight_map.items():
+        if shard_of.get(name) != shard:
+            raise UserError(
+                f"{path / shard} has no tensor {name}, which {INDEX} lists; fetch it again"
+            )
+    return tensors
+
+
+def _no_safetensors(path: Path, config: Mapping[str, Any]) -> UserError:
+    """The error for a directory without safetensors: its other weights, and how to convert them."""
+    files = {entry.suffix: entry.name for entry in sorted(path.iterdir(), reverse=True)}
+    suffix = next((suffix for suffix in (*PICKLED, *OTHER_FRAMEWORKS) if suffix in files), None)
+    if suffix is None:
+        return UserError(f"{path} holds neither {WEIGHTS} nor {INDEX}; add the weights")
+    reason, option = "of another framework", f", {OTHER_FRAMEWORKS.get(suffix)}=True"
+    if suffix in PICKLED:
+        reason, option = "a pickled file, which can run code when it is opened", ""
+    # AutoModel would leave out the model's head.
+    classes = config.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else None
+    model = name if isinstance(name, str) and name.isidentifier() else "AutoModel"
+    return UserError(
+        f"{path} holds no {WEIGHTS}, only {files[suffix]}, {reason}. On a machine where that file "
+        f"is trusted, save it again with transformers: {model}.from_pretrained({str(path)!r}"
+        f'{option}).save_pretrained("NEW", safe_serialization=True)'
+    )
+
+
+# --- Nets ---------------------------------------------------------------------------------------
+
+
+class ImportedNet(NamedTuple):
+    """A net that was built from a Hugging Face directory, and notices."""
+
+    architecture: str
+    config: Any
+    net: nn.Module
+    notices: list[str]
+
+
+def net_from_hf(
+    directory: HfDirectory, where: str, architecture: str | None = None, **keys: object
+) -> ImportedNet:
+    """Build the net of a directory and load its weights.
+
+    Args:
+        where: name of the directory, for messages.
+        architecture: the architecture to build; default: heedful's own for the model type, or the
+            only one of a plugin.
+        keys: keys of heedful's Config that override the directory's.
+
+    Raises:
+        UserError: an unknown model type, an unsupported setting, a missing or unknown tensor, or
+            a wrong shape.
+    """
+    name = architecture_of(directory.config["model_type"], architecture, where)
+    kind, format = zoo.architecture(name), hf_format(name)
+    assert format.config is not None, "architectures with this model type have one"
+    with json_user_errors(where):
+        config_keys = config_keys_from_hf(format.config, kind.config, directory.config, where)
+    config = make_config(name, config_keys | keys, where)
+    net = uninitialized_net(name, config, directory.tensors, where)
+
+    def initialized() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            return kind.build(config)
+
+    notices = from_hf(net, directory.tensors, format.names(config), where, initialized)
+    return ImportedNet(name, config, net.eval(), notices)
+
+
+def architecture_of(model_type: str, architecture: str | None, where: str) -> str:
+    """The architecture for a model type: `architecture`, heedful's own, or the only plugin's.
+
+    Raises UserError for a type that is not supported, or that several plugins read.
+    """
+    names = plugins.architecture.names()
+    configs = {name: hf_format(name).config for name in names}
+    types = {name: config.model_type for name, config in configs.items() if config is not None}
+    readers = [name for name, supported in types.items() if supported == model_type]
+    if not readers:
+        raise UserError(
+            f"{where}: the model type {model_type} is not supported; "
+            f"supported: {', '.join(sorted(set(types.values())))}"
+        )
+    own = [name for name in readers if plugins.architecture.plugin_of(name) is None]
+    candidates = own or readers
+    if architecture is not None:
+        candidates = [name for name in readers if name == architecture]
+    if not candidates:
+        raise UserError(
+            f"{where}: {architecture} does not read the model type {model_type}; "
+            f"architectures that do: {', '.join(readers)}"
+        )
+    if len(candidates) > 1:
+        raise UserError(
+            f"{where}: {' and '.join(candidates)} read the model type {model_type}; choose one of "
+            "them by architecture=NAME"
+        )
+    return candidates[0]
+
+
+def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`config.json` and the tensors of a net in the Hugging Face format.
+
+    An architecture that the format has only as another one, with other settings or another order of
+    weights, is converted to that one by its `export_as`.
+
+    Raises:
+        UserError: the format does not support the architecture or a setting.
+    """
+    format = hf_format(name)
+    if format.export_as is not None:
+        name, config, net = format.export_as(config, net)
+        format = hf_format(name)
+    if format.config is None:
+        raise UserError(f"the Hugging Face format does not support the architecture {name}")
+    return config_to_hf(format.config, config), to_hf(net, format.names(config))
+
+
+def hf_format(name: str) -> Format[HfConfig]:
+    """The tables of an architecture for this format; empty if it is not supported."""
+    return zoo.architecture(name).formats.get("hf", Format())

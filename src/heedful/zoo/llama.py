@@ -9,27 +9,31 @@ of 3.2 tie their embeddings.
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
+from heedful.models.stack import Block
 from heedful.zoo import gguf
-from heedful.zoo.architectures import Architecture, Format, Formats
-from heedful.zoo.build import StackSpec, decoder_only
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
-from heedful.zoo.rotary_decoder import (
+from heedful.zoo.rotary import (
     Base,
     divided_sizes_to_hf,
+    gated_feedforward,
     hf_names,
     hidden_width,
     read_rotary,
+    rotary_attention,
     rotary_block,
+    rotary_decoder,
+    rotary_module,
 )
 
 
 @model_config
 class Config(Base):
-    """Keys of `rotary_decoder.Base`, and biases.
+    """Keys of `rotary.Base`, and biases.
 
     Args:
-        attention_bias, mlp_bias: biases of all matrices of attention, and of the feed-forward.
+        attention_bias: bias of all matrices of attention.
+        mlp_bias: bias of all matrices of the feed-forward.
     """
 
     attention_bias: Annotated[bool, Hf("attention_bias")] = False
@@ -71,8 +75,13 @@ def build(config: Config) -> DecoderOnly:
     The papers do not describe the initialization. As in GPT-2, weights are N(0, 0.02²), and the
     last one of each residual branch is divided by √(2L).
     """
-    block = rotary_block(config, attention_bias=config.attention_bias, mlp_bias=config.mlp_bias)
-    return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))
+    position = rotary_module(config)
+
+    def block() -> Block:
+        attention = rotary_attention(config, position, bias=config.attention_bias)
+        return rotary_block(config, attention, gated_feedforward(config, bias=config.mlp_bias))
+
+    return rotary_decoder(config, block)
 
 
 HF = HfConfig(

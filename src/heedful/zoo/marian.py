@@ -24,18 +24,10 @@ from heedful.parts.init import xavier
 from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo import bart
-from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import (
-    AttentionSpec,
-    BlockSpec,
-    FeedForwardSpec,
-    Tying,
-    encoder_decoder,
-    two_stacks,
-)
+from heedful.zoo.architectures import Architecture, Format, model_config
+from heedful.zoo.build import Tying, encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import BART_DEFAULTS, BART_FIXED, bart_names
 from heedful.zoo.names import Names
 
 
@@ -44,6 +36,8 @@ class Config(bart.Config):
     """Keys as in BART; the defaults are those of OPUS-MT, with the vocabulary of English to German.
 
     Args:
+        src_vocab_size: entries of the vocabulary of sources, which follow from the tokenizer.
+        tgt_vocab_size: entries of the vocabulary of targets, which follow from the tokenizer.
         tie_embeddings: shared matrices: none; decoder: target and output; all: source, target and
             output.
     """
@@ -70,16 +64,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, initialized from torch's random generator."""
-    block = BlockSpec(
-        PostNorm,
-        nn.LayerNorm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation, dropout=config.activation_dropout),
-        dropout=config.dropout,
-    )
     return encoder_decoder(
         config,
-        *two_stacks(config, block, decoder_block=bart.decoder_block(config, block)),
+        *bart.stacks(config, PostNorm),
         tie=config.tie_embeddings,
         scale_embeddings=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),
@@ -131,8 +118,8 @@ def hf_names(config: Config) -> Names:
 HF = HfConfig(
     model_type="marian",
     classes={"MarianMTModel": {}, "MarianModel": {}},
-    fixed=FIXED | {"normalize_embedding": False, "static_position_embeddings": True},
-    defaults=DEFAULTS | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
+    fixed=BART_FIXED | {"normalize_embedding": False, "static_position_embeddings": True},
+    defaults=BART_DEFAULTS | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
     read=_read,
     write=_write,
 )

@@ -11,21 +11,23 @@ included, so that L layers reach W · L tokens back (sec. 2). The length is that
 configuration.
 """
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
+from heedful.models.stack import Block
 from heedful.zoo import gguf
-from heedful.zoo.architectures import Architecture, Format, Formats
-from heedful.zoo.build import StackSpec, decoder_only
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
-from heedful.zoo.rotary_decoder import (
+from heedful.zoo.rotary import (
     Base,
+    gated_feedforward,
     hf_names,
     hidden_width,
     read_rotary,
+    rotary_attention,
     rotary_block,
+    rotary_decoder,
+    rotary_module,
     sizes_to_hf,
 )
 
@@ -55,9 +57,13 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> DecoderOnly:
     """A new model, initialized as in `llama.build`."""
-    block = rotary_block(config)
-    block = replace(block, attention=replace(block.attention, window=config.window))
-    return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))
+    position = rotary_module(config)
+
+    def block() -> Block:
+        attention = rotary_attention(config, position, window=config.window)
+        return rotary_block(config, attention, gated_feedforward(config))
+
+    return rotary_decoder(config, block)
 
 
 HF = HfConfig(

@@ -6,16 +6,25 @@ networks for each token (sec. 2.1). 8x7B has 46.7B parameters, of which 12.9B ar
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.zoo import gguf, mistral, rotary_decoder
-from heedful.zoo.architectures import Architecture, Format, Formats
-from heedful.zoo.build import ExpertsSpec, StackSpec, decoder_only
+from heedful.models.stack import Block
+from heedful.parts.experts import Experts
+from heedful.zoo import gguf, mistral, rotary
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names, layer_names
-from heedful.zoo.rotary_decoder import read_rotary, rotary_block, sizes_to_hf
+from heedful.zoo.rotary import (
+    gated_feedforward,
+    read_rotary,
+    rotary_attention,
+    rotary_block,
+    rotary_decoder,
+    rotary_module,
+    sizes_to_hf,
+)
 
 
 @model_config
@@ -51,14 +60,21 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> DecoderOnly:
     """A new model, initialized as in `llama.build`."""
-    block = rotary_block(config)
-    experts = ExpertsSpec(config.num_experts, config.top_k, config.balance_weight or 0.0)
-    block = replace(
-        block,
-        attention=replace(block.attention, window=config.window),
-        feedforward=replace(block.feedforward, experts=experts),
-    )
-    return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))
+    position, expert = rotary_module(config), partial(gated_feedforward, config)
+    balance_weight = config.balance_weight or 0.0
+
+    def block() -> Block:
+        attention = rotary_attention(config, position, window=config.window)
+        experts = Experts(
+            config.d_model,
+            config.num_experts,
+            config.top_k,
+            expert,
+            balance_weight=balance_weight,
+        )
+        return rotary_block(config, attention, experts)
+
+    return rotary_decoder(config, block)
 
 
 _BALANCE = "router_aux_loss_coef"
@@ -71,13 +87,13 @@ def _read(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names in files; in memory, transformers joins the experts."""
     path, hf_name = "feedforward.sublayer", "block_sparse_moe"
-    layer = {k: v for k, v in rotary_decoder.HF_LAYER.items() if not k.startswith(path)}
+    layer = {k: v for k, v in rotary.HF_LAYER.items() if not k.startswith(path)}
     layer |= {f"{path}.router": f"{hf_name}.gate"}
     for number in range(config.num_experts):
         expert = {"up": "{w1,w3}", "down": "w2"}
         names = layer_names(f"{path}.experts.{number}", f"{hf_name}.experts.{number}", expert)
         layer |= {name.path: name.hf_name for name in names}
-    return rotary_decoder.hf_names(config, layer)
+    return rotary.hf_names(config, layer)
 
 
 HF = HfConfig(

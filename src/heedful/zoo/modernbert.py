@@ -6,7 +6,6 @@ the others attend to 64 tokens on either side, with a base of 10,000 (sec. 2.1.2
 be packed into a row without padding; attention stays within each text.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -14,19 +13,20 @@ from torch import nn
 
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.feedforward import Activation, Gate
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.init import shrink_residuals
 from heedful.parts.positions import RotaryPositions
 from heedful.parts.residual import PreNorm
-from heedful.zoo.architectures import Architecture, Format
+from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.bert import Head
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_only
+from heedful.zoo.build import encoder_only
 from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfConfig
-from heedful.zoo.hf_encoders import encoder_classes, encoder_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import encoder_classes, encoder_names
 from heedful.zoo.names import Names
-from heedful.zoo.rope import GLOBAL, LocalLayers, head_width
+from heedful.zoo.rotary import GLOBAL, LocalLayers, head_width
 
 
 @model_config
@@ -36,9 +36,10 @@ class Config:
     Args:
         window: number of other tokens that a query of a local layer attends to, half on each side.
         global_every: period k of global layers: those with index 0, k, 2k and so on.
-        rope_base, local_rope_base: rotary base of global and of local layers.
-        dropout: on embeddings and hidden units.
-        attention_dropout: on attention weights and outputs of attention.
+        rope_base: base of the rotary frequencies of global layers.
+        local_rope_base: base of the rotary frequencies of local layers.
+        dropout: dropout probability of embeddings and hidden units.
+        attention_dropout: dropout probability of attention weights and outputs of attention.
         head_activation: activation of both heads.
     """
 
@@ -75,21 +76,34 @@ def build(config: Config) -> EncoderOnly:
 
     The last weight of each residual branch is divided by √(2L), as in Megatron (sec. 2.2.2).
     """
-    norm, dropout = partial(nn.LayerNorm, eps=config.norm_eps, bias=False), config.attention_dropout
-    attention = AttentionSpec(config.num_heads, dropout=dropout, bias=False, out_bias=False)
-    mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
-    width, window = head_width(config), config.window // 2 + 1  # the token itself included
-    global_rope = RotaryPositions(width, config.rope_base)
-    local_rope = RotaryPositions(width, config.local_rope_base)
-    block = BlockSpec(PreNorm, norm, attention, mlp, dropout, feedforward_dropout=0.0)
-    global_block = replace(block, attention=replace(attention, position=global_rope))
-    local_block = replace(block, attention=replace(attention, position=local_rope, window=window))
-    blocks = [global_block if kind == GLOBAL else local_block for kind in LAYERS.types(config)]
-    blocks[0] = replace(blocks[0], attention_norm=nn.Identity)
-    keys: Any = {"norm": norm(config.d_model), "activation": config.head_activation}
+    width, dropout = config.d_model, config.attention_dropout
+    norm = partial(nn.LayerNorm, eps=config.norm_eps, bias=False)
+    global_rope = RotaryPositions(head_width(config), config.rope_base)
+    local_rope = RotaryPositions(head_width(config), config.local_rope_base)
+
+    def block(number: int, kind: str) -> Block:
+        attention = Attention(
+            width,
+            config.num_heads,
+            position=global_rope if kind == GLOBAL else local_rope,
+            # Half of the window on each side, and the token itself.
+            window=None if kind == GLOBAL else config.window // 2 + 1,
+            dropout=dropout,
+            bias=False,
+            out_bias=False,
+        )
+        feedforward = FeedForward(
+            width, config.d_ff, config.activation, dropout=config.dropout, bias=False
+        )
+        first_norm = norm(width) if number else nn.Identity()
+        first = PreNorm(attention, first_norm, dropout=dropout)
+        return Block(first, None, PreNorm(feedforward, norm(width)))
+
+    blocks = [block(number, kind) for number, kind in enumerate(LAYERS.types(config))]
+    keys: Any = {"norm": norm(width), "activation": config.head_activation}
     net = encoder_only(
         config,
-        StackSpec(config.d_model, blocks, final_norm=norm),
+        Stack(blocks, norm(width)),
         norm=norm,
         positions=None,
         head_activation=config.head_activation,

@@ -14,18 +14,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from torch import nn
-
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import bart
-from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, encoder_decoder, two_stacks
+from heedful.zoo.architectures import Architecture, Format, check_one_vocabulary, model_config
+from heedful.zoo.build import encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, SIDES, bart_names
-from heedful.zoo.model_config import check_one_vocabulary, model_config
+from heedful.zoo.hf_tables import BART_DEFAULTS, BART_FIXED, SIDES, bart_names
 from heedful.zoo.names import Name, Names
 
 
@@ -66,18 +63,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, initialized from torch's random generator."""
-    block = BlockSpec(
-        PreNorm,
-        nn.LayerNorm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation, dropout=config.activation_dropout),
-        dropout=config.dropout,
-    )
     return encoder_decoder(
         config,
-        *two_stacks(
-            config, block, final_norm=nn.LayerNorm, decoder_block=bart.decoder_block(config, block)
-        ),
+        *bart.stacks(config, PreNorm, final_norm=True),
         tie=config.tie_embeddings,
         scale_embeddings=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),
@@ -104,10 +92,10 @@ def hf_names(config: Config) -> Names:
 HF = HfConfig(
     model_type="pegasus",
     classes={"PegasusForConditionalGeneration": {}, "PegasusModel": {}},
-    fixed=FIXED
+    fixed=BART_FIXED
     | {"normalize_before": True, "add_final_layer_norm": True}
     | {"normalize_embedding": False, "static_position_embeddings": True},
-    defaults={**DEFAULTS, "src_vocab_size": 50265, "tgt_vocab_size": 50265}
+    defaults={**BART_DEFAULTS, "src_vocab_size": 50265, "tgt_vocab_size": 50265}
     | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
 )
 ARCHITECTURE = Architecture("pegasus", Config, build, SIZES, {"hf": Format(HF, hf_names)})

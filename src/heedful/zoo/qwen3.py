@@ -5,22 +5,28 @@ rotation; no bias of queries, keys and values as in Qwen2 (sec. 2). The length i
 released configurations.
 """
 
-from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
+from torch import nn
+
 from heedful.models.decoder_only import DecoderOnly
+from heedful.models.stack import Block
 from heedful.parts.positions import Llama3Scaling
 from heedful.zoo import gguf
-from heedful.zoo.architectures import Architecture, Format, Formats
-from heedful.zoo.build import StackSpec, decoder_only
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.model_config import model_config
-from heedful.zoo.rotary_decoder import (
+from heedful.zoo.rotary import (
     Base,
+    gated_feedforward,
+    head_width,
     hf_names,
     hidden_width,
     read_rotary,
+    rotary_attention,
     rotary_block,
+    rotary_decoder,
+    rotary_module,
     sizes_to_hf,
 )
 
@@ -63,9 +69,15 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 1, and the parameters of each
 
 def build(config: Config) -> DecoderOnly:
     """A new model, initialized as in `llama.build`."""
-    block = rotary_block(config, attention_bias=config.attention_bias)
-    block = replace(block, attention=replace(block.attention, qk_norm=block.norm))
-    return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))
+    position = rotary_module(config)
+    norm = partial(nn.RMSNorm, head_width(config), eps=config.norm_eps)
+
+    def block() -> Block:
+        norms: Any = {"query_norm": norm(), "key_norm": norm()}
+        attention = rotary_attention(config, position, bias=config.attention_bias, **norms)
+        return rotary_block(config, attention, gated_feedforward(config))
+
+    return rotary_decoder(config, block)
 
 
 HF = HfConfig(

@@ -19,20 +19,17 @@ from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.positions import LearnedTable
-from heedful.parts.residual import PostNorm
 from heedful.zoo import bert
-from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import (
-    AttentionSpec,
-    BlockSpec,
-    FeedForwardSpec,
-    StackSpec,
-    classifier_dropout,
-    encoder_only,
-)
+from heedful.zoo.architectures import Architecture, Format, model_config
+from heedful.zoo.build import classifier_dropout, encoder_only
 from heedful.zoo.hf import HfConfig
-from heedful.zoo.hf_encoders import FIXED, HF_LAYER, encoder_classes, encoder_names, output_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import (
+    BERT_FIXED,
+    BERT_LAYER,
+    encoder_classes,
+    encoder_names,
+    output_names,
+)
 from heedful.zoo.names import Names
 
 
@@ -56,19 +53,10 @@ SIZES: dict[str, dict[str, Any]] = {"base": {}, "large": bert.SIZES["large"]}
 
 def build(config: Config) -> EncoderOnly:
     """A new model with weights N(0, 0.02²) from torch's random generator."""
-    norm = partial(nn.LayerNorm, eps=config.norm_eps)
-    block = BlockSpec(
-        PostNorm,
-        norm,
-        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
-        FeedForwardSpec(config.d_ff, config.activation),
-        dropout=config.dropout,
-    )
-    encoder = StackSpec(config.d_model, [block] * config.num_layers)
     return encoder_only(
         config,
-        encoder,
-        norm=norm,
+        bert.encoder(config),
+        norm=partial(nn.LayerNorm, eps=config.norm_eps),
         num_types=config.type_vocab_size,
         positions=partial(LearnedTable, offset=config.position_offset),
         head_activation="gelu",
@@ -96,14 +84,14 @@ def hf_names(config: Config) -> Names:
         "classify": {"head.dense": "classifier.dense", "head.labels": "classifier.out_proj"},
     }
     unused = r"roberta\.pooler\.dense|lm_head(\..+)?|classifier\.(dense|out_proj)"
-    layer = "encoder.layer.{i}", HF_LAYER
+    layer = "encoder.layer.{i}", BERT_LAYER
     return encoder_names(config, "roberta", layer, heads, unused)
 
 
 HF = HfConfig(
     model_type="roberta",
     classes=encoder_classes("Roberta"),
-    fixed=FIXED,
+    fixed=BERT_FIXED,
     defaults={"norm_eps": 1e-12, "type_vocab_size": 2},
     read=_read,
     write=lambda config: {

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.feedforward import Activation, Gate
+from heedful.parts.dropout import Dropout
+from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.positions import RelativePositionBias
 from heedful.parts.residual import PreNorm
-from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_decoder
+from heedful.zoo.architectures import Architecture, Format, model_config
+from heedful.zoo.build import encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.hf_seq2seq import T5_FEEDFORWARDS, read_t5, t5_names
-from heedful.zoo.model_config import model_config
+from heedful.zoo.hf_tables import T5_FEEDFORWARDS, read_t5, t5_names
 
 
 @model_config
@@ -31,13 +32,14 @@ class Config:
     """The paper's sizes and choices; the defaults are version 1.0, small.
 
     Args:
-        src_vocab_size, tgt_vocab_size: equal, since source and target share a vocabulary.
+        src_vocab_size, tgt_vocab_size: entries of the vocabulary that source and target share.
         head_dim: width of a head; need not be d_model / num_heads.
         max_length: longest source and target, in tokens; a limit of heedful, not of the model.
-        dropout: on embeddings, outputs of sub-layers, attention weights, hidden units and final
-            states.
-        activation: of the feed-forward: relu in 1.0, geglu_tanh in 1.1.
-        num_buckets, max_distance: see `RelativePositionBias`.
+        dropout: dropout probability of embeddings, outputs of sub-layers, attention weights, hidden
+            units and final states.
+        activation: activation of the feed-forward: relu in 1.0, geglu_tanh in 1.1.
+        num_buckets: number of buckets of relative positions, see `RelativePositionBias`.
+        max_distance: distance in tokens from which on all positions share one bucket.
         tie_embeddings: one matrix for source, target and output, as in 1.0; false: one for source
             and target and one for the output, whose states are not scaled, as in 1.1.
     """
@@ -83,25 +85,33 @@ SIZES: dict[str, dict[str, Any]] = {  # sec. 3.7, and the parameters of each
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, initialized from torch's random generator."""
-    norm = partial(nn.RMSNorm, eps=config.norm_eps)
-    mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
+    width, heads, dropout = config.d_model, config.num_heads, config.dropout
+    norm = partial(nn.RMSNorm, width, eps=config.norm_eps)
+    residual = partial(PreNorm, dropout=dropout)
+    options: Any = {"head_dim": config.head_dim, "scale": 1.0, "dropout": dropout}
+    options |= {"bias": False, "out_bias": False}
 
-    def stack(num_layers: int, *, causal: bool) -> StackSpec:
-        """The encoder or the decoder; each has relative position biases."""
-        heads, buckets = config.num_heads, config.num_buckets
-        attention = AttentionSpec(
-            heads,
-            head_dim=config.head_dim,
-            scale=1.0,
-            position=RelativePositionBias(heads, buckets, config.max_distance, causal=causal),
-            dropout=config.dropout,
-            bias=False,
-            out_bias=False,
+    def stack(num_layers: int, *, causal: bool) -> Stack:
+        """The encoder, or the causal decoder; all its layers share the position biases."""
+        position = RelativePositionBias(
+            heads, config.num_buckets, config.max_distance, causal=causal
         )
-        block = BlockSpec(PreNorm, norm, attention, mlp, dropout=config.dropout)
-        return StackSpec(config.d_model, [block] * num_layers, norm, config.dropout)
+        blocks = (block(position, cross=causal) for _ in range(num_layers))
+        return Stack(blocks, norm(), final_dropout=Dropout(dropout))
 
-    tied, width = config.tie_embeddings, config.d_model
+    def block(position: nn.Module, *, cross: bool) -> Block:
+        attention = Attention(width, heads, position=position, **options)
+        memory = CrossAttention(width, heads, **options) if cross else None
+        feedforward = FeedForward(
+            width, config.d_ff, config.activation, dropout=dropout, bias=False
+        )
+        return Block(
+            residual(attention, norm()),
+            None if memory is None else residual(memory, norm()),
+            residual(feedforward, norm()),
+        )
+
+    tied = config.tie_embeddings
     net = encoder_decoder(
         config,
         stack(config.num_encoder_layers, causal=False),

@@ -15,20 +15,14 @@ from typing import Any, Literal
 from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.feedforward import Activation
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.positions import LearnedTable, Positions, RotaryPositions, SinusoidalTable
 from heedful.parts.residual import PLACEMENTS, NormPlacement
-from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import (
-    AttentionSpec,
-    BlockSpec,
-    FeedForwardSpec,
-    Tying,
-    encoder_decoder,
-    two_stacks,
-)
-from heedful.zoo.hf_vaswani2017 import export_as
-from heedful.zoo.model_config import model_config
+from heedful.zoo.architectures import Architecture, Format, model_config
+from heedful.zoo.build import Tying, encoder_decoder
+from heedful.zoo.hf_tables import vaswani2017_to_hf
 
 
 @model_config
@@ -36,18 +30,19 @@ class Config:
     """The paper's sizes and choices; the defaults are its base model.
 
     Args:
-        dropout: on outputs of sub-layers and on embeddings (sec. 5.4).
-        attention_dropout, activation_dropout: on the attention weights and on the hidden units of
-            the feed-forward; None: as `dropout`.
+        dropout: dropout probability of outputs of sub-layers and of embeddings (sec. 5.4).
+        attention_dropout: dropout probability of the attention weights; None: as `dropout`.
+        activation_dropout: dropout probability of the hidden units of the feed-forward; None: as
+            `dropout`.
         max_length: longest source and longest target, in tokens with EOS or BOS.
-        norm_placement: post norm(x + f(x)), pre x + f(norm(x)), output x + norm(f(x)).
+        norm_placement: position of the norm: post norm(x + f(x)), pre x + f(norm(x)), output
+            x + norm(f(x)).
         final_norm: a norm after each stack; None: for all placements but post.
         positions: tables that are added to the embeddings (sinusoidal, learned); rotary: rotation
             of queries and keys in self-attention (Su et al. 2021, "RoFormer"); or none.
         tie_embeddings: shared matrices: none; decoder: target and output; all: source, target and
             output.
         bias: biases in attention and feed-forward; the output matrix has none.
-        scale_embeddings: multiply them by √d_model.
     """
 
     src_vocab_size: int
@@ -81,26 +76,38 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, initialized from torch's random generator."""
-    bias, is_rotary = config.bias, config.positions == "rotary"
-    norm = partial(nn.LayerNorm, eps=config.norm_eps)
+    width, heads, bias = config.d_model, config.num_heads, config.bias
+    norm = partial(nn.LayerNorm, width, eps=config.norm_eps)
+    residual = partial(PLACEMENTS[config.norm_placement], dropout=config.dropout)
+    rope = RotaryPositions(width // heads) if config.positions == "rotary" else None
+    attention_dropout = _or(config.attention_dropout, config.dropout)
+    options: Any = {"dropout": attention_dropout, "bias": bias, "out_bias": bias}
+    hidden_dropout = _or(config.activation_dropout, config.dropout)
     has_final_norm = config.final_norm
     if has_final_norm is None:
         has_final_norm = config.norm_placement != "post"
-    attention = AttentionSpec(
-        config.num_heads,
-        position=RotaryPositions(config.d_model // config.num_heads) if is_rotary else None,
-        dropout=_or(config.attention_dropout, config.dropout),
-        bias=bias,
-        out_bias=bias,
-    )
-    hidden = _or(config.activation_dropout, config.dropout)
-    mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=hidden, bias=bias)
-    residual = PLACEMENTS[config.norm_placement]
-    block = BlockSpec(residual, norm, attention, mlp, dropout=config.dropout)
+
+    def block(*, cross: bool) -> Block:
+        attention = Attention(width, heads, position=rope, **options)
+        memory = CrossAttention(width, heads, **options) if cross else None
+        feedforward = FeedForward(
+            width, config.d_ff, config.activation, dropout=hidden_dropout, bias=bias
+        )
+        return Block(
+            residual(attention, norm()),
+            None if memory is None else residual(memory, norm()),
+            residual(feedforward, norm()),
+        )
+
+    def stack(num_layers: int, *, cross: bool) -> Stack:
+        blocks = (block(cross=cross) for _ in range(num_layers))
+        return Stack(blocks, norm() if has_final_norm else None)
+
     tables: dict[str, Positions] = {"sinusoidal": SinusoidalTable, "learned": LearnedTable}
     return encoder_decoder(
         config,
-        *two_stacks(config, block, final_norm=norm if has_final_norm else None),
+        stack(config.num_encoder_layers, cross=False),
+        stack(config.num_decoder_layers, cross=True),
         positions=tables.get(config.positions),
         tie=config.tie_embeddings,
         scale_embeddings=config.scale_embeddings,
@@ -111,5 +118,5 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-HF = Format[Any](export_as=export_as)
+HF = Format[Any](export_as=vaswani2017_to_hf)
 ARCHITECTURE = Architecture("vaswani2017", Config, build, SIZES, {"hf": HF})

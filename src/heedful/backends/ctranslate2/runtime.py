@@ -20,7 +20,7 @@ from heedful.backends.hardware import cpu_flags
 from heedful.backends.manifest import NetFacts
 from heedful.errors import DamagedError, UserError
 from heedful.files import read_object
-from heedful.generation.hypotheses import Hypothesis
+from heedful.generation.outputs import Hypothesis
 from heedful.options import TEMPERATURES, Options, StopRule
 
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]

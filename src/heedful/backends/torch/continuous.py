@@ -20,13 +20,12 @@ from heedful.backends.torch.prefixes import PrefixStore, common_length
 from heedful.backends.torch.searching import Searcher, stop_function
 from heedful.backends.torch.state import STEPS_AT_FIRST
 from heedful.errors import UserError
-from heedful.generation.context import Rule
-from heedful.generation.decoding import DecodingStep
+from heedful.generation.decoding import RequestRules
+from heedful.generation.hypotheses import first_largest
 from heedful.generation.request import EndReason, SearchRequest, StopFunction
 from heedful.generation.rules import Temperature, TopH, Truncation
 from heedful.generation.sampling import generators_of, inverse_cdf
-from heedful.generation.token_rules import single_bans
-from heedful.generation.topk import first_largest
+from heedful.generation.token_rules import Rule, single_bans
 from heedful.parts.cache import Cache, capacity_for
 from heedful.parts.tokens import Tokens, padding_mask
 
@@ -60,12 +59,12 @@ class Output:
     ids: list[int] = field(default_factory=list)
     reason: EndReason | None = None
     error: Exception | None = None
-    step: DecodingStep = field(init=False)
+    rules: RequestRules = field(init=False)
     banned_ids: list[int] | None = field(init=False)  # of all rules but `_RESHAPING`; None: others
     reshaping: tuple[Rule, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.step = DecodingStep(self.request, "the model", can_overwrite=True)
+        self.rules = RequestRules(self.request, "the model", can_overwrite=True)
         rules = self.request.rules
         self.reshaping = tuple(rule for rule in rules if isinstance(rule, _RESHAPING))
         self.banned_ids = single_bans([rule for rule in rules if rule not in self.reshaping])
@@ -376,7 +375,7 @@ def _under_rules(outputs: list[Output], log_probs: Float[Tensor, "N V"]) -> Floa
                 result[rows] = _under_shared_rules(output, own)
             else:
                 new = torch.tensor([output.ids], dtype=torch.long, device=log_probs.device)
-                result[rows] = output.step(own, new, [0])
+                result[rows] = output.rules(own, new, [0])
         except UserError as error:
             for index in indices:
                 outputs[index].error = error
@@ -385,7 +384,7 @@ def _under_rules(outputs: list[Output], log_probs: Float[Tensor, "N V"]) -> Floa
 
 def _under_shared_rules(output: Output, log_probs: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
     new = torch.empty(len(log_probs), 0, dtype=torch.long, device=log_probs.device)
-    return output.step(log_probs, new, [0])
+    return output.rules(log_probs, new, [0])
 
 
 def _top_tokens(

@@ -12,7 +12,7 @@ from heedful.backends.torch.searching import Searcher
 from heedful.backends.torch.target_scoring import LogProbs, TargetScorer
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.data.collate import Batch
-from heedful.generation.hypotheses import Hypothesis
+from heedful.generation.outputs import Hypothesis
 from heedful.options import StopRule
 
 

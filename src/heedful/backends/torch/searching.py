@@ -11,20 +11,20 @@ from heedful.backends.base import GenerationRequest
 from heedful.backends.shortlist import Shortlist
 from heedful.backends.torch.cached_net import DecodingNet
 from heedful.backends.torch.coverage import Coverage
-from heedful.backends.torch.state import DecodingState
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.errors import UserError
 from heedful.generation.constrained import constrained_beam_search, least_beam_size
-from heedful.generation.context import Rule
-from heedful.generation.greedy import greedy_from_logits
-from heedful.generation.hypotheses import Hypothesis
-from heedful.generation.request import SearchRequest
+from heedful.generation.outputs import Hypothesis, StopStrings
 from heedful.generation.rules import RULES_BY_OPTION, sampling_rules
 from heedful.generation.sampling import sample, sample_steps
 from heedful.generation.search import beam_search
 from heedful.generation.speculative import CachedScorer, Draft, PromptLookup, Speculation
-from heedful.generation.stopping import StopStrings
-from heedful.generation.token_rules import BannedAtBegin, ForcedTokens, NoRepeatNgram, single_bans
+from heedful.generation.token_rules import (
+    BannedAtBegin,
+    ForcedTokens,
+    NoRepeatNgram,
+    Rule,
+)
 
 Step = TypeVar("Step")
 
@@ -75,10 +75,11 @@ class Searcher:
                 state=state,
                 seeds=request.seeds,
                 stop=stop_function(request),
+                scores=False,
                 steps_per_read=1,
                 **self.arguments([row], request),
             )
-        for step in self._in_inference_mode(steps):
+        for step in self._in_inference_mode(iter(steps)):
             yield step.tokens, bool(step.ended)
 
     def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> CachedScorer:
@@ -99,18 +100,11 @@ class Searcher:
             size = max(size, least_beam_size(request.required_ids))
         start, state = self.open(rows, request, size)
         arguments = self.arguments(rows, request) | {"on_done": request.on_output}
-        banned_ids = self._banned_ids(request, state, arguments["rules"])
-        if banned_ids is not None:
-            checked, score = SearchRequest.from_options(start, **arguments), request.score
-            outputs = greedy_from_logits(
-                state, checked, banned_ids, score, with_scores=options.scores
-            )
-            return [[hypothesis] for hypothesis in outputs]
         next_log_probs = state.next_log_probs
-        beams = {"beam_size": size, "num_return": options.num_return, **vars(request.score)}
+        widths = {"beam_size": size, "num_return": options.num_return, **vars(request.score)}
         if request.required_ids:
             return constrained_beam_search(
-                next_log_probs, start, request.required_ids, state=state, **beams, **arguments
+                next_log_probs, start, request.required_ids, state=state, **widths, **arguments
             )
         if options.by_beams:
             if options.coverage_penalty:
@@ -126,7 +120,7 @@ class Searcher:
                 diversity_penalty=options.diversity_penalty,
                 # The model's own token at the limit is certain, and wins over a forced end.
                 force_eos=None if request.forced_eos_id is None else False,
-                **beams,
+                **widths,
                 **arguments,
             )
         samples = sample(
@@ -137,6 +131,7 @@ class Searcher:
             num_samples=options.num_return,
             stop=stop_function(request),
             score=request.score,
+            scores=options.scores,
             **arguments,
         )
         return [samples[first : first + size] for first in range(0, len(samples), size)]
@@ -198,23 +193,6 @@ class Searcher:
         if self.net.is_encoder_decoder:
             return [list(request.decoder_start_ids) for _ in rows]
         return rows
-
-    def _banned_ids(
-        self, request: GenerationRequest, state: Any, rules: Sequence[Rule]
-    ) -> list[int] | None:
-        """The banned ids of a request that `greedy_from_logits` can decode; None: it cannot."""
-        options = request.options
-        is_plain = (
-            isinstance(state, DecodingState)
-            and state.has_logits
-            and self.net.device.type == "cpu"
-            and options.rows == options.num_return == 1
-            and not (options.samples or options.stop or request.required_ids)
-            and request.output_prefixes is None
-        )
-        if not is_plain:
-            return None
-        return single_bans(rules)
 
     def _speculation(self, row: list[int], request: GenerationRequest) -> Speculation:
         if request.options.num_return > 1:

@@ -1,20 +1,111 @@
-"""Rotary positions from a Config, and their keys in the Hugging Face format."""
+"""Shared by models with rotary positions: LLaMA's blocks, and their Hugging Face format."""
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import torch
+from torch import nn
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
+from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
-from heedful.parts.positions import Layout, NtkScaling, RotaryPositions
+from heedful.parts.feedforward import FeedForward, Gate
+from heedful.parts.positions import Layout, NtkScaling, RopeScaling, RotaryPositions
+from heedful.parts.residual import PreNorm
+from heedful.zoo.architectures import model_config
+from heedful.zoo.build import decoder_only
+from heedful.zoo.hf import GATES, Hf
+from heedful.zoo.names import Name, Names, layer_names
 
 AnyConfig = TypeVar("AnyConfig")
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # types of layers in `config.json`
+
+
+@model_config
+class Base:
+    """Sizes and choices of LLaMA and its descendants; the defaults are LLaMA 7B.
+
+    Args:
+        num_kv_heads: heads of keys and values; None: num_heads.
+        head_dim: width of a head; None: d_model / num_heads.
+        d_ff: width of the hidden units; None: 8/3 · d_model (sec. 2.2), rounded up to a multiple of
+            256 as in the authors' code.
+        max_length: longest text, in tokens.
+        activation: gate of the feed-forward.
+        rope_base: base of the rotary frequencies.
+        rope_layout: pairing of dimensions: half, as in the Hugging Face format, or interleaved, as
+            in the authors' files.
+        rope_scaling: scaling of the rotary positions for longer texts: `type` (linear, ntk, yarn,
+            llama3) and the arguments of that class in `parts/rotary.py`; None: no scaling.
+        tie_embeddings: one matrix for input and output.
+    """
+
+    vocab_size: Annotated[int, Hf("vocab_size")] = 32000
+    d_model: Annotated[int, Hf("hidden_size")] = 4096
+    num_heads: Annotated[int, Hf("num_attention_heads")] = 32
+    num_kv_heads: Annotated[int | None, Hf("num_key_value_heads")] = None
+    head_dim: Annotated[int | None, Hf("head_dim")] = None
+    num_layers: Annotated[int, Hf("num_hidden_layers")] = 32
+    d_ff: Annotated[int | None, Hf("intermediate_size")] = None
+    max_length: Annotated[int, Hf("max_position_embeddings")] = 2048
+    dropout: float = 0.0
+    attention_dropout: Annotated[float, Hf("attention_dropout")] = 0.0
+    activation: Annotated[Gate, Hf("hidden_act", values=GATES)] = "swiglu"
+    norm_eps: Annotated[float, Hf("rms_norm_eps")] = 1e-6
+    rope_base: Annotated[float, Hf("rope_theta")] = 10000.0
+    rope_layout: Layout = "half"
+    rope_scaling: RopeScaling = None
+    tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = False
+
+
+def rotary_decoder(config: Base, block: Callable[[], Block]) -> DecoderOnly:
+    """The net of LLaMA and its descendants: blocks of one kind, and a final RMSNorm."""
+    norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+    return decoder_only(config, Stack((block() for _ in range(config.num_layers)), norm))
+
+
+def rotary_block(config: Base, attention: Attention, feedforward: nn.Module) -> Block:
+    """LLaMA's block: RMSNorm before both sub-layers."""
+    norm = partial(nn.RMSNorm, config.d_model, eps=config.norm_eps)
+    residual = partial(PreNorm, dropout=config.dropout)
+    return Block(residual(attention, norm()), None, residual(feedforward, norm()))
+
+
+def rotary_attention(
+    config: Base, position: RotaryPositions, *, bias: bool = False, **options: Any
+) -> Attention:
+    """Self-attention with the heads of a Config.
+
+    Args:
+        bias: of all matrices.
+        options: further ones of `Attention`.
+    """
+    return Attention(
+        config.d_model,
+        config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        position=position,
+        dropout=config.attention_dropout,
+        bias=bias,
+        out_bias=bias,
+        **options,
+    )
+
+
+def gated_feedforward(config: Base, *, bias: bool = False) -> FeedForward:
+    """The feed-forward network of a Config."""
+    return FeedForward(config.d_model, hidden_width(config), config.activation, bias=bias)
+
+
+def hidden_width(config: Base) -> int:
+    """`d_ff`, or its default by the authors' rule."""
+    return config.d_ff or -(-(8 * config.d_model // 3) // 256) * 256
 
 
 def head_width(config: Any) -> int:
@@ -27,6 +118,9 @@ def rotary_module(config: Any) -> RotaryPositions:
     """The rotary module that all layers share, from `rope_base`, `rope_layout`, `rope_scaling`."""
     scheme = (config.rope_base, config.rope_layout, config.rope_scaling)
     return RotaryPositions(head_width(config), *scheme)
+
+
+# --- The Hugging Face format --------------------------------------------------------------------
 
 
 # Supported types of `rope_scaling`: Hugging Face key -> argument of our class.
@@ -82,10 +176,10 @@ def rope_from_hf(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[st
     for key in inner:
         if key not in table.keys() | _OTHER_KEYS | (_OTHER_YARN_KEYS if kind == "yarn" else set()):
             raise UserError(f"config.json: {key} of {section} is not supported for {kind}")
-    for partial in (inner.get("partial_rotary_factor"), content.get("partial_rotary_factor")):
-        if partial not in (None, 1):
+    for fraction in (inner.get("partial_rotary_factor"), content.get("partial_rotary_factor")):
+        if fraction not in (None, 1):
             raise UserError(
-                f"config.json: partial_rotary_factor is {partial}, but heedful rotates all "
+                f"config.json: partial_rotary_factor is {fraction}, but heedful rotates all "
                 "dimensions of a head"
             )
     if kind == "default":
@@ -188,6 +282,65 @@ class LocalLayers:
     def _types(self, every: int, count: int) -> list[str]:
         numbers = range(self.counted_from, self.counted_from + count)
         return [LOCAL if number % every else GLOBAL for number in numbers]
+
+
+def read_rotary(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Rotary keys from `config.json`; raises UserError unless all layers are of one type."""
+    kind = "sliding_attention" if keys.get("window") else "full_attention"
+    if other := set(content.get("layer_types") or ()) - {kind}:
+        raise UserError(f"config.json: layer_types has {min(other)}, but all layers must be {kind}")
+    return rope_from_hf(content, keys)
+
+
+def sizes_to_hf(config: Base) -> dict[str, Any]:
+    """Keys of `config.json` for sizes with a default rule, and for rotary positions."""
+    return {
+        "num_key_value_heads": config.num_kv_heads or config.num_heads,
+        "head_dim": head_width(config),
+        "intermediate_size": hidden_width(config),
+        **rope_to_hf(config),
+    }
+
+
+def divided_sizes_to_hf(config: Base) -> dict[str, Any]:
+    """`sizes_to_hf` for formats in which num_heads must divide d_model; raises UserError."""
+    if config.d_model % config.num_heads:
+        raise UserError(
+            f"d_model {config.d_model} is not divisible by num_heads {config.num_heads}, which "
+            "the Hugging Face format of this architecture requires even if head_dim is given"
+        )
+    return sizes_to_hf(config)
+
+
+HF_LAYER = {
+    "self_attention.norm": "input_layernorm",
+    "self_attention.sublayer.qkv": "self_attn.{q,k,v}_proj",
+    "self_attention.sublayer.query_norm": "self_attn.q_norm",
+    "self_attention.sublayer.key_norm": "self_attn.k_norm",
+    "self_attention.sublayer.out": "self_attn.o_proj",
+    "feedforward.norm": "post_attention_layernorm",
+    "feedforward.sublayer.up": "mlp.{gate,up}_proj",
+    "feedforward.sublayer.down": "mlp.down_proj",
+}
+
+
+def hf_names(config: Base, layer: dict[str, str] = HF_LAYER) -> Names:
+    """Hugging Face tensor names; raises UserError for the interleaved layout."""
+    if config.rope_layout != "half":
+        raise UserError(
+            f"the Hugging Face format has no rope_layout {config.rope_layout}; convert the net by "
+            "heedful.zoo.rotary.to_layout(net, config, 'half')"
+        )
+    return Names(
+        [
+            Name("embedding.tokens", "model.embed_tokens"),
+            *layer_names("decoder.blocks.{i}", "model.layers.{i}", layer),
+            Name("decoder.final_norm", "model.norm"),
+            Name("head.out", "lm_head"),
+        ],
+        prefix="model.",
+        buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    )
 
 
 @torch.no_grad()

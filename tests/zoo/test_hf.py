@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from test_gpt2 import GPT2
 from torch import Tensor, nn
 
-import heedful.zoo.hf_directory as hf_directory
+import heedful.zoo.hf as hf_directory
 from heedful.errors import UserError
-from heedful.zoo.hf_directory import read_hf_directory, write_hf_directory
-from heedful.zoo.hf_nets import net_from_hf
+from heedful.zoo.hf import net_from_hf, read_hf_directory, write_hf_directory
 
 CONFIG = {"model_type": "toy", "width": 3, "Größe": [1, None]}
 TENSORS = {"b": torch.randn(2, 3), "a": torch.randn(4).bfloat16(), "ids": torch.arange(3)}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.generation.back_pointers import BackPointers, BestFinished, Extensions
+from heedful.generation.hypotheses import BackPointers, BestFinished, Extensions
 
 Path = tuple[list[int], list[float]]
 
