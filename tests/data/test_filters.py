@@ -12,8 +12,7 @@ from heedful.data.filter_report import MAX_EXAMPLES, FilterReport
 from heedful.data.filters import FilterChain, HashSet, make_filters
 from heedful.data.language_identification import language_probabilities, probability_of
 from heedful.data.language_tags import macrolanguage_of
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import Rows
+from heedful.data.rows import CORPUS, Rows
 from heedful.data.scripts import LETTERS, SCRIPTS, CharacterClass, letters_of, scripts_of
 from heedful.errors import UserError
 

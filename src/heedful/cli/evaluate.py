@@ -282,9 +282,9 @@ def _evaluate_labels(
     import numpy as np
 
     from heedful.data.columns import Columns
-    from heedful.data.headers import LABEL
     from heedful.data.labels import label_columns, label_targets
-    from heedful.data.rows import collect, open_rows
+    from heedful.data.row_files import open_rows
+    from heedful.data.rows import LABEL, collect
     from heedful.evaluation.labels import answer_texts, score_answers
 
     problem, names = model.metadata.problem, model.labels

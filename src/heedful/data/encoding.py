@@ -19,10 +19,9 @@ from heedful.data.columns import (
     ids_dtype,
     offsets_from_lengths,
 )
-from heedful.data.headers import Problem
-from heedful.data.labels import label_columns
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import Rows
+from heedful.data.labels import Problem, label_columns
+from heedful.data.rows import CORPUS, Chunk, Rows
+from heedful.data.splits import KnownRows, Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 
@@ -292,6 +291,23 @@ class Encoder:
                 for ids, shorter in zip(encoded[name], cut, strict=True):
                     ids[index] = shorter
         return has_targets
+
+
+@dataclass(frozen=True)
+class ChunkEncoder:
+    """Encodes the training rows of a chunk; it can be sent to another process.
+
+    Attributes:
+        known: the held-out rows, whose sources are left out.
+    """
+
+    encoder: Encoder
+    split: Split
+    known: KnownRows
+
+    def __call__(self, chunk: Chunk) -> Columns:
+        """The columns of a chunk; errors as in `Encoder`."""
+        return self.encoder(self.known.drop_from(self.split.train(*chunk.parse_indexed())))
 
 
 def encode_rows(rows: Rows, columns: Mapping[str, TextColumn], **options: Any) -> Columns:

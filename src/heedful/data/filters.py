@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -16,8 +15,7 @@ from heedful.data.language_identification import (
     known_macrolanguage,
     probability_of,
 )
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import Rows
+from heedful.data.rows import CORPUS, Rows
 from heedful.data.scripts import LETTERS, SCRIPT_LETTERS, CharacterClass, letters_of, scripts_of
 from heedful.errors import UserError
 from heedful.extras import require
@@ -347,9 +345,7 @@ class FilterChain:
             count.examples += [_example(rows, index) for index in example_indices]
             if len(dropped):
                 indices = indices[is_kept]
-                report, rows = rows.report, rows.select(np.flatnonzero(is_kept))
-                num_filtered = report.num_filtered + len(dropped)
-                rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
+                rows = rows.filtered(np.flatnonzero(is_kept))
         return rows, indices
 
 

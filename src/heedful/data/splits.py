@@ -13,9 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
-from heedful.data.headers import LABEL
-from heedful.data.row_formats import CORPUS, MESSAGES, Unit
-from heedful.data.rows import Rows, hash_cells
+from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, Unit, hash_cells
 from heedful.errors import UserError
 
 _TARGET = "tgt"  # the column of the targets of pairs
@@ -48,7 +46,7 @@ class Split:
     tails: tuple[Tail, ...] = ()
 
     @property
-    def num_held_out(self) -> int:
+    def num_valid(self) -> int:
         """The number of rows that are held out whole."""
         return len(self.held_out) + sum(tail.end - tail.start for tail in self.tails)
 

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from heedful.data.headers import Problem
 from heedful.data.hf_tokenizers import write_tokenizer
+from heedful.data.labels import Problem
 from heedful.data.tags import allow_in_texts
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
