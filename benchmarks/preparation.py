@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from common import ROOT, argument_parser, command_line, table, write_results
-from heedful.data.column_writer import PROGRESS
+from heedful.data.columns import PROGRESS
 from heedful.data.prepared import MANIFEST, UNFINISHED
 
 PAIRS, QUICK_PAIRS = 20_000_000, 1_000

@@ -10,23 +10,16 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Bool, Int64, UInt32
 
-from heedful.data.columns import (
-    Column,
-    Columns,
-    Counts,
-    DataReport,
-    Sequences,
-    ids_dtype,
-    offsets_from_lengths,
-)
+from heedful.data.columns import Column, Columns, Sequences, ids_dtype, offsets_from_lengths
 from heedful.data.labels import Problem, label_columns
+from heedful.data.reports import Counts, DataReport
 from heedful.data.rows import CORPUS, Chunk, Rows
 from heedful.data.splits import KnownRows, Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 
 Item = TypeVar("Item")
-_TEXT = -1  # no id: the place of a text among special tokens
+_TEXT = -1  # no id: stands for a text among special tokens
 Truncation: TypeAlias = Literal["drop", "truncate", "error"]
 
 
@@ -97,8 +90,8 @@ class TextColumn:
     def frame(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text, for rows of which `is_framed` is true."""
         framed = self.with_special_tokens([_TEXT])
-        place = framed.index(_TEXT)
-        return framed[:place], framed[place + 1 :]
+        index = framed.index(_TEXT)
+        return framed[:index], framed[index + 1 :]
 
     def is_framed(self, rows: Sequence[Sequence[int]]) -> bool:
         """True if the special tokens of one text are the same for all rows of ids.
@@ -399,11 +392,11 @@ def _surrounded(
     ends = np.cumsum(longer)
     result = np.empty(int(longer.sum()), np.uint32)
     is_text = np.ones(len(result), bool)
-    for places, special_id in (
-        *((ends - longer + place, special_id) for place, special_id in enumerate(before)),
-        *((ends - len(after) + place, special_id) for place, special_id in enumerate(after)),
+    for indices, special_id in (
+        *((ends - longer + shift, special_id) for shift, special_id in enumerate(before)),
+        *((ends - len(after) + shift, special_id) for shift, special_id in enumerate(after)),
     ):
-        result[places] = special_id
-        is_text[places] = False
+        result[indices] = special_id
+        is_text[indices] = False
     result[is_text] = flat
     return longer, result

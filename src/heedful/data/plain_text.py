@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from heedful.data.columns import DataReport
+from heedful.data.reports import DataReport
 from heedful.data.rows import Chunk, Rows, Unit, same_rows
 from heedful.data.text_files import (
     BLOCK_BYTES,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy.typing import NDArray
 
-from heedful.data.columns import DataReport
+from heedful.data.reports import DataReport
 from heedful.data.text_files import BlockPlace
 from heedful.errors import UserError
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
-from heedful.data.columns import DataReport
-from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
 from heedful.data.labels import Problem, distinct_labels
+from heedful.data.reports import DataReport, FilterReport
 from heedful.data.row_samples import RowSample, SampledRows
 from heedful.data.rows import CORPUS, LABEL, Chunk, ReadCounter, Rows, RowSource, Unit, hash_cells
 from heedful.data.splits import Split, Tail, sources_of, split_tail

@@ -7,7 +7,7 @@ from typing import Any
 
 from heedful import extras
 from heedful.backends.onnxruntime.writing import PRECISIONS, write_graphs
-from heedful.data.tags import allow_in_texts
+from heedful.data.special_tokens import allow_in_texts
 from heedful.errors import UserError, describe
 from heedful.export.hf import OnNotice
 from heedful.files import as_path, check_new, write_directory, write_json

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.data.token_texts import TokenTexts
+from heedful.data.decoding import TokenTexts
 from heedful.errors import UserError
 from heedful.generation.context import Context
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from heedful.config import Recipe
-from heedful.data.column_writer import ColumnsWriter, write_columns
-from heedful.data.columns import Columns, DataReport
+from heedful.data.columns import Columns, ColumnsWriter, write_columns
 from heedful.data.encoding import ChunkEncoder, Encoder
 from heedful.data.labels import Problem, label_columns, label_counts, label_names
 from heedful.data.prepared import MANIFEST
+from heedful.data.reports import DataReport
 from heedful.data.row_files import FileRows
 from heedful.data.rows import Rows, RowSource
 from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError, with_config
 
 from heedful import plugins
 from heedful.config import Recipe
-from heedful.data.filter_report import FilterReport
+from heedful.data.reports import FilterReport
 from heedful.errors import UserError
 from heedful.recipe_files import load_recipe
 from heedful.training.events import Event

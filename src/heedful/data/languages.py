@@ -1,12 +1,19 @@
-"""Scripts of languages, and counts of the characters of a class in texts."""
+"""Languages: their tags, their scripts, and the language that a text is in.
 
-from collections.abc import Sequence
+Tags in any form (`pt-BR`, `pt_BR` and `por` are Portuguese) are read by the library langcodes.
+Standards: BCP 47 for tags, ISO 639-3 for macrolanguages. Texts are identified by py3langid (extra
+`langid`), Lui and Baldwin 2012, "langid.py: An Off-the-shelf Language Identification Tool".
+Probabilities are scaled by the length of the text, so that those of short texts are low.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 from tokenizers import Regex, normalizers
 
-from heedful.data.language_tags import language_of
 from heedful.errors import UserError, format_names
 from heedful.plugins import nearest
 
@@ -49,6 +56,49 @@ _LANGUAGES = {
 }
 _SCRIPTS_OF = {code: names for names, codes in _LANGUAGES.items() for code in codes.split()}
 SCRIPTS = sorted({name for names in _LANGUAGES for name in names})
+NO_LANGUAGE = "zxx"  # ISO 639-2: no linguistic content
+
+
+@cache
+def standard_tag(tag: str) -> str:
+    """The tag of BCP 47 for a tag or ISO 639 code, such as `pt-BR`; other names in lower case.
+
+    The usual language of a macrolanguage has its code: `zh` for `cmn`.
+    """
+    from langcodes import standardize_tag
+    from langcodes.tag_parser import LanguageTagError
+
+    try:
+        return standardize_tag(tag, macro=True)
+    except LanguageTagError:
+        return tag.replace("_", "-").lower()
+
+
+def language_of(tag: str | None) -> str:
+    """The language of a tag, without script and region: `pt` for `pt_BR` and `por`; "" for None."""
+    return standard_tag(tag or "").partition("-")[0]
+
+
+@cache
+def macrolanguage_of(tag: str) -> str:
+    """The macrolanguage of a tag's language, such as `zh` for `yue`, `no` for `nb`; else itself."""
+    from langcodes.data_dicts import MACROLANGUAGES
+
+    language = language_of(tag)
+    return MACROLANGUAGES.get(language, language)
+
+
+def matching_tag(tag: str, tags: Collection[str]) -> str | None:
+    """The entry of `tags` that means the same as a tag; None: no entry, or several do.
+
+    Without one that is equal in standard form, the only one of the same language counts.
+    """
+    if tag in tags:
+        return tag
+    for form in (standard_tag, language_of):
+        if len(found := [one for one in tags if form(one) == form(tag)]) == 1:
+            return found[0]
+    return None
 
 
 def scripts_of(language: str | None, names: str | Sequence[str] | None, key: str) -> list[str]:
@@ -107,3 +157,47 @@ class CharacterClass:
         sums = np.concatenate([[0], np.cumsum(self._is_member[codes], dtype=np.int64)])
         ends = np.cumsum(lengths)
         return np.asarray(sums[ends] - sums[ends - lengths])
+
+
+def identify(text: str) -> str:
+    """The macrolanguage (`macrolanguage_of`) of the most probable language of a text."""
+    return macrolanguage_of(_identifier().classify(text)[0])
+
+
+def language_probabilities(text: str) -> dict[str, float]:
+    """The probability of each known language, by ISO 639 code; their sum is 1."""
+    return {code: float(probability) for code, probability in _identifier().rank(text)}
+
+
+def probability_of(text: str, macrolanguage: str) -> float:
+    """The sum of the probabilities of the members of a macrolanguage."""
+    probabilities = language_probabilities(text).items()
+    return sum(value for code, value in probabilities if macrolanguage_of(code) == macrolanguage)
+
+
+def known_macrolanguage(language: str | None, keys: str) -> str:
+    """The macrolanguage of an expected language.
+
+    Args:
+        keys: recipe keys that give the language, for messages.
+
+    Raises:
+        UserError: no language; one that the identifier does not know.
+    """
+    if not language:
+        raise UserError(f"data.filters.language: no language; set {keys}")
+    expected, labels = macrolanguage_of(language), _identifier().labels
+    if expected not in map(macrolanguage_of, labels):
+        known = format_names(sorted({*labels} - {NO_LANGUAGE}), str)
+        raise UserError(
+            f"data.filters.language: py3langid does not know the language {language}; change {keys}"
+            f", or leave the filter out (known: {known})"
+        )
+    return expected
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
