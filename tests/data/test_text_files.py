@@ -60,7 +60,7 @@ def test_blocks_have_the_lines_of_parallel_files(
             list(read_line_blocks(paths))
         return
     blocks = list(read_line_blocks(paths))
-    actual = [[t for block in blocks for t in block.texts(side, "x")] for side in (0, 1)]
+    actual = [[t for block in blocks for t in block.texts(side)] for side in (0, 1)]
     assert actual == expected
     assert [list(read_lines(path)) for path in paths] == expected
     kept = ["".join(read_lines(path, keep_ends=True)) for path in paths]
