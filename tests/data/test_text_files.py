@@ -71,7 +71,7 @@ def test_blocks_have_the_lines_of_parallel_files(
     first = 1
     for block in blocks:
         assert block.first == first
-        assert block.num_rows == len(block.texts(0, "x")) <= limits[0]
+        assert block.num_rows == len(block.texts(0)) <= limits[0]
         sizes = [sum(map(len, pair)) for pair in zip(*data_of(block), strict=True)]
         assert sum(sizes[:-1]) < limits[1]  # a line less is below the limit
         assert block is blocks[-1] or sum(sizes) >= limits[1] or len(sizes) == limits[0]
