@@ -32,7 +32,7 @@ from heedful.pipelines import (
 )
 from heedful.progress import PrintLine, has_display, use_display
 from heedful.recipe_changes import changed_settings, check_changes, check_started
-from heedful.recipe_files import load_recipe, with_absolute_paths
+from heedful.recipe_files import load_recipe, recorded_recipe, with_absolute_paths
 from heedful.tasks.cores import Follower, fastest_cores, follow_cores
 from heedful.tasks.in_memory import InMemoryData, TrainingData
 from heedful.tasks.scoring import FinalScores
@@ -234,7 +234,7 @@ def _train_in(
     with RunFolder(out, resume=resume) as folder, ExitStack() as cores:
         with folder.undone_on_error():
             if resume:
-                check_changes(load_recipe(out / "recipe.yaml"), recipe, changes, str(out))
+                check_changes(recorded_recipe(out / "recipe.yaml"), recipe, changes, str(out))
                 for event in session_starts(out / "log.jsonl")[-1:]:
                     check_started(event.recipe, recipe, str(out))
             task = checked_task(recipe)

@@ -124,9 +124,15 @@ def open_rows(
     *,
     unit: Unit = "line",
     header: bool | None = None,
+    languages: Mapping[str, str] | None = None,
     keep_empty: bool = False,
 ) -> FileRows:
-    """The rows of files, to be read in chunks; arguments and errors as in `read_rows`."""
+    """The rows of files, to be read in chunks; arguments and errors as in `read_rows`.
+
+    Args:
+        header: a .tsv file has a line with names of columns, or not; None: it is recognized.
+        languages: by column; a recognized header must not contradict them.
+    """
     groups: list[tuple[tuple[Path, ...], ReadFile]]
     if isinstance(files, Mapping):
         columns = tuple(files)
@@ -140,7 +146,9 @@ def open_rows(
     else:
         fields = {"text": None} if fields is None else fields
         columns = tuple(fields)
-        groups = [((path,), partial(read_chunks, path, fields, unit, header)) for path in files]
+        groups = [
+            ((path,), partial(read_chunks, path, fields, unit, header, languages)) for path in files
+        ]
     if not groups:
         raise UserError("no files are given; name at least one")
     return FileRows(columns, tuple(groups), keep_empty)
@@ -212,9 +220,10 @@ def read_chunks(
     fields: Mapping[str, Field | None],
     unit: Unit,
     header: bool | None = None,
+    languages: Mapping[str, str] | None = None,
     places: Sequence[BlockPlace] | None = None,
 ) -> Iterator[Chunk]:
-    """The rows of a file in chunks, at least one, with empty rows; arguments as in `read_rows`.
+    """The rows of a file in chunks, at least one, with empty rows; arguments as in `open_rows`.
 
     Args:
         places: those of all chunks, if an earlier call has found them: they are read by `parse`.
@@ -231,7 +240,7 @@ def read_chunks(
     if kind == "jsonl":
         return jsonl_chunks(path, _names(path, "JSONL", fields), places)
     if has_columns:
-        return tsv_chunks(path, fields, header, places)
+        return tsv_chunks(path, fields, header, languages, places)
     if len(fields) > 1:
         check_no_document(path)
         raise UserError(

@@ -1,6 +1,6 @@
 """The first pass over training rows: check, filter and count them, and sample texts."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial, reduce
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
-from heedful.data.labels import Problem, distinct_labels
+from heedful.data.labels import Problem, count_labels
 from heedful.data.reports import DataReport, FilterReport
 from heedful.data.row_samples import RowSample, SampledRows
 from heedful.data.rows import CORPUS, LABEL, Chunk, ReadCounter, Rows, RowSource, Unit, hash_cells
@@ -88,7 +88,7 @@ class Scan:
     Attributes:
         reports: of the rows that were read, by corpus ("" without corpora).
         filters: the rows that filters dropped.
-        labels: the distinct labels (`distinct_labels`).
+        labels: the rows of each label (`count_labels`), before filters of class `Unique`.
         sample: rows chosen at random, in their order, or all rows, with their report.
         sample_indices: the index of each row of `sample` among all rows.
         sources: (N,), the hash of the source of each row (`sources_of`), if they were asked for.
@@ -97,7 +97,7 @@ class Scan:
     reports: dict[str, DataReport]
     filters: FilterReport
     chunks: ChunkFacts
-    labels: frozenset[str]
+    labels: Counter[str]
     sample: Rows
     sample_indices: Int64[np.ndarray, " S"]
     sources: UInt64[np.ndarray, " N"] | None = None
@@ -141,7 +141,7 @@ def scan_rows(
     assert [*by_row, *unique.filters] == [*filters]
     report = FilterChain(by_row).report
     reports: dict[str, DataReport] = {}
-    labels, counter, sample = set[str](), ReadCounter(), RowSample(sample_size)
+    labels, counter, sample = Counter[str](), ReadCounter(), RowSample(sample_size)
     chunks, waiting = ChunkFacts(), deque[Chunk]()
     sources = [np.zeros(0, np.uint64)]
 
@@ -158,7 +158,7 @@ def scan_rows(
         if unique.filters:
             is_unique = unique.keep(found.hashes, partial(_kept_by_row, by_row, chunk))
             found = found.filtered(is_unique)
-        labels |= found.labels
+        labels.update(found.labels)
         known = reports.get(chunk.corpus)
         reports[chunk.corpus] = found.report if known is None else known.plus(found.report)
         chunks.add(chunk, found)
@@ -172,7 +172,7 @@ def scan_rows(
     if sample_size is None:
         rows.report = reduce(DataReport.plus, reports.values())
     hashes = np.concatenate(sources) if with_sources else None
-    return Scan(reports, report, chunks, frozenset(labels), rows, indices, hashes)
+    return Scan(reports, report, chunks, labels, rows, indices, hashes)
 
 
 def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Iterator[Chunk]:
@@ -232,7 +232,7 @@ class _ChunkScan:
         sources: (N,), as `Scan.sources`, or None.
     """
 
-    labels: frozenset[str]
+    labels: Counter[str]
     read: DataReport
     report: DataReport
     filters: FilterReport
@@ -289,7 +289,7 @@ class _ChunkScanner:
         rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,)))
         keys = rng.random(len(read))[indices]
         return _ChunkScan(
-            labels=distinct_labels(rows, self.problem) if LABEL in rows else frozenset(),
+            labels=count_labels(rows, self.problem) if LABEL in rows else Counter(),
             read=read.report,
             report=rows.report,
             filters=chain.report,

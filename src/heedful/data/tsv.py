@@ -7,6 +7,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
+from heedful.data.languages import NAMES, language_of, macrolanguage_of
 from heedful.data.rows import LABEL, Chunk, Field, Rows
 from heedful.data.text_files import BlockPlace, LineBlock, decode_lines, read_line_blocks
 from heedful.errors import UserError, format_names
@@ -29,6 +30,7 @@ ar bg bn ca cs cy da de el en es et fa fi fr ga he hi hr hu id is it ja ko lt lv
 pt ro ru sk sl sr sv sw ta th tr uk ur vi zh
 """
 _NAMES, _LANGUAGES = frozenset(_COLUMN_NAMES.split()), frozenset(_LANGUAGE_NAMES.split())
+_CODES = {name.lower(): code for code, name in NAMES.items()}
 # Names of columns that can only be one field of a table.
 _SAME = {
     "src": ("src", "source", "source_text"),
@@ -41,10 +43,29 @@ _MIN_ROWS = 10  # from which a label that occurs once is a name
 _MIN_REPEATS = 4.0  # mean number of rows of a label, likewise
 
 
+class ColumnOrderError(UserError):
+    """Names of columns that contradict the fields which are read from them.
+
+    Attributes:
+        problem: the message without the remedy.
+        columns: for each field the number of the column with its name, or N.
+    """
+
+    def __init__(self, problem: str, columns: Mapping[str, int | str]) -> None:
+        given = " ".join(f"data.train.{name}_field={number}" for name, number in columns.items())
+        super().__init__(
+            f"{problem}: give columns, such as {given}, or data.train.header=false if this line is "
+            "a row"
+        )
+        self.problem = problem
+        self.columns = columns
+
+
 def tsv_chunks(
     path: Path,
     fields: Mapping[str, Field | None],
     header: bool | None = None,
+    languages: Mapping[str, str] | None = None,
     places: Sequence[BlockPlace] | None = None,
 ) -> Iterator[Chunk]:
     """Rows of some columns of a table, in which each line has the same number of columns.
@@ -54,6 +75,7 @@ def tsv_chunks(
             exactly these columns, in order.
         header: the first line, of columns that are not given by name, is a header, which is left
             out; None: if it is recognized as one (`_has_names`).
+        languages: by column; a recognized header must not contradict them.
     """
     explicit_fields = [field for field in fields.values() if field is not None]
     columns: list[int] = []
@@ -68,7 +90,7 @@ def tsv_chunks(
                     f"columns are counted from 1, so there is no column {min(columns) + 1}"
                 )
             if header is None:
-                header = _has_names(path, _cells(block, columns), fields)
+                header = _has_names(path, _cells(block, columns), fields, languages or {})
             if header:
                 block = _without_header(block)
         elif not columns:  # a file with a header
@@ -148,7 +170,10 @@ def _parse(columns: Mapping[str, int], width: int, has_header: bool, block: Line
 
 
 def _has_names(
-    path: Path, rows: Sequence[Sequence[str]], fields: Mapping[str, str | int | None]
+    path: Path,
+    rows: Sequence[Sequence[str]],
+    fields: Mapping[str, str | int | None],
+    languages: Mapping[str, str],
 ) -> bool:
     """True if the first of some rows of a table names the columns.
 
@@ -157,15 +182,17 @@ def _has_names(
 
     Args:
         fields: by name, in the order of the cells, with the column that was given for it.
+        languages: the language of each field that has one.
 
     Raises:
-        UserError: no column was given, and one has the name of a field that is read from another.
+        ColumnOrderError: no column was given, and one has the name of a field that is read from
+            another, or of a language that is not its field's.
     """
     if not rows:
         return False
     cells = [cell.strip().lower() for cell in rows[0]]
     if len({*cells}) == len(cells) and all(map(_is_name, cells)):
-        _check_order(path, cells, fields)
+        _check_order(path, cells, fields, languages)
         return True
     if LABEL not in fields or len(rows) <= _MIN_ROWS:
         return False
@@ -177,23 +204,51 @@ def _has_names(
     return is_repeated and first not in counts and is_name
 
 
-def _check_order(path: Path, cells: Sequence[str], fields: Mapping[str, str | int | None]) -> None:
-    """Raises UserError if a column is read as one field and has the name of another."""
+def _check_order(
+    path: Path,
+    cells: Sequence[str],
+    fields: Mapping[str, str | int | None],
+    languages: Mapping[str, str],
+) -> None:
+    """Raises ColumnOrderError if a column is read as one field and has the name of another."""
     if any(column is not None for column in fields.values()):
         return
+    named = [
+        _field_named(cell, field, fields, languages)
+        for cell, field in zip(cells, fields, strict=True)
+    ]
     for number, (field, cell) in enumerate(zip(fields, cells, strict=True), 1):
-        named = next((name for name in fields if cell in _SAME.get(name, ())), field)
-        if named != field:
-            raise UserError(
-                f"{path}: the first line names column {number} {cell!r}, which is read as the "
-                f"{field}: give columns, such as data.train.{named}_field={number}, or "
-                "data.train.header=false if this line is a row"
-            )
+        if named[number - 1] == field:
+            continue
+        known = {name: column for column, name in enumerate(named, 1) if name is not None}
+        language = f" ({languages[field]})" if field in languages else ""
+        raise ColumnOrderError(
+            f"{path}: the first line names column {number} {cell!r}, which is read as the "
+            f"{field}{language}",
+            {**dict.fromkeys(fields, "N"), **known},
+        )
+
+
+def _field_named(
+    cell: str, field: str, fields: Mapping[str, object], languages: Mapping[str, str]
+) -> str | None:
+    """The field that a column's name means; `field` if it may be this one; None: no field."""
+    if not _is_language(cell) or field not in languages:
+        return next((name for name in fields if cell in _SAME.get(name, ())), field)
+    language = language_of(_CODES.get(cell, cell))
+    exact = [name for name, tag in languages.items() if language_of(tag) == language]
+    if exact:
+        return field if field in exact else exact[0]
+    is_related = macrolanguage_of(languages[field]) == macrolanguage_of(language)
+    return field if is_related else None
+
+
+def _is_language(cell: str) -> bool:
+    return _REGION.sub("", cell) in _LANGUAGES
 
 
 def _is_name(cell: str) -> bool:
-    language = _REGION.sub("", cell)
-    return cell.replace(" ", "_").replace("-", "_") in _NAMES or language in _LANGUAGES
+    return cell.replace(" ", "_").replace("-", "_") in _NAMES or _is_language(cell)
 
 
 def _is_number(text: str) -> bool:

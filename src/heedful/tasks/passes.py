@@ -4,15 +4,17 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from heedful.config import Recipe
 from heedful.data.columns import Columns, ColumnsWriter, write_columns
 from heedful.data.encoding import ChunkEncoder, Encoder
-from heedful.data.labels import Problem, label_columns, label_counts, label_names
+from heedful.data.labels import Problem, count_labels, label_columns, label_counts, label_names
 from heedful.data.prepared import MANIFEST
 from heedful.data.reports import DataReport
 from heedful.data.row_files import FileRows
@@ -93,9 +95,14 @@ class FirstPass:
         if "valid" not in held_out:
             split = raw.hold_out(scan)
             valid = take_held_out(raw.train, scan.chunks, split, num_workers)
+            num_chosen = len(valid)
+            if labels and problem != "regression":
+                split, valid = _keep_labels(scan, split, valid, problem)
             held_out = {"valid": valid, **held_out}
             key = "data.corpora" if recipe.data.corpora else "data.train"
             summaries["valid"] = f"{len(valid):,} of {key} (data.valid_size)"
+            if num_kept := num_chosen - len(valid):
+                summaries["valid"] += f"; {num_kept:,} kept in train, for labels without other rows"
         compared = (held_out[name] for name in raw.compared_splits if name in held_out)
         known = _known_rows(recipe, compared)
         has_files = not isinstance(raw.sources["train"], Rows)
@@ -107,6 +114,25 @@ class FirstPass:
         if not len(rows):
             refuse_held_out(self.num_rows, self.scan.noun)
         return rows
+
+
+def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tuple[Split, Rows]:
+    """The split without the first held-out source of each label that train would lose.
+
+    If nothing were held out then, the split stays.
+    """
+    assert scan.sources is not None
+    sources, is_held = scan.sources[split.held_out], np.ones(len(valid), bool)
+    held = count_labels(valid, problem)
+    lost = {label for label, count in held.items() if count == scan.labels[label]}
+    for index in range(len(valid)) if lost else ():
+        if lost & count_labels(valid.select(np.array([index])), problem).keys():
+            is_returned = sources == sources[index]
+            is_held &= ~is_returned
+            lost -= count_labels(valid.select(np.flatnonzero(is_returned)), problem).keys()
+    if is_held.all() or not is_held.any():
+        return split, valid
+    return replace(split, held_out=split.held_out[is_held]), valid.select(np.flatnonzero(is_held))
 
 
 def count(task: Task, inherited: InheritedParts) -> DataSummary:
