@@ -67,6 +67,19 @@ def expected(texts: list[str], keys: list[float], most: int, characters: int) ->
     return sorted(chosen)
 
 
+def test_a_sample_without_limits_has_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out rows are read like training rows, however many they are."""
+    monkeypatch.setattr(row_samples, "SAMPLE_CHARACTERS", 3)
+    sample = RowSample(None)
+    for first in (0, 5):
+        rows = Rows({"text": [f"text {first + i}" for i in range(5)]})
+        keys = np.random.default_rng(first).random(5)
+        sample.add(SampledRows.choose(rows, keys, np.full(5, 6), sample.threshold))
+    rows, indices = sample.rows([0, 5])
+    assert indices.tolist() == [*range(10)]
+    assert rows["text"] == [f"text {i}" for i in range(10)]
+
+
 def test_rows_that_are_left_out_later_keep_the_indices_of_the_rest() -> None:
     keys = np.array([0.5, 0.1, 0.9, 0.2])
     rows = Rows({"text": ["a", "b", "c", "d"]})
