@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from common import ROOT, argument_parser, command_line, table, write_results
-from heedful.data.column_writer import PROGRESS
+from heedful.data.columns import PROGRESS
 from heedful.data.prepared import MANIFEST, UNFINISHED
 
 PAIRS, QUICK_PAIRS = 20_000_000, 1_000
@@ -339,7 +339,7 @@ def position(cache: Path, name: str) -> int:
 
 def progress_at_half(cache: Path, name: str) -> Any:
     """A function that returns half of the number of chunks, once the first pass is done."""
-    path = cache / "data" / f"{name}{UNFINISHED}" / "plan.json"
+    path = cache / "data" / f"{name}{UNFINISHED}" / "first_pass.json"
 
     def half() -> float:
         try:

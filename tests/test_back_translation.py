@@ -13,7 +13,7 @@ from heedful.back_translation import BackTranslation, back_translate, reverse_re
 from heedful.bulk.folder import JobFolder
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
-from heedful.data.tags import tag_id
+from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError
 from heedful.pipelines import load
 from heedful.run import train

@@ -22,8 +22,8 @@ from heedful.bulk.job import BulkJob, choose_workers, run_job, run_locally
 from heedful.bulk.shards import SHARD_ROWS
 from heedful.config import Files, Recipe, parse_recipe
 from heedful.data.prepared import content_key
-from heedful.data.row_formats import format_of
-from heedful.data.rows import collect, open_rows
+from heedful.data.row_files import format_of, open_rows
+from heedful.data.rows import collect
 from heedful.data.splits import normalized
 from heedful.deploy.optimize import optimize
 from heedful.dry_run import prepare_run

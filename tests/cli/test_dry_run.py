@@ -8,8 +8,7 @@ from typer.testing import CliRunner, Result
 
 from commands import Commands, assert_refused, tree, write_recipe
 from heedful.cli.app import make_app
-from heedful.data.cache import list_entries
-from heedful.data.prepared import cache_folder
+from heedful.data.prepared import cache_folder, list_entries
 from heedful.dry_run import estimate_run
 from heedful.recipe_files import load_recipe
 from heedful.training.events import RunStarted

@@ -11,10 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import tree
-from heedful.data.column_writer import ColumnsWriter, write_columns
-from heedful.data.columns import Columns, Counts, DataReport, Sequences, open_columns, pack_ids
+from heedful.data.columns import (
+    Columns,
+    ColumnsWriter,
+    Sequences,
+    open_columns,
+    pack_ids,
+    write_columns,
+)
 from heedful.data.encoding import Encoder, TextColumn, encode_rows, truncate_pair
-from heedful.data.rows import Rows, read_rows
+from heedful.data.reports import Counts, DataReport
+from heedful.data.row_files import read_rows
+from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 

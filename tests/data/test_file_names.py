@@ -11,8 +11,8 @@ import pytest
 from commands import tiny
 from heedful.config import parse_recipe
 from heedful.data import file_names
-from heedful.data.cache import list_entries
 from heedful.data.file_names import expand_path, store_stdin
+from heedful.data.prepared import list_entries
 from heedful.errors import UserError
 from heedful.tasks.corpora import split_files
 

@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 
 from heedful.config import Filters
-from heedful.data.filter_report import MAX_EXAMPLES, FilterReport
 from heedful.data.filters import FilterChain, HashSet, make_filters
-from heedful.data.language_identification import language_probabilities, probability_of
-from heedful.data.language_tags import macrolanguage_of
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import Rows
-from heedful.data.scripts import LETTERS, SCRIPTS, CharacterClass, letters_of, scripts_of
+from heedful.data.languages import (
+    LETTERS,
+    SCRIPTS,
+    CharacterClass,
+    language_probabilities,
+    letters_of,
+    macrolanguage_of,
+    probability_of,
+    scripts_of,
+)
+from heedful.data.reports import MAX_EXAMPLES, FilterReport
+from heedful.data.rows import CORPUS, Rows
 from heedful.errors import UserError
 
 TEXTS = [

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from heedful.data import prepared
-from heedful.data.column_writer import write_columns
-from heedful.data.columns import Columns, DataReport, open_columns, pack_ids
+from heedful.data.columns import Columns, open_columns, pack_ids, write_columns
 from heedful.data.prepared import FORMAT, content_key, prepare_once
+from heedful.data.reports import DataReport
 from heedful.errors import UserError
 
 
@@ -55,10 +55,10 @@ def test_only_equal_keys_share_a_folder(tmp_path: Path) -> None:
         content_key([tmp_path / "none"])
 
 
-def test_digests_of_files_in_parts_change_with_any_byte(
+def test_digests_of_files_in_sections_change_with_any_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "_PART_BYTES", 8)
+    monkeypatch.setattr(prepared, "_SECTION_BYTES", 8)
     monkeypatch.setattr(prepared, "_READ_BYTES", 4)
     data, path = bytes(range(20)), tmp_path / "file"
 

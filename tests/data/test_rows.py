@@ -21,7 +21,8 @@ from heedful.cli import lines as cli_lines
 from heedful.config import parse_recipe
 from heedful.data import text_files
 from heedful.data.labels import label_ids, label_names
-from heedful.data.rows import JoinedRows, Rows, collect, hash_cells, open_rows, read_rows
+from heedful.data.row_files import JoinedRows, open_rows, read_rows
+from heedful.data.rows import Rows, collect, hash_cells
 from heedful.data.splits import (
     KnownRows,
     Split,

@@ -12,7 +12,8 @@ from pyarrow import parquet as parquet
 
 from heedful.config import parse_recipe
 from heedful.data.prepared import content_key
-from heedful.data.rows import Rows, read_rows
+from heedful.data.row_files import read_rows
+from heedful.data.rows import Rows
 from heedful.errors import UserError
 from heedful.run import train
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heedful.data import text_files
-from heedful.data.rows import read_rows
+from heedful.data.row_files import read_rows
 from heedful.data.text_files import BlockPlace, LineBlock, read_line_blocks, read_lines
 from heedful.errors import UserError
 
@@ -28,7 +28,7 @@ def by_hand(data: bytes) -> list[str]:
 
 def data_of(block: LineBlock) -> list[io.BytesIO]:
     """The lines of each side of a block."""
-    return [io.BytesIO(block.data(side)) for side in range(len(block.sides))]
+    return [io.BytesIO(block.data(side)) for side in range(len(block.paths))]
 
 
 @given(
@@ -60,7 +60,7 @@ def test_blocks_have_the_lines_of_parallel_files(
             list(read_line_blocks(paths))
         return
     blocks = list(read_line_blocks(paths))
-    actual = [[t for block in blocks for t in block.texts(side, "x")] for side in (0, 1)]
+    actual = [[t for block in blocks for t in block.texts(side)] for side in (0, 1)]
     assert actual == expected
     assert [list(read_lines(path)) for path in paths] == expected
     kept = ["".join(read_lines(path, keep_ends=True)) for path in paths]
@@ -71,20 +71,20 @@ def test_blocks_have_the_lines_of_parallel_files(
     first = 1
     for block in blocks:
         assert block.first == first
-        assert block.num_rows == len(block.texts(0, "x")) <= limits[0]
+        assert block.num_rows == len(block.texts(0)) <= limits[0]
         sizes = [sum(map(len, pair)) for pair in zip(*data_of(block), strict=True)]
         assert sum(sizes[:-1]) < limits[1]  # a line less is below the limit
         assert block is blocks[-1] or sum(sizes) >= limits[1] or len(sizes) == limits[0]
         half = block.num_rows // 2
-        parts = [block.part(0, half), block.part(half, block.num_rows)] if half else [block]
+        parts = [block.slice(0, half), block.slice(half, block.num_rows)] if half else [block]
         assert [part.first for part in parts] == [first, first + half][: len(parts)]
         for side in (0, 1):
             assert b"".join(part.data(side) for part in parts) == block.data(side)
         first += block.num_rows
     assert sum(block.num_bytes for block in blocks) == sum(len(p.read_bytes()) for p in paths)
-    places = [BlockPlace.from_json(json.loads(json.dumps(block.place))) for block in blocks]
+    places = [BlockPlace.from_json(json.loads(json.dumps(block.plain_place))) for block in blocks]
     again = [*read_line_blocks(paths, places)]
-    assert [(block.first, block.sides) for block in again] == [(b.first, b.sides) for b in blocks]
+    assert [(b.place, b.content) for b in again] == [(b.place, b.content) for b in blocks]
     assert [block.data(1) for block in again] == [block.data(1) for block in blocks]
 
 
@@ -157,7 +157,7 @@ def test_blocks_end_at_the_first_limit(
     ] == expected
     assert sum(block.num_bytes for block in blocks) == sum(p.stat().st_size for p in paths)
     places = [(first, tuple(map(len, data))) for first, data in expected]
-    found_places = [(b.place.first, b.place.sizes) for b in blocks if b.place]
+    found_places = [(b.place.first, b.place.sizes) for b in blocks if b.plain_place]
     assert found_places == (places if not any(packed) else [])
 
 
@@ -224,7 +224,7 @@ def test_blocks_of_plain_files_are_sent_as_places_in_them(
     plain.write_bytes(b"".join(lines)[:-2])
     packed.write_bytes(gzip.compress(b"".join(lines)))
     blocks = [*read_line_blocks([plain, packed])]
-    assert [block.place for block in blocks] == [None] * 10
+    assert [block.plain_place for block in blocks] == [None] * 10
     sent = [pickle.dumps(block) for block in blocks]
     for received, block, data in zip(map(pickle.loads, sent), blocks, sent, strict=True):
         assert [received.data(side) for side in (0, 1)] == [block.data(side) for side in (0, 1)]

@@ -24,7 +24,7 @@ from heedful.backends.base import Settings
 from heedful.backends.manifest import Manifest
 from heedful.backends.registry import open_conversion
 from heedful.backends.torch.threads import ThreadPolicy
-from heedful.data.headers import Problem
+from heedful.data.labels import Problem
 from heedful.export.hf import import_hf
 from heedful.export.sentence_transformers import export_sentence_transformers
 from heedful.pipelines.pooling import POOLINGS

@@ -13,7 +13,7 @@ import torch
 import heedful
 from encoder_runs import LEARNS, PreparedTask, saved, tiny, words
 from heedful.data.encoding import TextColumn, encode_rows
-from heedful.data.rows import read_rows
+from heedful.data.row_files import read_rows
 from heedful.errors import UserError
 from heedful.pipelines import Classifier
 from heedful.run import train

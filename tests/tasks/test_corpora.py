@@ -16,7 +16,7 @@ from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
 from heedful.data.columns import rows_of
 from heedful.data.plans import plan_batches, plan_windows
-from heedful.data.tags import allow_in_texts, tag_id
+from heedful.data.special_tokens import allow_in_texts, tag_id
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.dry_run import estimate_run
 from heedful.errors import UserError

@@ -13,9 +13,9 @@ from sklearn import metrics
 
 import heedful
 from encoder_runs import LEARNS, PreparedTask, assert_resumes, saved, tiny, words
-from heedful.data.headers import LABEL
 from heedful.data.labels import label_targets
-from heedful.data.rows import collect, open_rows
+from heedful.data.row_files import open_rows
+from heedful.data.rows import LABEL, collect
 from heedful.errors import UserError
 from heedful.evaluation.labels import multi_label_scores, regression_scores
 from heedful.export.hf import export_hf

@@ -15,9 +15,8 @@ from commands import tiny, tree
 from heedful import plugins
 from heedful.config import parse_recipe
 from heedful.data import row_samples, scan, text_files, workers
-from heedful.data.cache import list_entries, remove_entry
 from heedful.data.filters import Unique
-from heedful.data.prepared import MANIFEST, UNFINISHED, Resumable
+from heedful.data.prepared import MANIFEST, UNFINISHED, Resumable, list_entries, remove_entry
 from heedful.data.rows import Rows
 from heedful.tasks import passes, preparation
 from heedful.tasks.run_data import InheritedParts, RunData
@@ -196,7 +195,7 @@ sys.path[:0] = [{support!r}, {tests!r}]
 import test_preparation as t
 from heedful.data import text_files
 from heedful.tasks import passes
-from heedful.data.column_writer import ColumnsWriter
+from heedful.data.columns import ColumnsWriter
 
 text_files.BLOCK_LINES, text_files._READ_BYTES, passes.SHARD_CHUNKS = 8, 100, 2
 commit = ColumnsWriter.commit

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib import rc_context
 
-from heedful.data.filter_report import Example, FilterCount, FilterReport
+from heedful.data.reports import Example, FilterCount, FilterReport
 from heedful.training.charts import (
     HEIGHT,
     MAX_POINTS,

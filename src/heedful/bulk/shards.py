@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heedful.data.invisible import is_blank
-from heedful.data.row_formats import Field, RawChunk, format_of, read_chunks
+from heedful.data.row_files import format_of, read_chunks
+from heedful.data.rows import Chunk, Field
 from heedful.errors import UserError
 
 SHARD_ROWS = 4_096  # most rows of a shard; a shard has at most about 1 MiB of text as well
@@ -39,7 +40,7 @@ class Shard:
     index: int
     first_row: int
     file: str
-    chunk: RawChunk
+    chunk: Chunk
 
     @property
     def num_rows(self) -> int:
@@ -56,9 +57,9 @@ class ShardReader:
     """Reads files in shards, which depend on the content of the files and `shard_rows` alone.
 
     Attributes:
-        files: text, .tsv, .jsonl and .parquet files and tables, as in `heedful.data.rows`.
+        files: text, .tsv, .jsonl and .parquet files and tables, as in `heedful.data.row_files`.
         columns: for each column of the rows the key of JSONL, the column of a table, or the
-            number or name of a column of .tsv; None: as in `heedful.data.rows.read_rows`.
+            number or name of a column of .tsv; None: as in `heedful.data.row_files.read_rows`.
         shard_rows: most rows of a shard.
     """
 
@@ -78,7 +79,7 @@ class ShardReader:
                 for start in range(0, chunk.num_rows, self.shard_rows):
                     stop = min(start + self.shard_rows, chunk.num_rows)
                     if index not in done:
-                        yield Shard(index, first_row, str(path), chunk.part(start, stop))
+                        yield Shard(index, first_row, str(path), chunk.slice(start, stop))
                     index += 1
                     first_row += stop - start
 
@@ -91,17 +92,19 @@ class ShardReader:
         }
 
 
-def _rows(chunk: RawChunk) -> list[Row]:
+def _rows(chunk: Chunk) -> list[Row]:
     """The rows of a chunk; a chunk that cannot be parsed is divided into halves."""
     try:
-        parsed = chunk.rows()
-        return [*map(_row, parsed.lines.tolist(), zip(*parsed.columns, strict=True))]
+        rows = chunk.parse()
+        assert rows.locations is not None
+        _, lines = rows.locations.tolist()
+        return [*map(_row, lines, zip(*rows.columns.values(), strict=True))]
     except UserError as error:
         count = chunk.num_rows
         if count == 1:
-            return [Row(chunk.block.first, (), str(error))]
-        parts = chunk.part(0, count // 2), chunk.part(count // 2, count)
-        return [row for part in parts for row in _rows(part)]
+            return [Row(chunk.first_line, (), str(error))]
+        halves = chunk.slice(0, count // 2), chunk.slice(count // 2, count)
+        return [row for half in halves for row in _rows(half)]
 
 
 def _row(line: int, texts: Sequence[str]) -> Row:

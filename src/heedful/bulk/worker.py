@@ -81,7 +81,7 @@ class Worker:
         content = encode(records, self.format, task)
         files.check_unchanged()  # a backend opens the net itself at the first text that needs it
         return ShardResult(
-            shard.index, shard.file, shard.chunk.block.first, content, len(rows), num_errors
+            shard.index, shard.file, shard.chunk.first_line, content, len(rows), num_errors
         )
 
     @cached_property

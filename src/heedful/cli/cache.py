@@ -12,7 +12,7 @@ from heedful.cli.shared import note, print_json
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
-    from heedful.data.cache import CacheEntry
+    from heedful.data.prepared import CacheEntry
 
 app = new_group(
     "List and remove prepared data, which runs share (HEEDFUL_CACHE, or ~/.cache/heedful)."
@@ -27,8 +27,7 @@ def list_entries(json: Json = False) -> None:
     """
     from rich.filesize import decimal
 
-    from heedful.data.cache import is_in_use, list_entries
-    from heedful.data.prepared import cache_folder
+    from heedful.data.prepared import cache_folder, is_in_use, list_entries
 
     directory = cache_folder()
     entries = list_entries(directory)
@@ -73,8 +72,12 @@ def remove_entries(
     """
     from rich.filesize import decimal
 
-    from heedful.data.cache import list_entries, remove_entry, remove_unfinished_entries
-    from heedful.data.prepared import cache_folder
+    from heedful.data.prepared import (
+        cache_folder,
+        list_entries,
+        remove_entry,
+        remove_unfinished_entries,
+    )
 
     if sum((bool(names), everything, older_than is not None)) != 1:
         raise UserError("give names (heedful cache ls), or --older-than DAYS, or --all")

@@ -28,7 +28,7 @@ from heedful.options import TooLong
 if TYPE_CHECKING:
     import numpy as np
 
-    from heedful.data.headers import Problem
+    from heedful.data.labels import Problem
     from heedful.data.rows import Rows
 
 # Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
@@ -280,8 +280,9 @@ def _labeled_rows(
     path: Path, columns: dict[str, Any], names: Sequence[str], problem: "Problem"
 ) -> "Rows":
     """The rows of labeled texts; a first line that names columns is left out with a note."""
-    from heedful.data.headers import LABEL, ColumnOrderError
-    from heedful.data.rows import collect, open_rows
+    from heedful.data.row_files import open_rows
+    from heedful.data.rows import LABEL, collect
+    from heedful.data.tsv import ColumnOrderError
 
     try:
         rows = collect(replace(open_rows([path], columns), problem=problem))
@@ -305,7 +306,6 @@ def _evaluate_labels(
     import numpy as np
 
     from heedful.data.columns import Columns
-    from heedful.data.headers import LABEL
     from heedful.data.labels import label_columns, label_targets
     from heedful.evaluation.labels import answer_texts, score_answers
 

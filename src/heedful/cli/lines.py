@@ -261,7 +261,7 @@ def _check_line_lengths(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
 
 def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
     """The lines of two parallel files; raises UserError if their numbers differ."""
-    from heedful.data.rows import read_rows
+    from heedful.data.row_files import read_rows
 
     rows = read_rows({"first": [first], "second": [second]}, keep_empty=True)
     for name in ("first", "second"):

@@ -12,7 +12,7 @@ from jaxtyping import UInt32
 
 from heedful.data.chat_template import ChatTemplate, Message, Messages
 from heedful.data.encoding import RowError, TextColumn
-from heedful.data.row_formats import MESSAGES
+from heedful.data.rows import MESSAGES
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe, format_names
 
@@ -80,27 +80,27 @@ def check_messages(messages: Any, where: str) -> None:
     """Raise UserError unless `messages` is a list of at least one {"role": ..., "content": ...}.
 
     Args:
-        where: the place of the conversation, for errors.
+        where: name of the conversation, such as its file and line, for errors.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError(
             f"{where}: a chat is a list of messages with role and content, not {describe(messages)}"
         )
     for number, message in enumerate(messages, 1):
-        place = f"{where}, message {number}"
+        location = f"{where}, message {number}"
         if not isinstance(message, Mapping):
-            raise UserError(f"{place}: must have role and content, not be {describe(message)}")
+            raise UserError(f"{location}: must have role and content, not be {describe(message)}")
         missing = [key for key in ("role", "content") if message.get(key) is None]
         if missing:
             renamed = "; rename from to role and value to content"
             advice = renamed if message.keys() >= _SHAREGPT else "; add it"
             present = format_names(list(map(str, message))) or "none"
-            raise UserError(f"{place}: no key {missing[0]!r} (found: {present}){advice}")
+            raise UserError(f"{location}: no key {missing[0]!r} (found: {present}){advice}")
         role, content = message["role"], message["content"]
         if role not in ROLES:
-            raise UserError(f"{place}: unknown role {role!r}; use {', '.join(ROLES)}")
+            raise UserError(f"{location}: unknown role {role!r}; use {', '.join(ROLES)}")
         if not isinstance(content, str):
-            raise UserError(f"{place}: content must be a text, not {describe(content)}")
+            raise UserError(f"{location}: content must be a text, not {describe(content)}")
 
 
 class EncodedChat(NamedTuple):

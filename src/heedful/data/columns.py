@@ -1,20 +1,30 @@
-"""Columns of token ids and of numbers: in memory, as memory-mapped files, and their statistics."""
+"""Columns of token ids and of numbers: in memory, memory-mapped, and written to a folder.
 
+A folder is written chunk by chunk; an interrupted writer continues at its last commit.
+"""
+
+import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from heedful.files import read_json
+from heedful.data.reports import DataReport
+from heedful.files import read_json, read_object, write_json
 
 DESCRIPTION = "columns.json"  # of the columns of a folder
-_SIDES = {"src": "source", "tgt": "target"}
+PROGRESS = "progress.json"  # of a writer that has not finished
+_HEADER = 128  # bytes of the header of a NumPy file with a one-dimensional array
+_BLOCK = 1 << 20  # lengths in memory while offsets are computed
 # An epoch may read a row several times. Its copy k, from 0, has the index row + k · COPY, by which
 # random numbers of the copies differ; tokens and numbers are those of the row.
 COPY = 1 << 36
@@ -65,94 +75,6 @@ class Sequences:
     def joined(self, borders: NDArray[np.integer[Any]]) -> "Sequences":
         """Consecutive sequences as one each: g has those from `borders[g]` to `borders[g + 1]`."""
         return Sequences(self.ids, self.offsets[borders])
-
-
-@dataclass(frozen=True)
-class Counts:
-    """The size of a text in the units by which a loss may be divided.
-
-    Characters (code points) and bytes (UTF-8) are counted before the tokenizer normalizes the text.
-    A total loss of L nats over all of them is L / (ln 2 · characters) bits per character, and
-    likewise per byte.
-    """
-
-    characters: int = 0
-    bytes: int = 0
-    tokens: int = 0  # without special tokens
-    unknown: int = 0  # unknown tokens
-
-    def plus(self, other: "Counts") -> "Counts":
-        """The sums of two counts."""
-        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-
-@dataclass(frozen=True)
-class DataReport:
-    """Statistics of a data set: rows that were read, kept, dropped and truncated.
-
-    Args:
-        num_lines: lines that were read.
-        num_kept: rows that remain.
-        num_empty: rows dropped because a column was empty or held only unknown tokens.
-        num_dropped: rows dropped because a sequence was too long.
-        num_truncated: rows with a truncated sequence.
-        num_filtered: training rows dropped by filters.
-        num_held_out: training rows dropped because their source is in a held-out set too.
-        num_headers: first lines of files, with names of columns, that are no rows.
-        noun: the word for a row in messages: "texts" or "pairs".
-        empty: for each column of text, the number of rows dropped because it was empty.
-        counts: for each column of ids, the size of the rows that remain.
-    """
-
-    num_lines: int
-    num_kept: int
-    num_empty: int = 0
-    num_dropped: int = 0
-    num_truncated: int = 0
-    num_held_out: int = 0
-    num_filtered: int = 0
-    num_headers: int = 0
-    noun: str = "texts"
-    empty: Mapping[str, int] = field(default_factory=dict)
-    counts: Mapping[str, Counts] = field(default_factory=dict)
-
-    def plus(self, other: "DataReport") -> "DataReport":
-        """The sums of two reports on rows of the same columns."""
-        numbers = {
-            field.name: getattr(self, field.name) + getattr(other, field.name)
-            for field in fields(self)
-            if field.name.startswith("num_")
-        }
-        empty = {name: self.empty.get(name, 0) + n for name, n in other.empty.items()}
-        counts = {name: n.plus(self.counts.get(name, Counts())) for name, n in other.counts.items()}
-        return replace(self, **numbers, empty=empty, counts=counts)
-
-    def summary(self) -> str:
-        """The statistics as one line of text."""
-        parts = [f"{self.num_lines:,} lines read, {self.num_kept:,} {self.noun} kept"]
-        if self.num_headers:
-            named = f"{self.num_headers} with names of columns left out"
-            parts.append(f"{named} (header=false keeps it)")
-        if self.num_empty:
-            sides = [f"{_SIDES[c]} {n:,}" for c, n in self.empty.items() if c in _SIDES]
-            by_side = f" ({', '.join(sides)})" if sides else ""
-            parts.append(f"{self.num_empty:,} dropped as empty{by_side}")
-        if self.num_dropped:
-            parts.append(f"{self.num_dropped:,} dropped as too long")
-        if self.num_filtered:
-            parts.append(f"{self.num_filtered:,} dropped by filters")
-        if self.num_held_out:
-            parts.append(f"{self.num_held_out:,} dropped as also held out")
-        if self.num_truncated:
-            parts.append(f"{self.num_truncated:,} truncated to the maximum length")
-        if any(counts.tokens for counts in self.counts.values()):
-            shares = [
-                f"{_SIDES[c] + ' ' if c in _SIDES else ''}{n.unknown:,}"
-                f" ({n.unknown / max(n.tokens, 1):.2%})"
-                for c, n in self.counts.items()
-            ]
-            parts.append(f"unknown tokens: {', '.join(shares)}")
-        return "; ".join(parts)
 
 
 class CorpusRange(NamedTuple):
@@ -280,3 +202,164 @@ def open_columns(directory: Path) -> Columns:
     }
     report = TypeAdapter(DataReport).validate_python(content["report"])
     return Columns(columns, report, content["info"])
+
+
+def write_columns(directory: Path, columns: Columns) -> None:
+    """Write columns into a new folder of NumPy files; `open_columns` opens it."""
+    writer = ColumnsWriter(directory)
+    writer.append(columns)
+    writer.complete(columns.report, columns.info)
+
+
+@dataclass
+class _File:
+    """An array of one dimension that grows; `size` is the number of its items."""
+
+    handle: BinaryIO
+    dtype: np.dtype[Any]
+    size: int = 0
+    header: int = _HEADER
+
+    def append(self, array: NDArray[Any]) -> None:
+        array = np.ascontiguousarray(array)
+        assert array.dtype == self.dtype, (array.dtype, self.dtype)
+        self.handle.write(array.data)
+        self.size += len(array)
+
+
+class ColumnsWriter:
+    """Writes columns that are appended in chunks, in any number of sessions.
+
+    The files do not depend on the borders of the chunks. Nothing but the last one is in memory.
+
+    Args:
+        directory: a folder that is new, or that an unfinished writer has left: then everything
+            after its last `commit` is dropped.
+
+    Attributes:
+        position: the number of the last commit; 0 at the start.
+        report: the sums of the reports of all chunks.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.position = directory, 0
+        self.report: DataReport | None = None
+        self._names: list[str] = []
+        self._corpora: dict[str, int] = {}  # rows by corpus, in order
+        self._files: dict[str, _File] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        if (directory / PROGRESS).is_file():
+            self._resume(read_object(directory / PROGRESS))
+
+    def append(self, columns: Columns) -> None:
+        """Append rows of the same columns."""
+        self._names = list(columns.columns)
+        for name, column in columns.columns.items():
+            if isinstance(column, Sequences):
+                self._append(f"{name}.ids.npy", column.ids)
+                lengths = column.lengths_of(slice(None)).astype(np.uint32)
+                self._append(f"{name}.lengths", lengths, header=0)
+            else:
+                self._append(f"{name}.npy", column)
+        for corpus in columns.corpora:
+            self._corpora[corpus.name] = self._corpora.get(corpus.name, 0) + corpus.size
+        report = columns.report
+        self.report = report if self.report is None else self.report.plus(report)
+
+    @property
+    def corpora(self) -> list[CorpusRange]:
+        """The ranges of the corpora of all rows, in order."""
+        ends = accumulate(self._corpora.values())
+        pairs = zip(self._corpora.items(), ends, strict=True)
+        return [CorpusRange(name, end - size, end) for (name, size), end in pairs]
+
+    def commit(self, position: int) -> None:
+        """Make everything that was appended durable, as the result of the work up to `position`."""
+        for file in self._files.values():
+            file.handle.flush()
+            os.fsync(file.handle.fileno())
+        self.position = position
+        files = {name: [f.dtype.str, f.size, f.header] for name, f in self._files.items()}
+        content = {
+            "position": position,
+            "columns": self._names,
+            "corpora": self._corpora,
+            "files": files,
+            "report": None if self.report is None else asdict(self.report),
+        }
+        write_json(self.directory / PROGRESS, content)
+
+    def complete(self, report: DataReport, info: Mapping[str, Any]) -> None:
+        """Complete the folder.
+
+        Args:
+            report: to store with the columns.
+            info: as in `Columns`; the ranges of corpora are added.
+        """
+        for name, file in self._files.items():
+            if file.header:
+                file.handle.seek(0)
+                _write_header(file.handle, file.dtype, file.size)
+            file.handle.close()
+            if not file.header:
+                lengths = self.directory / name
+                _write_offsets(lengths, lengths.with_suffix(".offsets.npy"), file.size)
+                lengths.unlink()
+        if self._corpora:
+            info = {**info, "corpora": self.corpora}
+        description = {"columns": self._names, "info": info, "report": asdict(report)}
+        write_json(self.directory / DESCRIPTION, description)
+        (self.directory / PROGRESS).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the files of an unfinished folder."""
+        for file in self._files.values():
+            with suppress(OSError):
+                file.handle.close()
+
+    def _append(self, name: str, array: NDArray[Any], *, header: int = _HEADER) -> None:
+        file = self._files.get(name)
+        if file is None:
+            handle = (self.directory / name).open("wb")
+            handle.write(b"\0" * header)
+            file = self._files[name] = _File(handle, array.dtype, header=header)
+        file.append(array)
+
+    def _resume(self, progress: Mapping[str, Any]) -> None:
+        self.position, self._names = progress["position"], progress["columns"]
+        self._corpora = dict(progress["corpora"])
+        if progress["report"] is not None:
+            self.report = TypeAdapter(DataReport).validate_python(progress["report"])
+        for name, (dtype, size, header) in progress["files"].items():
+            handle = (self.directory / name).open("r+b")
+            file = _File(handle, np.dtype(dtype), size, header)
+            handle.truncate(header + size * file.dtype.itemsize)
+            handle.seek(0, os.SEEK_END)
+            self._files[name] = file
+
+
+def _write_header(handle: BinaryIO, dtype: np.dtype[Any], size: int) -> None:
+    start = handle.tell()
+    description = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
+    npy.write_array_header_1_0(handle, description)
+    assert handle.tell() - start == _HEADER, handle.tell()
+
+
+def _write_offsets(lengths: Path, path: Path, count: int) -> None:
+    """Write the running sums of lengths as a NumPy file: uint32 if they fit, else int64."""
+    total = sum(int(block.sum()) for block in _blocks(lengths))
+    dtype = np.dtype(np.uint32 if total < 2**32 else np.int64)
+    with path.open("wb") as file:
+        _write_header(file, dtype, count + 1)
+        file.write(np.zeros(1, dtype).tobytes())
+        end = 0
+        for block in _blocks(lengths):
+            ends = end + np.cumsum(block, dtype=np.int64)
+            file.write(ends.astype(dtype).tobytes())
+            end = int(ends[-1])
+
+
+def _blocks(lengths: Path) -> Iterator[NDArray[np.int64]]:
+    with lengths.open("rb") as file:
+        while data := file.read(4 * _BLOCK):
+            yield np.frombuffer(data, np.uint32).astype(np.int64)

@@ -54,7 +54,7 @@ class EpochDraw:
     """
 
     def __init__(self, shares: Sequence[CorpusShare], *, seed: int, epoch: int) -> None:
-        self._parts: list[_Passes | _BlockPart] = []
+        self._segments: list[_Passes | _BlockSegment] = []
         for number, share in enumerate(shares):
             size = share.corpus.size
             first, last = (int(share.passes_before(e) * size) for e in (epoch, epoch + 1))
@@ -62,13 +62,13 @@ class EpochDraw:
             first_whole, end_whole = -(-first // size), last // size
             head_end = min(first_whole * size, last)
             key = (seed, number)
-            self._parts += _parts_of_pass(share.corpus, first, head_end, key, first_pass)
+            self._segments += _segments_of_pass(share.corpus, first, head_end, key, first_pass)
             if first_whole < end_whole:
                 passes = range(first_whole - first_pass, end_whole - first_pass)
-                self._parts.append(_Passes(share.corpus.start, size, passes))
+                self._segments.append(_Passes(share.corpus.start, size, passes))
             tail_start = max(head_end, end_whole * size)
-            self._parts += _parts_of_pass(share.corpus, tail_start, last, key, first_pass)
-        self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+            self._segments += _segments_of_pass(share.corpus, tail_start, last, key, first_pass)
+        self._ends = np.cumsum([len(segment) for segment in self._segments], dtype=np.int64)
         if not len(self):
             raise UserError(
                 f"epoch {epoch} reads no row, by the weights of data.corpora; raise them"
@@ -80,12 +80,14 @@ class EpochDraw:
     def rows(self, start: int, end: int) -> Int64[np.ndarray, " n"]:
         """The indices of the rows at the positions from `start` up to `end` of the epoch."""
         rows = [np.zeros(0, np.int64)]
-        for index in range(int(np.searchsorted(self._ends, start, side="right")), len(self._parts)):
-            part, part_end = self._parts[index], int(self._ends[index])
-            part_start = part_end - len(part)
-            if part_start >= end:
+        first_segment = int(np.searchsorted(self._ends, start, side="right"))
+        for index in range(first_segment, len(self._segments)):
+            segment, segment_end = self._segments[index], int(self._ends[index])
+            segment_start = segment_end - len(segment)
+            if segment_start >= end:
                 break
-            rows.append(part.rows(max(start - part_start, 0), min(end, part_end) - part_start))
+            first, last = max(start - segment_start, 0), min(end, segment_end) - segment_start
+            rows.append(segment.rows(first, last))
         return np.concatenate(rows)
 
 
@@ -107,7 +109,7 @@ class _Passes:
 
 
 @dataclass(frozen=True)
-class _BlockPart:
+class _BlockSegment:
     """A part of a permutation of a block of rows, in the order of the rows.
 
     Attributes:
@@ -135,9 +137,9 @@ class _BlockPart:
         return self.start + np.sort(permuted)[start:end] + self.copy * COPY
 
 
-def _parts_of_pass(
+def _segments_of_pass(
     corpus: CorpusRange, begin: int, end: int, key: tuple[int, int], first_pass: int
-) -> Iterator[_BlockPart]:
+) -> Iterator[_BlockSegment]:
     """A part of one pass, from row `begin` up to row `end` of all passes, by blocks.
 
     Position j of the pass belongs to block j mod b of the b blocks, whose sizes differ by at most
@@ -159,5 +161,5 @@ def _parts_of_pass(
         if own_first < own_last:
             spawn_key = (number, number_of_pass, *([block] if block else []))
             copy = number_of_pass - first_pass
-            yield _BlockPart(start, size, own_first, own_last, seed, spawn_key, copy)
+            yield _BlockSegment(start, size, own_first, own_last, seed, spawn_key, copy)
         start += size

@@ -10,24 +10,16 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Bool, Int64, UInt32
 
-from heedful.data.columns import (
-    Column,
-    Columns,
-    Counts,
-    DataReport,
-    Sequences,
-    ids_dtype,
-    offsets_from_lengths,
-)
-from heedful.data.headers import Problem
-from heedful.data.labels import label_columns
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import Rows
+from heedful.data.columns import Column, Columns, Sequences, ids_dtype, offsets_from_lengths
+from heedful.data.labels import Problem, label_columns
+from heedful.data.reports import Counts, DataReport
+from heedful.data.rows import CORPUS, Chunk, Rows
+from heedful.data.splits import KnownRows, Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 
 Item = TypeVar("Item")
-_TEXT = -1  # no id: the place of a text among special tokens
+_TEXT = -1  # no id: stands for a text among special tokens
 Truncation: TypeAlias = Literal["drop", "truncate", "error"]
 
 
@@ -98,8 +90,8 @@ class TextColumn:
     def frame(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text, for rows of which `is_framed` is true."""
         framed = self.with_special_tokens([_TEXT])
-        place = framed.index(_TEXT)
-        return framed[:place], framed[place + 1 :]
+        index = framed.index(_TEXT)
+        return framed[:index], framed[index + 1 :]
 
     def is_framed(self, rows: Sequence[Sequence[int]]) -> bool:
         """True if the special tokens of one text are the same for all rows of ids.
@@ -294,6 +286,23 @@ class Encoder:
         return has_targets
 
 
+@dataclass(frozen=True)
+class ChunkEncoder:
+    """Encodes the training rows of a chunk; it can be sent to another process.
+
+    Attributes:
+        known: the held-out rows, whose sources are left out.
+    """
+
+    encoder: Encoder
+    split: Split
+    known: KnownRows
+
+    def __call__(self, chunk: Chunk) -> Columns:
+        """The columns of a chunk; errors as in `Encoder`."""
+        return self.encoder(self.known.drop_from(self.split.train(*chunk.parse_indexed())))
+
+
 def encode_rows(rows: Rows, columns: Mapping[str, TextColumn], **options: Any) -> Columns:
     """Encode rows in memory; options: those of `Encoder`.
 
@@ -383,11 +392,11 @@ def _surrounded(
     ends = np.cumsum(longer)
     result = np.empty(int(longer.sum()), np.uint32)
     is_text = np.ones(len(result), bool)
-    for places, special_id in (
-        *((ends - longer + place, special_id) for place, special_id in enumerate(before)),
-        *((ends - len(after) + place, special_id) for place, special_id in enumerate(after)),
+    for indices, special_id in (
+        *((ends - longer + shift, special_id) for shift, special_id in enumerate(before)),
+        *((ends - len(after) + shift, special_id) for shift, special_id in enumerate(after)),
     ):
-        result[places] = special_id
-        is_text[places] = False
+        result[indices] = special_id
+        is_text[indices] = False
     result[is_text] = flat
     return longer, result

@@ -2,23 +2,25 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
 from heedful.config import Filters
-from heedful.data.filter_report import Example, FilterCount, FilterReport
-from heedful.data.language_identification import (
+from heedful.data.languages import (
+    LETTERS,
     NO_LANGUAGE,
+    SCRIPT_LETTERS,
+    CharacterClass,
     identify,
     known_macrolanguage,
+    letters_of,
     probability_of,
+    scripts_of,
 )
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import Rows
-from heedful.data.scripts import LETTERS, SCRIPT_LETTERS, CharacterClass, letters_of, scripts_of
+from heedful.data.reports import Example, FilterCount, FilterReport
+from heedful.data.rows import CORPUS, Rows
 from heedful.errors import UserError
 from heedful.extras import require
 
@@ -63,11 +65,11 @@ def make_filters(
         filters.append(
             _by_corpus({n: _language(settings, columns, n, *of) for n, of in languages.items()})
         )
-    for part in settings.unique:
-        if part != "row" and part not in columns:
+    for compared in settings.unique:
+        if compared != "row" and compared not in columns:
             known = " or ".join(["row", *columns])
-            raise UserError(f"data.filters.unique: rows have no {part}; use {known}")
-        filters.append(Unique(part))
+            raise UserError(f"data.filters.unique: rows have no {compared}; use {known}")
+        filters.append(Unique(compared))
     return filters
 
 
@@ -255,14 +257,14 @@ class Unique(Filter):
     expected to be dropped by mistake with a probability of 0.0003.
 
     Args:
-        part: "row", or the column that is compared.
+        compared: "row", or the column that is compared.
     """
 
     name = "unique"
     has_state = True
 
-    def __init__(self, part: str) -> None:
-        self.part = self.setting = part
+    def __init__(self, compared: str) -> None:
+        self.compared = self.setting = compared
         self._seen = HashSet()
 
     def keep(self, rows: Rows) -> Kept:
@@ -271,7 +273,7 @@ class Unique(Filter):
 
     def hashes(self, rows: Rows) -> UInt64[np.ndarray, " N"]:
         """The hash of each row, which is independent of other rows."""
-        return rows.hashes(None if self.part == "row" else [self.part])
+        return rows.hashes(None if self.compared == "row" else [self.compared])
 
     def keep_hashes(self, hashes: UInt64[np.ndarray, " N"]) -> Kept:
         """`keep` for rows with these hashes."""
@@ -347,9 +349,7 @@ class FilterChain:
             count.examples += [_example(rows, index) for index in example_indices]
             if len(dropped):
                 indices = indices[is_kept]
-                report, rows = rows.report, rows.select(np.flatnonzero(is_kept))
-                num_filtered = report.num_filtered + len(dropped)
-                rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
+                rows = rows.filtered(np.flatnonzero(is_kept))
         return rows, indices
 
 

@@ -186,10 +186,10 @@ class TokenizerSettings:
             single, pair = f"{bos}$A{eos}", f"{bos}$A{eos} {bos}$B{eos}"
         ids: dict[str, int] = {}
 
-        def fill(part: str) -> str:
-            role, colon, kind = part.partition(":")
+        def fill(entry: str) -> str:
+            role, colon, kind = entry.partition(":")
             if role[0] == "$":
-                return part
+                return entry
             name = self.name(role)
             if (i := id_of(name)) is None:
                 raise UserError(
@@ -198,10 +198,10 @@ class TokenizerSettings:
             ids[name] = i
             return f"{name}{colon}{kind}"
 
-        templates = ([fill(part) for part in template.split()] for template in (single, pair))
-        single_parts, pair_parts = templates
+        templates = ([fill(entry) for entry in template.split()] for template in (single, pair))
+        of_single, of_pair = templates
         backend.post_processor = processors.TemplateProcessing(
-            single_parts, pair_parts, sorted(ids.items())
+            of_single, of_pair, sorted(ids.items())
         )
 
 

@@ -1,4 +1,4 @@
-"""Labels of rows: names in order, and columns of numbers.
+"""Labels of rows: cells that hold them, names in order, and columns of numbers.
 
 The label of a row is one class; with the problem `multi_label` any number of classes, separated by
 commas; with `regression` one number, or several separated by commas.
@@ -10,19 +10,63 @@ from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import chain
 from math import isfinite, nan
+from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy.typing import NDArray
 
 from heedful.data.columns import Column, Columns, Sequences, pack_ids, rows_of
-from heedful.data.headers import LABEL, Problem
-from heedful.data.rows import Rows
+from heedful.data.rows import LABEL, Rows
 from heedful.errors import UserError, format_names
+
+# What the label of a row is: one class; any number of classes; one number or several.
+Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 _LARGEST = float(np.finfo(np.float32).max)
 _COLUMN = "labels"  # of ids; the outputs of a regression are `labels.0`, `labels.1`, …
+
+
+class OtherLabel(str):
+    """The text of a label that is no single class: a list, or a number that is not an integer."""
+
+
+def label_text(value: object) -> str | None:
+    """A label of JSON or of a table as text; None: it is none. Items of a list have no commas."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return OtherLabel(value)
+    if isinstance(value, list):
+        items = [label_text(item) for item in value]
+        texts = [item for item in items if item is not None and "," not in item]
+        return OtherLabel(",".join(texts)) if len(texts) == len(items) else None
+    return value if isinstance(value, str) else None
+
+
+def checked_labels(
+    labels: Sequence[str], file: str, lines: NDArray[np.int64], problem: Problem
+) -> list[str]:
+    """Labels without spaces around them; raises UserError for one that is not of the problem.
+
+    Args:
+        file, lines: where the labels are, for messages.
+    """
+    if problem == "single_label":
+        for label, line in zip(labels, lines, strict=True):
+            if isinstance(label, OtherLabel):
+                raise UserError(
+                    f"{file}, line {line}: the label {str(label)!r} is not a text; name another "
+                    "field, or set objective.problem: multi_label for lists, regression for numbers"
+                )
+    stripped = [label.strip() for label in labels]
+    if problem != "multi_label" and "" in stripped:
+        line = lines[stripped.index("")]
+        raise UserError(f"{file}, line {line}: no label; add it, or drop the line")
+    return stripped
 
 
 def count_labels(rows: Rows, problem: Problem) -> Counter[str]:

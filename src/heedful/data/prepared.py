@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -20,9 +21,12 @@ from heedful.errors import UserError
 from heedful.files import (
     cache_home,
     cannot_write,
+    is_leftover,
     open_bytes,
     read_json,
+    read_object,
     remove,
+    remove_leftovers,
     sync_all,
     user_errors,
     write_directory,
@@ -32,7 +36,7 @@ from heedful.files import (
 FORMAT = 7  # raise it when the stored files change, or the way they are made from the same text
 MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
 
-_PART_BYTES = 1 << 26  # of a file, which one thread reads; digests depend on it
+_SECTION_BYTES = 1 << 26  # of a file, which one thread reads; digests depend on it
 _READ_BYTES = 1 << 20  # at a time
 _hash = partial(hashlib.blake2b, digest_size=16)
 
@@ -174,26 +178,111 @@ def _files(directory: Path) -> list[str]:
 
 
 def _digests(paths: Sequence[Path]) -> list[str]:
-    """A digest of each file: that of the digests of its parts, which threads compute."""
-    parts = [_parts(path) for path in paths]
+    """A digest of each file: that of the digests of its sections, which threads compute."""
+    sections = [_sections(path) for path in paths]
     with ThreadPoolExecutor() as pool:
-        digests = pool.map(_digest, *zip(*chain.from_iterable(parts), strict=True))
-        return [_hash(b"".join(islice(digests, len(part)))).hexdigest() for part in parts]
+        digests = pool.map(_digest, *zip(*chain.from_iterable(sections), strict=True))
+        return [_hash(b"".join(islice(digests, len(some)))).hexdigest() for some in sections]
 
 
-def _parts(path: Path) -> list[tuple[Path, int]]:
-    """The parts of a file, at least one: the path, and the index of the first byte."""
+def _sections(path: Path) -> list[tuple[Path, int]]:
+    """The sections of a file, at least one: the path, and the index of the first byte."""
     with user_errors("read", path):
         size = path.stat().st_size
-    return [(path, start) for start in range(0, max(1, size), _PART_BYTES)]
+    return [(path, start) for start in range(0, max(1, size), _SECTION_BYTES)]
 
 
 def _digest(path: Path, start: int) -> bytes:
-    """The digest of the part of a file that begins at a byte."""
+    """The digest of the section of a file that begins at a byte."""
     digest = _hash()
     with user_errors("read", path), open_bytes(path) as file:
         file.seek(start)
         blocks = iter(partial(file.read, _READ_BYTES), b"")
-        for block in islice(blocks, _PART_BYTES // _READ_BYTES):
+        for block in islice(blocks, _SECTION_BYTES // _READ_BYTES):
             digest.update(block)
     return digest.digest()
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A folder of prepared data.
+
+    Attributes:
+        size: in bytes.
+        last_used: the time when a run last opened the folder, in seconds since 1970.
+        about: the task and the files that the data were prepared from.
+    """
+
+    path: Path
+    size: int
+    last_used: float
+    about: dict[str, Any]
+
+
+def list_entries(directory: Path) -> list[CacheEntry]:
+    """The folders of prepared data in a directory, the most recently used first.
+
+    Folders without a manifest are ignored.
+
+    Raises:
+        UserError: the directory cannot be read.
+    """
+    if not directory.is_dir():
+        return []
+    with user_errors("read", directory):
+        paths = [path for path in directory.iterdir() if (path / MANIFEST).is_file()]
+        entries = [_entry(path) for path in paths if not path.name.startswith(".")]
+    return sorted(entries, key=lambda entry: -entry.last_used)
+
+
+def _entry(path: Path) -> CacheEntry:
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    try:
+        about = read_object(path / MANIFEST).get("about", {})
+    except UserError:  # a damaged manifest; the folder can still be removed
+        about = {}
+    return CacheEntry(path, size, (path / MANIFEST).stat().st_mtime, dict(about))
+
+
+def is_in_use(entry: CacheEntry) -> bool:
+    """True if a process has the folder open (`prepared.FolderLock`)."""
+    with user_errors("read", entry.path), (entry.path / MANIFEST).open("rb") as file:
+        return not _try_lock(file.fileno())
+
+
+def remove_entry(entry: CacheEntry) -> bool:
+    """Remove a folder of prepared data unless it is in use. Returns True if it was removed.
+
+    Raises:
+        UserError: no permission.
+    """
+    path = entry.path
+    with user_errors("remove", path), (path / MANIFEST).open("r+b") as file:
+        if not _try_lock(file.fileno()):
+            return False
+        remove_folder(path)
+    return True
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder of prepared data and its lock file; raises OSError as `Path.rename`."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.rename(aside)  # atomic: other processes never find a folder with some files missing
+    remove(aside)
+    path.with_name(f".{path.name.removesuffix(UNFINISHED)}.lock").unlink(missing_ok=True)
+
+
+def remove_unfinished_entries(directory: Path) -> None:
+    """Remove the temporary folders of processes that were killed while they prepared data."""
+    names = [path.name for path in directory.glob(".*.tmp") if is_leftover(path.name)]
+    for name in {name[1:].rsplit(".", 2)[0] for name in names}:
+        remove_leftovers(directory / name)
+
+
+def _try_lock(handle: int) -> bool:
+    """Take the exclusive lock of an open file; False if another process holds a lock on it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

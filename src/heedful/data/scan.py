@@ -3,22 +3,19 @@
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate, compress, groupby, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
-from heedful.data.columns import DataReport
-from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
-from heedful.data.headers import LABEL, Problem
-from heedful.data.labels import count_labels
-from heedful.data.row_formats import CORPUS, Unit
+from heedful.data.labels import Problem, count_labels
+from heedful.data.reports import DataReport, FilterReport
 from heedful.data.row_samples import RowSample, SampledRows
-from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource, hash_cells
-from heedful.data.splits import KnownRows, Split, Tail, sources_of, split_tail
+from heedful.data.rows import CORPUS, LABEL, Chunk, ReadCounter, Rows, RowSource, Unit, hash_cells
+from heedful.data.splits import Split, Tail, sources_of, split_tail
 from heedful.data.text_files import BlockPlace
 from heedful.data.workers import map_in_order
 from heedful.progress import track
@@ -36,8 +33,7 @@ class ChunkFacts:
         num_rows: the rows that filters keep.
         num_characters: the characters of their texts.
         corpora: the name of the corpus; "" without corpora.
-        kept: `ScannedChunk.kept_bits` of each chunk.
-        sources, places: `RowChunk.source` and `RowChunk.place` of each chunk.
+        kept, sources, places: `kept`, `source` and `place` of each `Chunk`.
     """
 
     num_rows: list[int] = field(default_factory=list)
@@ -63,14 +59,14 @@ class ChunkFacts:
             source: known[source] for source in found if len(known[source]) == len(found[source])
         }
 
-    def add(self, part: "_ScannedPart", place: BlockPlace | None) -> None:
-        """Add the next chunk."""
-        self.num_rows.append(part.num_rows)
-        self.num_characters.append(part.num_characters)
-        self.corpora.append(part.corpus)
-        self.kept.append(part.bits)
-        self.sources.append(part.source)
-        self.places.append(place)
+    def add(self, chunk: Chunk, found: "_ChunkScan") -> None:
+        """Add the next chunk, and what was found in it."""
+        self.num_rows.append(len(found.indices))
+        self.num_characters.append(int(found.sizes.sum()))
+        self.corpora.append(chunk.corpus)
+        self.kept.append(found.bits)
+        self.sources.append(chunk.source)
+        self.places.append(chunk.place)
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON, which `from_json` reads."""
@@ -93,7 +89,7 @@ class Scan:
         reports: of the rows that were read, by corpus ("" without corpora).
         filters: the rows that filters dropped.
         labels: the rows of each label (`count_labels`), before filters of class `Unique`.
-        sample: rows chosen at random, in their order; all of them if they are few.
+        sample: rows chosen at random, in their order, or all rows, with their report.
         sample_indices: the index of each row of `sample` among all rows.
         sources: (N,), the hash of the source of each row (`sources_of`), if they were asked for.
     """
@@ -119,9 +115,9 @@ class Scan:
 
 def scan_rows(
     source: RowSource,
-    filters: Sequence[Filter],
-    sample_size: int,
-    num_workers: int,
+    filters: Sequence[Filter] = (),
+    sample_size: int | None = None,
+    num_workers: int = 1,
     *,
     with_sources: bool = False,
     problem: Problem = "single_label",
@@ -133,7 +129,7 @@ def scan_rows(
             compute hashes, which are compared here. The workers apply the other filters.
         sample_size: maximum number of sampled rows. With `SAMPLE_CHARACTERS` as a second limit the
             rows with the smallest keys are chosen, random numbers of their chunk and index: the
-            choice is independent of the number of workers.
+            choice is independent of the number of workers. None: all rows.
         with_sources: compute `Scan.sources`.
         problem: what the labels are.
 
@@ -146,72 +142,45 @@ def scan_rows(
     report = FilterChain(by_row).report
     reports: dict[str, DataReport] = {}
     labels, counter, sample = Counter[str](), ReadCounter(), RowSample(sample_size)
-    chunks, waiting = ChunkFacts(), deque[RowChunk]()
+    chunks, waiting = ChunkFacts(), deque[Chunk]()
     sources = [np.zeros(0, np.uint64)]
 
-    def items() -> Iterator[tuple[int, RowChunk, float]]:
+    def items() -> Iterator[tuple[int, Chunk, float]]:
         for number, chunk in enumerate(_tracked(source)):
             waiting.append(chunk)
             yield number, chunk, sample.threshold
 
     scan_chunk = _ChunkScanner(tuple(by_row), tuple(unique.filters), with_sources, problem)
-    for part in map_in_order(scan_chunk, items(), num_workers, batch=_BATCH):
+    for found in map_in_order(scan_chunk, items(), num_workers, batch=_BATCH):
         chunk = waiting.popleft()
-        counter.add(part.source, part.read, part.name)
-        report = report.plus(part.filters)
+        counter.add(chunk.source, found.read, *found.sampled.rows.sources[:1])
+        report = report.plus(found.filters)
         if unique.filters:
-            is_unique = unique.keep(part.hashes, partial(_kept_by_row, by_row, chunk))
-            part = part.with_kept(is_unique)
-        labels.update(part.labels)
-        known = reports.get(part.corpus)
-        reports[part.corpus] = part.report if known is None else known.plus(part.report)
-        chunks.add(part, chunk.place)
-        sample.add(part.sampled)
-        if part.sources is not None:
-            sources.append(part.sources)
+            is_unique = unique.keep(found.hashes, partial(_kept_by_row, by_row, chunk))
+            found = found.filtered(is_unique)
+        labels.update(found.labels)
+        known = reports.get(chunk.corpus)
+        reports[chunk.corpus] = found.report if known is None else known.plus(found.report)
+        chunks.add(chunk, found)
+        sample.add(found.sampled)
+        if found.sources is not None:
+            sources.append(found.sources)
     counter.checked_total()
     report = FilterReport([*report.filters, *unique.report.filters])
     report.check()
     rows, indices = sample.rows(chunks.starts)
+    if sample_size is None:
+        rows.report = reduce(DataReport.plus, reports.values())
     hashes = np.concatenate(sources) if with_sources else None
     return Scan(reports, report, chunks, labels, rows, indices, hashes)
 
 
-class ScannedChunk(NamedTuple):
-    """A chunk of rows with the results of the first pass.
-
-    Attributes:
-        first: the index of its first row among all rows.
-        kept_bits: the rows that filters keep, as bits; None: all.
-    """
-
-    first: int
-    kept_bits: bytes | None
-    chunk: RowChunk
-
-    def parse(self) -> tuple[Rows, Int64[np.ndarray, " N"]]:
-        """The rows, and their indices among all rows."""
-        rows = self.chunk.parse()
-        if self.kept_bits is not None:
-            bits = np.unpackbits(np.frombuffer(self.kept_bits, np.uint8), count=len(rows))
-            report, rows = rows.report, rows.select(np.flatnonzero(bits))
-            num_filtered = report.num_kept - len(rows)
-            rows.report = replace(report, num_kept=len(rows), num_filtered=num_filtered)
-        return rows, np.arange(self.first, self.first + len(rows))
-
-
-def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Iterator[ScannedChunk]:
+def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Iterator[Chunk]:
     """The chunks of a source from number `start` on, after its first pass."""
     facts = zip(chunks.starts[:-1], chunks.kept, strict=True)
     pairs = zip(source.chunks(chunks.known_places), facts, strict=True)
-    for chunk, (first, kept_bits) in islice(pairs, start, None):
-        yield ScannedChunk(first, kept_bits, chunk)
-
-
-def training_rows(chunk: ScannedChunk, split: Split, known: KnownRows) -> Rows:
-    """The training rows of a chunk: not held out, and not known."""
-    rows, indices = chunk.parse()
-    return known.drop_from(split.train(rows, indices))
+    for chunk, (first, kept) in islice(pairs, start, None):
+        yield replace(chunk, first=first, kept=kept)
 
 
 @dataclass(frozen=True)
@@ -220,8 +189,8 @@ class _HeldOutRows:
 
     split: Split
 
-    def __call__(self, chunk: ScannedChunk) -> Rows:
-        return self.split.valid(*chunk.parse())
+    def __call__(self, chunk: Chunk) -> Rows:
+        return self.split.valid(*chunk.parse_indexed())
 
 
 def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split, num_workers: int) -> Rows:
@@ -242,18 +211,18 @@ def corpus_tails(
         numbers = [*group]
 
         def lengths_of(index: int, start: int = numbers[0]) -> list[int]:
-            rows, _ = next(scanned_chunks(source, chunks, start + index)).parse()
+            rows = next(scanned_chunks(source, chunks, start + index)).parse()
             return [len(text) for text in rows["text"]]
 
-        part = slice(numbers[0], numbers[-1] + 1)
-        num_rows = chunks.num_rows[part]
-        yield split_tail(num_rows, chunks.num_characters[part], lengths_of, size, unit, first=first)
+        corpus = slice(numbers[0], numbers[-1] + 1)
+        num_rows, num_characters = chunks.num_rows[corpus], chunks.num_characters[corpus]
+        yield split_tail(num_rows, num_characters, lengths_of, size, unit, first=first)
         first += sum(num_rows)
 
 
 @dataclass(frozen=True)
-class _ScannedPart:
-    """The result of `_ChunkScanner`.
+class _ChunkScan:
+    """What the first pass finds in a chunk.
 
     Attributes:
         read, report: of the rows before and after the filters.
@@ -263,9 +232,6 @@ class _ScannedPart:
         sources: (N,), as `Scan.sources`, or None.
     """
 
-    source: int
-    name: str
-    corpus: str
     labels: Counter[str]
     read: DataReport
     report: DataReport
@@ -277,43 +243,28 @@ class _ScannedPart:
     sources: UInt64[np.ndarray, " N"] | None
 
     @property
-    def num_rows(self) -> int:
-        """The rows that filters keep."""
-        return len(self.indices)
-
-    @property
-    def num_characters(self) -> int:
-        """The characters of these rows."""
-        return int(self.sizes.sum())
-
-    @property
     def bits(self) -> bytes | None:
-        """One bit for each row read, see `ScannedChunk.kept_bits`."""
+        """`Chunk.kept`."""
         if len(self.indices) == self.read.num_kept:
             return None
         is_kept = np.zeros(self.read.num_kept, bool)
         is_kept[self.indices] = True
         return np.packbits(is_kept).tobytes()
 
-    def with_kept(self, kept: Bool[np.ndarray, " N"]) -> "_ScannedPart":
-        """The part after further filters, which keep the rows at which `kept` is True."""
-        if kept.all():
+    def filtered(self, is_kept: Bool[np.ndarray, " N"]) -> "_ChunkScan":
+        """The same after further filters, which keep the rows at which `is_kept` is True."""
+        if is_kept.all():
             return self
-        kept_rows, places = np.flatnonzero(kept), self.sampled.places
-        sampled = self.sampled.select(np.flatnonzero(kept[places]))
-        sampled = replace(sampled, places=np.searchsorted(kept_rows, sampled.places))
-        num_filtered = self.read.num_kept - len(kept_rows)
-        report = replace(self.report, num_kept=len(kept_rows), num_filtered=num_filtered)
-        indices, sizes = self.indices[kept_rows], self.sizes[kept_rows]
-        hashes = tuple(values[kept_rows] for values in self.hashes)
+        indices = self.indices[is_kept]
+        num_filtered = self.read.num_kept - len(indices)
         return replace(
             self,
-            sampled=sampled,
-            report=report,
+            report=replace(self.report, num_kept=len(indices), num_filtered=num_filtered),
+            sampled=self.sampled.filtered(is_kept),
             indices=indices,
-            sizes=sizes,
-            hashes=hashes,
-            sources=None if self.sources is None else self.sources[kept_rows],
+            sizes=self.sizes[is_kept],
+            hashes=tuple(values[is_kept] for values in self.hashes),
+            sources=None if self.sources is None else self.sources[is_kept],
         )
 
 
@@ -326,7 +277,7 @@ class _ChunkScanner:
     with_sources: bool
     problem: Problem
 
-    def __call__(self, item: tuple[int, RowChunk, float]) -> _ScannedPart:
+    def __call__(self, item: tuple[int, Chunk, float]) -> _ChunkScan:
         number, chunk, threshold = item
         read = chunk.parse()
         chain = FilterChain(self.filters)
@@ -337,10 +288,7 @@ class _ChunkScanner:
         # A spawn key, as trailing zeros of a seed sequence are ignored.
         rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,)))
         keys = rng.random(len(read))[indices]
-        return _ScannedPart(
-            source=chunk.source,
-            name=next(iter(read.sources), ""),
-            corpus=chunk.corpus,
+        return _ChunkScan(
             labels=count_labels(rows, self.problem) if LABEL in rows else Counter(),
             read=read.report,
             report=rows.report,
@@ -353,15 +301,15 @@ class _ChunkScanner:
         )
 
 
-def _kept_by_row(filters: Sequence[Filter], chunk: RowChunk) -> Rows:
+def _kept_by_row(filters: Sequence[Filter], chunk: Chunk) -> Rows:
     """The rows of a chunk that the filters keep."""
     return FilterChain(filters).apply(chunk.parse())[0]
 
 
-def _tracked(source: RowSource) -> Iterator[RowChunk]:
+def _tracked(source: RowSource) -> Iterator[Chunk]:
     """The chunks of a source, with their bytes as progress."""
     done = reported = 0
-    total = max(1, source.total_bytes() // _MB)
+    total = max(1, source.num_bytes // _MB)
     with track("reading, MB", total) as advance:
         for chunk in source.chunks():
             yield chunk

@@ -1,10 +1,18 @@
-"""Special tokens of a tokenizer: their ids by role, and those around a text."""
+"""Special tokens of a tokenizer: their ids by role, around a text, before it, and named in it."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Backend
+
+from heedful.errors import UserError
+
+if TYPE_CHECKING:
+    from heedful.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -43,17 +51,118 @@ def read_template(
     """
     text = Backend(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
 
-    def parts(pair: Encoding | None) -> list[tuple[int, ...]]:
+    def specials(pair: Encoding | None) -> list[tuple[int, ...]]:
         encoding = backend.post_process(text, pair, add_special_tokens=True)
         groups: list[tuple[int, ...]] = [()]
         for i, sequence in zip(encoding.ids, encoding.sequence_ids, strict=True):
             groups = [*groups, ()] if sequence is not None else [*groups[:-1], (*groups[-1], i)]
         return groups
 
-    prefix, suffix = parts(None)
-    pair_prefix, middle, pair_suffix = parts(text)
+    prefix, suffix = specials(None)
+    pair_prefix, middle, pair_suffix = specials(text)
     fits = (pair_prefix, pair_suffix) == (prefix, suffix)
     return prefix, suffix, middle if fits else None
+
+
+class Continuation(NamedTuple):
+    """A text in the middle of another one.
+
+    Attributes:
+        ids: its token ids.
+        ends: for each id the index in the text behind its last character.
+    """
+
+    ids: list[int]
+    ends: list[int]
+
+
+class Markup:
+    """Encodes text in which names of special tokens are these tokens, for any tokenizer.
+
+    Tokenizers that are trained here encode such names as ordinary text otherwise.
+
+    Args:
+        backend: a tokenizer of the `tokenizers` library; it is not changed.
+
+    Attributes:
+        added: ids of the tokens beside the vocabulary of the model, special or not, by name.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._content = backend.to_str()
+        self._backend = Backend.from_str(self._content)
+        added = self._backend.get_added_tokens_decoder()
+        self.added = {token.content: token_id for token_id, token in added.items()}
+
+    def encode(self, text: str, after: str = "") -> list[int]:
+        """The ids of a text in which names of special tokens are these tokens.
+
+        Args:
+            after: the name of the special token that the text follows; empty: none.
+        """
+        ids = self._backend.encode(after + text, add_special_tokens=False).ids
+        return list(ids[bool(after) :])
+
+    def encode_continuation(self, before: str, text: str) -> Continuation:
+        """The ids of `text`, which follows `before`, whose ids are known and do not change.
+
+        Many tokenizers put a space before a text, so that its first word is encoded as in a
+        sentence. None is put here, unless there is one that the tokenizer does not encode
+        otherwise: at the end of `before`, which the normalizer strips.
+        """
+        has_space = before[-1:].isspace() or text[:1].isspace()
+        backend = self._backend if has_space and self._strips else self._inner
+        encoding = backend.encode(text, add_special_tokens=False)
+        return Continuation(list(encoding.ids), [end for _, end in encoding.offsets])
+
+    @cached_property
+    def _strips(self) -> bool:
+        """True if the normalizer strips spaces at the end of a text."""
+        normalizer = self._backend.normalizer
+        return normalizer is not None and normalizer.normalize_str("a ") == "a"
+
+    @cached_property
+    def _inner(self) -> Backend:
+        """The tokenizer without the space that it puts before a text."""
+        content = json.loads(self._content)
+        names = ("normalizer", "pre_tokenizer")
+        steps = {name: _without_space(content[name]) for name in names}
+        unchanged = all(content[name] == step for name, step in steps.items())
+        return self._backend if unchanged else Backend.from_str(json.dumps({**content, **steps}))
+
+
+def tag_id(tokenizer: "Tokenizer", tag: str) -> int:
+    """The id of a tag, a single token put before a text, such as `<2de>` for its output's language.
+
+    It is a special token, or the one token that its text is.
+
+    Raises:
+        UserError: the tokenizer splits the tag, or does not know it.
+    """
+    special = {tokenizer.piece(i): i for i in tokenizer.special_ids}
+    if tag in special:
+        return special[tag]
+    ids = tokenizer.encode(tag)
+    if len(ids) == 1 and ids[0] != tokenizer.unk_id:
+        return ids[0]
+    pieces = " ".join(tokenizer.tokens(ids))
+    raise UserError(
+        f"the tokenizer has no token {tag}, which it splits ({pieces}); use a tag that it has, or "
+        "train a tokenizer with these corpora"
+    )
+
+
+def allow_in_texts(content: dict[str, Any], tags: Collection[str]) -> dict[str, Any]:
+    """The content of a `tokenizer.json` for other programs, where tags are written in texts.
+
+    There they are no special tokens, which such a tokenizer may split, and the space after a tag
+    is not part of the text.
+    """
+    added = [
+        token | {"special": False, "rstrip": True} if token["content"] in tags else token
+        for token in content["added_tokens"]
+    ]
+    return {**content, "added_tokens": added}
 
 
 def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
@@ -61,3 +170,18 @@ def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
     while (i := id_of(name.format(len(ids)))) is not None:
         ids.append(i)
     return tuple(ids)
+
+
+def _without_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normalizer or pre-tokenizer that puts no space before a text; None for none."""
+    if step is None or step["type"] == "Prepend":
+        return None
+    if step["type"] == "Metaspace":
+        return {**step, "prepend_scheme": "never"}
+    if step["type"] == "ByteLevel":
+        return {**step, "add_prefix_space": False}
+    for key in ("normalizers", "pretokenizers"):
+        if key in step:
+            steps = [left for inner in step[key] if (left := _without_space(inner)) is not None]
+            return {**step, key: steps} if steps else None
+    return step

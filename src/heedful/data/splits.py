@@ -13,9 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
-from heedful.data.headers import LABEL
-from heedful.data.row_formats import CORPUS, MESSAGES, Unit
-from heedful.data.rows import Rows, hash_cells
+from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, Unit, hash_cells
 from heedful.errors import UserError
 
 _TARGET = "tgt"  # the column of the targets of pairs
@@ -48,7 +46,7 @@ class Split:
     tails: tuple[Tail, ...] = ()
 
     @property
-    def num_held_out(self) -> int:
+    def num_valid(self) -> int:
         """The number of rows that are held out whole."""
         return len(self.held_out) + sum(tail.end - tail.start for tail in self.tails)
 
@@ -65,18 +63,18 @@ class Split:
             return rows
         is_train = ~self._is_held_out(indices)
         train_rows = rows.select(np.flatnonzero(is_train))
-        for place, cut in self._divided(indices[is_train]):
-            train_rows["text"][place] = train_rows["text"][place][:cut]
+        for index, cut in self._divided(indices[is_train]):
+            train_rows["text"][index] = train_rows["text"][index][:cut]
         return train_rows
 
     def valid(self, rows: Rows, indices: Int64[np.ndarray, " N"]) -> Rows:
         """The held-out rows among `rows`, whose indices in the whole source are `indices`."""
-        divided = [place for place, _ in self._divided(indices)]
+        divided = [index for index, _ in self._divided(indices)]
         is_valid = self._is_held_out(indices)
         is_valid[divided] = True
         valid_rows = rows.select(np.flatnonzero(is_valid))
-        for place, cut in self._divided(indices[is_valid]):
-            valid_rows["text"][place] = valid_rows["text"][place][cut:]
+        for index, cut in self._divided(indices[is_valid]):
+            valid_rows["text"][index] = valid_rows["text"][index][cut:]
         return valid_rows
 
     def _is_held_out(self, indices: Int64[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
@@ -86,11 +84,11 @@ class Split:
         return held_out
 
     def _divided(self, indices: Int64[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
-        """The places in `indices` of rows that are divided, each with its number of characters."""
+        """The divided rows, by their index in `indices`, each with its number of characters."""
         for tail in self.tails:
             if tail.cut is not None:
-                for place in np.flatnonzero(indices == tail.start - 1).tolist():
-                    yield place, tail.cut
+                for index in np.flatnonzero(indices == tail.start - 1).tolist():
+                    yield index, tail.cut
 
     def to_json(self) -> dict[str, Any]:
         """The split as JSON, which `from_json` reads."""
@@ -247,10 +245,10 @@ class KnownRows:
     both_directions: bool = False
 
     @classmethod
-    def from_rows(cls, parts: Iterable[Rows], *, both_directions: bool = False) -> "KnownRows":
-        """The hashes of some rows, of which one part at a time is in memory."""
+    def from_rows(cls, groups: Iterable[Rows], *, both_directions: bool = False) -> "KnownRows":
+        """The hashes of some rows, of which one group at a time is in memory."""
         digests, checksums = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
-        for rows in parts:
+        for rows in groups:
             sources = sources_of(rows)
             kinds = [sources]
             if both_directions and _TARGET in rows:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from heedful.data.pieces import BYTE
+from heedful.data.decoding import BYTE
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 

@@ -1,18 +1,20 @@
-"""Read rows of tables: Parquet files, and folders written by `datasets.Dataset.save_to_disk`."""
+"""Rows of tables: Parquet files, and folders written by `datasets.Dataset.save_to_disk`."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from heedful import extras
-from heedful.data.headers import label_text
+from heedful.data.labels import label_text
+from heedful.data.rows import LABEL, Chunk, Rows, TextOf, same_rows
 from heedful.errors import UserError, format_names
 from heedful.files import plain_name, read_object
 
-TableColumns: TypeAlias = Sequence[tuple[str, bool]] | None  # as in `read_table`
+TableColumns: TypeAlias = Sequence[tuple[str, bool]] | None  # as in `_read_table`
 
 BATCH_ROWS = 4_096  # rows in memory at a time
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # pyarrow accepts a truncated stream without it
@@ -21,6 +23,28 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # pyarrow accepts a truncated stream 
 def is_table(path: Path) -> bool:
     """True if a path is read as a table: a .parquet file or a folder."""
     return path.suffix == ".parquet" or path.is_dir()
+
+
+def table_chunks(path: Path, names: Mapping[str, str]) -> Iterator[Chunk]:
+    """Rows of columns of a table.
+
+    Args:
+        names: for each column that of the table. `a.b` is the field b of a column a of structs,
+            such as one language of a translation.
+
+    Raises:
+        UserError: pyarrow is not installed; a file cannot be read or is damaged; a column is
+            missing or has another type.
+    """
+    columns = [(name, column == LABEL) for column, name in names.items()]
+    parse = partial(_parse, str(path), [*names])
+    return _chunks(path, _read_table(path, columns), parse, [*names])
+
+
+def table_record_chunks(path: Path, column: str, text_of: TextOf) -> Iterator[Chunk]:
+    """Rows of one text, each made by `text_of` of a whole row; errors as in `table_chunks`."""
+    parse = partial(_parse_records, str(path), column, text_of)
+    return _chunks(path, _read_table(path), parse, [column])
 
 
 def table_files(path: Path) -> list[Path]:
@@ -65,14 +89,14 @@ class TableBatch:
         """The number of rows."""
         return int(self.batch.num_rows)
 
-    def part(self, start: int, stop: int) -> "TableBatch":
+    def slice(self, start: int, stop: int) -> "TableBatch":
         """The rows from `start` to before `stop`."""
         size = self.num_bytes * (stop - start) // self.num_rows
         batch = self.batch.slice(start, stop - start)
         return replace(self, batch=batch, num_bytes=size, first=self.first + start)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for another process: of a part of a batch, its rows alone."""
+        """The state for another process: of a slice of a batch, its rows alone."""
         import pyarrow as pa
 
         with _user_errors(self.file, pa):
@@ -114,17 +138,38 @@ class TableBatch:
             yield from self.batch.to_pylist()
 
 
-def read_table(path: Path, columns: TableColumns = None) -> Iterator[TableBatch]:
+def _chunks(
+    path: Path,
+    batches: Iterator[TableBatch],
+    parse: Callable[[TableBatch], Rows],
+    columns: Sequence[str],
+) -> Iterator[Chunk]:
+    """The chunks of a table: at least one."""
+    is_empty = True
+    for batch in batches:
+        is_empty = False
+        yield Chunk(batch, parse)
+    if is_empty:
+        yield Chunk(Rows.of_lines({column: [] for column in columns}, str(path), 1), same_rows)
+
+
+def _parse(name: str, columns: Sequence[str], batch: TableBatch) -> Rows:
+    cells = dict(zip(columns, batch.cells(), strict=True))
+    return Rows.of_lines(cells, name, batch.first)
+
+
+def _parse_records(name: str, column: str, text_of: TextOf, batch: TableBatch) -> Rows:
+    numbered = enumerate(batch.objects(), batch.first)
+    texts = [text_of(record, f"{name}, line {number}") for number, record in numbered]
+    return Rows.of_lines({column: texts}, name, batch.first)
+
+
+def _read_table(path: Path, columns: TableColumns = None) -> Iterator[TableBatch]:
     """The rows of a table, a few thousand at a time.
 
     Args:
         columns: the name of each column, and whether it may hold integers, booleans and class
-            labels (converted to their names) besides text. `a.b` is the field b of a column a of
-            structs, such as one language of a translation. None: all columns, for `objects`.
-
-    Raises:
-        UserError: pyarrow is not installed; a file cannot be read or is damaged; a column is
-            missing or has another type.
+            labels (converted to their names) besides text; None: all columns, for `objects`.
     """
     extras.require("parquet", f"{path} is a table, which")
     import pyarrow as pa
@@ -149,8 +194,8 @@ def _read_stream(file: Path, columns: TableColumns, pa: Any) -> Iterator[TableBa
             _converters(file, stream.schema, columns or (), pa)  # refuses wrong columns at once
             for batch in stream:
                 for start in range(0, batch.num_rows, BATCH_ROWS):
-                    part = batch.slice(start, BATCH_ROWS)
-                    yield TableBatch(file, stream.schema, part, columns, part.nbytes)
+                    some = batch.slice(start, BATCH_ROWS)
+                    yield TableBatch(file, stream.schema, some, columns, some.nbytes)
 
 
 def _read_parquet(file: Path, columns: TableColumns, pa: Any) -> Iterator[TableBatch]:

@@ -1,10 +1,10 @@
 """Lines of text files: UTF-8, plain or compressed, one by one or in blocks."""
 
 import gzip
+import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 from itertools import islice
 from pathlib import Path
@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful import extras
-from heedful.data.documents import check_no_document
 from heedful.errors import UserError
-from heedful.files import open_bytes
+from heedful.files import open_bytes, user_errors
 
 # Bytes; a file without line breaks, such as a binary one, is not read into memory.
 LONGEST_LINE = 1 << 28
@@ -30,27 +29,28 @@ BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 20  # of a file at a time
 _LINE_END = ord("\n")
 
-
-@dataclass(frozen=True)
-class FileLines:
-    """Lines of a plain file by their place in it; the bytes are not sent to other processes.
-
-    Attributes:
-        start, size: the index of the first byte in the file, and the number of bytes.
-    """
-
-    path: Path
-    start: int
-    size: int
-
-    def read(self) -> bytes:
-        """The bytes; raises UserError if the file became shorter."""
-        with _named_errors(self.path), self.path.open("rb") as file:
-            file.seek(self.start)
-            data = file.read(self.size)
-        if len(data) < self.size:
-            raise UserError(f"{self.path} became shorter while it was read; start again")
-        return data
+# Documents that are no text: what to do, and the first bytes of formats with their name.
+_AS_TEXT = "save it as plain text (.txt, UTF-8)"
+_AS_TABLE = "save its table as tab-separated text (.tsv, UTF-8)"
+_AS_PDF = "extract its text, for example by `pdftotext FILE.pdf FILE.txt`"
+_DOCUMENTS = {
+    b"%PDF-": ("a PDF", _AS_PDF),
+    b"\xd0\xcf\x11\xe0\xa1\xb1": ("a document of an old Office program (.doc, .xls)", _AS_TEXT),
+    b"{\\rtf": ("a document (.rtf)", _AS_TEXT),
+}
+_ZIP = b"PK\x03\x04"
+# A member of the ZIP file that is a document.
+_ZIP_MEMBERS: Mapping[str, tuple[str, str]] = {
+    "word/document.xml": ("a Word document (.docx)", _AS_TEXT),
+    "xl/workbook.xml": ("an Excel spreadsheet (.xlsx)", _AS_TABLE),
+    "ppt/presentation.xml": ("a PowerPoint presentation (.pptx)", _AS_TEXT),
+}
+_OPEN_DOCUMENTS: Mapping[bytes, tuple[str, str]] = {
+    b"application/vnd.oasis.opendocument.text": ("an OpenDocument text (.odt)", _AS_TEXT),
+    b"application/vnd.oasis.opendocument.spreadsheet": ("a spreadsheet (.ods)", _AS_TABLE),
+    b"application/epub+zip": ("a book (.epub)", _AS_TEXT),
+}
+_OTHER_ZIP = ("a ZIP file", "unpack it, and name the text file in it")
 
 
 class BlockPlace(NamedTuple):
@@ -75,29 +75,28 @@ class BlockPlace(NamedTuple):
 class LineBlock(NamedTuple):
     """Consecutive lines of one file, or the same lines of line-parallel files, as bytes.
 
+    The bytes of plain files are not kept, nor sent to other processes: they are read when needed.
+
     Attributes:
-        first: the number of the first line, from 1.
-        sides: for each file its lines, with line ends: bytes, or a place in a plain file.
+        place: of the lines in the files, in bytes that are not compressed.
         num_bytes: bytes of the (compressed) files that the block ends after the block before.
+        content: for each file its lines, with line ends; None: those at `place` in a plain file.
     """
 
-    first: int
-    sides: tuple[bytes | FileLines, ...]
+    paths: tuple[Path, ...]
+    place: BlockPlace
     num_bytes: int
-
-    def data(self, side: int) -> bytes:
-        """The bytes of the lines of a file; raises UserError if it became shorter."""
-        lines = self.sides[side]
-        return lines if isinstance(lines, bytes) else lines.read()
+    content: tuple[bytes | None, ...]
 
     @property
-    def place(self) -> BlockPlace | None:
-        """The place of the block; None unless all files are plain."""
-        lines = [side for side in self.sides if isinstance(side, FileLines)]
-        if len(lines) < len(self.sides):
-            return None
-        starts, sizes = tuple(side.start for side in lines), tuple(side.size for side in lines)
-        return BlockPlace(self.first, starts, sizes)
+    def first(self) -> int:
+        """The number of the first line, from 1."""
+        return self.place.first
+
+    @property
+    def plain_place(self) -> BlockPlace | None:
+        """The place for `read_line_blocks` to find the block; None unless all files are plain."""
+        return self.place if all(lines is None for lines in self.content) else None
 
     @property
     def num_rows(self) -> int:
@@ -105,20 +104,37 @@ class LineBlock(NamedTuple):
         data = self.data(0)
         return data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
 
-    def part(self, start: int, stop: int) -> "LineBlock":
-        """The lines from `start` to before `stop`, counted from 0 in the block."""
-        lines = (BytesIO(self.data(side)) for side in range(len(self.sides)))
-        sides = tuple(b"".join(islice(side, start, stop)) for side in lines)
-        size = self.num_bytes * (stop - start) // self.num_rows
-        return LineBlock(self.first + start, sides, size)
+    def data(self, side: int) -> bytes:
+        """The bytes of the lines of a file; raises UserError if it became shorter."""
+        path, lines = self.paths[side], self.content[side]
+        if lines is not None:
+            return lines
+        start, size = self.place.starts[side], self.place.sizes[side]
+        with _named_errors(path), path.open("rb") as file:
+            file.seek(start)
+            lines = file.read(size)
+        if len(lines) < size:
+            raise UserError(f"{path} became shorter while it was read; start again")
+        return lines
 
-    def texts(self, side: int, name: str) -> list[str]:
-        """The lines of a file as in `read_lines`; `name`: of the file, for messages."""
+    def slice(self, start: int, stop: int) -> "LineBlock":
+        """The lines from `start` to before `stop`, counted from 0 in the block."""
+        lines = (BytesIO(self.data(side)) for side in range(len(self.paths)))
+        content = [b"".join(islice(side, start, stop)) for side in lines]
+        num_bytes = self.num_bytes * (stop - start) // self.num_rows
+        return self.with_content(self.first + start, content)._replace(num_bytes=num_bytes)
+
+    def with_content(self, first: int, content: Sequence[bytes]) -> "LineBlock":
+        """A block of other lines of the files, the first of which has the number `first`."""
+        return self._replace(place=BlockPlace(first, (), ()), content=tuple(content))
+
+    def texts(self, side: int) -> list[str]:
+        """The lines of a file as in `read_lines`."""
         data = self.data(side)
         try:
             text = data.decode("utf-8")
-        except UnicodeDecodeError:
-            return [*decode_lines(BytesIO(data), name, first=self.first)]  # raises it with its line
+        except UnicodeDecodeError:  # the line is named by
+            return [*decode_lines(BytesIO(data), str(self.paths[side]), first=self.first)]
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
@@ -162,8 +178,7 @@ def read_line_blocks(
         UserError: a file cannot be read or is damaged; the files have different numbers of lines.
     """
     for place in places or ():
-        sides = tuple(map(FileLines, paths, place.starts, place.sizes))
-        yield LineBlock(place.first, sides, sum(place.sizes))
+        yield LineBlock(tuple(paths), place, sum(place.sizes), (None,) * len(paths))
     if places is None:
         yield from _find_line_blocks(paths)
 
@@ -181,7 +196,9 @@ def _find_line_blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
             if not count and first > 1:
                 return
             before, position = position, sum(tell() for _, tell, _ in opened)
-            yield LineBlock(first, tuple(side.take(count) for side in sides), position - before)
+            starts, sizes, content = zip(*(side.take(count) for side in sides), strict=True)
+            place = BlockPlace(first, starts, sizes)
+            yield LineBlock(tuple(paths), place, position - before, content)
             if not count:
                 return
             first += count
@@ -248,8 +265,11 @@ class _Lines:
             self._check_lengths(ends)
             self.ends = np.concatenate([self.ends, ends])
 
-    def take(self, count: int) -> bytes | FileLines:
-        """The first lines, which are removed."""
+    def take(self, count: int) -> tuple[int, int, bytes | None]:
+        """Remove the first lines: the index of their first byte, their size, and the bytes.
+
+        The bytes of a plain file are None.
+        """
         end = int(self.ends[count - 1]) if count else 0
         start = self._start
         self._start += end
@@ -257,10 +277,10 @@ class _Lines:
         self.ends = self.ends[count:] - end
         self._num_taken += count
         if self._is_plain:
-            return FileLines(self._path, start, end)
+            return start, end, None
         data = bytes(memoryview(self._data)[:end])
         del self._data[:end]
-        return data
+        return start, end, data
 
     def _size(self) -> int:
         """The bytes of the whole lines."""
@@ -352,3 +372,29 @@ def _zstd_stream(path: Path, raw: BufferedReader) -> BufferedReader:
 
     unpacked: Any = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
     return BufferedReader(unpacked, 1 << 20)
+
+
+def check_no_document(path: Path) -> None:
+    """Raise UserError for a file that is a document by its content, with the way to its text."""
+    if not path.is_file():
+        return
+    with user_errors("read", path), path.open("rb") as file:
+        start = file.read(8)
+    found = next((entry for magic, entry in _DOCUMENTS.items() if start.startswith(magic)), None)
+    if start.startswith(_ZIP):
+        found = _in_zip(path)
+    if found is not None:
+        raise UserError(f"{path} is {found[0]}, not text; {found[1]}")
+
+
+def _in_zip(path: Path) -> tuple[str, str]:
+    try:
+        with zipfile.ZipFile(path) as file:
+            names = {*file.namelist()}
+            kind = file.read("mimetype") if "mimetype" in names else b""
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError):
+        return _OTHER_ZIP
+    for member, entry in _ZIP_MEMBERS.items():
+        if member in names:
+            return entry
+    return _OPEN_DOCUMENTS.get(kind.strip(), _OTHER_ZIP)

@@ -11,11 +11,8 @@ from typing import Any, Literal
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.decoding import TextDecoder
-from heedful.data.markup import Continuation, Markup
-from heedful.data.pieces import Pieces
-from heedful.data.special_tokens import find_specials, read_template
-from heedful.data.token_texts import TokenTexts
+from heedful.data.decoding import Pieces, TextDecoder, TokenTexts
+from heedful.data.special_tokens import Continuation, Markup, find_specials, read_template
 from heedful.data.tokenizer_training import (
     SPECIALS,
     Normalization,
@@ -24,7 +21,7 @@ from heedful.data.tokenizer_training import (
     text_errors,
     train_backend,
 )
-from heedful.data.word_cache import WordCache
+from heedful.data.words import WordCache
 from heedful.errors import UserError, describe
 from heedful.files import as_path, read_json, write_json
 

@@ -12,8 +12,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from heedful.data.invisible import INVISIBLE, invisible_in
-from heedful.data.piece_counts import count_words, train_on_words
-from heedful.data.word_cache import Separation
+from heedful.data.words import Separation, count_words, train_on_words
 from heedful.errors import UserError, describe
 from heedful.progress import has_display
 

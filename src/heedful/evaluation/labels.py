@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64, Shaped
 
-from heedful.data.headers import Problem
-from heedful.data.labels import values_text
+from heedful.data.labels import Problem, values_text
 
 _Counts = tuple[Int64[np.ndarray, " C"], Int64[np.ndarray, " C"], Int64[np.ndarray, " C"]]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from heedful.backends.ctranslate2.conversion import PRECISIONS
 from heedful.backends.ctranslate2.runtime import HEAD
-from heedful.data.headers import Problem
-from heedful.data.tags import allow_in_texts
+from heedful.data.labels import Problem
+from heedful.data.special_tokens import allow_in_texts
 from heedful.deploy.convert import write_ctranslate2
 from heedful.errors import UserError
 from heedful.files import MODEL_FILES, check_new, write_directory, write_json

@@ -7,7 +7,7 @@ BPE, SentencePiece's BPE and SentencePiece's unigram. All other tokenizers are r
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from heedful.data.pieces import BYTE
+from heedful.data.decoding import BYTE
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPACE
 from heedful.errors import UserError

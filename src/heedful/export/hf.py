@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from heedful.data.headers import Problem
 from heedful.data.hf_tokenizers import write_tokenizer
-from heedful.data.tags import allow_in_texts
+from heedful.data.labels import Problem
+from heedful.data.special_tokens import allow_in_texts
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
 from heedful.export.model_card import CARD, model_card

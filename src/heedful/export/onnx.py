@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heedful import extras
 from heedful.backends.aot.compile import quiet
-from heedful.data.tags import allow_in_texts
+from heedful.data.special_tokens import allow_in_texts
 from heedful.errors import UserError, describe
 from heedful.export.hf import OnNotice
 from heedful.export.onnx_graphs import Graph, graphs_of

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from heedful.data.token_texts import TokenTexts
+from heedful.data.decoding import TokenTexts
 from heedful.errors import UserError, describe
 
 

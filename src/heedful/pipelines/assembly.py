@@ -6,7 +6,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 from torch import nn
 
 from heedful import plugins
-from heedful.data.headers import Problem
+from heedful.data.labels import Problem
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
 from heedful.models.decoder_only import DecoderOnly

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from heedful import plugins
-from heedful.data.headers import Problem
 from heedful.data.hf_tokenizers import read_tokenizer
+from heedful.data.labels import Problem
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import read_json

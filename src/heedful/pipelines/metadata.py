@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from heedful.data.headers import Problem
+from heedful.data.labels import Problem
 from heedful.pipelines.pooling import Pooling
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from heedful.data.headers import Problem
+from heedful.data.labels import Problem
 from heedful.pipelines import Classification, Classifier, MaskedLanguageModel
 from heedful.serve.bodies import ClassifyBody, FillBody
 from heedful.serve.errors import HttpError

@@ -2,8 +2,7 @@
 
 from collections.abc import Collection
 
-from heedful.data.language_identification import language_probabilities
-from heedful.data.language_tags import NAMES, language_of, macrolanguage_of
+from heedful.data.languages import NAMES, language_of, language_probabilities, macrolanguage_of
 from heedful.pipelines import Translator
 
 

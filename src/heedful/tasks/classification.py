@@ -14,11 +14,9 @@ from heedful import task_keys
 from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
-from heedful.data.headers import LABEL, Problem
-from heedful.data.labels import label_targets
+from heedful.data.labels import Problem, label_targets
 from heedful.data.plans import plan_evaluation_batches
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import Rows
+from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.labels import answer_texts, score_answers

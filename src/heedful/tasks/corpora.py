@@ -9,7 +9,7 @@ from heedful.config import Corpus, Files, Recipe
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import CorpusShare
 from heedful.data.file_names import expand_path
-from heedful.data.tags import tag_id
+from heedful.data.special_tokens import tag_id
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPECIAL_NAME
 from heedful.errors import UserError, format_names

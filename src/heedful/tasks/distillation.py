@@ -22,11 +22,10 @@ from torch.nn import functional as F
 
 from heedful import extras
 from heedful.config import Distillation, Recipe
-from heedful.data.cache import remove_folder
 from heedful.data.collate import Batch
-from heedful.data.column_writer import ColumnsWriter
-from heedful.data.columns import DataReport, open_columns
-from heedful.data.prepared import content_key, prepare_once
+from heedful.data.columns import ColumnsWriter, open_columns
+from heedful.data.prepared import content_key, prepare_once, remove_folder
+from heedful.data.reports import DataReport
 from heedful.errors import UserError, format_names
 from heedful.evaluation.target_scores import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy

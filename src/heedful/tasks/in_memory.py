@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from heedful.config import Recipe
-from heedful.data.headers import LABEL
-from heedful.data.row_formats import MESSAGES
+from heedful.data.rows import LABEL, MESSAGES
 from heedful.errors import UserError, format_names
 from heedful.files import write_text
 from heedful.tasks.corpora import SPLITS

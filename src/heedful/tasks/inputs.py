@@ -14,10 +14,9 @@ from heedful.data.columns import CorpusRange
 from heedful.data.draws import EpochDraw
 from heedful.data.epoch_windows import BLOCK_ROWS, RowsOf, plan_windows_of_rows, window_rows
 from heedful.data.filters import Filter, make_filters
-from heedful.data.headers import LABEL
 from heedful.data.plans import plan_batches
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import FileRows, Rows, open_rows
+from heedful.data.row_files import FileRows, open_rows
+from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.scan import Scan, corpus_tails
 from heedful.data.splits import Split, split_by_source
 from heedful.data.tokenizer import Tokenizer, train_tokenizer

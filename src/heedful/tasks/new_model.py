@@ -11,8 +11,8 @@ from torch import nn
 
 from heedful import plugins
 from heedful.config import Adapter
-from heedful.data.headers import Problem
 from heedful.data.hf_tokenizers import open_tokenizer
+from heedful.data.labels import Problem
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.files import read_object

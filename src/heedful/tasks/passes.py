@@ -12,35 +12,28 @@ from typing import NoReturn
 import numpy as np
 
 from heedful.config import Recipe
-from heedful.data.chunk_encoder import ChunkEncoder
-from heedful.data.column_writer import ColumnsWriter, write_columns
-from heedful.data.columns import Columns, DataReport
-from heedful.data.encoding import Encoder
-from heedful.data.headers import Problem
-from heedful.data.labels import count_labels, label_columns, label_counts, label_names
+from heedful.data.columns import Columns, ColumnsWriter, write_columns
+from heedful.data.encoding import ChunkEncoder, Encoder
+from heedful.data.labels import Problem, count_labels, label_columns, label_counts, label_names
 from heedful.data.prepared import MANIFEST
-from heedful.data.rows import FileRows, Rows, collect
-from heedful.data.scan import (
-    ChunkFacts,
-    Scan,
-    scan_rows,
-    scanned_chunks,
-    take_held_out,
-)
+from heedful.data.reports import DataReport
+from heedful.data.row_files import FileRows
+from heedful.data.rows import Rows, RowSource
+from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out
 from heedful.data.splits import KnownRows, Split
 from heedful.data.tokenizer import Tokenizer
-from heedful.data.workers import choose_workers, map_in_order
+from heedful.data.workers import POOL_BYTES, choose_workers, map_in_order
 from heedful.errors import UserError
 from heedful.files import atomic_open, read_object, remove, remove_unfinished, write_json
 from heedful.progress import track
 from heedful.tasks.corpora import SPLITS, check_ranges
-from heedful.tasks.run_data import FILTERS, DataSummary, InheritedParts, RawData
+from heedful.tasks.run_data import FILTERS, DataSummary, InheritedParts, RawData, joined
 from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
 SUMMARIES = "read.json"  # in a prepared folder: a line on each source that was read
 _READ_ROWS = 4_096  # held-out rows that are read back at once
-_PLAN = "plan.json"  # the result of the first pass, in an unfinished folder
+_FIRST_PASS = "first_pass.json"  # the result of the first pass, in an unfinished folder
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ class FirstPass:
     @property
     def num_rows(self) -> int:
         """Training rows, with those whose source is also held out."""
-        return self.scan.num_rows - self.split.num_held_out
+        return self.scan.num_rows - self.split.num_valid
 
     @classmethod
     def read(cls, recipe: Recipe, raw: RawData, sample_size: int, problem: Problem) -> "FirstPass":
@@ -78,8 +71,12 @@ class FirstPass:
         held_out, summaries = {}, dict[str, str]()
         for name in SPLITS[1:]:
             if name in raw.sources:
-                held_out[name] = _collect(raw.sources[name], summaries)
-        num_workers = _num_workers(recipe, raw)
+                source = joined(raw.sources[name])
+                num_workers = min(_num_workers(recipe, source), 1 + source.num_bytes // POOL_BYTES)
+                read = scan_rows(source, num_workers=num_workers, problem=problem)
+                held_out[name] = read.sample
+                summaries |= _summaries(raw.sources[name], read)
+        num_workers = _num_workers(recipe, raw.train)
         with_sources = "valid" not in held_out and not raw.holds_out_tail
         scan = scan_rows(
             raw.train,
@@ -89,6 +86,7 @@ class FirstPass:
             with_sources=with_sources,
             problem=problem,
         )
+        summaries = _summaries(raw.sources["train"], scan) | summaries
         has_labels = bool(scan.labels) or problem != "single_label"
         labels = label_names(scan.labels, problem) if has_labels else ()
         for rows in held_out.values() if labels else ():
@@ -101,17 +99,14 @@ class FirstPass:
             if labels and problem != "regression":
                 split, valid = _keep_labels(scan, split, valid, problem)
             held_out = {"valid": valid, **held_out}
-            source = "data.corpora" if recipe.data.corpora else "data.train"
-            summaries["valid"] = f"{len(valid):,} of {source} (data.valid_size)"
+            key = "data.corpora" if recipe.data.corpora else "data.train"
+            summaries["valid"] = f"{len(valid):,} of {key} (data.valid_size)"
             if num_kept := num_chosen - len(valid):
                 summaries["valid"] += f"; {num_kept:,} kept in train, for labels without other rows"
-        train = raw.sources["train"]
-        keys = [] if isinstance(train, Rows) else [*train]
-        reports = zip(keys, scan.reports.values(), strict=bool(keys))
-        summaries = {key: report.summary() for key, report in reports} | summaries
         compared = (held_out[name] for name in raw.compared_splits if name in held_out)
         known = _known_rows(recipe, compared)
-        return cls(scan, split, held_out, labels, summaries if keys else {}, known)
+        has_files = not isinstance(raw.sources["train"], Rows)
+        return cls(scan, split, held_out, labels, summaries if has_files else {}, known)
 
     def sample(self) -> Rows:
         """The sampled training rows; raises UserError if all rows are in a held-out set."""
@@ -153,7 +148,7 @@ def count(task: Task, inherited: InheritedParts) -> DataSummary:
     totals, num_of_label = _TrainTotals(), Counter[str]()
     with track("tokenizing", read.scan.num_rows) as advance:
         items = scanned_chunks(raw.train, read.scan.chunks)
-        results = map_in_order(encode, items, _num_workers(task.recipe, raw))
+        results = map_in_order(encode, items, _num_workers(task.recipe, raw.train))
         for columns, num_rows in zip(results, read.scan.chunks.num_rows, strict=True):
             totals.add(columns)
             num_of_label.update(label_counts(columns, encoder.labels, problem))
@@ -187,12 +182,12 @@ class _TrainTotals:
 def fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
     """Write ids by split, held-out texts, tokenizers, and the summaries of the files.
 
-    The first pass ends in the file `_PLAN`, with which an interrupted preparation continues in the
-    second pass.
+    The first pass ends in the file `_FIRST_PASS`, by which an interrupted preparation continues in
+    the second pass.
     """
     remove_unfinished(directory)
     raw, problem = _raw_data(task, inherited)
-    if not (directory / _PLAN).is_file():
+    if not (directory / _FIRST_PASS).is_file():
         for left in directory.iterdir():
             if left.name != MANIFEST:
                 remove(left)
@@ -228,15 +223,15 @@ def _write_first_pass(
     for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
         if side == "src" or tokenizer is not tokenizers[0]:
             tokenizer.save(directory / f"{side}.json")
-    plan = {"labels": read.labels, "split": read.split.to_json()}
-    write_json(directory / _PLAN, {**plan, "chunks": read.scan.chunks.to_json()})
+    result = {"labels": read.labels, "split": read.split.to_json()}
+    write_json(directory / _FIRST_PASS, {**result, "chunks": read.scan.chunks.to_json()})
 
 
 def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory: Path) -> None:
     """The second pass: write the ids of the training rows, chunk by chunk."""
-    plan = read_object(directory / _PLAN)
-    chunks, split = ChunkFacts.from_json(plan["chunks"]), Split.from_json(plan["split"])
-    encoder = _encoder(task, "train", load_tokenizers(directory), plan["labels"], inherited)
+    first = read_object(directory / _FIRST_PASS)
+    chunks, split = ChunkFacts.from_json(first["chunks"]), Split.from_json(first["split"])
+    encoder = _encoder(task, "train", load_tokenizers(directory), first["labels"], inherited)
     files = (directory / f"{name}.jsonl" for name in raw.compared_splits)
     held_out = (rows for path in files if path.is_file() for rows in _read_back(path))
     encode = ChunkEncoder(encoder, split, _known_rows(task.recipe, held_out))
@@ -245,16 +240,16 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
     with track("tokenizing", starts[-1]) as advance, closing(writer):
         advance(starts[writer.position])
         items = scanned_chunks(raw.train, chunks, writer.position)
-        results = map_in_order(encode, items, _num_workers(task.recipe, raw))
+        results = map_in_order(encode, items, _num_workers(task.recipe, raw.train))
         for number, columns in enumerate(results, writer.position + 1):
             writer.append(columns)
             if number % SHARD_CHUNKS == 0:
                 writer.commit(number)
             advance(chunks.num_rows[number - 1])
-        num_rows, corpora = starts[-1] - split.num_held_out, {c.name for c in writer.corpora}
+        num_rows, corpora = starts[-1] - split.num_valid, {c.name for c in writer.corpora}
         report = _checked_train(task, encoder, writer.report, num_rows, corpora)
         writer.complete(report, encoder.info)
-    (directory / _PLAN).unlink()
+    (directory / _FIRST_PASS).unlink()
 
 
 def _sample_size(task: Task, inherited: InheritedParts) -> int:
@@ -314,17 +309,16 @@ def _known_rows(recipe: Recipe, held_out: Iterable[Rows]) -> KnownRows:
     return KnownRows.from_rows(held_out, both_directions=len(recipe.data.corpora) > 1)
 
 
-def _num_workers(recipe: Recipe, raw: RawData) -> int:
-    return choose_workers(recipe.data.workers, raw.train.total_bytes())
+def _num_workers(recipe: Recipe, source: RowSource) -> int:
+    return choose_workers(recipe.data.workers, source.num_bytes)
 
 
-def _collect(sources: dict[str, FileRows] | Rows, summaries: dict[str, str]) -> Rows:
-    """The rows of a held-out split in memory; adds a line on each source."""
+def _summaries(sources: dict[str, FileRows] | Rows, scan: Scan) -> dict[str, str]:
+    """A line on each source of a split, by its key; none on rows in memory."""
     if isinstance(sources, Rows):
-        return sources
-    parts = {key: collect(source) for key, source in sources.items()}
-    summaries.update({key: rows.report.summary() for key, rows in parts.items()})
-    return Rows.concatenate([*parts.values()])
+        return {}
+    reports = zip(sources, scan.reports.values(), strict=True)
+    return {key: report.summary() for key, report in reports}
 
 
 def _write_rows(path: Path, rows: Rows) -> None:

@@ -10,7 +10,7 @@ from heedful.config import Recipe
 from heedful.data.columns import open_columns
 from heedful.data.labels import label_counts
 from heedful.data.prepared import FolderLock, content_key, prepare_once
-from heedful.data.row_formats import format_of
+from heedful.data.row_files import format_of
 from heedful.files import read_json
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.data.columns import Columns, DataReport, Sequences, open_columns
-from heedful.data.filter_report import FilterReport
+from heedful.data.columns import Columns, Sequences, open_columns
 from heedful.data.filters import Filter
-from heedful.data.headers import Problem
+from heedful.data.labels import Problem
 from heedful.data.prepared import FolderLock
-from heedful.data.rows import FileRows, JoinedRows, Rows, RowSource
+from heedful.data.reports import DataReport, FilterReport
+from heedful.data.row_files import FileRows, JoinedRows
+from heedful.data.rows import Rows, RowSource
 from heedful.data.scan import Scan
 from heedful.data.splits import Split
 from heedful.data.tokenizer import Tokenizer

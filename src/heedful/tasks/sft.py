@@ -30,8 +30,8 @@ from heedful.data.chats import (
 from heedful.data.collate import Batch, collate_chats
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_packed_rows
-from heedful.data.row_formats import MESSAGES
-from heedful.data.rows import FileRows, Rows, open_records
+from heedful.data.row_files import FileRows, open_records
+from heedful.data.rows import MESSAGES, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPECIALS
 from heedful.errors import UserError

@@ -14,7 +14,7 @@ from heedful.config import Recipe, Strict, wrong_key
 from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch
 from heedful.data.encoding import TextColumn
-from heedful.data.headers import Problem
+from heedful.data.labels import Problem
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError

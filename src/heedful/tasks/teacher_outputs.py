@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from heedful.config import Distillation
-from heedful.data.column_writer import write_columns
-from heedful.data.columns import Columns, DataReport, pack_ids
+from heedful.data.columns import Columns, pack_ids, write_columns
 from heedful.data.prepared import prepare_once
+from heedful.data.reports import DataReport
 from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.metrics import sentence_chrf
 from heedful.pipelines import Translator

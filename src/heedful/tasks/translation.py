@@ -12,8 +12,8 @@ from heedful import task_keys
 from heedful.config import OWN_METRICS, Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
-from heedful.data.row_formats import CORPUS
-from heedful.data.rows import FileRows, Rows, open_rows
+from heedful.data.row_files import FileRows, open_rows
+from heedful.data.rows import CORPUS, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, metric_problem, usable_metric

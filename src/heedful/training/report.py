@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from heedful import extras
-from heedful.data.filter_report import FilterReport
+from heedful.data.reports import FilterReport
 from heedful.evaluation.labels import per_label
 from heedful.files import write_text
 from heedful.plugins import metric

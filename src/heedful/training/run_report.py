@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError, with_config
 
 from heedful.config import Recipe
-from heedful.data.filter_report import FilterReport
+from heedful.data.reports import FilterReport
 from heedful.errors import UserError
 from heedful.recipe_files import recorded_recipe
 from heedful.training.events import Event

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data import piece_counts
 from heedful.data.invisible import invisible_in
 from heedful.data.tokenizer import train_tokenizer
 from heedful.data.tokenizer_training import (
@@ -19,7 +18,7 @@ from heedful.data.tokenizer_training import (
     _trainer,
     _untrained,
 )
-from heedful.data.word_cache import splitter
+from heedful.data.words import _batches, _repeated, count_words, splitter, train_on_words
 from heedful.errors import UserError
 
 ALPHABET = "aaabbéΣİ.,3 \t\n\x1c\x85\xa0\u3000 \u0301\u0345\u0308\xa8\uffe3\ufdfa\u2581今😀<>"
@@ -35,12 +34,12 @@ def test_training_on_words_equals_training_on_texts(
     texts = ["ab. Aa b", *texts, *texts[:3] * repeats]
     choices = TrainingSettings(kind, 300, True, normalization, SPECIALS, False, "none", True)
     assert choices.separation is not None
-    words = piece_counts.count_words(texts, choices.separation)
+    words = count_words(texts, choices.separation)
     known = set().union(*map(invisible_in, texts))
     one, other = _untrained(choices, known), _untrained(choices, known)
     trainer = _trainer(one, texts, choices, 300)
     one.train_from_iterator(texts, trainer=trainer)
-    piece_counts.train_on_words(other, words, _trainer(other, words, choices, 300))
+    train_on_words(other, words, _trainer(other, words, choices, 300))
     expected, actual = (json.loads(_canonical(b, choices).to_str()) for b in (one, other))
     assert actual == expected
 
@@ -54,25 +53,25 @@ def test_words_have_the_order_and_counts_of_one_process(
     texts = [*map("".join, zip(texts, map(str, range(300)), strict=True))]  # new words everywhere
     split = splitter(separation)
     expected = Counter(word for text in texts for word in split(text))
-    monkeypatch.setattr(piece_counts, "_WORKER_CHARACTERS", 1)
+    monkeypatch.setattr("heedful.data.words._WORKER_CHARACTERS", 1)
     for size in (1, 100, 1 << 20):
-        monkeypatch.setattr(piece_counts, "_PART_BYTES", size)
-        parts = [*piece_counts._parts(texts)]
-        sent = [text.decode("utf-8", "surrogatepass") for part in parts for text in part]
+        monkeypatch.setattr("heedful.data.words._BATCH_BYTES", size)
+        batches = [*_batches(texts)]
+        sent = [text.decode("utf-8", "surrogatepass") for batch in batches for text in batch]
         assert sent == texts
-        assert all(sum(map(len, part[:-1])) < size for part in parts)
+        assert all(sum(map(len, batch[:-1])) < size for batch in batches)
         for num_workers in (1, 2, 3) if size == 100 else (1,):
-            words = piece_counts.count_words(texts, separation, num_workers)
+            words = count_words(texts, separation, num_workers)
             assert [*words.items()] == [*expected.items()]
-    assert not piece_counts.count_words([], separation, 2)
+    assert not count_words([], separation, 2)
 
 
 def test_texts_for_trainers_have_each_piece_as_often_as_it_occurs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(piece_counts, "_PIECES", 4)
+    monkeypatch.setattr("heedful.data.words._PIECES", 4)
     counts = Counter({"a": 9, "b": 1, "c": 4, "d": 3, "e": 3})
-    texts = [*piece_counts._repeated(counts)]
+    texts = [*_repeated(counts)]
     assert Counter(piece for text in texts for piece in text.split("\n") if piece) == counts
     assert max(len(text.split("\n")) for text in texts) < 8
 

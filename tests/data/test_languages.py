@@ -2,9 +2,14 @@
 
 import pytest
 
-from heedful.data.language_identification import language_probabilities
-from heedful.data.language_tags import language_of, macrolanguage_of, matching_tag, standard_tag
-from heedful.data.scripts import scripts_of
+from heedful.data.languages import (
+    language_of,
+    language_probabilities,
+    macrolanguage_of,
+    matching_tag,
+    scripts_of,
+    standard_tag,
+)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data import word_cache
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.data.words import WordCache
 from heedful.errors import UserError
 
 TEXT = [
@@ -61,14 +61,14 @@ def test_texts_encoded_word_by_word_equal_texts_encoded_whole(
 
 
 def test_the_words_that_are_remembered_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "_MAX_CHARACTERS", 12)
+    monkeypatch.setattr("heedful.data.words._MAX_CHARACTERS", 12)
     encoded: list[str] = []
 
     def encode(words: list[str]) -> list[list[int]]:
         encoded.extend(sorted(words))
         return [[len(word)] for word in words]
 
-    words = word_cache.WordCache(encode, "spaces")
+    words = WordCache(encode, "spaces")
     for text, new in [
         ("aa bbb aa", ["aa", "bbb"]),
         ("bbb cccc", ["cccc"]),

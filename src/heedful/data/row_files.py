@@ -1,0 +1,313 @@
+"""Rows of files: the format of a file, and the sources that read one or more of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from heedful.data.jsonl import jsonl_chunks, jsonl_record_chunks
+from heedful.data.labels import Problem, checked_labels
+from heedful.data.plain_text import line_chunks, unit_chunks
+from heedful.data.rows import (
+    CORPUS,
+    LABEL,
+    Chunk,
+    Field,
+    Rows,
+    SourcePlaces,
+    TextOf,
+    Unit,
+    collect,
+)
+from heedful.data.tables import is_table, table_chunks, table_record_chunks
+from heedful.data.text_files import COMPRESSED, BlockPlace, check_no_document
+from heedful.data.tsv import tsv_chunks
+from heedful.errors import UserError
+
+ReadFile: TypeAlias = Callable[..., Iterator[Chunk]]  # with the argument `places`
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of files; made by `open_rows`.
+
+    Attributes:
+        files: for each file, or group of line-parallel files, its paths, and the function that
+            reads it.
+        as_texts: make each text of labeled texts, or of labeled pairs, a row with the one column
+            `text`.
+        corpus: the name of the rows' corpus, which becomes a column; "": none.
+        problem: what labels are: a cell of several may be empty, or a list.
+    """
+
+    columns: tuple[str, ...]
+    files: tuple[tuple[tuple[Path, ...], ReadFile], ...]
+    keep_empty: bool = False
+    as_texts: bool = False
+    corpus: str = ""
+    problem: Problem = "single_label"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the rows."""
+        columns = ("text",) if self.as_texts else self.columns
+        return (*columns, CORPUS) if self.corpus else columns
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the files."""
+        return sum(_size(path) for paths, _ in self.files for path in paths)
+
+    def chunks(self, places: SourcePlaces | None = None) -> Iterator[Chunk]:
+        """As in `RowSource`."""
+        without_files = replace(self, files=())  # each chunk is sent with it
+        for index, (_, read) in enumerate(self.files):
+            for chunk in read(places=(places or {}).get(index)):
+                parse = partial(without_files.parse, chunk.parse_block)
+                yield replace(chunk, parse_block=parse, source=index, corpus=self.corpus)
+
+    def parse(self, parse_block: Callable[[Any], Rows], block: Any) -> Rows:
+        """The rows of a block without empty ones, which are counted."""
+        rows = self._without_empty(parse_block(block))
+        if self.as_texts:
+            rows = _as_texts(rows)
+        return rows.of_corpus(self.corpus) if self.corpus else rows
+
+    def _without_empty(self, rows: Rows) -> Rows:
+        empty = dict.fromkeys(self.columns, 0)
+        is_empty = np.zeros(len(rows), bool)
+        for column in self.columns:
+            if column != LABEL and not self.keep_empty:
+                blank = [i for i, text in enumerate(rows[column]) if not text or text.isspace()]
+                empty[column] = len(blank)
+                is_empty[blank] = True
+        left = rows.select(np.flatnonzero(~is_empty)) if is_empty.any() else rows
+        assert left.locations is not None
+        columns = left.columns
+        if LABEL in columns:
+            # Labels that are not read may be of any kind.
+            problem: Problem = "multi_label" if self.as_texts else self.problem
+            labels = checked_labels(left[LABEL], left.sources[0], left.locations[1], problem)
+            columns = {**columns, LABEL: labels}
+        num_empty = len(rows) - len(left)
+        report = replace(rows.report, num_kept=len(left), num_empty=num_empty, empty=empty)
+        return Rows(columns, report, left.sources, left.locations)
+
+
+@dataclass(frozen=True)
+class JoinedRows:
+    """The rows of several sources with the same columns, one after the other."""
+
+    sources: tuple[FileRows, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all files."""
+        return sum(source.num_bytes for source in self.sources)
+
+    def chunks(self, places: SourcePlaces | None = None) -> Iterator[Chunk]:
+        """As in `RowSource`."""
+        first = 0
+        for source in self.sources:
+            known = {index - first: found for index, found in (places or {}).items()}
+            for chunk in source.chunks(known):
+                yield replace(chunk, source=first + chunk.source)
+            first += len(source.files)
+
+
+def open_rows(
+    files: Sequence[Path] | Mapping[str, Sequence[Path]],
+    fields: Mapping[str, Field | None] | None = None,
+    *,
+    unit: Unit = "line",
+    header: bool | None = None,
+    languages: Mapping[str, str] | None = None,
+    keep_empty: bool = False,
+) -> FileRows:
+    """The rows of files, to be read in chunks; arguments and errors as in `read_rows`.
+
+    Args:
+        header: a .tsv file has a line with names of columns, or not; None: it is recognized.
+        languages: by column; a recognized header must not contradict them.
+    """
+    groups: list[tuple[tuple[Path, ...], ReadFile]]
+    if isinstance(files, Mapping):
+        columns = tuple(files)
+        if len(set(map(len, files.values()))) > 1:
+            counts = " but ".join(f"{len(paths)} {column} files" for column, paths in files.items())
+            raise UserError(f"{counts} are given; line-parallel files must be given in pairs")
+        groups = [
+            (paths, partial(_read_parallel_chunks, columns, paths))
+            for paths in zip(*files.values(), strict=True)
+        ]
+    else:
+        fields = {"text": None} if fields is None else fields
+        columns = tuple(fields)
+        groups = [
+            ((path,), partial(read_chunks, path, fields, unit, header, languages)) for path in files
+        ]
+    if not groups:
+        raise UserError("no files are given; name at least one")
+    return FileRows(columns, tuple(groups), keep_empty)
+
+
+def read_rows(
+    files: Sequence[Path] | Mapping[str, Sequence[Path]],
+    fields: Mapping[str, Field | None] | None = None,
+    *,
+    unit: Unit = "line",
+    keep_empty: bool = False,
+) -> Rows:
+    r"""Read the rows of one or more files, in order, into memory.
+
+    The format of a file is determined by its name, without a final .gz or .zst:
+
+    * line-parallel files, if `files` maps each column to its files;
+    * .tsv (unless one column is read and no field is given): columns separated by tabs, without
+      quoting, the same number in every line. Fields are numbers, or names in the first line; all
+      `None`: the file has exactly these columns, in order. Without names, a first line that is
+      recognized as a header (`heedful.data.tsv`) is left out and counted;
+    * .jsonl: one object per line. A field is a key; `None` means the name of the column;
+    * .parquet, and folders of `Dataset.save_to_disk`: a field is a column, `a.b` a field of a
+      struct; `None` means the name of the column; missing values are empty texts;
+    * other names are plain text, for one column: a row is a line, a paragraph (lines between blank
+      lines, joined by "\n") or a file, by `unit`, which the other formats ignore.
+
+    Rows with an empty column (only whitespace) are left out and counted, unless `keep_empty`. The
+    column "label" is stripped, must not be empty, and may be an integer or boolean in JSONL and
+    tables. Lines, byte order marks and compression are as in `read_lines`.
+
+    Args:
+        fields: the field of each column; default: {"text": None}.
+
+    Raises:
+        UserError: no file; a file that cannot be read, is damaged or not UTF-8 (with its line);
+            parallel files of different lengths; a line with a syntax error, or without a field or
+            label (with its number); a file without rows.
+    """
+    return collect(open_rows(files, fields, unit=unit, keep_empty=keep_empty))
+
+
+def open_records(files: Sequence[Path], column: str, text_of: TextOf) -> FileRows:
+    """Rows of one column, each made of a whole object of JSONL or row of a table.
+
+    Args:
+        text_of: returns the text of a record, whose second argument is the file and line; a row
+            with an empty text is left out and counted. It is sent to other processes.
+
+    Raises:
+        UserError: when rows are read: a file of another format, or as `read_rows`; errors of
+            `text_of`.
+    """
+    read = partial(_read_record_chunks, column=column, text_of=text_of)
+    return FileRows((column,), tuple(((path,), partial(read, path)) for path in files))
+
+
+def format_of(path: Path) -> str:
+    """The format of a file by its name: table, jsonl, tsv or text."""
+    if is_table(path):
+        return "table"
+    if path.suffix in COMPRESSED:
+        path = path.with_suffix("")
+    return path.suffix[1:] if path.suffix in (".jsonl", ".tsv") else "text"
+
+
+def read_chunks(
+    path: Path,
+    fields: Mapping[str, Field | None],
+    unit: Unit,
+    header: bool | None = None,
+    languages: Mapping[str, str] | None = None,
+    places: Sequence[BlockPlace] | None = None,
+) -> Iterator[Chunk]:
+    """The rows of a file in chunks, at least one, with empty rows; arguments as in `open_rows`.
+
+    Args:
+        places: those of all chunks, if an earlier call has found them: they are read by `parse`.
+    """
+    kind = format_of(path)
+    has_columns = kind == "tsv" and [*fields.values()] != [None]
+    if header and not has_columns:
+        raise UserError(
+            f"{path} has no line of column names to leave out, so header=true has no effect; it is "
+            "for .tsv files, in which the columns of text are given by number"
+        )
+    if kind == "table":
+        return table_chunks(path, _names(path, "a table", fields))
+    if kind == "jsonl":
+        return jsonl_chunks(path, _names(path, "JSONL", fields), places)
+    if has_columns:
+        return tsv_chunks(path, fields, header, languages, places)
+    if len(fields) > 1:
+        check_no_document(path)
+        raise UserError(
+            f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns"
+            f" ({', '.join(fields)}); convert it"
+        )
+    _check_plain_text(path)
+    if unit == "line":
+        return line_chunks([*fields], [path], places)
+    [column] = fields
+    return unit_chunks(column, path, unit)
+
+
+def _read_parallel_chunks(
+    columns: Sequence[str], paths: Sequence[Path], places: Sequence[BlockPlace] | None = None
+) -> Iterator[Chunk]:
+    """The rows of line-parallel files in chunks, at least one; `places`: as in `read_chunks`."""
+    for path in paths:
+        _check_plain_text(path)
+    return line_chunks(columns, paths, places)
+
+
+def _read_record_chunks(
+    path: Path, column: str, text_of: TextOf, places: Sequence[BlockPlace] | None = None
+) -> Iterator[Chunk]:
+    """Rows of one text, each made by `text_of` of a whole object of JSONL or row of a table."""
+    kind = format_of(path)
+    if kind == "jsonl":
+        return jsonl_record_chunks(path, column, text_of, places)
+    if kind == "table":
+        return table_record_chunks(path, column, text_of)
+    raise UserError(
+        f"{path} must be a .jsonl or .parquet file, or a folder of datasets; convert it"
+    )
+
+
+def _check_plain_text(path: Path) -> None:
+    """Raise UserError for a file whose name is that of a table."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    kind = format_of(path)
+    if (kind == "table" and path.is_file()) or kind == "jsonl":
+        raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
+    if name.suffix.lower() in (".csv", ".json"):
+        raise UserError(
+            f"{path} is not lines of text, by its name; convert it to .tsv or .jsonl and give it "
+            "as file, or rename it to .txt if it is text"
+        )
+
+
+def _names(path: Path, format: str, fields: Mapping[str, Field | None]) -> dict[str, str]:
+    """The field of each column in a format with named fields; raises UserError for a number."""
+    if any(isinstance(field, int) for field in fields.values()):
+        raise UserError(
+            f"{path} is {format}, whose fields have names; name them instead of numbers"
+        )
+    return {column: str(field or column) for column, field in fields.items()}
+
+
+def _as_texts(rows: Rows) -> Rows:
+    """One row for each text of labeled texts or pairs, without labels."""
+    sides = [rows[column] for column in ("text", "pair") if column in rows]
+    texts = [text for row in zip(*sides, strict=True) for text in row]
+    assert rows.locations is not None
+    locations = np.repeat(rows.locations, len(sides), axis=1)
+    return Rows({"text": texts}, replace(rows.report, num_kept=len(texts)), rows.sources, locations)
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
