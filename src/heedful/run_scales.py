@@ -18,8 +18,7 @@ from heedful.pipelines import choose_device
 from heedful.progress import track
 from heedful.tasks.start import RunParts, checked_task, open_prepared
 from heedful.tasks.task import Task
-from heedful.training.best import BestModel
-from heedful.training.checkpoint import Checkpoints
+from heedful.training.checkpoint import BestModel, Checkpoints
 from heedful.training.run_report import RecordedRun
 from heedful.training.step import TrainStep
 from heedful.zoo.names import set_weights, trainable, weights_of

@@ -8,7 +8,7 @@ from architectures import tiny
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.processes import Processes
-from heedful.training.micro_batches import MicroBatches, parts_per_batch
+from heedful.training.step import MicroBatches, parts_per_batch
 from trainers import batch_for
 
 NETS = ("vaswani2017", "bert", "gpt2")
@@ -55,9 +55,8 @@ def test_processes_share_the_parts_of_every_step(count: int) -> None:
             seed=1,
             device=torch.device("cpu"),
         )
-        steps, position = [], (0, 0)
-        while position[0] < 2:
-            own, position = micro_batches.of_step(*position)
+        steps = []
+        for own, _ in micro_batches.steps(num_epochs=2):
             steps.append([(rows.seed, *rows.batch.indices) for rows in own if rows.is_counted])
             lengths.setdefault(len(steps), set()).add(len(own))
         return steps

@@ -47,8 +47,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import MASK, ObjectiveSettings, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 _METRICS: dict[Problem, tuple[str, ...]] = {
     "single_label": ("loss", "token_accuracy", "accuracy", "macro_f1"),

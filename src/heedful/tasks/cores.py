@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,8 @@ from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.start import RunParts, make_loss
 from heedful.tasks.task import Task
 from heedful.training.folder import RunFacts, RunFolder, facts_of_run
-from heedful.training.micro_batches import MicroBatch, MicroBatches, parts_per_batch
 from heedful.training.parallel import share_net
-from heedful.training.step import TrainStep
-from heedful.training.updates import WeightUpdates
+from heedful.training.step import MicroBatches, TrainStep, WeightUpdates, parts_per_batch
 from heedful.zoo.sizes import host_memory
 
 _LEAST_RUN = 600.0  # seconds: shorter runs are not measured
@@ -103,7 +102,7 @@ class TimedSteps:
             compiler=None,
         )
         epochs = EpochBatches(task, parts.data)
-        of_step = MicroBatches(
+        micro_batches = MicroBatches(
             epochs.plan_epoch,
             epochs.load_batch,
             group,
@@ -111,11 +110,8 @@ class TimedSteps:
             num_parts=batch_parts,
             seed=settings.seed,
             device=device,
-        ).of_step
-        self._steps, position = list[list[MicroBatch]](), (0, 0)
-        for _ in range(_MAX_STEPS):
-            micro_batches, position = of_step(*position)
-            self._steps.append(micro_batches)
+        )
+        self._steps = [step for step, _ in islice(micro_batches.steps(), _MAX_STEPS)]
         self.take(1)  # allocates memory
 
     def take(self, count: int) -> tuple[float, int]:

@@ -40,8 +40,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import HELD_OUT_SEED, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 _STOPS = (".", "!", "?", "…", "。", "！", "？")
 

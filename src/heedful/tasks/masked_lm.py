@@ -38,8 +38,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import HELD_OUT_SEED, MASK, ObjectiveSettings, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 
 class Masking(ObjectiveSettings):

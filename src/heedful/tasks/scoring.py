@@ -20,8 +20,7 @@ from heedful.files import write_json
 from heedful.parts.losses import LossSum
 from heedful.plugins import metric
 from heedful.tasks.run_data import RunData
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 
 @dataclass(frozen=True)

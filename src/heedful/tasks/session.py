@@ -21,15 +21,13 @@ from heedful.tasks.in_memory import InMemoryData
 from heedful.tasks.run_data import RunData
 from heedful.tasks.start import RunParts, make_loss, new_parts, resume_parts
 from heedful.tasks.task import Task
-from heedful.training.best import BestModel
 from heedful.training.block_compiler import BlockCompiler
-from heedful.training.checkpoint import Checkpoints
+from heedful.training.checkpoint import BestModel, Checkpoints
 from heedful.training.folder import RunFolder, facts_of_run, save_recipe
-from heedful.training.micro_batches import parts_per_batch
 from heedful.training.parallel import sharing_of
 from heedful.training.precision import resolve_precision
 from heedful.training.schedules import make_schedule
-from heedful.training.step import TrainStep
+from heedful.training.step import TrainStep, parts_per_batch
 from heedful.training.tensor_parallel import data_processes
 from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.zoo.names import trainable, weights_of

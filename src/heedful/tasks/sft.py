@@ -60,8 +60,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import ObjectiveSettings, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 Plan: TypeAlias = Sequence[Int64[np.ndarray, " n"]]  # the chats of each row of a batch
 

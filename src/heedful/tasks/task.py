@@ -32,7 +32,7 @@ from heedful.tasks.inputs import (
 )
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult
 
 MASK = "<mask>"
 HELD_OUT_SEED = 0  # seed of the noise in held-out texts, the same in all runs

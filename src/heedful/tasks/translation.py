@@ -44,8 +44,7 @@ from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 _LIMIT_ROWS = 1 << 20  # training pairs, evenly spaced, by whose lengths outputs are limited
 

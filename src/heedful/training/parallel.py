@@ -18,63 +18,10 @@ from heedful.errors import UserError
 from heedful.models.stack import Stack
 from heedful.parts.relative import RelativePositionBias
 from heedful.processes import Processes
-from heedful.training.step import TrainStep
+from heedful.training.shards import parameter_of
+from heedful.training.step import TrainedNet, TrainStep
 from heedful.training.tensor_parallel import divide_net, sum_over
-from heedful.training.tensors import parameter_of, whole_tensor
 from heedful.zoo.sizes import host_memory
-
-
-class TrainedNet:
-    """The net of a run in one process.
-
-    Attributes:
-        whole: the net that is evaluated and saved.
-        net: the net whose parameters are trained; with sharded parameters another one than `whole`.
-        step: called with a batch, returns its `LossSum`.
-        gradient_factor: factor of a loss, after which the gradient is that of the sum of the losses
-            of all processes.
-        is_sharded: the parameters of `net` are sharded over the processes (`DTensor`).
-        evaluates_in_all: in an evaluation each process has the whole net.
-    """
-
-    gradient_factor = 1
-    is_sharded = False
-    evaluates_in_all = True
-
-    def __init__(self, step: TrainStep) -> None:
-        self.whole = self.net = step.net
-        self.step: nn.Module = step
-
-    def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """A context for a forward and backward pass; after the last one of a step the gradients
-        are those of all processes."""
-        return nullcontext()
-
-    def gather(self) -> None:
-        """Copy the weights of `net` to `whole` in the main process."""
-
-    def scatter(self) -> None:
-        """Copy the weights of `whole` in the main process to `net` in all."""
-
-    def whole_in_all(self) -> AbstractContextManager[None]:
-        """In the block `whole` has the main process's weights in all processes."""
-        return nullcontext()
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes of a tensor on the run's device."""
-        return tensor
-
-    def gradient_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The norm of the gradients of all parameters, those of `net` by name."""
-        return whole_tensor(nn.utils.get_total_norm([*gradients.values()]))
-
-    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """State of the optimizer or averages of weights, as they are stored in a checkpoint."""
-        return {**tensors}
-
-    def own_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The part for this process of the result of `whole_state`."""
-        return {**tensors}
 
 
 class ReplicatedNet(TrainedNet):
