@@ -22,12 +22,10 @@ from heedful.config import Training
 from heedful.parts.experts import Experts
 from heedful.processes import Processes
 from heedful.progress import PrintLine
-from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.start import RunParts, make_loss
-from heedful.tasks.task import Task
+from heedful.tasks.start import PreparedRun
 from heedful.training.folder import RunFacts, RunFolder, facts_of_run
 from heedful.training.parallel import share_net
-from heedful.training.step import MicroBatches, TrainStep, WeightUpdates, parts_per_batch
+from heedful.training.step import MicroBatches, WeightUpdates, parts_per_batch
 from heedful.zoo.sizes import host_memory
 
 _LEAST_RUN = 600.0  # seconds: shorter runs are not measured
@@ -85,31 +83,25 @@ class TimedSteps:
     """
 
     def __init__(
-        self, task: Task, parts: RunParts, facts: RunFacts, batch_parts: int, group: Processes
+        self, run: PreparedRun, facts: RunFacts, batch_parts: int, group: Processes
     ) -> None:
-        device, settings = torch.device("cpu"), task.recipe.training
-        self._net = deepcopy(parts.model.net)
-        step = TrainStep(
-            self._net,
-            make_loss(task, parts, device),
-            activation_checkpointing=settings.activation_checkpointing,
-        )
+        settings = run.task.recipe.training
+        self._net = deepcopy(run.model.net)
         self._updates = WeightUpdates(
-            share_net(step, settings, group, facts.precision),
+            share_net(run.train_step(self._net), settings, group, facts.precision),
             settings,
             group,
             precision=facts.precision,
             compiler=None,
         )
-        epochs = EpochBatches(task, parts.data)
         micro_batches = MicroBatches(
-            epochs.plan_epoch,
-            epochs.load_batch,
+            run.epochs.plan_epoch,
+            run.epochs.load_batch,
             group,
             num_batches=settings.gradient_accumulation,
             num_parts=batch_parts,
             seed=settings.seed,
-            device=device,
+            device=torch.device("cpu"),
         )
         self._steps = [step for step, _ in islice(micro_batches.steps(), _MAX_STEPS)]
         self.take(1)  # allocates memory
@@ -136,8 +128,7 @@ class TimedSteps:
 
 @contextmanager
 def fastest_cores(
-    task: Task,
-    parts: RunParts,
+    run: PreparedRun,
     folder: RunFolder,
     follower: Follower | None,
     resume: bool,
@@ -150,15 +141,15 @@ def fastest_cores(
     `training.parallel` other than auto.
 
     Args:
-        parts: of the run, on the CPU.
+        run: on the CPU.
         follower: the program of further processes; None: without effect.
     """
-    is_free = processes.current().count == 1 and task.recipe.training.parallel == "auto"
+    is_free = processes.current().count == 1 and run.task.recipe.training.parallel == "auto"
     if follower is None or not is_free:
         yield
         return
     threads = torch.get_num_threads()
-    content = task.recipe.model_dump(mode="json", exclude_unset=True)
+    content = run.task.recipe.model_dump(mode="json", exclude_unset=True)
     arguments = (follower, content, str(folder.path), resume)
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
@@ -173,7 +164,7 @@ def fastest_cores(
                 print_line(f"cores      {use}, as at the start of the run")
                 start(use.processes).from_main(lambda: use)
         else:
-            use = _measure(task, parts, folder, start, print_line)
+            use = _measure(run, folder, start, print_line)
             if use is not None and use.processes == 1:
                 others.close()
         if use is not None:
@@ -181,7 +172,7 @@ def fastest_cores(
         yield
 
 
-def follow_cores(task: Task, parts: RunParts, out: Path) -> bool:
+def follow_cores(run: PreparedRun, out: Path) -> bool:
     """Take part in the measurement as a further process; True if it trains afterwards."""
     group = processes.current()
     wanted: _Measurement | CoreUse = group.from_main(_not_main)
@@ -189,7 +180,7 @@ def follow_cores(task: Task, parts: RunParts, out: Path) -> bool:
         use = wanted
     else:
         torch.set_num_threads(wanted.use.threads)
-        steps = TimedSteps(task, parts, facts_of_run(out), wanted.batch_parts, group)
+        steps = TimedSteps(run, facts_of_run(out), wanted.batch_parts, group)
         for _ in range(wanted.num_rounds):
             steps.take(wanted.num_steps)
         use = group.from_main(_not_main)
@@ -212,30 +203,26 @@ def _noted_use(out: Path, threads: int) -> CoreUse | None:
 
 
 def _measure(
-    task: Task,
-    parts: RunParts,
+    run: PreparedRun,
     folder: RunFolder,
     start: Callable[[int], Processes],
     print_line: PrintLine,
 ) -> CoreUse | None:
     """The fastest use, noted in the run's folder; None for a run that is not measured."""
-    facts, threads, training = (
-        facts_of_run(folder.path),
-        torch.get_num_threads(),
-        task.recipe.training,
-    )
+    facts, threads = facts_of_run(folder.path), torch.get_num_threads()
+    training = run.task.recipe.training
     if threads == 1 or training.compile:
         return None
-    total = EpochBatches(task, parts.data).total_steps()
+    total = run.epochs.total_steps()
     if not _is_long(training, total, _LONGEST_STEP):
         return None
-    alone = TimedSteps(task, parts, facts, facts.batch_parts, Processes())
+    alone = TimedSteps(run, facts, facts.batch_parts, Processes())
     seconds = alone.take(_TRIAL_STEPS)[0] / _TRIAL_STEPS
     if seconds > _LONGEST_STEP or not _is_long(training, total, seconds):
         return None
     num_steps = min(_MAX_STEPS, max(_TRIAL_STEPS, math.ceil(_SECONDS_PER_ROUND / seconds)))
     steps = {CoreUse(1, number): alone for number in _halvings(threads)}
-    several, group = _several(task, facts, alone, num_steps, threads), None
+    several, group = _several(training, facts, alone, num_steps, threads), None
     if several is not None:
         try:
             group = start(several.use.processes)
@@ -244,7 +231,7 @@ def _measure(
             print_line(f"cores      one process, since no other can be started: {reason}")
     if several is not None and group is not None:
         group.from_main(lambda: several)
-        steps[several.use] = TimedSteps(task, parts, facts, several.batch_parts, group)
+        steps[several.use] = TimedSteps(run, facts, several.batch_parts, group)
     rates = _rates(steps, num_steps)
     usual = CoreUse(1, threads)
     chosen = max(rates, key=rates.__getitem__)
@@ -283,14 +270,13 @@ def _halvings(number: int) -> list[int]:
 
 
 def _several(
-    task: Task, facts: RunFacts, alone: TimedSteps, num_steps: int, threads: int
+    training: Training, facts: RunFacts, alone: TimedSteps, num_steps: int, threads: int
 ) -> _Measurement | None:
     """The measurement of several processes; None if they would take other steps than one process.
 
     Batches may be divided into more parts unless the recipe sets their number, or a step depends on
     it. All processes must fit into the memory.
     """
-    training = task.recipe.training
     may_divide = training.batch_parts is None and not alone.depends_on_parts()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
     for count in _halvings(min(threads, _MAX_PROCESSES)):

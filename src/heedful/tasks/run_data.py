@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -117,6 +117,12 @@ class RunData:
         train = open_columns(outputs / "train")
         splits, holds = self.splits | {"train": train}, (*self.holds, FolderLock(outputs))
         return replace(self, splits=splits, outputs=outputs, holds=holds)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of `RunFacts` by which the data are opened again."""
+        outputs = None if self.outputs is None else self.outputs.name
+        return {"data": self.directory.name, "outputs": outputs, "start_id": self.start_id}
 
     @property
     def tokenizer(self) -> Tokenizer:

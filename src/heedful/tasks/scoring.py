@@ -44,6 +44,11 @@ class FinalScores:
             for name, entry in self.by_name.items()
         }
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a report has them."""
+        confusion = [[*row] for row in self.confusion]
+        return {"scores": self.by_name, "labels": [*self.labels], "confusion": confusion}
+
 
 @torch.inference_mode()
 def held_out_loss(

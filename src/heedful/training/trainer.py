@@ -122,6 +122,7 @@ class Trainer:
             seed=settings.seed,
             device=self.updates.device,
         )
+        self.resumed_from: int | None = None  # the step of a checkpoint
         self._batches: Generator[tuple[list[MicroBatch], Position], None, None] | None = None
         self._begin_report()
         self.interruption = Interruption()
@@ -142,7 +143,8 @@ class Trainer:
                 f"{path} is damaged, or of another version of heedful: {error}; remove it to "
                 "resume from the checkpoint before"
             ) from None
-        return self.state.step
+        self.resumed_from = self.state.step
+        return self.resumed_from
 
     def _newest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, whose weights are loaded into the net."""
@@ -221,6 +223,11 @@ class Trainer:
         """Pass an event to the listeners."""
         for listener in self.listeners:
             listener.on(event)
+
+    def close_listeners(self) -> None:
+        """Let the listeners close their files, at the end of the session."""
+        for listener in self.listeners:
+            listener.close()
 
     def _stop_reason(self) -> StopReason | None:
         """The reason to end before another step, the same in all processes."""
