@@ -208,7 +208,7 @@ def follow(recipe: Mapping[str, Any], out: str, resume: bool) -> None:
 
 
 def _train_beside(task: Task, out: Path, device: torch.device, resume: bool) -> TrainingRun:
-    """Build, loop and score in another process than the main one, once that has prepared the run."""
+    """Build, loop and score in a process beside the main one, once that has prepared the run."""
     processes.current().wait()
     run = open_run_beside(task, out, device)
     trainer = make_trainer(run, out, device, resume)

@@ -14,7 +14,7 @@ from heedful.cli.app import make_app
 from heedful.config import parse_recipe
 from heedful.data.prepared import MANIFEST, FolderLock, cache_folder, prepare_once
 from heedful.errors import UserError
-from heedful.tasks.preparation import prepare
+from heedful.tasks.prepared_data import prepare
 from heedful.tasks.run_data import InheritedParts
 
 DAY = 24 * 60 * 60

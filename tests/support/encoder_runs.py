@@ -18,7 +18,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.pipelines import ModelMetadata, open_net
 from heedful.run import train
 from heedful.tasks.distillation import DistillationLoss
-from heedful.tasks.preparation import prepare
+from heedful.tasks.prepared_data import prepare
 from heedful.tasks.rdrop import RDropLoss
 from heedful.tasks.run_data import InheritedParts
 from heedful.tasks.word_dropout import WordDropoutLoss

@@ -32,12 +32,12 @@ from heedful.progress import track
 from heedful.tasks.corpora import files_by_split, is_paired
 from heedful.tasks.inputs import (
     SomeRows,
+    check_derived_keys,
+    encoder_keys,
     joint_tokenizer,
     open_labeled,
-    plan_training,
     raw_data,
 )
-from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
@@ -141,7 +141,7 @@ class TextClassification(Task):
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return plan_training(self, data, epoch, lambda indices: indices)
+        return self.plan_rows(data, epoch, lambda indices: indices)
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return (data.ids("train").lengths_of(rows),)

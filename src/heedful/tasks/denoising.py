@@ -27,9 +27,14 @@ from heedful.evaluation.sharing import from_main
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelMetadata, Translator
-from heedful.tasks.inputs import SomeRows, joint_tokenizer, plan_training, raw_text_data
+from heedful.tasks.inputs import (
+    TWO_STACKS,
+    SomeRows,
+    joint_tokenizer,
+    raw_text_data,
+    two_stack_keys,
+)
 from heedful.tasks.masked_lm import decode_with_specials, example_rng
-from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
 from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import (
@@ -126,7 +131,7 @@ class Denoising(Task):
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
         """The batches by upper bounds of lengths, so that the plan is independent of the noise."""
-        return plan_training(self, data, epoch, partial(PlannedRows, epoch))
+        return self.plan_rows(data, epoch, partial(PlannedRows, epoch))
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Upper bounds of the source and target lengths of each training text."""

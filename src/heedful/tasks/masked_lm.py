@@ -27,8 +27,13 @@ from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
-from heedful.tasks.inputs import SomeRows, joint_tokenizer, plan_training, raw_text_data
-from heedful.tasks.net_keys import check_derived_keys, encoder_keys
+from heedful.tasks.inputs import (
+    SomeRows,
+    check_derived_keys,
+    encoder_keys,
+    joint_tokenizer,
+    raw_text_data,
+)
 from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
@@ -126,7 +131,7 @@ class MaskedLm(Task):
         return encoder_keys(self.recipe, data, name, "mlm")
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
-        return plan_training(self, data, epoch, partial(PlannedRows, epoch))
+        return self.plan_rows(data, epoch, partial(PlannedRows, epoch))
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return (self.rows(data, "train").lengths_of(rows),)

@@ -38,8 +38,7 @@ from heedful.tasks.new_model import (
     rebuild_model,
     trained_share,
 )
-from heedful.tasks.passes import count
-from heedful.tasks.preparation import open_data, prepare
+from heedful.tasks.prepared_data import count, open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
 from heedful.tasks.run_data import DataSummary, InheritedParts, RunData
 from heedful.tasks.task import Task

@@ -33,14 +33,14 @@ from heedful.tasks.corpora import (
     shared_languages,
 )
 from heedful.tasks.inputs import (
+    TWO_STACKS,
     SomeRows,
     joint_tokenizer,
     make_tokenizer,
-    plan_training,
     random_rows,
     raw_data,
+    two_stack_keys,
 )
-from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.run_data import InheritedParts, RawData, RunData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
@@ -140,7 +140,7 @@ class Translation(Task):
         return ModelMetadata(name, self.recipe.task, *languages, limits, language_tags=tags)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return plan_training(self, data, epoch, lambda indices: indices)
+        return self.plan_rows(data, epoch, lambda indices: indices)
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return tuple(data.ids("train", side).lengths_of(rows) for side in ("src", "tgt"))

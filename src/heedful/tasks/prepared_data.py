@@ -1,22 +1,28 @@
-"""The two passes over the rows of a task: read, filter and hold out; then encode."""
+"""A task's data as prepared once in a shared cache folder, in two passes over the rows.
 
+The first pass reads, filters, holds out and trains tokenizers; the second one writes ids.
+"""
+
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from heedful.config import Recipe
 from heedful.data.chunk_encoder import ChunkEncoder
 from heedful.data.column_writer import ColumnsWriter, write_columns
-from heedful.data.columns import Columns, DataReport
+from heedful.data.columns import Columns, DataReport, open_columns
 from heedful.data.encoding import Encoder
 from heedful.data.headers import Problem
 from heedful.data.labels import label_columns, label_counts, label_names
-from heedful.data.prepared import MANIFEST
+from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
+from heedful.data.row_formats import format_of
 from heedful.data.rows import FileRows, Rows, collect
 from heedful.data.scan import (
     ChunkFacts,
@@ -29,16 +35,68 @@ from heedful.data.splits import KnownRows, Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import choose_workers, map_in_order
 from heedful.errors import UserError
-from heedful.files import atomic_open, read_object, remove, remove_unfinished, write_json
-from heedful.progress import track
-from heedful.tasks.corpora import SPLITS, check_ranges
-from heedful.tasks.run_data import FILTERS, DataSummary, InheritedParts, RawData
+from heedful.files import (
+    atomic_open,
+    read_json,
+    read_object,
+    remove,
+    remove_unfinished,
+    write_json,
+)
+from heedful.plugins import SHIPPED
+from heedful.progress import PrintLine, track
+from heedful.tasks.corpora import SOURCES, SPLITS, check_ranges, resolve_paths, split_files
+from heedful.tasks.run_data import FILTERS, DataSummary, InheritedParts, RawData, RunData
 from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
 SUMMARIES = "read.json"  # in a prepared folder: a line on each source that was read
 _READ_ROWS = 4_096  # held-out rows that are read back at once
-_PLAN = "plan.json"  # the result of the first pass, in an unfinished folder
+_FIRST_PASS = "first_pass.json"  # its result, in an unfinished folder
+
+
+def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: PrintLine) -> RunData:
+    """The data of a task, prepared in a folder of `cache` unless an earlier run did so.
+
+    Raises:
+        UserError: files that cannot be read, or that have no examples.
+    """
+    recipe = task.recipe
+    files = [path for entry in split_files(recipe) for path in entry.files.paths()]
+    about = {"task": recipe.task, "files": files}
+    key = prepared_key(recipe, inherited)
+    if named := task.objective_files():
+        key["objective_files"] = content_key(named)
+    directory = prepare_once(cache, key, partial(fill, task, inherited), about, resumable=True)
+    data = open_data(directory, inherited.start_id)
+    summary = _summary(data)
+    if not inherited.labels:
+        summary.check_labels()
+    for line in summary.lines():
+        print_line(line)
+    return data
+
+
+def _summary(data: RunData) -> DataSummary:
+    train = data.splits["train"]
+    return DataSummary(
+        read_json(data.directory / SUMMARIES),
+        data.filters,
+        data.tokenizers,
+        {name: columns.report for name, columns in data.splits.items()},
+        label_counts(train, data.labels, data.problem),
+    )
+
+
+def open_data(directory: Path, start_id: int | None) -> RunData:
+    """Open a folder written by `prepare`; `start_id`: as in `InheritedParts`."""
+    hold = FolderLock(directory)
+    src, tgt = load_tokenizers(directory)
+    splits = {
+        name: open_columns(directory / name) for name in SPLITS if (directory / name).is_dir()
+    }
+    start_id = tgt.bos_id if start_id is None else start_id
+    return RunData(directory, (src, tgt), splits, start_id, holds=(hold,))
 
 
 @dataclass(frozen=True)
@@ -161,12 +219,12 @@ class _TrainTotals:
 def fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
     """Write ids by split, held-out texts, tokenizers, and the summaries of the files.
 
-    The first pass ends in the file `_PLAN`, with which an interrupted preparation continues in the
-    second pass.
+    The first pass ends in the file `_FIRST_PASS`, with which an interrupted preparation continues
+    in the second pass.
     """
     remove_unfinished(directory)
     raw, problem = _raw_data(task, inherited)
-    if not (directory / _PLAN).is_file():
+    if not (directory / _FIRST_PASS).is_file():
         for left in directory.iterdir():
             if left.name != MANIFEST:
                 remove(left)
@@ -202,15 +260,15 @@ def _write_first_pass(
     for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
         if side == "src" or tokenizer is not tokenizers[0]:
             tokenizer.save(directory / f"{side}.json")
-    plan = {"labels": read.labels, "split": read.split.to_json()}
-    write_json(directory / _PLAN, {**plan, "chunks": read.scan.chunks.to_json()})
+    result = {"labels": read.labels, "split": read.split.to_json()}
+    write_json(directory / _FIRST_PASS, {**result, "chunks": read.scan.chunks.to_json()})
 
 
 def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory: Path) -> None:
     """The second pass: write the ids of the training rows, chunk by chunk."""
-    plan = read_object(directory / _PLAN)
-    chunks, split = ChunkFacts.from_json(plan["chunks"]), Split.from_json(plan["split"])
-    encoder = _encoder(task, "train", load_tokenizers(directory), plan["labels"], inherited)
+    first = read_object(directory / _FIRST_PASS)
+    chunks, split = ChunkFacts.from_json(first["chunks"]), Split.from_json(first["split"])
+    encoder = _encoder(task, "train", load_tokenizers(directory), first["labels"], inherited)
     files = (directory / f"{name}.jsonl" for name in raw.compared_splits)
     held_out = (rows for path in files if path.is_file() for rows in _read_back(path))
     encode = ChunkEncoder(encoder, split, _known_rows(task.recipe, held_out))
@@ -228,7 +286,7 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
         num_rows, corpora = starts[-1] - split.num_held_out, {c.name for c in writer.corpora}
         report = _checked_train(task, encoder, writer.report, num_rows, corpora)
         writer.complete(report, encoder.info)
-    (directory / _PLAN).unlink()
+    (directory / _FIRST_PASS).unlink()
 
 
 def _sample_size(task: Task, inherited: InheritedParts) -> int:
@@ -315,3 +373,49 @@ def _read_back(path: Path) -> Iterator[Rows]:
     with path.open(encoding="utf-8") as lines:
         while rows := [json.loads(line) for line in islice(lines, _READ_ROWS)]:
             yield Rows({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
+    """All that prepared data depend on, as JSON; of files their content, not their names."""
+    contents = [tokenizer.content() for tokenizer in inherited.tokenizers or ()]
+    digest = hashlib.blake2b(json.dumps(contents, sort_keys=True).encode(), digest_size=16)
+    files = {split: {*SOURCES} for split in SPLITS}
+    left_out: dict[str, Any] = {
+        **files,
+        **dict.fromkeys(("folder", "corpora", "temperature", "workers"), True),
+    }
+    left_out_of_corpus: dict[str, Any] = {**files, **dict.fromkeys((*SOURCES, "weight"), True)}
+    filters = recipe.data.filters
+    if filters.min_script is None and not filters.language:  # only these depend on the languages
+        languages = dict.fromkeys(("src_language", "tgt_language"), True)
+        left_out, left_out_of_corpus = left_out | languages, left_out_of_corpus | languages
+    corpora = {
+        name: corpus.model_dump(exclude=left_out_of_corpus)
+        for name, corpus in recipe.data.corpora.items()
+    }
+    return {
+        "task": recipe.task,
+        "plugins": content_key([file for path in recipe.plugins for file in _plugin_files(path)]),
+        "data": recipe.data.model_dump(exclude=left_out),
+        "corpora": [*corpora.items()],
+        "files": [
+            [
+                [format_of(path), *content_key([path])]
+                for path in resolve_paths(getattr(entry.files, source))
+            ]
+            for entry in split_files(recipe)
+            for source in SOURCES
+        ],
+        "tokenizer": digest.hexdigest() if contents else recipe.tokenizer.model_dump(),
+        "objective": recipe.objective,
+        "labels": inherited.labels,
+        **({} if inherited.problem in (None, "single_label") else {"problem": inherited.problem}),
+    }
+
+
+def _plugin_files(name: str) -> list[Path]:
+    """The file of a plugin; of a shipped one all files of its package, which it reads."""
+    if name.startswith(SHIPPED):
+        package = Path(__file__).parents[1] / "examples"
+        return sorted(path for path in package.iterdir() if path.is_file())
+    return [Path(name)]
