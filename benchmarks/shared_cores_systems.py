@@ -31,7 +31,7 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import training as kernels
 from heedful.processes import Processes
-from heedful.training.parallel import share_net
+from heedful.training.parallel import trained_net
 from heedful.training.step import MicroBatches, TrainStep, WeightUpdates
 from training_speed import (
     QUICK,
@@ -135,7 +135,7 @@ def trained(size: str, precision: str, batches: Sequence[Batch], group: Processe
     settings = Training.model_validate({"label_smoothing": SMOOTHING})
     net = heedful_model((SIZES | QUICK)[size])
     step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
-    shared = share_net(step, settings, group, precision)
+    shared = trained_net(step, settings, group, precision)
     updates = WeightUpdates(shared, settings, group, precision=precision, compiler=None)
     micro_batches = MicroBatches(
         lambda epoch: range(len(batches)),

@@ -46,7 +46,6 @@ from heedful.tasks.start import (
 )
 from heedful.tasks.task import Task
 from heedful.training.checkpoint import BestModel, average_weights
-from heedful.training.display import RunDisplay
 from heedful.training.events import (
     Event,
     EventCallback,
@@ -56,7 +55,13 @@ from heedful.training.events import (
     StopReason,
 )
 from heedful.training.folder import RunFolder, can_resume, save_recipe
-from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log, session_starts
+from heedful.training.listeners import (
+    JsonlLog,
+    RunDisplay,
+    TensorBoardLog,
+    read_log,
+    session_starts,
+)
 from heedful.training.run_report import write_run_report
 from heedful.training.trainer import Trainer
 from heedful.training.verdict import ExpectationListener, general_verdicts
@@ -140,17 +145,15 @@ def train(
     """
     with processes.join() as group, ExitStack() as stack:
         # Check the arguments, the folder and the recipe.
-        if not isinstance(recipe, Recipe):
-            recipe = load_recipe(recipe)
+        recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
         _check_arguments(out, resume, on_event)
         temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
         out = as_path(temporary.name if temporary is not None else out or "", "out")
-        recipe, rows = with_absolute_paths(store_stdin(recipe, cache_folder())), None
-        if data is not None:
-            columns = plugins.task.get(recipe.task).row_columns
-            rows = InMemoryData.convert(recipe, columns, data, out)
-            stack.enter_context(rows.named_in_errors())
+        recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+        rows = None if data is None else _rows_of(recipe, data, out)
+        if rows is not None:
             recipe = rows.recipe
+            stack.enter_context(rows.named_in_errors())
         resume = resume or (processes.is_restarted() and group.from_main(lambda: can_resume(out)))
         device = group.device(choose_device(recipe.training.device))
         if not group.is_main:
@@ -162,35 +165,31 @@ def train(
                 _check_same_run(out, recipe, changes)
             task = checked_task(recipe)
 
-            # Prepare data and model, for all processes, and use the cores in the fastest way.
+            # Prepare data and model, also for other processes.
             run = start_run(task, rows, folder, device, resume, print_line)
             if device.type == "cpu":
                 stack.enter_context(fastest_cores(run, folder, follower, resume, print_line))
             processes.current().wait()
 
             # Build the trainer.
-            trainer = make_trainer(run, out, device, resume)
-            trainer.is_temporary = temporary is not None
+            trainer = make_trainer(run, out, device, resume, is_temporary=temporary is not None)
             trainer.listeners = [*listeners, *_listeners(trainer, recipe, out, resume, print_line)]
             started = _started(run, trainer, out)
         stack.callback(trainer.close_listeners)
-        report = _report_of(run, trainer, device, command)
-        folder.update_facts(report=report)
+        folder.update_facts(report=(report := _report_of(run, trainer, device, command)))
 
         # Loop: optimizer steps, evaluations, checkpoints.
         trainer.emit(started)
         reason = trainer.run()
 
         # Score the final model; that of an interrupted run is not final.
-        scores, scored = None, ""
-        if reason != "interrupted":
-            scores, scored = _score(run, trainer, out, print_line)
-        values, state = {} if scores is None else scores.values(), trainer.state
-        trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values, scored))
+        is_final = reason != "interrupted"
+        scores, scored = _score(run, trainer, out, print_line) if is_final else (None, "")
+        trainer.emit(_finished(trainer, reason, scores, scored))
         if scores is not None:
             folder.update_facts(report=report | scores.to_json())
         _conclude(out, scores, print_line, is_temporary=temporary is not None)
-        return TrainingRun(out, task.recipe.task, reason, scores, recipe.training.device, temporary)
+        return TrainingRun(out, recipe.task, reason, scores, recipe.training.device, temporary)
 
 
 def follow(recipe: Mapping[str, Any], out: str, resume: bool) -> None:
@@ -227,6 +226,11 @@ def _check_arguments(out: object, resume: bool, on_event: object) -> None:
         raise UserError("a run of several processes needs a folder that they share: give out")
 
 
+def _rows_of(recipe: Recipe, data: TrainingData, out: Path) -> InMemoryData:
+    """Rows from memory as files of the run."""
+    return InMemoryData.convert(recipe, plugins.task.get(recipe.task).row_columns, data, out)
+
+
 def _check_same_run(out: Path, recipe: Recipe, changes: Collection[str]) -> None:
     """Raise UserError for a recipe that differs from that of a run to resume, but for `changes`."""
     check_changes(load_recipe(out / "recipe.yaml"), recipe, changes, str(out))
@@ -257,7 +261,8 @@ def _displayed(
 def _listeners(
     trainer: Trainer, recipe: Recipe, out: Path, resume: bool, print_line: PrintLine
 ) -> list[Listener]:
-    """The listeners that write the run's folder and compare the run with its recipe's bands."""
+    """Write the recipe of this session, and return the listeners that write its log and compare it
+    with the recipe's bands."""
     if not trainer.trained.evaluates_in_all:
         print_line(
             "           the main process evaluates alone: the whole weights take more than "
@@ -268,7 +273,7 @@ def _listeners(
     save_recipe(recipe, out / "recipe.yaml")
     if recipe.training.tensorboard:
         logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
-    return [*logs, ExpectationListener(recipe.expect, print_line)]
+    return [*logs, ExpectationListener(recipe.expect, print_line)] if recipe.expect else logs
 
 
 def _started(run: PreparedRun, trainer: Trainer, out: Path) -> RunStarted:
@@ -283,13 +288,21 @@ def _started(run: PreparedRun, trainer: Trainer, out: Path) -> RunStarted:
         num_parameters=parameter_count(run.model.net),
         num_train=run.task.split_size(data, "train"),
         num_valid=run.task.split_size(data, "valid"),
-        device=_device_name(run.model.device),
+        device=_device_name(trainer.updates.device),
         total_steps=run.epochs.total_steps(),
         resumed_from=trainer.resumed_from,
         changes=changed_settings(starts[-1].recipe, recipe) if starts else [],
         unit=run.task.unit,
         unigram_entropy=unigram_entropy(batch.targets for batch in batches),
     )
+
+
+def _finished(
+    trainer: Trainer, reason: StopReason, scores: FinalScores | None, scored: str
+) -> RunFinished:
+    """The last event of a session."""
+    values, state = {} if scores is None else scores.values(), trainer.state
+    return RunFinished(state.step, state.seconds, reason, state.best, values, scored)
 
 
 def _device_name(device: torch.device) -> str:

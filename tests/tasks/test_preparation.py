@@ -20,7 +20,7 @@ from heedful.data.filters import Unique
 from heedful.data.prepared import MANIFEST, UNFINISHED, Resumable
 from heedful.data.rows import Rows
 from heedful.tasks import prepared_data
-from heedful.tasks.run_data import InheritedParts, RunData
+from heedful.tasks.run_data import Inherited, RunData
 
 WORDS = ["red", "dog", "cow", "sees", "a", "the", "old", "ünd", "cat", "今天"]
 ROWS = 150
@@ -56,7 +56,7 @@ def recipe_of(folder: Path, **data: Any) -> Any:
 
 def prepare(recipe: Any, cache: Path) -> RunData:
     task = plugins.task.get(recipe.task)(recipe)
-    return prepared_data.prepare(task, cache, InheritedParts(), lambda line: None)
+    return prepared_data.prepare(task, cache, Inherited(), lambda line: None)
 
 
 def contents(data: RunData) -> dict[str, bytes | None]:

@@ -16,7 +16,7 @@ from commands import Commands, write_recipe
 from heedful.errors import UserError
 from heedful.training.checkpoint import Checkpoints, CheckpointWriter
 from heedful.training.events import CheckpointSaved
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from process_group import run_command, run_group, run_two
 from trainers import pairs, settings, small_net, trainer_of
 

@@ -18,7 +18,7 @@ from commands import Commands, write_recipe
 from encoder_runs import recipe_of
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import RunStarted
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from process_group import (
     Case,
     assert_equal_steps,

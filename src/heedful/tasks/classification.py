@@ -38,7 +38,7 @@ from heedful.tasks.inputs import (
     open_labeled,
     raw_data,
 )
-from heedful.tasks.run_data import InheritedParts, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -123,7 +123,7 @@ class TextClassification(Task):
         return {"text": TextColumn(tokenizers[0], texts)}
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         # If the source model has the same classes, in its order.
         problem = self.problem(inherited.problem)

@@ -24,7 +24,7 @@ from heedful.processes import Processes
 from heedful.progress import PrintLine
 from heedful.tasks.start import PreparedRun
 from heedful.training.folder import RunFacts, RunFolder, facts_of_run
-from heedful.training.parallel import share_net
+from heedful.training.parallel import trained_net
 from heedful.training.step import MicroBatches, WeightUpdates, parts_per_batch
 from heedful.zoo.sizes import host_memory
 
@@ -88,7 +88,7 @@ class TimedSteps:
         settings = run.task.recipe.training
         self._net = deepcopy(run.model.net)
         self._updates = WeightUpdates(
-            share_net(run.train_step(self._net), settings, group, facts.precision),
+            trained_net(run.train_step(self._net), settings, group, facts.precision),
             settings,
             group,
             precision=facts.precision,

@@ -36,7 +36,7 @@ from heedful.tasks.inputs import (
 )
 from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
+from heedful.tasks.run_data import Inherited, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -106,7 +106,7 @@ class Denoising(Task):
         return {"text": TextColumn(tokenizers[0], ("text",), "target")}
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         return super().encode_options(split, labels, inherited) | {"drop_unknown": True}
 

@@ -34,7 +34,7 @@ from heedful.tasks.inputs import (
     joint_tokenizer,
     raw_text_data,
 )
-from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
+from heedful.tasks.run_data import Inherited, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -114,7 +114,7 @@ class MaskedLm(Task):
         return {"text": TextColumn(tokenizers[0], ("text",))}
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         return super().encode_options(split, labels, inherited) | {"drop_unknown": True}
 

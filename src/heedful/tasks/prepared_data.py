@@ -46,7 +46,7 @@ from heedful.files import (
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine, track
 from heedful.tasks.corpora import SOURCES, SPLITS, check_ranges, resolve_paths, split_files
-from heedful.tasks.run_data import FILTERS, DataSummary, InheritedParts, RawData, RunData
+from heedful.tasks.run_data import FILTERS, DataSummary, Inherited, RawData, RunData
 from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
@@ -55,7 +55,7 @@ _READ_ROWS = 4_096  # held-out rows that are read back at once
 _FIRST_PASS = "first_pass.json"  # its result, in an unfinished folder
 
 
-def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: PrintLine) -> RunData:
+def prepare(task: Task, cache: Path, inherited: Inherited, print_line: PrintLine) -> RunData:
     """The data of a task, prepared in a folder of `cache` unless an earlier run did so.
 
     Raises:
@@ -89,7 +89,7 @@ def _summary(data: RunData) -> DataSummary:
 
 
 def open_data(directory: Path, start_id: int | None) -> RunData:
-    """Open a folder written by `prepare`; `start_id`: as in `InheritedParts`."""
+    """Open a folder written by `prepare`; `start_id`: as in `Inherited`."""
     hold = FolderLock(directory)
     src, tgt = load_tokenizers(directory)
     splits = {
@@ -172,7 +172,7 @@ class FirstPass:
         return rows
 
 
-def count(task: Task, inherited: InheritedParts) -> DataSummary:
+def count(task: Task, inherited: Inherited) -> DataSummary:
     """The summary of the data that `fill` would write; nothing is written."""
     raw, problem = _raw_data(task, inherited)
     read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited), problem)
@@ -216,7 +216,7 @@ class _TrainTotals:
         self.corpora |= {corpus.name for corpus in columns.corpora}
 
 
-def fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
+def fill(task: Task, inherited: Inherited, directory: Path) -> None:
     """Write ids by split, held-out texts, tokenizers, and the summaries of the files.
 
     The first pass ends in the file `_FIRST_PASS`, with which an interrupted preparation continues
@@ -238,14 +238,14 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
     return src, Tokenizer.load(other) if other.is_file() else src
 
 
-def _raw_data(task: Task, inherited: InheritedParts) -> tuple[RawData, Problem]:
+def _raw_data(task: Task, inherited: Inherited) -> tuple[RawData, Problem]:
     """The sources of a task's rows, and what their labels are."""
     problem = task.problem(inherited.problem)
     return task.raw_data().of_problem(problem), problem
 
 
 def _write_first_pass(
-    task: Task, raw: RawData, problem: Problem, inherited: InheritedParts, directory: Path
+    task: Task, raw: RawData, problem: Problem, inherited: Inherited, directory: Path
 ) -> None:
     """The first pass: write everything but the training ids."""
     read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited), problem)
@@ -264,7 +264,7 @@ def _write_first_pass(
     write_json(directory / _FIRST_PASS, {**result, "chunks": read.scan.chunks.to_json()})
 
 
-def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory: Path) -> None:
+def _encode_train(task: Task, raw: RawData, inherited: Inherited, directory: Path) -> None:
     """The second pass: write the ids of the training rows, chunk by chunk."""
     first = read_object(directory / _FIRST_PASS)
     chunks, split = ChunkFacts.from_json(first["chunks"]), Split.from_json(first["split"])
@@ -289,7 +289,7 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
     (directory / _FIRST_PASS).unlink()
 
 
-def _sample_size(task: Task, inherited: InheritedParts) -> int:
+def _sample_size(task: Task, inherited: Inherited) -> int:
     """The training rows that are sampled for a new tokenizer."""
     return 0 if inherited.tokenizers else task.recipe.tokenizer.sample_size
 
@@ -299,7 +299,7 @@ def _encoder(
     split: str,
     tokenizers: tuple[Tokenizer, Tokenizer],
     labels: Sequence[str],
-    inherited: InheritedParts,
+    inherited: Inherited,
 ) -> Encoder:
     columns = task.text_columns(tokenizers)
     return Encoder(columns, **task.encode_options(split, labels, inherited))
@@ -311,7 +311,7 @@ def _encode(
     rows: Rows,
     tokenizers: tuple[Tokenizer, Tokenizer],
     labels: Sequence[str],
-    inherited: InheritedParts,
+    inherited: Inherited,
 ) -> Columns:
     """The columns of a held-out split; raises UserError if no row is left."""
     encoder = _encoder(task, split, tokenizers, labels, inherited)
@@ -375,7 +375,7 @@ def _read_back(path: Path) -> Iterator[Rows]:
             yield Rows({name: [row[name] for row in rows] for name in rows[0]})
 
 
-def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
+def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:
     """All that prepared data depend on, as JSON; of files their content, not their names."""
     contents = [tokenizer.content() for tokenizer in inherited.tokenizers or ()]
     digest = hashlib.blake2b(json.dumps(contents, sort_keys=True).encode(), digest_size=16)

@@ -26,7 +26,7 @@ FILTERS = "filters.json"  # in a prepared folder: the report of its filters
 
 
 @dataclass(frozen=True)
-class InheritedParts:
+class Inherited:
     """Tokenizers, start token and labels that a run inherits from another model.
 
     Attributes:

@@ -40,13 +40,13 @@ from heedful.tasks.new_model import (
 )
 from heedful.tasks.prepared_data import count, open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
-from heedful.tasks.run_data import DataSummary, InheritedParts, RunData
+from heedful.tasks.run_data import DataSummary, Inherited, RunData
 from heedful.tasks.task import Task
 from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import BestModel, Checkpoints
 from heedful.training.folder import MARKER, RunFolder, facts_of_run, save_recipe
-from heedful.training.parallel import sharing_of
+from heedful.training.parallel import parallelism_of
 from heedful.training.precision import resolve_precision
 from heedful.training.schedules import make_schedule
 from heedful.training.step import LossFunction, TrainStep, parts_per_batch
@@ -102,13 +102,13 @@ def count_data(task: Task) -> DataSummary:
     return count(task, _inherited_by(task))
 
 
-def _inherited_by(task: Task) -> InheritedParts:
+def _inherited_by(task: Task) -> Inherited:
     recipe = task.recipe
     source = _open_model(recipe.init_from, "cpu")
     return _inherited(task, source, _open_model(recipe.distillation.teacher, "cpu"))
 
 
-def _inherited(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> InheritedParts:
+def _inherited(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> Inherited:
     """What the data inherit from other models; raises UserError for a wrong model."""
     architecture_and_config(task, None, source, teacher)
     inherited = inherited_parts(task.recipe.tokenizer.path, source, teacher)
@@ -135,10 +135,10 @@ def start_run(
     for line in task.notes():
         print_line(line)
     precision = _precision(recipe, out if resume else None, device)
-    parallel = sharing_of(training, group, precision)
+    parallelism = parallelism_of(training, group, precision)
     batch_parts = _batch_parts(recipe, out if resume else None)
-    if parallel != "none":
-        print_line(f"processes  {group.count} ({parallel}), each batch in parts: {batch_parts}")
+    if parallelism != "none":
+        print_line(f"processes  {group.count} ({parallelism}), each batch in parts: {batch_parts}")
     if device.type == "cpu" and (reason := kernels.load()):
         print_line(f"kernels    none, which makes training slower: {reason}")
     num_parts = training.gradient_accumulation * batch_parts
@@ -184,7 +184,7 @@ def new_run(
     recipe = task.recipe
     source = _open_model(recipe.init_from, "cpu")
     teacher = _open_model(recipe.distillation.teacher, str(device))
-    others = OtherTeachers.open(recipe.distillation, str(device))
+    others = OtherTeachers.open(recipe.distillation, str(device)) if teacher else OtherTeachers()
     data = prepare(task, cache_folder(), _inherited(task, source, teacher), print_line)
     torch.manual_seed(recipe.training.seed)
     model = build_model(task, data, source, teacher, device)
@@ -306,10 +306,15 @@ def _open_model(path: str | None, device: str) -> SavedModel | None:
     return None if path is None else load(path, device=device, backend="eager")
 
 
-def make_trainer(run: PreparedRun, out: Path, device: torch.device, resume: bool) -> Trainer:
+def make_trainer(
+    run: PreparedRun, out: Path, device: torch.device, resume: bool, *, is_temporary: bool = False
+) -> Trainer:
     """The trainer of a run in its folder, at its first step or at its newest checkpoint.
 
     Called by all processes.
+
+    Args:
+        is_temporary: as in `Trainer`.
     """
     task, model, group = run.task, run.model, processes.current()
     recipe, training = task.recipe, task.recipe.training
@@ -339,6 +344,7 @@ def make_trainer(run: PreparedRun, out: Path, device: torch.device, resume: bool
         compiler=BlockCompiler(model.net) if training.compile else None,
         stored_weights=weights_of if model.adapter is None else trainable,
         extra_evaluation_steps=[expectation.step for expectation in recipe.expect],
+        is_temporary=is_temporary,
         processes=group,
         batch_parts=_batch_parts(recipe, out),
     )

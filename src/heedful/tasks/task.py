@@ -33,7 +33,7 @@ from heedful.tasks.inputs import (
     training_filters,
     training_shapes,
 )
-from heedful.tasks.run_data import InheritedParts, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import FinalScores
 from heedful.training.events import EvaluationResult
 
@@ -100,7 +100,8 @@ class Task(ABC):
                 f"{recipe.task}; use {' or '.join(self.metrics)}"
             )
         check_sources(recipe, self.recipe_keys)
-        check_corpora(recipe)
+        if recipe.data.corpora:
+            check_corpora(recipe)
         if self.row_columns:
             pair = ["pair"] if is_paired(recipe) else []
             training_filters(recipe, [*self.row_columns, *pair])
@@ -152,7 +153,7 @@ class Task(ABC):
         """The columns of token ids, by name, with the texts of a row that each encodes."""
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         """Options of `Encoder` for a split; `labels`: the ordered names of the labels in train."""
         data = self.recipe.data

@@ -41,7 +41,7 @@ from heedful.tasks.inputs import (
     raw_data,
     two_stack_keys,
 )
-from heedful.tasks.run_data import InheritedParts, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
 from heedful.training.events import EvaluationResult, Sample
@@ -123,7 +123,7 @@ class Translation(Task):
         }
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         # Test pairs are never dropped: long sources are truncated when they are decoded.
         return {} if split == "test" else super().encode_options(split, labels, inherited)

@@ -316,7 +316,7 @@ def _units(net: nn.Module) -> list[nn.Module]:
     return [*dict.fromkeys([*shared, *blocks])]
 
 
-def sharing_of(settings: Training, processes: Processes, precision: str) -> str:
+def parallelism_of(settings: Training, processes: Processes, precision: str) -> str:
     """The kind of parallelism of a run: none (one process), ddp, fsdp or tensor.
 
     Raises:
@@ -380,13 +380,13 @@ def _check_tensor_parallel(settings: Training, processes: Processes, precision: 
             raise UserError(f"training.tensor_parallel {count} {reason}")
 
 
-def share_net(
+def trained_net(
     step: TrainStep, settings: Training, processes: Processes, precision: str
 ) -> TrainedNet:
-    """The net as the processes of a run train it; raises UserError as `sharing_of`."""
-    sharing = sharing_of(settings, processes, precision)
-    if sharing == "tensor":
+    """The net as the processes of a run train it; raises UserError as `parallelism_of`."""
+    parallelism = parallelism_of(settings, processes, precision)
+    if parallelism == "tensor":
         return DividedNet(step, processes, settings.tensor_parallel)
-    if sharing == "fsdp":
+    if parallelism == "fsdp":
         return ShardedNet(step, processes, in_bf16=precision == "bf16")
-    return TrainedNet(step) if sharing == "none" else ReplicatedNet(step, processes)
+    return TrainedNet(step) if parallelism == "none" else ReplicatedNet(step, processes)

@@ -35,7 +35,7 @@ from heedful.training.events import (
     is_of_labels,
 )
 from heedful.training.interruption import EvaluationFailed, EvaluationInterrupted, Interruption
-from heedful.training.parallel import share_net
+from heedful.training.parallel import trained_net
 from heedful.training.schedules import LearningRate
 from heedful.training.step import (
     MicroBatch,
@@ -109,7 +109,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.net, self.state = self.step.net, TrainerState()  # the net is evaluated and saved
         settings, processes = self.settings, data_processes(self.processes, self.settings)
-        self.trained = share_net(self.step, settings, self.processes, self.precision)
+        self.trained = trained_net(self.step, settings, self.processes, self.precision)
         self.updates = WeightUpdates(
             self.trained, settings, processes, precision=self.precision, compiler=self.compiler
         )
