@@ -18,7 +18,7 @@ from heedful.errors import UserError
 from heedful.models.stack import Stack
 from heedful.parts.relative import RelativePositionBias
 from heedful.processes import Processes
-from heedful.training.shards import parameter_of
+from heedful.training.shards import parameter_of, whole_tensor
 from heedful.training.step import TrainedNet, TrainStep
 from heedful.training.tensor_parallel import divide_net, sum_over
 from heedful.zoo.sizes import host_memory
@@ -157,6 +157,9 @@ class ShardedNet(_PartialNet):
     def sum(self, tensor: Tensor) -> Tensor:
         torch.distributed.all_reduce(tensor)
         return tensor
+
+    def gradient_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        return whole_tensor(super().gradient_norm(gradients))
 
 
 class DividedNet(_PartialNet):

@@ -29,7 +29,6 @@ from heedful.training.block_compiler import BlockCompiler
 from heedful.training.freed_memory import keep_freed_memory
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from heedful.training.precision import AUTOCAST, load_scaler_tensors, scaler_tensors
-from heedful.training.shards import whole_tensor
 from heedful.zoo.names import trainable
 
 Item = TypeVar("Item")
@@ -127,7 +126,7 @@ class TrainedNet:
 
     def gradient_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """The norm of the gradients of all parameters, those of `net` by name."""
-        return whole_tensor(nn.utils.get_total_norm([*gradients.values()]))
+        return nn.utils.get_total_norm([*gradients.values()])
 
     def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """State of the optimizer or averages of weights, as they are stored in a checkpoint."""
