@@ -320,8 +320,8 @@ def make_trainer(
     recipe, training = task.recipe, task.recipe.training
     if not next(model.net.parameters()).is_meta:
         model.net.to(device)
+    best, max_steps = BestModel(out), run.epochs.total_steps()
     run.epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
-    best = BestModel(out)
     trainer = Trainer(
         run.train_step(),
         TrainingHooks(
@@ -331,9 +331,7 @@ def make_trainer(
             save_best=lambda: _save_best(best, trainer),
         ),
         training,
-        make_schedule(
-            training.schedule, d_model=model.config.d_model, max_steps=run.epochs.total_steps()
-        ),
+        make_schedule(training.schedule, d_model=model.config.d_model, max_steps=max_steps),
         Checkpoints(
             out / "checkpoints",
             training.average_checkpoints,
