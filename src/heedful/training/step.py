@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from heedful import openmp
 from heedful.config import Training
 from heedful.data.collate import Batch
+from heedful.errors import UserError
 from heedful.kernels import training as kernels
 from heedful.models.stack import Stack
 from heedful.parts.experts import Experts, balance_loss, record_router_logits
@@ -203,10 +204,18 @@ class MicroBatches:
         Args:
             start: where the first step begins.
             num_epochs: epochs of the run; None: no end.
+
+        Raises:
+            UserError: an epoch without rows.
         """
         epoch, first = start
         while num_epochs is None or epoch < num_epochs:
             batches = self._plan_epoch(epoch)
+            if not len(batches):
+                raise UserError(
+                    f"epoch {epoch} has no training rows; raise the weight of a corpus, or end the "
+                    "run before, by training.max_epochs"
+                )
             for index in range(first, len(batches), self._num_batches):
                 end = min(index + self._num_batches, len(batches))
                 after = (epoch, end) if end < len(batches) else (epoch + 1, 0)
