@@ -159,6 +159,7 @@ pages: $(STAMP)
 	$(BIN)/python docs/make_formats.py
 	$(BIN)/python docs/make_backends.py
 	$(BIN)/python docs/make_backend_options.py
+	$(BIN)/python docs/make_adapters.py
 	$(BIN)/python docs/make_readme_table.py
 
 # The site: docs/_build/en and docs/_build/zh.

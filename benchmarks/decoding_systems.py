@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 import heedful
 import heedful.files
 from common import installed
-from heedful.backends.ctranslate2.instructions import select_instructions
+from heedful.backends.ctranslate2.runtime import select_instructions
 from heedful.backends.torch.threads import run_with
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.convert import convert_model

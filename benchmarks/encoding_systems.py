@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import heedful
 from common import installed
 from heedful.backends.base import Settings
-from heedful.backends.ctranslate2.instructions import select_instructions
+from heedful.backends.ctranslate2.runtime import select_instructions
 from heedful.backends.torch.threads import run_with
 from heedful.deploy.convert import convert_model
 from heedful.export.hf import export_hf

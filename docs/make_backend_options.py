@@ -19,7 +19,7 @@ it refuses: with `--backend auto` the net runs in its place, with a note; with a
 one line names the option.
 
 * `all`: every backend, the net included.
-* `not CTranslate2`: the net, its compiled form and ONNX Runtime.
+* `not CTranslate2`: the net and its compiled form.
 * `net`: the net alone.
 * `no effect`: the option changes nothing; the command line has a note.
 * `error`: options that exclude each other.
@@ -48,8 +48,7 @@ What CTranslate2 has instead:
   log-probabilities are compared.
 * **Shortlist.** The allowed tokens of a batch are those of all of its texts.
 
-Compiled forms have the searches of the net over another program for each step, as ONNX Runtime
-has.
+Compiled forms have the searches of the net over another program for each step.
 """
 
 
@@ -84,24 +83,16 @@ def _ctranslate2(model: Any, folder: Path) -> Any:
 
 
 def _cell(model: Any, backend: Any, kind: Any, case: str) -> str:
-    from heedful.backends.torch.graph_generator import GraphGenerator
-    from option_cases import IDLE, refusal, request_of, rows_of, unsupported
+    from heedful.backends.aot.decoder import unsupported_options
+    from option_cases import IDLE, refusal, request_of, unsupported
 
     if refusal(model, kind, case) is not None:
         return "error"
     if case in IDLE[kind] and "draft" not in case:  # which is faster
         return "no effect"
-    graphs = GraphGenerator.unsupported_reasons
-    request = request_of(model, kind, case)
-    if graphs(_Graphs(), rows_of(model), request):  # type: ignore[arg-type]
+    if unsupported_options(request_of(model, kind, case)):
         return "net"
     return "not CTranslate2" if unsupported(backend, model, kind, case) else "all"
-
-
-class _Graphs:
-    """What the reasons of compiled forms and ONNX Runtime depend on."""
-
-    _has_shortlist = False
 
 
 def _written(case: str) -> str:

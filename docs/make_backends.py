@@ -21,8 +21,7 @@ reason.
 """
 FOOT = """
 Windows are kept to step by step: a prompt longer than a layer's window runs in torch.
-Nets that are refused run on the backends `compiled` and `onnxruntime`
-([which is right](../guides/fast.md)).
+Nets that are refused run on the backend `compiled` ([which is right](../guides/fast.md)).
 """
 
 

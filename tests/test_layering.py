@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -44,14 +45,19 @@ def module_name(path: Path) -> str:
     return ".".join(folders if last == "__init__" and folders else [*folders, last])
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 MODULES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """All nodes below, without the bodies of `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
-        is_for_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
-        if not is_for_types:
+        test = child.test if isinstance(child, ast.If) else None
+        if not (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"):
             yield child
             yield from run_time_nodes(child)
 
@@ -73,7 +79,7 @@ def imported_modules(path: Path) -> set[str]:
 
     A name re-exported by a package (`from heedful.pipelines import load`) counts as the package.
     """
-    actual = {name for name, _ in imports(path, run_time_nodes(ast.parse(path.read_text("utf-8"))))}
+    actual = {name for name, _ in imports(path, run_time_nodes(tree_of(path)))}
     modules = {name if name in MODULES else name.rpartition(".")[0] for name in actual}
     return (modules & set(MODULES)) - {module_name(path)}
 
@@ -104,7 +110,7 @@ def test_no_package_imports_from_its_own_layer_or_above() -> None:
     upward, count = [], 0
     for module, path in MODULES.items():
         package = module.split(".")[0]
-        for name, line in imports(path, ast.walk(ast.parse(path.read_text("utf-8")))):
+        for name, line in imports(path, ast.walk(tree_of(path))):
             other = name.split(".")[0]
             count += other in LAYER
             if package in ENTRY_POINTS or package == other or other not in LAYER:
@@ -143,7 +149,7 @@ def test_no_module_imports_a_private_name_of_another() -> None:
     private = [
         f"{module}:{line}: {name}"
         for module, path in MODULES.items()
-        for name, line in imports(path, ast.walk(ast.parse(path.read_text("utf-8"))))
+        for name, line in imports(path, ast.walk(tree_of(path)))
         if name.rpartition(".")[2].startswith("_") and not name.endswith("__")
     ]
     assert private == []

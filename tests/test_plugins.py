@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 import heedful
 from commands import assert_refused, set_variable
-from heedful import plugins
+from heedful import back_translation, plugins
 from heedful.config import parse_recipe
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
 from heedful.parts.losses import LossSum
 from heedful.run import train
 from heedful.tasks.scoring import make_evaluation
+from heedful.training.folder import MARKER, save_recipe
 from heedful.zoo import gpt2
 from heedful.zoo.hf_directory import write_hf_directory
 from heedful.zoo.hf_nets import net_to_hf
@@ -128,6 +129,32 @@ def test_by_command_and_a_model_in_another_process(commands, plugin, tmp_path):
     ended = commands.run("translate", tmp_path / "run", stdin=b"1 2\n", first=known)
     assert ended.code == 0, ended.err
     assert len(ended.out.splitlines()) == 1
+
+
+def test_a_plugin_that_an_output_folder_names_is_not_executed(tmp_path):
+    """A folder to continue in may come from anybody; the given recipe names the user's plugins."""
+    mark, out = tmp_path / "ran", tmp_path / "run"
+    (tmp_path / "own.py").write_text(f"open({str(mark)!r}, 'w').close()")
+    listed = {"plugins": [str(tmp_path / "own.py")]}
+    content = {key: RECIPE[key] for key in ("data", "tokenizer")}
+    content |= {"task": "copy", "training": {"max_steps": 1}}
+    recipe = parse_recipe(content)
+    out.mkdir()
+    (out / "recipe.yaml").write_text(json.dumps(content | listed))
+    (out / MARKER).write_text(json.dumps({"heedful": heedful.__version__, "precision": "float32"}))
+    (out / "scores.json").write_text("{}")
+    for read in (
+        lambda: train(recipe, out, resume=True, progress=False),
+        lambda: save_recipe(recipe, out / "recipe.yaml"),
+        lambda: back_translation._train_unless_complete(recipe, out, train),
+    ):
+        with pytest.raises(UserError, match=r"run\S* needs the plugin own\.py"):
+            read()
+        assert not mark.exists()
+    # By a recipe that names it, the plugin runs, and the folder's recipe is read.
+    given = parse_recipe(content | listed)
+    assert mark.exists()
+    save_recipe(given, out / "recipe.yaml")
 
 
 WRONG = {

@@ -1,8 +1,8 @@
-"""The public names of the library, as seen by a user's type checker and interpreter."""
+"""The public names of the library in a user's interpreter.
 
-import re
-import subprocess
-import sys
+support/typed_program.py is what a type checker knows of them.
+"""
+
 from pathlib import Path
 from typing import Any
 
@@ -10,50 +10,6 @@ import pytest
 
 import heedful
 from backend_models import TEXTS, model_of
-
-ROOT = Path(__file__).parents[1]
-# Each line after the comment is an error, and every other line is not.
-USER_CODE = """
-from pathlib import Path
-
-import heedful
-from heedful.zoo import gpt2
-
-model = heedful.load_translator(Path("model"))
-text: str = model.translate("a")
-texts: list[str] = model.translate(["a", "b"], beam_size=5)
-score: float = model.generate("a", return_details=True)[0].score
-lm = heedful.load_language_model("lm")
-ids: list[int] = lm.generate([1, 2])
-many: list[list[int]] = lm.generate([[1, 2], [3]])
-label: str = heedful.load_classifier("classifier").classify("a").label
-heedful.load_encoder("encoder").embed("a")
-heedful.train("recipe.yaml")
-tokenizer = heedful.train_tokenizer(["a"], kind="char")
-config = gpt2.Config(tokenizer.vocab_size)
-text = heedful.from_net(gpt2.build(config), config, tokenizer).generate("a")
-passed: str = heedful.verify(lm.net).summary()
-
-# errors
-heedful.laod("model")
-model.trnslate("a")
-heedful.load("model").trnslate("a")
-number: int = model.translate("a")
-lm.translate("a")
-heedful.from_net(gpt2.build(config), config).translate("a")
-"""
-
-
-def test_a_strict_type_checker_knows_the_public_names(tmp_path: Path) -> None:
-    program = tmp_path / "user.py"
-    program.write_text(USER_CODE)
-    command = [sys.executable, "-m", "mypy", str(program)]  # strict, as in `pyproject.toml`
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    lines = USER_CODE.splitlines()
-    expected = range(lines.index("# errors") + 2, len(lines) + 1)
-    # Not by the whole path: mypy's cache repeats the path of an earlier run.
-    reported = {int(line) for line in re.findall(r"user\.py:(\d+): error", done.stdout)}
-    assert reported == {*expected}, done.stdout + done.stderr
 
 
 def test_dir_lists_the_public_names_and_each_exists() -> None:

@@ -35,7 +35,7 @@ from heedful.pipelines import Translator, load
 from heedful.pipelines.loading import expect
 from heedful.progress import PrintLine
 from heedful.recipe_changes import check_changes
-from heedful.recipe_files import load_recipe, with_absolute_paths
+from heedful.recipe_files import recorded_recipe, with_absolute_paths
 from heedful.run import TrainingRun
 from heedful.tasks.corpora import files_by_split
 from heedful.tasks.start import checked_task
@@ -251,7 +251,7 @@ def _train_unless_complete(
 ) -> TrainingRun | None:
     """Train or resume a run to its end; None if it was complete before."""
     if (folder / "scores.json").is_file():
-        check_changes(load_recipe(folder), recipe, (), str(folder))
+        check_changes(recorded_recipe(folder), recipe, (), str(folder))
         return None
     resume = is_run(folder) and (folder / "recipe.yaml").is_file()
     return train_stage(recipe, folder, resume)
@@ -296,7 +296,7 @@ def _held_out_targets(recipe: Recipe) -> set[str]:
         return set()
     entries = (entry for entry in files_by_split(recipe) if entry.split != "train")
     return {
-        normalized(text) for entry in entries for text in collect(open_pairs(entry.files))["tgt"]
+        normalized(text) for entry in entries for text in collect(open_pairs(entry, recipe))["tgt"]
     }
 
 

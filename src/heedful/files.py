@@ -28,7 +28,7 @@ MODEL_FILES = frozenset(
         *("source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocabulary.json"),
         *("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
         *("backends", "example.py", "modules.json", "sentence_bert_config.json", "1_Pooling"),
-        "2_Normalize",
+        *("2_Normalize", "config_sentence_transformers.json"),
     )
 )
 _WEIGHTS = {"model.safetensors", "model.bin"}  # every model has one of them

@@ -260,18 +260,20 @@ class Options:
             if value is not None and not (value == 0 and name in OFF_AT_0):
                 limits.check(name, value)
         if (self.json_schema is not None) and (self.regex is not None):
-            raise UserError("json_schema and regex exclude each other; give one of them")
+            raise UserError(
+                "option json_schema and option regex exclude each other; give one of them"
+            )
         if self.coverage_penalty < 0:
             raise UserError(f"coverage_penalty must be at least 0, not {self.coverage_penalty}")
-        if (self.beam_size or 1) > 1:
+        if self.by_beams:
             if self.samples:
                 raise UserError("beam_size above 1 and sampling options exclude each other")
             if self.stop or self.draft is not None:
-                raise UserError("stop texts and a draft go with beam_size 1 alone")
+                raise UserError("option stop and option draft go with beam_size 1 alone")
         if self.beam_size == 1 and self.num_return > 1 and not self.samples:
             raise UserError(
                 f"num_return {self.num_return} greedy outputs would all be the same; "
-                "give a temperature, or a beam_size"
+                "give option temperature or beam_size"
             )
 
     @classmethod
@@ -281,6 +283,11 @@ class Options:
             if name not in _NAMES:
                 raise UserError(f"unknown generation option {name}; {nearest(name, _NAMES)}")
         return cls(**{"explicit": frozenset(given), **given})
+
+    @property
+    def by_beams(self) -> bool:
+        """True for a beam search."""
+        return (self.beam_size or 1) > 1
 
     @cached_property
     def rows(self) -> int:
@@ -303,14 +310,13 @@ class Options:
         """None replaced by the model's metadata, where it agrees with the rest, or `DEFAULTS`."""
         known = {**DEFAULTS, **metadata}
         values = {name: value for name, value in known.items() if getattr(self, name) is None}
-        by_beams = (self.beam_size or 1) > 1
         excludes_beams = self.stop or self.draft is not None
         excludes_beams = excludes_beams or self.samples or self.temperature is not None
-        for name in SAMPLING_OPTIONS if by_beams or self.temperature == 0 else ():
+        for name in SAMPLING_OPTIONS if self.by_beams or self.temperature == 0 else ():
             values.pop(name, None)
         if excludes_beams:
             values.pop("beam_size", None)
-        elif by_beams or (self.beam_size is None and values.get("beam_size", 1) > 1):
+        elif self.by_beams or (self.beam_size is None and values.get("beam_size", 1) > 1):
             values["stop"] = ()
         if self.max_new_tokens is not None and "min_new_tokens" in values:
             values["min_new_tokens"] = min(values["min_new_tokens"], self.max_new_tokens)
@@ -328,10 +334,7 @@ class Options:
         if self.require and (size < 2 or self.num_groups > 1):
             raise UserError("require needs a beam search without groups: give a beam size above 1")
         if self.coverage_penalty and (size < 2 or self.require):
-            raise UserError(
-                "coverage_penalty needs a beam search without required phrases: give a beam size "
-                "above 1"
-            )
+            raise UserError("coverage_penalty needs beam_size above 1, without required phrases")
         return replace(self, **values | {"beam_size": size})
 
     def seeds(self, numbers: Sequence[int]) -> list[int] | None:

@@ -19,7 +19,7 @@ from heedful.config import Recipe, drop_stale_bands, parse_recipe
 from heedful.errors import UserError, describe
 from heedful.files import read_text
 from heedful.nested_keys import flatten, keys_of, set_key
-from heedful.plugins import SHIPPED, nearest
+from heedful.plugins import SHIPPED, nearest, not_executed
 
 RECIPES = Path(__file__).parent / "recipes"
 _LARGEST = 4 << 20  # bytes of a recipe
@@ -85,6 +85,19 @@ def load_recipe(
     for key, value in settings:
         set_key(content, key, value)
     return parse_recipe(content, str(path), {where: keys, **sources})
+
+
+def recorded_recipe(path: Path) -> Recipe:
+    """The recipe in the folder of a run, or another one that is only looked at.
+
+    It may come from anybody, so no plugin that it names is executed; the user's recipe or
+    environment has loaded them.
+
+    Raises:
+        UserError: as `load_recipe`; a plugin that is not loaded.
+    """
+    with not_executed(path):
+        return load_recipe(path)
 
 
 def _read_with_bases(path: Path) -> tuple[dict[str, Any], dict[str, Collection[str]]]:

@@ -33,7 +33,7 @@ from heedful.pipelines import (
 )
 from heedful.progress import PrintLine, has_display, use_display
 from heedful.recipe_changes import changed_settings, check_changes, check_started
-from heedful.recipe_files import load_recipe, with_absolute_paths
+from heedful.recipe_files import load_recipe, recorded_recipe, with_absolute_paths
 from heedful.tasks.cores import Follower, fastest_cores, follow_cores
 from heedful.tasks.in_memory import InMemoryData, TrainingData
 from heedful.tasks.scoring import FinalScores
@@ -233,7 +233,7 @@ def _rows_of(recipe: Recipe, data: TrainingData, out: Path) -> InMemoryData:
 
 def _check_same_run(out: Path, recipe: Recipe, changes: Collection[str]) -> None:
     """Raise UserError for a recipe that differs from that of a run to resume, but for `changes`."""
-    check_changes(load_recipe(out / "recipe.yaml"), recipe, changes, str(out))
+    check_changes(recorded_recipe(out / "recipe.yaml"), recipe, changes, str(out))
     for event in session_starts(out / "log.jsonl")[-1:]:
         check_started(event.recipe, recipe, str(out))
 

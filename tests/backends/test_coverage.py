@@ -87,7 +87,7 @@ def test_searches_without_coverage_refuse_it() -> None:
     model = model_of("marian")
     shared = {"coverage_penalty": 0.2, "max_new_tokens": 3}
     for options in ({"beam_size": 1}, {"beam_size": 4, "require": ["cat"]}):
-        with pytest.raises(UserError, match="needs a beam search without required"):
+        with pytest.raises(UserError, match="beam_size above 1, without required phrases"):
             model.generate(TEXTS, **options, **shared)
     with pytest.raises(UserError, match="an ensemble takes no coverage_penalty"):
         ensemble([model, model]).generate(TEXTS, beam_size=2, **shared)

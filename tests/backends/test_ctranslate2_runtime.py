@@ -15,7 +15,7 @@ import torch
 from backend_models import TEXTS, model_of
 from chance import fits_outcomes
 from heedful.backends.base import Settings
-from heedful.backends.ctranslate2 import instructions, runtime
+from heedful.backends.ctranslate2 import runtime
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.deploy.convert import convert_model, open_ctranslate2
 from heedful.generation import Hypothesis
@@ -345,6 +345,23 @@ def test_unsupported_options_are_reported_and_run_eager(
     assert actual[0] == model.generate(texts, **all_options)
 
 
+def test_a_source_without_words_is_no_output_at_the_length_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CTranslate2 does not decode it; the note on length limits was printed for it."""
+    model = model_of("marian")
+    model.backend = backend_of(model, tmp_path)
+    request = model.request(
+        [rows := model.prompt_ids(["the cat"])[0]], beam_size=2, max_new_tokens=3
+    )
+    end = [id_ for id_ in rows if id_ in model.src_tokenizer.special_ids]
+    outputs = model._completed([[]], [end], request)
+    assert outputs[0]
+    assert not caplog.records
+    model._completed([[]], [rows], request)
+    assert "ends beams at the length limit" in caplog.text
+
+
 def test_a_prompt_beyond_the_window_runs_eager(tmp_path: Path) -> None:
     model = model_of("mistral")
     backend = backend_of(model, tmp_path)
@@ -429,7 +446,7 @@ def test_avx512_is_used_on_processors_with_vnni_unless_the_user_names_another(
 ) -> None:
     import ctranslate2
 
-    monkeypatch.setattr(instructions, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(runtime, "cpu_flags", lambda: flags)
     monkeypatch.setattr(os, "environ", environment)
     found = []
 

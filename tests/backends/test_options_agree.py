@@ -58,9 +58,3 @@ def test_the_page_of_options_is_up_to_date() -> None:
 
 def test_ctranslate2_has_the_outputs_of_the_net_or_names_the_option(model, tmp_path) -> None:
     hold_options(backend_of(model, "ctranslate2", tmp_path), model)
-
-
-@pytest.mark.slow
-def test_onnx_runtime_has_the_outputs_of_the_net_or_names_the_option(model, tmp_path) -> None:
-    pytest.importorskip("onnx", reason="onnx is not installed")
-    hold_options(backend_of(model, "onnxruntime", tmp_path), model)

@@ -12,7 +12,7 @@ import torch
 from backend_models import TEXTS, VOCAB, model_of
 from heedful.backends import shortlist
 from heedful.backends.base import Settings
-from heedful.backends.ctranslate2.runtime import write_vocabulary_map
+from heedful.backends.ctranslate2.vocabulary import write_vocabulary_map
 from heedful.backends.manifest import FOLDER, SHORTLIST, Manifest, conversion_path, sha256_of
 from heedful.backends.shortlist import Shortlist, make_shortlist
 from heedful.data.tokenizer import train_tokenizer

@@ -448,6 +448,14 @@ def test_evaluate_keeps_a_first_row_whose_label_the_model_knows(commands, models
         assert json.loads(ended.out)["num_texts"] == count
 
 
+def test_evaluate_names_its_own_flags_for_columns_in_another_order(commands, models, tmp_path):
+    """It advised --set, which it does not have."""
+    (tmp_path / "l.tsv").write_text("label\tsentence\ngood\ta dog\n")
+    ended = commands.run("evaluate", models["classes"], "--input", tmp_path / "l.tsv")
+    assert_refused(ended, "give columns, such as --text-field 2 --label-field 1")
+    assert "--set" not in ended.err
+
+
 def test_evaluate_labeled_texts(commands, models, opened, tmp_path):
     texts = [*PROMPTS, "the park", "a mat and a dog"]
     predicted = [item.label for item in opened["classes"].classify(texts)]

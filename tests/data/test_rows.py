@@ -18,9 +18,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from heedful.cli import lines as cli_lines
+from heedful.config import parse_recipe
 from heedful.data import text_files
 from heedful.data.labels import label_ids, label_names
-from heedful.data.rows import JoinedRows, Rows, hash_cells, open_rows, read_rows
+from heedful.data.rows import JoinedRows, Rows, collect, hash_cells, open_rows, read_rows
 from heedful.data.splits import (
     KnownRows,
     Split,
@@ -31,6 +32,8 @@ from heedful.data.splits import (
 )
 from heedful.data.text_files import BlockPlace, read_lines
 from heedful.errors import UserError
+from heedful.tasks.corpora import files_by_split
+from heedful.tasks.translation import open_pairs
 
 PAIR: dict[str, Any] = {"src": None, "tgt": None}
 LABELED: dict[str, Any] = {"text": None, "label": None}
@@ -574,6 +577,46 @@ def test_columns_whose_names_are_in_another_order_are_refused(
     assert read_rows([path], by_number).columns == dict(zip(fields, (["y"], ["x"]), strict=True))
     source = open_rows([path], fields, header=False)
     assert sum(len(chunk.parse()) for chunk in source.chunks()) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "columns"),
+    [
+        ("de\ten", "src_field=2 data.train.tgt_field=1"),
+        ("German\tenglish", "src_field=2 data.train.tgt_field=1"),
+        ("de-DE\ten-US", "src_field=2 data.train.tgt_field=1"),
+        ("fr\tde", "src_field=N data.train.tgt_field=2"),
+        ("en\ttext", ""),
+        ("english\tde-AT", ""),
+        ("text1\ttext2", ""),
+    ],
+)
+def test_columns_named_by_other_languages_than_the_runs_are_refused(
+    tmp_path: Path, first: str, columns: str
+) -> None:
+    """They were read by position: German as English."""
+    path = file_of(tmp_path, "t.tsv", f"{first}\nx\ty\n")
+    recipe = parse_recipe(
+        {
+            "task": "translation",
+            "data": {"train": {"file": str(path)}, "src_language": "en", "tgt_language": "de"},
+            "training": {"max_steps": 1},
+        }
+    )
+    [entry] = files_by_split(recipe)
+    if not columns:
+        assert collect(open_pairs(entry, recipe)).columns == {"src": ["x"], "tgt": ["y"]}
+        return
+    cell = first.split("\t")[0].lower()
+    refusal = f"column 1 '{cell}', which is read as the src (en): give columns, such as data.train."
+    with pytest.raises(UserError, match=re.escape(refusal + columns)):
+        collect(open_pairs(entry, recipe))
+
+
+def test_a_column_named_by_a_related_language_is_read(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "t.tsv", "en\tno\nx\ty\n")
+    related = open_rows([path], PAIR, languages={"src": "en", "tgt": "nb"})
+    assert collect(related)["tgt"] == ["y"]
 
 
 def test_a_header_after_blank_lines_is_left_out(tmp_path: Path) -> None:

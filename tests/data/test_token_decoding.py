@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from heedful.data.decoding import GrowingText
@@ -88,6 +88,9 @@ def test_a_wrong_byte_does_not_replace_the_characters_before_it(tmp_path: Path) 
     def check(numbers: list[int]) -> None:
         ids = [number % ours.vocab_size for number in numbers]
         ids = [token for token in ids if token not in ours.special_ids]
+        # Of a text that begins with the byte of a space, which no text is encoded to, the library
+        # leaves out this space.
+        assume(not ids or theirs.id_to_piece(ids[0]) != "<0x20>")
         assert ours.decode(ids) == theirs.decode(ids)
 
     check()

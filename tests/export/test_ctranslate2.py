@@ -69,7 +69,8 @@ def test_the_example_says_what_a_classifier_of_another_problem_says(
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", False), ("max", True)])
 def test_a_vector_for_each_text(pooling: Any, normalize: bool, tmp_path: Path) -> None:
     model = model_of("bert", head="none")
-    model.metadata = replace(model.metadata, pooling=pooling, normalize=normalize)
+    prompt: dict[str, Any] = {"prompts": {"q": "a "}, "default_prompt": "q"} if normalize else {}
+    model.metadata = replace(model.metadata, pooling=pooling, normalize=normalize, **prompt)
     export_ctranslate2(model, tmp_path / "out")
     lines = " ".join(run_example(tmp_path / "out", TEXTS[0]))
     actual = torch.tensor([float(number) for number in lines.strip("[] ").split()])

@@ -120,8 +120,6 @@ def test_settings_of_the_texts_that_are_not_imported_are_reported(
     name: str, tmp_path: Path
 ) -> None:
     folder_of("bert", tmp_path / "theirs", "cls")
-    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-    write_json(tmp_path / "theirs" / "config_sentence_transformers.json", prompts)
     settings = {"do_lower_case": True} | ({"max_seq_length": 5} if name == SETTINGS else {})
     write_json(tmp_path / "theirs" / SETTINGS, settings)
     if name != SETTINGS:
@@ -131,8 +129,64 @@ def test_settings_of_the_texts_that_are_not_imported_are_reported(
     import_hf(tmp_path / "theirs", tmp_path / "ours", on_notice=notices.append)
     assert [
         any(words in line for line in notices)
-        for words in ("cuts texts after 5 tokens", "in lower case", "begin with 'query: ' (query)")
-    ] == [True, True, True]
+        for words in ("cuts texts after 5 tokens", "in lower case")
+    ] == [True, True]
+
+
+PROMPTS = "config_sentence_transformers.json"
+
+
+def test_prompts_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    folder_of("bert", tmp_path / "theirs", "mean")
+    prompts = {"query": "it is more: ", "document": None}
+    write_json(tmp_path / "theirs" / PROMPTS, {"prompts": prompts, "default_prompt_name": "query"})
+    other = st.SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
+    import_hf(tmp_path / "theirs", tmp_path / "ours")
+    model = heedful.load(tmp_path / "ours", device="cpu")
+    asked: list[dict[str, Any]] = [
+        *({}, {"prompt_name": "query"}, {"prompt_name": "document"}),
+        *({"prompt": "of words "}, {"prompt": ""}),
+    ]
+    found = [model.embed(TEXTS, **options).numpy() for options in asked]
+    for options, vectors in zip(asked, found, strict=True):
+        np.testing.assert_allclose(vectors, other.encode(TEXTS, **options), atol=1e-5)
+    assert np.abs(found[0] - found[4]).max() > 1e-2
+    rows = model.encode(TEXTS)  # ids are unchanged
+    np.testing.assert_allclose(model.embed(rows).numpy(), found[4], atol=1e-6)
+    for _ in range(2):
+        export_sentence_transformers(model, tmp_path / "again", overwrite=True)
+    again = st.SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    np.testing.assert_allclose(again.encode(TEXTS), found[0], atol=1e-5)
+    assert again.prompts == {"query": "it is more: ", "document": ""}
+    notices: list[str] = []
+    export_hf(model, tmp_path / "hf", on_notice=notices.append)
+    assert any("prompts of its texts are not in this format" in line for line in notices)
+    with pytest.raises(UserError, match="no prompt of the name 'title'; it has: query, document"):
+        model.embed(TEXTS, prompt_name="title")
+    with pytest.raises(UserError, match="prompt must be a text, not"):
+        model.embed(TEXTS, prompt=5)
+    with pytest.raises(UserError, match="not both"):
+        model.embed(TEXTS, prompt_name="query", prompt="a ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (PROMPTS, {"prompts": ["a"]}, "prompts must be texts by name"),
+        (PROMPTS, {"prompts": {"a": 1}}, "prompts must be texts by name"),
+        (PROMPTS, {"default_prompt_name": ["a"]}, "which prompts does not have"),
+        (PROMPTS, {"default_prompt_name": "a"}, "is 'a', which prompts does not have"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt is false"),
+    ],
+)
+def test_prompts_that_cannot_be_applied_are_one_line(
+    name: str, content: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    export_sentence_transformers(model_of("bert"), tmp_path / "theirs")
+    write_json(tmp_path / "theirs" / name, content)
+    with pytest.raises(UserError, match=message):
+        import_hf(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
 
 
 OUTSIDE = [{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "../other"}]

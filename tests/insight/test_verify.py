@@ -109,6 +109,7 @@ FLAWS: dict[str, dict[str, set[str]]] = {
         "cross-attention to padding": {"source padding, right"},
         "causal encoder": {"bidirectional attention"},
         "positions end early": {"position awareness"},
+        "positions begin again": {"position awareness"},
         "even on empty rows": {"empty rows"},
         "detached encoder": {"gradient flow"},
     },
@@ -125,6 +126,7 @@ FLAWS: dict[str, dict[str, set[str]]] = {
         "scaled by the width": {"padding, right"},
         "norm over time": {"normalization", "one row, one token", "padding, right"},
         "positions end early": {"position awareness"},
+        "positions begin again": {"position awareness"},
         "sequence first": {"output shape"},
         "mask of the other family": {"bidirectional attention"},
         "last token hidden": {"bidirectional attention"},
@@ -157,6 +159,7 @@ OF_LONG_TEXTS = {
     "leak at distance 100",
     "sees the later ones of the end",
     "positions end early",
+    "positions begin again",
 }
 
 # The last words of a failed check, with its observation.

@@ -3,8 +3,10 @@
 import asyncio
 import errno
 import json
+import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 import httpx
 
+from heedful.cli.serve import LogLines
 from heedful.errors import UserError
 from heedful.serve.connections import report_loop_errors
 from heedful.serve.errors import HttpError
@@ -434,6 +437,33 @@ def test_no_log_line_has_a_key_of_the_file(
     assert "GET /a/*** 404" in caplog.text
     for part in ("user-key", "-long", 'user"', 'user\\"', "user%22", "2/e"):
         assert part not in caplog.text
+
+
+@pytest.mark.parametrize("letter", ["\n", "\r", "\x1b", "\x9b", "\u2028", "\u202e"])
+def test_no_request_writes_a_log_line_of_its_own(letter: str) -> None:
+    forged = f"a{letter}2026-01-01T00:00:00Z INFO forged"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        fault = sys.exc_info()
+    for error in (None, fault):
+        record = logging.LogRecord("heedful.serve", 20, "", 0, "of %s", (forged,), error)
+        first, *others = LogLines().format(record).split("\n")
+        assert letter not in f"{first}{''.join(others)}"
+        assert forged.replace(letter, letter.encode("unicode_escape").decode()) in first
+        assert all(line.startswith("    ") for line in others)
+        assert (error is None) == (not others)
+
+
+def test_the_client_that_a_proxy_names_is_one_field_of_the_log(
+    served: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "heedful.serve")
+    client = b"X-Forwarded-For: 1.2.3.4 GET /forged\x1b[2J"
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    raw(served, head + client + b"\r\n\r\n")
+    [line] = caplog.messages
+    assert line.split()[1:4] == ["1.2.3.4%20GET%20%2Fforged%1B%5B2J", "GET", "/health"]
 
 
 def test_a_fault_of_a_backends_files_is_no_fault_of_the_request(

@@ -474,12 +474,13 @@ def test_chats(served: Any, client: Any) -> None:
     assert answer.choices[0].message.content == model.chat(messages, **seeded)
 
 
-def test_embeddings_have_the_pooling_of_the_model(
+def test_embeddings_have_the_pooling_and_the_prompt_of_the_model(
     served: Any, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = served.models["bert"]
-    monkeypatch.setattr(model, "metadata", replace(model.metadata, pooling="max", normalize=True))
-    [expected] = model.vectors(["the cat"], pooling="max", normalize=True)
+    [expected] = model.vectors(["a dog the cat"], pooling="max", normalize=True)
+    made: dict[str, Any] = {"pooling": "max", "normalize": True, "prompts": {"q": "a dog "}}
+    monkeypatch.setattr(model, "metadata", replace(model.metadata, default_prompt="q", **made))
     answer = client.embeddings.create(model="bert", input="the cat", encoding_format="float")
     assert answer.data[0].embedding == pytest.approx(expected, abs=1e-6)
     assert np.linalg.norm(answer.data[0].embedding) == pytest.approx(1)

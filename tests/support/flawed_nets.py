@@ -98,6 +98,8 @@ class Net(nn.Module):
             x = x + F.embedding(ids, self.more)
         if self.flaw == "positions end early":
             places = places.clamp(max=20)
+        if self.flaw == "positions begin again":
+            places = places % 25
         x = x + self.positions[places * 0 if self.flaw == "no positions" else places]
         return F.dropout(x, 0.1) if self.flaw == "dropout in evaluation" else self.dropout(x)
 

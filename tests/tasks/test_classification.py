@@ -1,6 +1,7 @@
 """Classification: batches, loss, F1, and runs from labeled files to a saved model."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from heedful.data.rows import read_rows
 from heedful.errors import UserError
 from heedful.pipelines import Classifier
 from heedful.run import train
+from heedful.tasks.classification import TextClassification
+from heedful.tasks.prepared_data import FirstPass
 from heedful.tasks.run_data import Inherited
 from heedful.training.events import Evaluated
 from heedful.training.listeners import read_log
@@ -60,6 +63,46 @@ def recipe_of(file: str, init_from: Path | None = None, **changes: Any) -> Any:
 
 def ready(folder: Path, file: str, **changes: Any) -> PreparedTask:
     return PreparedTask(recipe_of(file, **changes), folder, "bert")
+
+
+@pytest.mark.parametrize("problem", ["single_label", "multi_label"])
+@pytest.mark.parametrize("num_equal", [1, 2])
+def test_the_split_keeps_a_source_of_each_label_in_train(
+    problem: Any, num_equal: int, tmp_path: Path
+) -> None:
+    """A label whose only row was held out ended the run."""
+    texts = [f"the house {number}" for number in range(40)]
+    texts += texts[: num_equal - 1]
+
+    def read(labels: list[str]) -> FirstPass:
+        file = write_tsv(tmp_path / "rows.tsv", [*zip(texts, labels, strict=True)])
+        recipe = recipe_of(file, objective={"problem": problem})
+        raw = TextClassification(recipe).raw_data().of_problem(problem)
+        return FirstPass.read(recipe, raw, 1_000, problem)
+
+    labels = ["cat" if number % 2 else "dog" for number in range(len(texts))]
+    before = read(labels)
+    first, second, *_ = before.split.held_out.tolist()
+    both = "owl,eel" if problem == "multi_label" else "owl"
+    for number, text in enumerate(texts):
+        if text == texts[first]:
+            labels[number] = both
+    labels[second] = "cod"
+    read_again = read(labels)
+    train = Counter(",".join(read_again.sample()["label"]).split(","))
+    assert {*train} == {*read_again.labels} == {"cat", "dog", "cod", *both.split(",")}
+    kept = {*before.split.held_out.tolist()} - {*read_again.split.held_out.tolist()}
+    assert {texts[number] for number in kept} == {texts[first], texts[second]}
+    count = len(before.split.held_out) - len(kept)
+    assert len(read_again.held_out["valid"]) == read_again.split.num_held_out == count
+    line = f"{count} of data.train (data.valid_size); {len(kept)} kept in train, for labels"
+    assert read_again.summaries["valid"].startswith(line)
+
+
+def test_a_split_that_would_hold_out_nothing_is_left(tmp_path: Path) -> None:
+    file = write_tsv(tmp_path / "rows.tsv", [(f"the house {n}", f"cat{n}") for n in range(40)])
+    with pytest.raises(UserError, match="no training row has the label"):
+        ready(tmp_path, file)
 
 
 # --- a job's data ---------------------------------------------------------------------------

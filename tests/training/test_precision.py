@@ -85,6 +85,19 @@ def test_a_step_in_fp16_is_nearly_that_in_fp32(tmp_path):
     assert 0 < error < 0.1 * change
 
 
+def test_a_change_below_the_resolution_of_bf16_is_kept(tmp_path):
+    """Weights in bf16 would lose changes of less than 1/256 of them."""
+    store, plan = pairs([(3, 2), (4, 5), (9, 7)]), [[0], [1], [2]]
+    trainer, _ = trainer_of(
+        small_net(), store, plan, settings(), tmp_path, rate=lambda step: 1e-6, precision="bf16"
+    )
+    before = copied(trainer.net)
+    trainer.run()
+    for name, weight in copied(trainer.net).items():
+        assert weight.dtype == torch.float32
+        assert 0 < (weight - before[name]).abs().max() < 1e-5, name
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_gradient_that_is_finite_at_a_loss_scale_is_not_skipped_there(tmp_path, parts):
     """The gradient of the sum over the targets overflows fp16; that of the mean does not."""

@@ -160,7 +160,7 @@ class GenerationBackend(Backend, Protocol):
 
 def own_stop_rule(backend: GenerationBackend, options: Options) -> StopRule | None:
     """The stop rule of a backend's beam search if it is not that of the options."""
-    has_other = (options.beam_size or 1) > 1 and backend.stop_rule != options.stop_rule
+    has_other = options.by_beams and backend.stop_rule != options.stop_rule
     return backend.stop_rule if has_other else None
 
 

@@ -23,7 +23,7 @@ SHORTLIST = "shortlist.safetensors"
 Use = Literal["latency", "throughput"]
 Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
 # The package whose version a conversion depends on, by backend.
-PACKAGES = {"ctranslate2": "ctranslate2", "compiled": "torch", "onnxruntime": "onnxruntime"}
+PACKAGES = {"ctranslate2": "ctranslate2", "compiled": "torch"}
 
 
 @dataclass(frozen=True, kw_only=True)

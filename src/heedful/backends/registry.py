@@ -22,11 +22,10 @@ from heedful.backends.manifest import (
     conversion_path,
     sha256_of,
 )
-from heedful.backends.onnxruntime.facts import OnnxFacts
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
 
-Name = Literal["auto", "eager", "compiled", "ctranslate2", "onnxruntime"]
+Name = Literal["auto", "eager", "compiled", "ctranslate2"]
 Precision = Literal["auto", "float32", "bfloat16", "int8"]
 
 
@@ -138,13 +137,6 @@ def open_conversion(
         if backend == CTranslate2.name:
             ctranslate2_facts = CTranslate2Facts(**facts)
             return CTranslate2(path, ctranslate2_facts, precision, settings, device)
-        if backend == "onnxruntime":
-            from heedful.backends.onnxruntime.decoder import OnnxGenerator
-            from heedful.backends.onnxruntime.encoder import OnnxEncoder
-
-            onnx_facts = OnnxFacts(**facts)
-            opened_by = OnnxEncoder if onnx_facts.family == "encoder_only" else OnnxGenerator
-            return opened_by(path, onnx_facts, precision, settings, device)
         from heedful.backends.aot.compiled_net import CompiledFacts
         from heedful.backends.aot.decoder import Compiled
         from heedful.backends.aot.encoder import CompiledEncoder
@@ -163,12 +155,13 @@ def open_conversion(
 
 def version_mismatch(backend: str, converted_with: str) -> str | None:
     """The reason why the installed package cannot open a conversion; None: it can."""
-    package = PACKAGES[backend]
+    package = PACKAGES.get(backend)
+    if package is None:
+        return f"is for the backend {backend}, which this version of heedful does not have"
     try:
         installed = version(package)
     except PackageNotFoundError:
-        extra = "onnx" if backend == "onnxruntime" else "fast"
-        return f"needs {package}: {extras.install_command(extra)}"
+        return f"needs {package}: {extras.install_command('fast')}"
     parts = None if backend == "compiled" else 2  # compiled graphs need the exact torch
     if installed.split(".")[:parts] != converted_with.split(".")[:parts]:
         return f"was made with {package} {converted_with}, this is {installed}"

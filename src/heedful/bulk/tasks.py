@@ -218,7 +218,7 @@ class ScorePairs(BulkTask["pipelines.Translator"]):
 class Embed(BulkTask["pipelines.SavedModel"]):
     """A vector for each text."""
 
-    option_names = ("pooling", "truncate", "batch_tokens")
+    option_names = ("pooling", "prompt", "prompt_name", "truncate", "batch_tokens")
 
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
@@ -239,7 +239,8 @@ class Embed(BulkTask["pipelines.SavedModel"]):
 
     def check(self, texts: Sequence[str], line: int) -> None:
         """See `BulkTask.check`."""
-        self.model.encode([texts[0]], too_long=self._too_long)
+        prompt = {key: self.options.get(key) for key in ("prompt", "prompt_name")}
+        self.model.encode(self.model.with_prompt([texts[0]], **prompt), too_long=self._too_long)
 
     def arrow_types(self) -> dict[str, Any]:
         """See `BulkTask.arrow_types`."""

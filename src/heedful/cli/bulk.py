@@ -126,6 +126,14 @@ class TaskFlags:
         show_default="the model's, or mean",
         rich_help_panel=_TASK,
     )
+    prompt: str | None = _flag(
+        None, "--prompt", "TEXT", "embed: put this before each text.",
+        show_default="the model's", rich_help_panel=_TASK,
+    )  # fmt: skip
+    prompt_name: str | None = _flag(
+        None, "--prompt-name", "NAME", "embed: put the model's prompt of this name there.",
+        show_default="the model's", rich_help_panel=_TASK,
+    )  # fmt: skip
     candidates: int | None = _flag(
         None, "--candidates", "N", "fill: candidates per mask.", min=1, show_default="5",
         rich_help_panel=_TASK,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from heedful import pipelines, plugins
+from heedful import pipelines
 from heedful.cli.shared import make_console, run_recipe
 from heedful.errors import UserError
 
@@ -53,12 +53,11 @@ def demo(
 
 def _train(out: Path, console: "Console") -> None:
     """Train a new run, or continue an interrupted one by the recipe in its folder."""
-    from heedful.recipe_files import load_recipe
+    from heedful.recipe_files import recorded_recipe
     from heedful.training.folder import is_run
 
     started = is_run(out) and (out / "recipe.yaml").is_file()
-    with plugins.not_executed(out):  # but the shipped one of dates
-        recipe = load_recipe(out if started else "dates")
+    recipe = recorded_recipe(out if started else Path("dates"))  # with a shipped plugin
     if recipe.task != "dates":
         raise UserError(f"{out} holds a run of the task {recipe.task}; give another --out")
     console.print(
@@ -89,10 +88,9 @@ def _read_results(out: Path) -> "list[Result]":
     """The test examples of the run, with its outputs."""
     from heedful.data.text_files import read_lines
     from heedful.examples.dates import generate
-    from heedful.recipe_files import load_recipe
+    from heedful.recipe_files import recorded_recipe
 
-    with plugins.not_executed(out):
-        sizes = load_recipe(out).data.generated
+    sizes = recorded_recipe(out).data.generated
     examples = generate(sizes.num_test, seed=sizes.seed, split="test")
     return list(zip(examples, read_lines(out / "test.output.txt"), strict=True))
 

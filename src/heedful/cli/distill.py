@@ -5,7 +5,6 @@ from pathlib import Path
 
 import typer
 
-from heedful import plugins
 from heedful.cli.flags import Json, Quiet, complete_recipe, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
@@ -54,7 +53,7 @@ def distill(
 
     Example: heedful distill runs/translation --student
     """
-    from heedful.recipe_files import load_recipe, recipe_path
+    from heedful.recipe_files import load_recipe, recipe_path, recorded_recipe
 
     if not teacher.is_dir():
         raise UserError(f"{teacher} does not exist; give the directory that a training wrote")
@@ -66,8 +65,7 @@ def distill(
     if recipe is None:
         recipe, name = STUDENT, f"{teacher.resolve().name}{SMALLER}"
         if (teacher / "recipe.yaml").is_file():
-            with plugins.not_executed(teacher):
-                teacher_recipe = load_recipe(teacher)
+            teacher_recipe = recorded_recipe(teacher)
             if teacher_recipe.task != "translation":
                 raise UserError(
                     f"--student is for translators, but {teacher} was trained for the task "

@@ -8,7 +8,14 @@ import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import ModelFolder, NormalizeOption, PoolingOption, spread
+from heedful.cli.flags import (
+    ModelFolder,
+    NormalizeOption,
+    PoolingOption,
+    PromptNameOption,
+    PromptOption,
+    spread,
+)
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, RunTime, report_counts
 from heedful.errors import UserError
@@ -30,6 +37,8 @@ def embed(
     ),
     pooling: PoolingOption = None,
     normalize: NormalizeOption = None,
+    prompt: PromptOption = None,
+    prompt_name: PromptNameOption = None,
     run_time: RunTime,
 ) -> None:
     """Print a vector for each text, from the states of the model's last layer.
@@ -49,6 +58,8 @@ def embed(
     options: dict[str, Any] = {
         "pooling": pooling,
         "normalize": normalize,
+        "prompt": prompt,
+        "prompt_name": prompt_name,
         "too_long": in_out.too_long,
     }
     options |= run_time.batching

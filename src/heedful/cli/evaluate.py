@@ -28,6 +28,9 @@ from heedful.options import TooLong
 if TYPE_CHECKING:
     import numpy as np
 
+    from heedful.data.headers import Problem
+    from heedful.data.rows import Rows
+
 # Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
 Entries = list[dict[str, Any]]
 EvaluationOutput = tuple[list[str] | None, dict[str, Any], Entries, Entries]
@@ -273,6 +276,26 @@ def _evaluate_text(
     }
 
 
+def _labeled_rows(
+    path: Path, columns: dict[str, Any], names: Sequence[str], problem: "Problem"
+) -> "Rows":
+    """The rows of labeled texts; a first line that names columns is left out with a note."""
+    from heedful.data.headers import LABEL, ColumnOrderError
+    from heedful.data.rows import collect, open_rows
+
+    try:
+        rows = collect(replace(open_rows([path], columns), problem=problem))
+    except ColumnOrderError as error:
+        given = " ".join(f"--{name}-field {number}" for name, number in error.columns.items())
+        raise UserError(f"{error.problem}: give columns, such as {given}") from None
+    if rows.report.num_headers:
+        whole = collect(replace(open_rows([path], columns, header=False), problem=problem))
+        if whole[LABEL][0] in names:  # a row, whose label is rare here
+            return whole
+        typer.echo(f"{path}: the first line has names of columns, and is left out", err=True)
+    return rows
+
+
 def _evaluate_labels(
     model: "pipelines.Classifier",
     path: Path,
@@ -284,7 +307,6 @@ def _evaluate_labels(
     from heedful.data.columns import Columns
     from heedful.data.headers import LABEL
     from heedful.data.labels import label_columns, label_targets
-    from heedful.data.rows import collect, open_rows
     from heedful.evaluation.labels import answer_texts, score_answers
 
     problem, names = model.metadata.problem, model.labels
@@ -294,13 +316,7 @@ def _evaluate_labels(
         for key, name in fields.items()
         if name is not None or key != "pair"
     }
-    rows = collect(replace(open_rows([path], columns), problem=problem))
-    if rows.report.num_headers:
-        whole = collect(replace(open_rows([path], columns, header=False), problem=problem))
-        if whole[LABEL][0] in names:  # a row, whose label is rare here
-            rows = whole
-        else:
-            typer.echo(f"{path}: the first line has names of columns, and is left out", err=True)
+    rows = _labeled_rows(path, columns, names, problem)
     known = Columns(label_columns(rows, names, problem), rows.report)
     targets = label_targets(known, np.arange(len(rows)), names, problem)
     with progress_bar("classifying", len(rows)) as progress:

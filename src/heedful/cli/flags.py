@@ -78,6 +78,18 @@ PoolingOption = Annotated[
         show_default="that of an imported model of sentence-transformers, else mean",
     ),
 ]
+PromptOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Put this before each text.",
+        show_default="that of an imported model of sentence-transformers, else nothing",
+    ),
+]
+PromptNameOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Put the model's prompt of this name there, as query."),
+]
 NormalizeOption = Annotated[
     bool | None,
     typer.Option(
@@ -106,12 +118,17 @@ _FLAGS = {
     **{name: f"--{name}" for name in ("gpu", "gpus", "memory", "tokens", "utilization")},
     **{name: f"--{name}" for name in ("parallel", "address", "pairs", "tokenizer")},
     **{name: f"--{name}" for name in ("backend", "shortlist")},
-    "beam_size": "--beam-size",
-    "stop_rule": "--stop-rule",
-    "tgt_language": "--tgt-lang",
     "backward_model": "--backward",
     "trust_compiled": "--trust-compiled",
 }
+# Options of generation that no other word is like; `top_k` is also a key of models.
+_OPTION_FLAGS = {
+    field.name: field.metadata["flag"] or f"--{field.name.replace('_', '-')}"
+    for field in fields(Options)
+    if field.metadata["panel"]
+}
+_NAMES = [name for name in _OPTION_FLAGS if "_" in name and name != "top_k"]
+_FLAGS |= {name: _OPTION_FLAGS[name] for name in _NAMES}
 _ARGUMENT = re.compile(rf"(?<![\w.=-])({'|'.join(_FLAGS)})=([^\s;,:()]+)")
 _KEY = re.compile(
     r"(?<![\w.=-])(?<!--set )((?:data|tokenizer|model|training|evaluation|distillation)\.[\w.]+=)"
@@ -123,7 +140,12 @@ _WORDS = {
     "backward_changes": "--backward-set",
     "overrides": "--set",
 }
-_OPTION = re.compile(r"\boption ([a-z]\w*)")  # a field of `Options`
+_OPTION = re.compile(  # fields of `Options`: of any name, of such a one, and at the beginning
+    rf"\boption ({'|'.join(_OPTION_FLAGS)})\b"
+    rf"|(?<![\w.=\"-])({'|'.join(_NAMES)})(?![\w.=\"-])"
+    rf"|^({'|'.join(_OPTION_FLAGS)})(?= must be | needs )"
+)
+_OF_FILE = re.compile(r"\.json\b[^:]*: ")  # a message that names keys of a file of JSON
 _WORD = re.compile(rf"(?<![\w.=-])({'|'.join(map(re.escape, _WORDS))})(?![\w.=-])")
 
 
@@ -136,11 +158,9 @@ def with_flags(message: str) -> str:
             return name if value == "True" else f"--no-{name[2:]}"
         return f"{name} {value}"
 
-    def flag_of_option(match: re.Match[str]) -> str:
-        offered = {field.name for field in fields(Options) if field.metadata["panel"]}
-        return flag_of(match[1]) if match[1] in offered else match[0]
-
-    message = _OPTION.sub(flag_of_option, _ARGUMENT.sub(flag, message))
+    message = _ARGUMENT.sub(flag, message)
+    if not _OF_FILE.search(message):
+        message = _OPTION.sub(lambda match: _OPTION_FLAGS[match[match.lastindex or 0]], message)
     message = _WORD.sub(lambda match: _WORDS[match[1]], message)
     return _KEY.sub(r"--set \1", message).replace("--set: --set ", "--set ")
 
@@ -195,8 +215,7 @@ def set_signature(function: Any, parameters: Sequence[inspect.Parameter]) -> Non
 
 def flag_of(option: str) -> str:
     """The flag of a field of `Options`."""
-    [field] = [field for field in fields(Options) if field.name == option]
-    return field.metadata["flag"] or f"--{option.replace('_', '-')}"
+    return _OPTION_FLAGS[option]
 
 
 def _given_options(**values: Any) -> dict[str, Any]:

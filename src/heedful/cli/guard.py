@@ -97,12 +97,17 @@ def show_tracebacks() -> None:
     _debug.append(True)
 
 
-def one_line(text: str) -> str:
-    """A text as one line that any terminal shows; a long one is cut in its middle."""
-    shown = "".join(
+def printable(text: str) -> str:
+    """A text with escapes for line breaks and all else that a terminal does not show."""
+    return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def one_line(text: str) -> str:
+    """A text as one line that any terminal shows; a long one is cut in its middle."""
+    shown = printable(text)
     half = _LONGEST // 2
     return shown if len(shown) <= _LONGEST else f"{shown[:half]} […] {shown[-half:]}"
 

@@ -35,9 +35,9 @@ _LONGEST = 1_000_000  # characters of a line for a model
 
 def backend_option(
     default: str,
-    help: str = "eager (the torch module), compiled, ctranslate2, onnxruntime, or auto: the "
-    "fastest that `heedful optimize` found, else eager. With auto a request that the backend does "
-    "not support runs eager; of a backend by name, options that it does not support are an error.",
+    help: str = "eager (the torch module), compiled, ctranslate2, or auto: the fastest that "
+    "`heedful optimize` found, else eager. With auto a request that the backend does not support "
+    "runs eager; of a backend by name, options that it does not support are an error.",
 ) -> Any:
     """The flag `--backend`."""
     return typer.Option(default, metavar="NAME", help=help, rich_help_panel=RUN_TIME)
@@ -194,7 +194,7 @@ def note_unused(
         reasons |= dict.fromkeys(unused, "nothing is sampled; give a --temperature above 0")
     if settled.draft is None:
         reasons["num_draft_tokens"] = "there is no --draft"
-    if (settled.beam_size or 1) == 1:
+    if not settled.by_beams:
         reasons["stop_rule"] = "there is a single beam; give a --beam-size above 1"
         of_scores = "on outputs, only on scores: there is a single beam"
         reasons |= dict.fromkeys(("length_penalty", "normalization"), of_scores)

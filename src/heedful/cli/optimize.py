@@ -27,7 +27,7 @@ class Candidates:
     backend: list[str] | None = typer.Option(
         None,
         metavar="NAME",
-        help="Measure only this backend: eager, ctranslate2, compiled or onnxruntime; repeatable.",
+        help="Measure only this backend: eager, ctranslate2 or compiled; repeatable.",
         show_default="all",
         rich_help_panel=RUN_TIME,
     )
@@ -90,15 +90,15 @@ def optimize(
 ) -> None:
     """Find the fastest backend of a model on this machine's CPU, for other commands to use.
 
-    Backends are built from the model's weights and tested on held-out text: CTranslate2, graphs
-    that torch compiles in some minutes if there is a C++ compiler, and ONNX Runtime if heedful's
-    extra `onnx` is installed. In float32 the greedy output must equal the net's, and scores agree
-    within 1e-4; in bfloat16 and int8 the loss of quality is at most --tolerance. Each is timed with
-    one text at a time and with many, for several numbers of threads, workers and batch sizes. The
-    best are written to MODEL/backends, and translate, generate, classify, embed and fill use them
-    from then on (--backend eager does not). They are valid for this kind of processor and these
-    weights; elsewhere commands report it and run eager. So they do with graphs that another user or
-    machine compiled, which are native code, unless --trust-compiled is given.
+    Backends are built from the model's weights and tested on held-out text: CTranslate2, and graphs
+    that torch compiles in some minutes if there is a C++ compiler. In float32 the greedy output
+    must equal the net's, and scores agree within 1e-4; in bfloat16 and int8 the loss of quality is
+    at most --tolerance. Each is timed with one text at a time and with many, for several numbers of
+    threads, workers and batch sizes. The best are written to MODEL/backends, and translate,
+    generate, classify, embed and fill use them from then on (--backend eager does not). They are
+    valid for this kind of processor and these weights; elsewhere commands report it and run eager.
+    So they do with graphs that another user or machine compiled, which are native code, unless
+    --trust-compiled is given.
 
     Example: heedful optimize runs/translation --src valid.en --ref valid.de
     """

@@ -40,10 +40,9 @@ def show(
     from heedful import plugins
     from heedful.cli.recipe_listing import render_recipe
     from heedful.files import read_text
-    from heedful.recipe_files import load_recipe, recipe_path
+    from heedful.recipe_files import recipe_path, recorded_recipe
 
-    with plugins.not_executed(Path(name)):
-        recipe = load_recipe(name)
+    recipe = recorded_recipe(Path(name))
     task = plugins.task.get(recipe.task)(recipe)
     lines = read_text(recipe_path(name)).splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):

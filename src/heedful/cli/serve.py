@@ -1,12 +1,15 @@
 """`heedful serve`: models over HTTP, for clients of OpenAI's and LibreTranslate's APIs."""
 
+import logging
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from heedful import extras
 from heedful.cli.flags import spread
+from heedful.cli.guard import printable
 from heedful.errors import UserError
 from heedful.serve.settings import Settings
 
@@ -105,15 +108,30 @@ def _directories_by_name(models: list[str]) -> dict[str, Path]:
     return directories
 
 
-def _log_to_stderr() -> None:
-    """Log lines of the server and of uvicorn, with the time in UTC."""
-    import logging
-    import time
+class LogLines(logging.Formatter):
+    """One line for each record, with the time in UTC; lines of tracebacks are indented below it.
 
+    What a request contains can neither begin a line nor control a terminal.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback of an error, whose message may have line breaks."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"    {printable(line)}" for line in lines)
+
+
+def _log_to_stderr() -> None:
+    """Log lines of the server and of uvicorn."""
     handler = logging.StreamHandler()
-    formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
+    handler.setFormatter(LogLines())
     for name, level in (("heedful.serve", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.setLevel(level)

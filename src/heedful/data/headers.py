@@ -6,11 +6,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from heedful.data.language_tags import NAMES, language_of, macrolanguage_of
 from heedful.errors import UserError
 
 # What the label of a row is: one class; any number of classes; one number or several.
 Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
+
+
+class ColumnOrderError(UserError):
+    """Names of columns that contradict the fields which are read from them.
+
+    Attributes:
+        problem: the message without the remedy.
+        columns: for each field the number of the column with its name, or N.
+    """
+
+    def __init__(self, problem: str, columns: Mapping[str, int | str]) -> None:
+        given = " ".join(f"data.train.{name}_field={number}" for name, number in columns.items())
+        super().__init__(
+            f"{problem}: give columns, such as {given}, or data.train.header=false if this line is "
+            "a row"
+        )
+        self.problem = problem
+        self.columns = columns
 
 
 class OtherLabel(str):
@@ -34,6 +53,7 @@ ar bg bn ca cs cy da de el en es et fa fi fr ga he hi hr hu id is it ja ko lt lv
 pt ro ru sk sl sr sv sw ta th tr uk ur vi zh
 """
 _NAMES, _LANGUAGES = frozenset(_COLUMN_NAMES.split()), frozenset(_LANGUAGE_NAMES.split())
+_CODES = {name.lower(): code for code, name in NAMES.items()}
 # Names of columns that can only be one field of a table.
 _SAME = {
     "src": ("src", "source", "source_text"),
@@ -47,7 +67,10 @@ _MIN_REPEATS = 4.0  # mean number of rows of a label, likewise
 
 
 def has_names(
-    path: Path, rows: Sequence[Sequence[str]], fields: Mapping[str, str | int | None]
+    path: Path,
+    rows: Sequence[Sequence[str]],
+    fields: Mapping[str, str | int | None],
+    languages: Mapping[str, str],
 ) -> bool:
     """True if the first of some rows of a table names the columns.
 
@@ -56,15 +79,17 @@ def has_names(
 
     Args:
         fields: by name, in the order of the cells, with the column that was given for it.
+        languages: the language of each field that has one.
 
     Raises:
-        UserError: no column was given, and one has the name of a field that is read from another.
+        ColumnOrderError: no column was given, and one has the name of a field that is read from
+            another, or of a language that is not its field's.
     """
     if not rows:
         return False
     cells = [cell.strip().lower() for cell in rows[0]]
     if len({*cells}) == len(cells) and all(map(_is_name, cells)):
-        _check_order(path, cells, fields)
+        _check_order(path, cells, fields, languages)
         return True
     if LABEL not in fields or len(rows) <= _MIN_ROWS:
         return False
@@ -91,23 +116,51 @@ def label_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _check_order(path: Path, cells: Sequence[str], fields: Mapping[str, str | int | None]) -> None:
-    """Raises UserError if a column is read as one field and has the name of another."""
+def _check_order(
+    path: Path,
+    cells: Sequence[str],
+    fields: Mapping[str, str | int | None],
+    languages: Mapping[str, str],
+) -> None:
+    """Raises ColumnOrderError if a column is read as one field and has the name of another."""
     if any(column is not None for column in fields.values()):
         return
+    named = [
+        _field_named(cell, field, fields, languages)
+        for cell, field in zip(cells, fields, strict=True)
+    ]
     for number, (field, cell) in enumerate(zip(fields, cells, strict=True), 1):
-        named = next((name for name in fields if cell in _SAME.get(name, ())), field)
-        if named != field:
-            raise UserError(
-                f"{path}: the first line names column {number} {cell!r}, which is read as the "
-                f"{field}: give columns, such as data.train.{named}_field={number}, or "
-                "data.train.header=false if this line is a row"
-            )
+        if named[number - 1] == field:
+            continue
+        known = {name: column for column, name in enumerate(named, 1) if name is not None}
+        language = f" ({languages[field]})" if field in languages else ""
+        raise ColumnOrderError(
+            f"{path}: the first line names column {number} {cell!r}, which is read as the "
+            f"{field}{language}",
+            {**dict.fromkeys(fields, "N"), **known},
+        )
+
+
+def _field_named(
+    cell: str, field: str, fields: Mapping[str, object], languages: Mapping[str, str]
+) -> str | None:
+    """The field that a column's name means; `field` if it may be this one; None: no field."""
+    if not _is_language(cell) or field not in languages:
+        return next((name for name in fields if cell in _SAME.get(name, ())), field)
+    language = language_of(_CODES.get(cell, cell))
+    exact = [name for name, tag in languages.items() if language_of(tag) == language]
+    if exact:
+        return field if field in exact else exact[0]
+    is_related = macrolanguage_of(languages[field]) == macrolanguage_of(language)
+    return field if is_related else None
+
+
+def _is_language(cell: str) -> bool:
+    return _REGION.sub("", cell) in _LANGUAGES
 
 
 def _is_name(cell: str) -> bool:
-    language = _REGION.sub("", cell)
-    return cell.replace(" ", "_").replace("-", "_") in _NAMES or language in _LANGUAGES
+    return cell.replace(" ", "_").replace("-", "_") in _NAMES or _is_language(cell)
 
 
 def _is_number(text: str) -> bool:

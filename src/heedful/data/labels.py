@@ -5,6 +5,7 @@ commas; with `regression` one number, or several separated by commas.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import chain
@@ -24,22 +25,22 @@ _LARGEST = float(np.finfo(np.float32).max)
 _COLUMN = "labels"  # of ids; the outputs of a regression are `labels.0`, `labels.1`, …
 
 
-def distinct_labels(rows: Rows, problem: Problem) -> frozenset[str]:
-    """The distinct labels of some rows; of a regression the numbers of its outputs, from 0.
+def count_labels(rows: Rows, problem: Problem) -> Counter[str]:
+    """The rows of each label; of a regression one for each number of an output, from 0.
 
     Raises:
         UserError: a wrong label (with its line).
     """
     if problem == "multi_label":
-        return frozenset(chain.from_iterable(_label_sets(rows)))
+        return Counter(chain.from_iterable(_label_sets(rows)))
     if problem == "regression":
         size = max((len(values) for values in _values(rows)), default=0)
-        return frozenset(map(str, range(size)))
-    return frozenset(rows[LABEL])
+        return Counter(map(str, range(size)))
+    return Counter(rows[LABEL])
 
 
 def label_names(labels: Iterable[str], problem: Problem = "single_label") -> tuple[str, ...]:
-    """The names of the logits, of the `distinct_labels` of all rows.
+    """The names of the logits, of the `count_labels` of all rows.
 
     Classes that are numbers come first, by value, then others in alphabetical order. The output of
     a regression is called `value`; several are `value_1`, `value_2` and so on.
@@ -60,6 +61,11 @@ def label_names(labels: Iterable[str], problem: Problem = "single_label") -> tup
             " give texts with at least two labels, or set label_field to another column"
         )
     return tuple(names)
+
+
+def values_text(values: Iterable[float]) -> str:
+    """The outputs of a regression for one text, separated by tabs."""
+    return "\t".join(f"{value:.6f}" for value in values)
 
 
 def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:

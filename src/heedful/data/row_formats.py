@@ -153,9 +153,10 @@ def read_chunks(
     fields: Mapping[str, Field | None],
     unit: Unit,
     header: bool | None = None,
+    languages: Mapping[str, str] | None = None,
     places: Sequence[BlockPlace] | None = None,
 ) -> Iterator[RawChunk]:
-    """The rows of a file in chunks, at least one; arguments as in `read_rows`.
+    """The rows of a file in chunks, at least one; arguments as in `open_rows`.
 
     Args:
         places: those of all chunks, if an earlier call has found them; they are read by `rows`.
@@ -173,7 +174,7 @@ def read_chunks(
         parse = partial(_parse_jsonl, str(path), _names(path, "JSONL", fields))
         return _line_chunks([path], parse, places)
     if has_columns:
-        return _tsv_chunks(path, fields, header, places)
+        return _tsv_chunks(path, fields, header, languages or {}, places)
     if len(fields) > 1:
         check_no_document(path)
         raise UserError(
@@ -283,6 +284,7 @@ def _tsv_chunks(
     path: Path,
     fields: Mapping[str, Field | None],
     has_header: bool | None,
+    languages: Mapping[str, str],
     places: Sequence[BlockPlace] | None,
 ) -> Iterator[RawChunk]:
     explicit_fields = [field for field in fields.values() if field is not None]
@@ -298,7 +300,7 @@ def _tsv_chunks(
                     f"columns are counted from 1, so there is no column {min(columns) + 1}"
                 )
             if has_header is None:
-                has_header = has_names(path, _cells(path, block, columns), fields)
+                has_header = has_names(path, _cells(path, block, columns), fields, languages)
             if has_header:
                 block = _without_header(block)
         elif not columns:  # a file with a header

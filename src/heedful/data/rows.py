@@ -225,9 +225,15 @@ def open_rows(
     *,
     unit: Unit = "line",
     header: bool | None = None,
+    languages: Mapping[str, str] | None = None,
     keep_empty: bool = False,
 ) -> FileRows:
-    """The rows of files, to be read in chunks; arguments and errors as in `read_rows`."""
+    """The rows of files, to be read in chunks; arguments and errors as in `read_rows`.
+
+    Args:
+        header: a .tsv file has a line with names of columns, or not; None: it is recognized.
+        languages: by column; a recognized header must not contradict them.
+    """
     groups: list[tuple[str, tuple[Path, ...], ReadFile]]
     if isinstance(files, Mapping):
         columns = tuple(files)
@@ -242,7 +248,8 @@ def open_rows(
         fields = {"text": None} if fields is None else fields
         columns = tuple(fields)
         groups = [
-            (str(path), (path,), partial(read_chunks, path, fields, unit, header)) for path in files
+            (str(path), (path,), partial(read_chunks, path, fields, unit, header, languages))
+            for path in files
         ]
     if not groups:
         raise UserError("no files are given; name at least one")

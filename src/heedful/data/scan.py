@@ -1,6 +1,6 @@
 """The first pass over training rows: check, filter and count them, and sample texts."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -14,7 +14,7 @@ from heedful.data.columns import DataReport
 from heedful.data.filter_report import FilterReport
 from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
 from heedful.data.headers import LABEL, Problem
-from heedful.data.labels import distinct_labels
+from heedful.data.labels import count_labels
 from heedful.data.row_formats import CORPUS, Unit
 from heedful.data.row_samples import RowSample, SampledRows
 from heedful.data.rows import ReadCounter, RowChunk, Rows, RowSource, hash_cells
@@ -92,7 +92,7 @@ class Scan:
     Attributes:
         reports: of the rows that were read, by corpus ("" without corpora).
         filters: the rows that filters dropped.
-        labels: the distinct labels (`distinct_labels`).
+        labels: the rows of each label (`count_labels`), before filters of class `Unique`.
         sample: rows chosen at random, in their order; all of them if they are few.
         sample_indices: the index of each row of `sample` among all rows.
         sources: (N,), the hash of the source of each row (`sources_of`), if they were asked for.
@@ -101,7 +101,7 @@ class Scan:
     reports: dict[str, DataReport]
     filters: FilterReport
     chunks: ChunkFacts
-    labels: frozenset[str]
+    labels: Counter[str]
     sample: Rows
     sample_indices: Int64[np.ndarray, " S"]
     sources: UInt64[np.ndarray, " N"] | None = None
@@ -145,7 +145,7 @@ def scan_rows(
     assert [*by_row, *unique.filters] == [*filters]
     report = FilterChain(by_row).report
     reports: dict[str, DataReport] = {}
-    labels, counter, sample = set[str](), ReadCounter(), RowSample(sample_size)
+    labels, counter, sample = Counter[str](), ReadCounter(), RowSample(sample_size)
     chunks, waiting = ChunkFacts(), deque[RowChunk]()
     sources = [np.zeros(0, np.uint64)]
 
@@ -162,7 +162,7 @@ def scan_rows(
         if unique.filters:
             is_unique = unique.keep(part.hashes, partial(_kept_by_row, by_row, chunk))
             part = part.with_kept(is_unique)
-        labels |= part.labels
+        labels.update(part.labels)
         known = reports.get(part.corpus)
         reports[part.corpus] = part.report if known is None else known.plus(part.report)
         chunks.add(part, chunk.place)
@@ -174,7 +174,7 @@ def scan_rows(
     report.check()
     rows, indices = sample.rows(chunks.starts)
     hashes = np.concatenate(sources) if with_sources else None
-    return Scan(reports, report, chunks, frozenset(labels), rows, indices, hashes)
+    return Scan(reports, report, chunks, labels, rows, indices, hashes)
 
 
 class ScannedChunk(NamedTuple):
@@ -266,7 +266,7 @@ class _ScannedPart:
     source: int
     name: str
     corpus: str
-    labels: frozenset[str]
+    labels: Counter[str]
     read: DataReport
     report: DataReport
     filters: FilterReport
@@ -341,7 +341,7 @@ class _ChunkScanner:
             source=chunk.source,
             name=next(iter(read.sources), ""),
             corpus=chunk.corpus,
-            labels=distinct_labels(rows, self.problem) if LABEL in rows else frozenset(),
+            labels=count_labels(rows, self.problem) if LABEL in rows else Counter(),
             read=read.report,
             report=rows.report,
             filters=chain.report,

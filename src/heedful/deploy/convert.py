@@ -12,11 +12,9 @@ from heedful.backends.ctranslate2.conversion import embeddings_of, longest_promp
 from heedful.backends.ctranslate2.runtime import HEAD, CTranslate2, CTranslate2Facts
 from heedful.backends.ctranslate2.vocabulary import Vocabulary, names_of
 from heedful.backends.manifest import Manifest, conversion_path
-from heedful.backends.onnxruntime.facts import OnnxFacts
 from heedful.backends.registry import open_conversion, version_mismatch
 from heedful.errors import UserError
 from heedful.files import write_directory
-from heedful.parts.heads import ClassificationHead
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
@@ -40,9 +38,6 @@ def convert_model(
         if backend == CTranslate2.name:
             facts.append(asdict(write_ctranslate2(model, folder, precision)))
             return
-        if backend == "onnxruntime":
-            facts.append(asdict(_write_onnx(model, folder, precision)))
-            return
         from heedful.backends.aot.compile import compile_net
 
         longest = model.config.max_length
@@ -50,31 +45,6 @@ def convert_model(
 
     write_directory(conversion_path(directory, backend, precision), fill)
     return facts[0]
-
-
-def _write_onnx(model: SavedModel, directory: Path, precision: str) -> OnnxFacts:
-    """Write the ONNX graphs of a model into an existing directory; returns its facts.
-
-    Raises UserError if a package is not installed, or as in `write_graphs`.
-    """
-    extras.require("onnx", "the backend onnxruntime")
-    from heedful.backends.onnxruntime.writing import write_graphs
-
-    net = model.net
-    write_graphs(net, model.config, directory, precision, for_search=True)
-    if isinstance(model, Generator):
-        return OnnxFacts(
-            family="encoder_decoder" if isinstance(model, Translator) else "decoder_only",
-            max_length=model.config.max_length,
-            cache_layers=[*net.decoder.cache_layers],
-        )
-    types, head = net.embedding.types, net.head
-    return OnnxFacts(
-        family="encoder_only",
-        num_types=0 if types is None else types.num_embeddings,
-        has_head=head is not None,
-        first_token_only=isinstance(head, ClassificationHead),
-    )
 
 
 def write_ctranslate2(

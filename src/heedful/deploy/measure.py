@@ -49,9 +49,8 @@ def candidates(
     mean = sum(lengths) / len(lengths)
     budgets = [max(1, round(mean * size * beams)) for size in _BATCH_SIZES]
     to_measure = [(Eager.name, "float32")] if Eager.name in backends else []
-    # Graphs take no shortlist.
-    has_graphs = ("compiled", "onnxruntime")
-    to_measure += [c for c in conversions if c[0] not in has_graphs or not model.shortlist]
+    # Compiled graphs take no shortlist.
+    to_measure += [c for c in conversions if c[0] != "compiled" or not model.shortlist]
     choices: list[tuple[Use, BackendChoice]] = []
     for (backend, precision), count in product(to_measure, sorted(set(threads) or {1, cores()})):
         has_workers = _has_workers(backend, model)

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from heedful import extras
 from heedful.backends.base import Backend, Settings
 from heedful.backends.ctranslate2.conversion import PRECISIONS
-from heedful.backends.ctranslate2.runtime import CTranslate2, write_vocabulary_map
+from heedful.backends.ctranslate2.runtime import CTranslate2
+from heedful.backends.ctranslate2.vocabulary import write_vocabulary_map
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,
@@ -38,7 +38,7 @@ from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.progress import track
 
-BACKENDS = ("eager", "ctranslate2", "compiled", "onnxruntime")
+BACKENDS = ("eager", "ctranslate2", "compiled")
 _COMPILED_GENERATORS = ("float32", "int8")  # precisions of compiled nets that generate
 USES: tuple[Use, ...] = get_args(Use)
 
@@ -96,7 +96,7 @@ def optimize(
         model: opened eager, from `directory`.
         texts, answers: held-out text, as in `Prover`.
         tolerance: allowed loss of conversions that are not float32; None: `prove.TOLERANCES`.
-        backends: to try; None: `default_backends`.
+        backends: to try; None: `BACKENDS`.
         threads: counts to measure, of each worker; empty: one, and all cores.
         pairs: ids of a translator's training pairs, from which a shortlist is made; the shortlist
             is kept where it loses no more than `tolerance`. None: no shortlist.
@@ -105,7 +105,7 @@ def optimize(
         UserError: unknown names; more threads than cores; no held-out text; no backend that runs
             the model, with every reason.
     """
-    backends = default_backends() if backends is None else backends
+    backends = BACKENDS if backends is None else backends
     check_names(backends, precisions, threads)
     check_own_format(directory)
     nonblank = [text for text in texts if not is_blank(text)]
@@ -149,7 +149,8 @@ def optimize(
         findings.manifest = replace(findings.manifest, best=best).with_files(folder)
         write_json(folder / MANIFEST, asdict(findings.manifest))
 
-    write_directory(directory / FOLDER, fill, {MANIFEST, SHORTLIST, *BACKENDS})
+    of_earlier_versions = "onnxruntime"
+    write_directory(directory / FOLDER, fill, {MANIFEST, SHORTLIST, *BACKENDS, of_earlier_versions})
     return findings
 
 
@@ -157,15 +158,7 @@ def _has_precision(backend: str, precision: str, model: SavedModel) -> bool:
     """A backend has conversions in a precision."""
     if backend == "compiled":
         return precision in _COMPILED_GENERATORS or not isinstance(model, Generator)
-    if backend == "onnxruntime":
-        return precision != "bfloat16"
     return backend == CTranslate2.name
-
-
-def default_backends() -> list[str]:
-    """The backends to try where none is named: ONNX Runtime if it is installed."""
-    has_onnx = extras.missing_packages("onnx") is None
-    return [name for name in BACKENDS if name != "onnxruntime" or has_onnx]
 
 
 def check_names(backends: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64, Shaped
 
 from heedful.data.headers import Problem
+from heedful.data.labels import values_text
 
 _Counts = tuple[Int64[np.ndarray, " C"], Int64[np.ndarray, " C"], Int64[np.ndarray, " C"]]
 
@@ -43,7 +44,7 @@ def answer_texts(
     """Answers as text: the name of a label, those of several separated by commas, or values
     separated by tabs."""
     if problem == "regression":
-        return ["\t".join(f"{value:.6f}" for value in row) for row in answers.tolist()]
+        return [values_text(row) for row in answers.tolist()]
     if problem == "multi_label":
         rows = answers.tolist()
         return [

@@ -43,7 +43,7 @@ _GENERATE = """for line in sys.stdin:
     print(tokenizer.decode(result.sequences_ids[0]))
 """
 _EMBED = """for line in sys.stdin:
-    result = model.forward_batch([tokenizer.encode(line.strip()).tokens])
+    result = model.forward_batch([tokenizer.encode({prompt}line.strip()).tokens])
     states = np.array(result.last_hidden_state)[0]
     vector = {vector}
     print({printed})
@@ -146,6 +146,8 @@ def _example(model: SavedModel) -> str:
         keys |= {"what": "Classifies lines", "labels": [*model.labels], "head": HEAD}
         keys["printed"] = _CLASSES[model.metadata.problem]
         return (_HEADER + _CLASSIFY).format(**keys)
+    [prompt] = model.with_prompt([""])
+    keys["prompt"] = f"{prompt!r} + " if prompt else ""
     keys["vector"] = _VECTORS[model.metadata.pooling]
     is_normal = model.metadata.normalize
     keys["printed"] = "vector / np.linalg.norm(vector)" if is_normal else "vector"

@@ -25,7 +25,14 @@ from heedful.files import (
     write_json,
     write_text,
 )
-from heedful.pipelines import AnyModel, Classifier, LanguageModel, SavedModel, Translator
+from heedful.pipelines import (
+    AnyModel,
+    Classifier,
+    LanguageModel,
+    ModelMetadata,
+    SavedModel,
+    Translator,
+)
 from heedful.pipelines.hf_generation import generation_to_hf
 from heedful.pipelines.hf_models import HF_SIDES, PROBLEMS, TOKENIZER_CONFIG, model_from_hf
 from heedful.training.folder import is_run
@@ -39,6 +46,10 @@ OnNotice = Callable[[str], None]
 _POOLING = (
     "the pooling of its vectors is not in this format; "
     "heedful export sentence-transformers keeps it"
+)
+_PROMPTS = (
+    "the prompts of its texts are not in this format; "
+    "heedful export sentence-transformers keeps them"
 )
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -146,8 +157,8 @@ def export_hf(
         on_notice(
             f"{metadata.architecture} is exported as {content['model_type']}, with equal outputs"
         )
-    if write_more is None and (metadata.pooling != "mean" or metadata.normalize):
-        on_notice(_POOLING)
+    for notice in [] if write_more else _lost(metadata):
+        on_notice(notice)
     if not model.has_tokenizer:
         on_notice("the model has no tokenizer: the directory accepts ids only")
     elif (out / "tokenizer_target").exists():
@@ -155,6 +166,12 @@ def export_hf(
             "the tokenizer in the directory is that of the source; that of the target is in "
             "tokenizer_target/, because transformers has one tokenizer per directory"
         )
+
+
+def _lost(metadata: ModelMetadata) -> list[str]:
+    """Notices of how vectors are made, which `config.json` does not say."""
+    pooling = [_POOLING] if metadata.pooling != "mean" or metadata.normalize else []
+    return pooling + ([_PROMPTS] if any(metadata.prompts.values()) else [])
 
 
 def _recorded(path: Path, on_notice: OnNotice) -> RecordedRun | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heedful import zoo
 from heedful.errors import UserError
-from heedful.files import check_new, read_object, write_directory, write_json
+from heedful.files import MODEL_FILES, check_new, read_object, write_directory, write_json
 from heedful.models.adapters import LoRA, linear_parts, lora_layers
 from heedful.parts.lora import LoRALinear
 from heedful.pipelines import (
@@ -97,12 +97,12 @@ def export_peft(
             tensors[f"{_PREFIX}{module}.lora_B.weight"] = factors.b
             scales[module] = (len(factors.a), factors.scale * len(factors.a))
     named = {name: slot for slot in slots for name in tied.get(slot.hf_name, [slot.hf_name])}
-    saved = _outermost(
-        {name.rpartition(".")[0] for name, slot in named.items() if slot.path in lora.trained}
-    )
     task_type = _TASK_TYPES.get(kind_of(net))
+    heads = _HEADS.get(task_type, [])
+    trained = {name.rpartition(".")[0] for name, slot in named.items() if slot.path in lora.trained}
+    saved = _outermost({_within(heads, module) for module in trained})
     for name, slot in named.items():
-        if _is_read(name, saved + _HEADS.get(task_type, [])):
+        if _is_read(name, saved + heads):
             tensors[f"{_PREFIX}{name}"] = slot.view.clone()
     settings = _settings(lora, scales, saved, task_type)
 
@@ -123,6 +123,13 @@ def _outermost(modules: Collection[str]) -> list[str]:
     return sorted(
         name for name in modules if not any(name.startswith(f"{other}.") for other in modules)
     )
+
+
+def _within(heads: Sequence[str], module: str) -> str:
+    """The head that a module is in, which peft saves and reads as a whole; else the module."""
+    parts = module.split(".")
+    ends = (end for end, part in enumerate(parts, 1) if part in heads)
+    return ".".join(parts[: next(ends, len(parts))])
 
 
 def _is_read(name: str, modules: Sequence[str]) -> bool:
@@ -225,7 +232,7 @@ def import_peft(
             model lacks, or of another shape.
     """
     adapter, out, base = Path(adapter), Path(out), Path(base)
-    check_new(out, overwrite=overwrite, owns=("model.safetensors", CONFIG), source=adapter)
+    check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=adapter)
     settings = _read_settings(adapter)
     model = load(base, device="cpu", backend="eager")
     tensor_names = _names(model.metadata.architecture, model.config)
@@ -353,6 +360,13 @@ def _read_tensors(
                 for index, rows in enumerate(b.split(list(sizes[path]))):
                     factors[path, index] = _Factors(a, rows, scale)
     if unknown := sorted(tensors.keys() - used):
+        matrices = {slot.hf_name.removesuffix(".weight") for slot in slots}
+        if others := sorted(matrices & {name.partition(".lora_")[0] for name in unknown}):
+            names = abbreviate_names(others)
+            raise UserError(
+                f"{file} has updates of {names}; heedful has them for linear layers of the blocks "
+                "alone. Train it without these: exclude_modules in peft"
+            )
         names = abbreviate_names(unknown)
         raise UserError(f"{file} holds tensors that the base model does not have: {names}")
     if not factors:

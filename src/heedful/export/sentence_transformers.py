@@ -8,7 +8,7 @@ from heedful.export.hf import OnNotice, export_hf
 from heedful.files import write_json
 from heedful.pipelines.encoders import Encoder
 from heedful.pipelines.kinds import AnyModel
-from heedful.pipelines.pooling import MODULES, SETTINGS, ST_KEYS, check_pooling
+from heedful.pipelines.pooling import MODULES, PROMPTS, SETTINGS, ST_KEYS, check_pooling
 
 POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
 _MODULES = "sentence_transformers.models"
@@ -52,6 +52,10 @@ def export_sentence_transformers(
         write_json(directory / folder / "config.json", width | keys)
         lengths = {"max_seq_length": model.config.max_length, "do_lower_case": False}
         write_json(directory / SETTINGS, lengths)
+        if model.metadata.prompts:
+            default = model.metadata.default_prompt
+            prompts = {"prompts": model.metadata.prompts, "default_prompt_name": default}
+            write_json(directory / PROMPTS, prompts)
         modules = [("", "Transformer"), (folder, "Pooling")]
         if is_normal:
             (directory / NORMALIZE).mkdir()

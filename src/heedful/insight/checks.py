@@ -212,6 +212,46 @@ def influence(probe: Probe, side: Side) -> Float[Tensor, "P J"]:
     return torch.stack(columns, dim=1)
 
 
+def period_of_positions(probe: Probe, side: Side) -> int | None:
+    """The number of positions after which the vectors of positions recur in a long text; or None.
+
+    They are read from the first states, (T, D), that differ in a text of one token repeated. Those
+    of schemes that enter attention alone are not found.
+    """
+    batch = probe.long_batch(2)  # of two rows: some nets drop the dimension of one
+    for other in probe.sides:
+        ids = batch.ids[other][:, :1].expand(-1, probe.longest if other == side else 8)
+        batch = batch.replace_ids(other, ids)
+    found: list[Tensor] = []
+
+    def record(module: object, args: object, out: object) -> None:
+        for value in out if isinstance(out, tuple) else (out,):
+            if not found and isinstance(value, Tensor) and value.is_floating_point():
+                states = value.detach().float()
+                if states.dim() == 3:  # (B, T, D), or of positions (1, T, D)
+                    states = states[0]
+                if states.dim() == 2 and len(states) == probe.longest and unequal(states, 0).any():
+                    found.append(states)
+
+    def unequal(states: Tensor, position: int) -> Tensor:
+        """(T,): True at the positions whose state is not that at `position`."""
+        return (states - states[position]).abs().amax(1) > probe.tolerance * states.abs().amax()
+
+    hooks = [module.register_forward_hook(record) for module in probe.net.modules()]
+    try:
+        probe.outputs(batch, grad=True)  # without gradients torch's fast path calls no modules
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for states in found:
+        equal = (~unequal(states, 0)).nonzero().flatten().tolist()
+        if len(equal) > 1 and equal[1] > 1:
+            error = (states[equal[1] :] - states[: -equal[1]]).abs().amax()
+            if error <= probe.tolerance * states.abs().amax():
+                return int(equal[1])
+    return None
+
+
 def has_no_nan(outputs: Tensor) -> bool:
     """True without NaN and +inf; -inf is the logit of a forbidden token."""
     return not bool((outputs.isnan() | (outputs == math.inf)).any())

@@ -13,6 +13,7 @@ from heedful.insight.checks import (
     distances,
     gradient_beyond_rounding,
     influence,
+    period_of_positions,
 )
 from heedful.insight.kind import Side
 from heedful.insight.probe import NetInputs, Probe
@@ -306,7 +307,8 @@ def attention_window(probe: Probe) -> Outcome:
 @check(
     "position awareness",
     requirement="the same tokens in another order have other {outputs}",
-    hint="Positions are not added, are added too late, or are equal for all tokens.",
+    hint="Positions are not added, are added too late, are equal for all tokens, or are taken "
+    "modulo the size of their table.",
     needs=(
         "mask polarity",
         "bidirectional attention",
@@ -316,9 +318,13 @@ def attention_window(probe: Probe) -> Outcome:
 def position_awareness(probe: Probe) -> Outcome:
     """Two adjacent tokens are swapped, which must change the outputs behind them.
 
-    In a short and, for outputs per position, in a long text.
+    In a short and, for outputs per position, in a long text, in which no positions may recur.
     """
     name = probe.outputs_name
+    for side in probe.sides:
+        if period := period_of_positions(probe, side):
+            what = {"src": "the source", "tgt": "the target"}.get(side, "a text")
+            raise Failed(f"the positions of {what} begin again after {period}")
     batch = probe.batch(3)
     if probe.is_pooled:
         effect = max(_effect_of_swap(probe, batch, "ids", first) for first in (-3, 1))

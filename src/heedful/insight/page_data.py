@@ -316,7 +316,7 @@ def _search(
 ) -> dict[str, Any]:
     options = {name: value for name, value in generation.items() if name != "tgt_language"}
     settled = model.options(**options)
-    if (settled.beam_size or 1) > 1:
+    if settled.by_beams:
         tree = search_tree(model, row, **options)
         if max(node.step for node in tree.nodes) > MAX_STEPS:
             notes.append(Note("note_steps", (MAX_STEPS,)))

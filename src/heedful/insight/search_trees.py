@@ -285,9 +285,9 @@ def _prepare(
     settled = model.options(**options)
     if settled.samples and is_beam:
         raise UserError("a sample is no beam search; leave out the sampling options")
-    if is_beam and (settled.beam_size or 1) < 2:
+    if is_beam and not settled.by_beams:
         options = {**options, "beam_size": 2}
-    if not is_beam and (settled.beam_size or 1) > 1:
+    if not is_beam and settled.by_beams:
         if "beam_size" in settled.explicit:
             raise UserError("a beam search is shown as a tree; leave out beam_size, or give 1")
         options = {**options, "beam_size": 1}

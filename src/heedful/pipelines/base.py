@@ -23,7 +23,7 @@ from heedful.options import TooLong
 from heedful.pipelines.batching import in_batches
 from heedful.pipelines.inputs import LengthError, as_batch, check_list, row_ids
 from heedful.pipelines.metadata import ModelMetadata
-from heedful.pipelines.pooling import Pooling, check_pooling, pool
+from heedful.pipelines.pooling import Pooling, check_pooling, find_prompt, pool
 
 if TYPE_CHECKING:
     from heedful.models.adapters import LoRA
@@ -162,6 +162,8 @@ class SavedModel:
         *,
         pooling: Pooling | None = None,
         normalize: bool | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
         batch_tokens: int | None = None,
     ) -> Any:
         """A tensor (D) for one text, (N, D) for a list of texts; see `vectors`.
@@ -171,9 +173,8 @@ class SavedModel:
         import torch
 
         batch, is_single = as_batch(texts)
-        vectors = self.vectors(
-            batch, pooling=pooling, normalize=normalize, batch_tokens=batch_tokens
-        )
+        keys: Any = {"prompt": prompt, "prompt_name": prompt_name, "batch_tokens": batch_tokens}
+        vectors = self.vectors(batch, pooling=pooling, normalize=normalize, **keys)
         return torch.from_numpy(vectors[0] if is_single else vectors)
 
     def vectors(
@@ -182,6 +183,8 @@ class SavedModel:
         *,
         pooling: Pooling | None = None,
         normalize: bool | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
         too_long: TooLong = "error",
         batch_tokens: int | None = None,
         first_number: int = 1,
@@ -194,14 +197,16 @@ class SavedModel:
         Args:
             pooling: None: that of an imported model of sentence-transformers, else the mean.
             normalize: divide each vector by its length; None: as that model, else not.
+            prompt, prompt_name: of `with_prompt`.
             first_number: of the first text, in messages.
 
         Raises:
-            UserError: an unknown pooling; a text that is too long.
+            UserError: an unknown pooling or prompt; a text that is too long.
         """
         kind = self.metadata.pooling if pooling is None else pooling
         check_pooling(kind)
         is_normal = self.metadata.normalize if normalize is None else normalize
+        texts = self.with_prompt(texts, prompt, prompt_name)
         rows = self.encode(texts, too_long=too_long, first_number=first_number)
         backend = self.backend_with("states")
 
@@ -210,6 +215,19 @@ class SavedModel:
             return [pool(row_states, kind, normalize=is_normal) for row_states in states]
 
         return in_batches(backend, rows, self.config.d_model, vectors, batch_tokens)
+
+    def with_prompt(
+        self, texts: Texts, prompt: str | None = None, prompt_name: str | None = None
+    ) -> Texts:
+        """Texts after a prompt, or after the model's prompt of a name; None: its default one.
+
+        Lists of ids are unchanged.
+        """
+        names = self.metadata.prompts, self.metadata.default_prompt
+        if not (start := find_prompt(*names, prompt, prompt_name)):
+            return texts
+        check_list(texts, "texts")
+        return [start + text if isinstance(text, str) else text for text in texts]  # type: ignore[return-value]
 
     def encode(
         self, texts: Texts, *, too_long: TooLong = "error", first_number: int = 1

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.encoding import truncate_pair
+from heedful.data.labels import values_text
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.options import TooLong
@@ -58,7 +59,7 @@ class Classification:
     def text(self) -> str:
         """The labels, separated by commas, or the values of a regression, by tabs."""
         if self.values:
-            return "\t".join(f"{value:.6f}" for value in self.values.values())
+            return values_text(self.values.values())
         return ",".join(self.labels)
 
     @property

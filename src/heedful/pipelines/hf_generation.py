@@ -337,7 +337,7 @@ def _hf_options(model: Generator) -> dict[str, Any]:
     settings["min_new_tokens"] = max((options.min_new_tokens or 0) - 1, 0)  # without EOS
     settings["stop_strings"] = list(options.stop or ())
     early_stopping = {rule: value for value, rule in _STOP_RULES.items()}
-    if (options.beam_size or 1) > 1:
+    if options.by_beams:
         settings["early_stopping"] = early_stopping[options.stop_rule or "optimal"]
     if options.samples:
         settings["do_sample"] = True

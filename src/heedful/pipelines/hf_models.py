@@ -117,7 +117,8 @@ def _metadata(
         keys["problem"] = _problem_from_hf(content.config, count, str(directory))
     stored = read_pooling(directory, imported.config.max_length)
     if stored is not None:
-        keys |= {"pooling": stored.pooling, "normalize": stored.normalize}
+        keys |= stored._asdict()
+        keys.pop("notices")
         notices += stored.notices
     return ModelMetadata(imported.architecture, task, **keys), notices
 

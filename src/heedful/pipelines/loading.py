@@ -43,8 +43,7 @@ def load(
         device: as in `choose_device`.
         backend: auto: the fastest that `heedful optimize` found, if it can be used here, else
             eager (the net itself), which also runs requests that the backend does not support; or
-            eager, compiled, ctranslate2, onnxruntime, where options that it does not support are an
-            error.
+            eager, compiled, ctranslate2, where options that it does not support are an error.
         precision: float32, bfloat16, or int8 of a converted backend; auto: the fastest, or float32.
         threads: of the backend's workers, or of torch; None: as measured, or by the size of each
             pass.

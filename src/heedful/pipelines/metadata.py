@@ -65,6 +65,8 @@ class ModelMetadata:
         plugins: names of the plugins that the architecture needs.
         language_tags: the token before a source, by the target language that it selects.
         pooling, normalize: how vectors of texts are made, where `embed` names nothing else.
+        prompts: texts that `embed` can put before its texts, by name.
+        default_prompt: the name of the one that it puts there; None: none.
         problem: what the logits of a classifier mean: the log-probabilities of classes that
             exclude each other; those of classes of which several can be true (by sigmoid); values.
     """
@@ -81,6 +83,8 @@ class ModelMetadata:
     language_tags: dict[str, str] = field(default_factory=dict)
     pooling: Pooling = "mean"
     normalize: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
     problem: Problem = "single_label"
 
     @classmethod

@@ -1,12 +1,15 @@
-"""How a vector of a text is made of its states, and where sentence-transformers stores it."""
+"""How a vector of a text is made: its prompt, and the pooling of its states; and where
+sentence-transformers stores them.
+"""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.files import plain_name, read_json, read_object
 
 Pooling = Literal["mean", "first", "last", "max"]
@@ -48,11 +51,41 @@ def pool(states: NDArray[np.float32], pooling: Pooling, *, normalize: bool) -> N
     return vector
 
 
+def find_prompt(
+    prompts: Mapping[str, str], default: str | None, prompt: str | None, name: str | None
+) -> str:
+    """The text before each text: `prompt`, else the one of that name, else the default; or none.
+
+    Raises:
+        UserError: both are given; no text; an unknown name.
+    """
+    if prompt is not None and name is not None:
+        raise UserError("give a prompt or the name of one, not both")
+    if prompt is not None:
+        if not isinstance(prompt, str):
+            raise UserError(f"prompt must be a text, not {describe(prompt)}")
+        return prompt
+    name = default if name is None else name
+    if name is None:
+        return ""
+    if name not in [*prompts]:
+        known = ", ".join(prompts) or "none"
+        raise UserError(f"the model has no prompt of the name {name!r}; it has: {known}")
+    return prompts[name]
+
+
 class StoredPooling(NamedTuple):
-    """The pooling of a directory of sentence-transformers, and notices of what is not imported."""
+    """The pooling and prompts of a directory of sentence-transformers.
+
+    Attributes:
+        default_prompt: name of one; None: no prompt.
+        notices: of what is not imported.
+    """
 
     pooling: Pooling
     normalize: bool
+    prompts: dict[str, str]
+    default_prompt: str | None
     notices: list[str]
 
 
@@ -63,7 +96,7 @@ def read_pooling(directory: Path, longest: int) -> StoredPooling | None:
         longest: the most tokens of the net.
 
     Raises:
-        UserError: modules or a pooling that heedful does not have.
+        UserError: modules or a pooling that heedful does not have; damaged prompts.
     """
     file = directory / MODULES
     if not file.is_file():
@@ -82,12 +115,28 @@ def read_pooling(directory: Path, longest: int) -> StoredPooling | None:
     configs = [directory / plain_name(path, file) / "config.json" for _, path in kinds[1:]]
     if len(configs) == 2 and configs[1].is_file():
         _check_normalize(configs[1])
-    return StoredPooling(_stored_name(configs[0]), len(configs) == 2, _notices(directory, longest))
+    name, prompts = _stored_name(configs[0]), _stored_prompts(directory / PROMPTS)
+    return StoredPooling(name, len(configs) == 2, *prompts, _notices(directory, longest))
+
+
+def _stored_prompts(file: Path) -> tuple[dict[str, str], str | None]:
+    """The prompts of a file by name, and the name of the default; none if it is missing."""
+    content = read_object(file) if file.is_file() else {}
+    prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(
+        text is None or isinstance(text, str) for text in prompts.values()
+    ):
+        raise UserError(f"{file}: prompts must be texts by name, not {prompts!r}")
+    if default is not None and default not in [*prompts]:
+        raise UserError(f"{file}: default_prompt_name is {default!r}, which prompts does not have")
+    return {name: text or "" for name, text in prompts.items()}, default
 
 
 def _stored_name(file: Path) -> Pooling:
     """The pooling in the `config.json` of the module, in its present or former spelling."""
     content = read_object(file)
+    if not content.get("include_prompt", True):
+        raise UserError(f"{file}: include_prompt is false; supported: true")
     flags = [key for key in content if key.startswith("pooling_mode_") and content[key]]
     modes = content.get("pooling_mode", flags or "mean")
     modes = modes if isinstance(modes, list) else [modes]
@@ -112,9 +161,8 @@ def _check_normalize(file: Path) -> None:
 def _notices(directory: Path, longest: int) -> list[str]:
     """Notices of settings of the texts that are not imported."""
     settings: dict[str, Any] = {}
-    for name in (SETTINGS, PROMPTS):
-        if (directory / name).is_file():
-            settings |= read_object(directory / name)
+    if (directory / SETTINGS).is_file():
+        settings = read_object(directory / SETTINGS)
     notices = []
     file = directory / "tokenizer_config.json"  # which has the limit in newer versions
     tokenizer = read_object(file) if file.is_file() else {}
@@ -127,10 +175,4 @@ def _notices(directory: Path, longest: int) -> list[str]:
         )
     if settings.get("do_lower_case"):
         notices.append(f"{directory}: texts are to be given in lower case (do_lower_case)")
-    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    if isinstance(prompts, dict) and isinstance(default, str) and prompts.get(default):
-        notices.append(
-            f"{directory}: texts are to begin with {prompts[default]!r} ({default}), whose tokens "
-            "are pooled here in any case"
-        )
     return notices

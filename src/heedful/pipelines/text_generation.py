@@ -166,7 +166,7 @@ class Generator(SavedModel):
         The final text is the generator's return value.
         """
         resolved = self._seeded_options({"beam_size": 1} | options)
-        if (resolved.beam_size or 1) > 1 or resolved.num_return > 1:
+        if resolved.by_beams or resolved.num_return > 1:
             raise UserError("only greedy decoding and single samples can be streamed")
         prompts: Any = [prompt]
         [row] = self.prompt_ids(prompts, resolved)
@@ -335,9 +335,11 @@ class Generator(SavedModel):
         missing = [index for index, of_row in enumerate(outputs) if not of_row]
         if missing:
             assert self.backend is not None
-            name = f"{self.backend.name} ends beams at the length limit otherwise than the net"
-            self._note_once(f"{name}, so texts with outputs of this length run eager")
             batch, remaining = [rows[index] for index in missing], request.select(missing)
+            specials = self.src_tokenizer.special_ids if self.has_tokenizer else frozenset()
+            if not all(map(specials.issuperset, batch)):  # without words none is decoded there
+                name = f"{self.backend.name} ends beams at the length limit otherwise than the net"
+                self._note_once(f"{name}, so texts with outputs of this length run eager")
             if rule := own_stop_rule(self.backend, request.options):  # as of the other rows
                 remaining = remaining._replace(options=replace(request.options, stop_rule=rule))
             for index, of_row in zip(missing, self.eager.outputs(batch, remaining), strict=True):
@@ -352,11 +354,7 @@ class Generator(SavedModel):
     def _request(
         self, rows: list[list[int]], numbers: list[int], options: Options
     ) -> GenerationRequest:
-        """The request of a batch.
-
-        Args:
-            numbers: index of each row among all prompts.
-        """
+        """The request of a batch; `numbers`: the index of each row among all prompts."""
         shared, texts = self._last_request, options.prefixes
         if shared is None or shared["options"] is not options:
             shared = self._shared_fields(options)

@@ -253,7 +253,8 @@ class Guard:
         if info.num_prompt:
             self.metrics.tokens(info.model, info.num_prompt, info.num_new)
             model += f" prompt={info.num_prompt} new={info.num_new}"
-        client = (scope.get("client") or ["-"])[0]
+        # Of a proxy's header, which may have spaces.
+        client = quote((scope.get("client") or ["-"])[0], safe=":")[:100]
         line = f"{info.id} {client} {scope['method']} {path} {info.status}{model}"
         _log.info("%s %.1f ms", line, 1_000 * seconds)
 

@@ -96,7 +96,9 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         raise HttpError(400, f"dimensions must be {width}, the model's own", parameter="dimensions")
 
     reserve(request, served, len(texts), "input")
-    rows = await encoded(served, lambda: served.model.encode(texts), "input")
+    rows = await encoded(
+        served, lambda: served.model.encode(served.model.with_prompt(texts)), "input"
+    )
     for number, row in enumerate(rows, 1):
         if not row:
             message = f"text {number} is empty"

@@ -141,7 +141,7 @@ class Settings:
             _RUN_TIME,
             "auto: the fastest that heedful optimize found. A language model batches continuously "
             "on eager alone.",
-            metavar="auto|eager|compiled|ctranslate2|onnxruntime",
+            metavar="auto|eager|compiled|ctranslate2",
         ),
     ] = "auto"
     precision: Annotated[

@@ -113,7 +113,7 @@ class TextClassification(Task):
         return problem
 
     def raw_data(self) -> RawData:
-        return raw_data(self.recipe, open_labeled)
+        return raw_data(self.recipe, lambda entry: open_labeled(entry.files))
 
     def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
         return joint_tokenizer(self.recipe, sample, extra_specials=(MASK,), template="both")

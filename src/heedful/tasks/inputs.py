@@ -25,6 +25,7 @@ from heedful.errors import UserError
 from heedful.task_keys import TaskKeys, alternatives
 from heedful.tasks.corpora import (
     SOURCES,
+    SplitFiles,
     corpus_shares,
     files_by_split,
     languages_of,
@@ -73,12 +74,12 @@ def open_labeled(files: Files) -> FileRows:
     return open_rows(resolve_paths(files.file), fields, header=files.header)
 
 
-def raw_data(recipe: Recipe, open_files: Callable[[Files], FileRows]) -> RawData:
+def raw_data(recipe: Recipe, open_files: Callable[[SplitFiles], FileRows]) -> RawData:
     """The rows of each split for which the recipe names files; without files of valid,
     random rows of train are held out, all or none of those with one source."""
     sources: dict[str, dict[str, FileRows]] = {}
     for entry in files_by_split(recipe):
-        rows = replace(open_files(entry.files), corpus=entry.corpus)
+        rows = replace(open_files(entry), corpus=entry.corpus)
         sources.setdefault(entry.split, {})[entry.key.removeprefix("data.")] = rows
     columns = next(iter(sources["train"].values())).names
     return RawData(
@@ -112,7 +113,7 @@ def raw_text_data(recipe: Recipe) -> RawData:
     Of several corpora these are the last texts of each.
     """
     data = recipe.data
-    raw = raw_data(recipe, lambda files: open_texts(files, recipe))
+    raw = raw_data(recipe, lambda entry: open_texts(entry.files, recipe))
     is_table = any(corpus.file for corpus in (data.train, *data.corpora.values()))
     unit = "line" if is_table else data.text_unit
     size = 0.1 if data.valid_size is None else data.valid_size

@@ -8,11 +8,13 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
+
+import numpy as np
 
 from heedful.config import Recipe
 from heedful.data.chunk_encoder import ChunkEncoder
@@ -20,7 +22,7 @@ from heedful.data.column_writer import ColumnsWriter, write_columns
 from heedful.data.columns import Columns, DataReport, open_columns
 from heedful.data.encoding import Encoder
 from heedful.data.headers import Problem
-from heedful.data.labels import label_columns, label_counts, label_names
+from heedful.data.labels import count_labels, label_columns, label_counts, label_names
 from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
 from heedful.data.row_formats import format_of
 from heedful.data.rows import FileRows, Rows, collect
@@ -153,9 +155,14 @@ class FirstPass:
         if "valid" not in held_out:
             split = raw.hold_out(scan)
             valid = take_held_out(raw.train, scan.chunks, split, num_workers)
+            num_chosen = len(valid)
+            if labels and problem != "regression":
+                split, valid = _keep_labels(scan, split, valid, problem)
             held_out = {"valid": valid, **held_out}
             source = "data.corpora" if recipe.data.corpora else "data.train"
             summaries["valid"] = f"{len(valid):,} of {source} (data.valid_size)"
+            if num_kept := num_chosen - len(valid):
+                summaries["valid"] += f"; {num_kept:,} kept in train, for labels without other rows"
         train = raw.sources["train"]
         keys = [] if isinstance(train, Rows) else [*train]
         reports = zip(keys, scan.reports.values(), strict=bool(keys))
@@ -170,6 +177,25 @@ class FirstPass:
         if not len(rows):
             refuse_held_out(self.num_rows, self.scan.noun)
         return rows
+
+
+def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tuple[Split, Rows]:
+    """The split without the first held-out source of each label that train would lose.
+
+    If nothing were held out then, the split stays.
+    """
+    assert scan.sources is not None
+    sources, is_held = scan.sources[split.held_out], np.ones(len(valid), bool)
+    held = count_labels(valid, problem)
+    lost = {label for label, count in held.items() if count == scan.labels[label]}
+    for index in range(len(valid)) if lost else ():
+        if lost & count_labels(valid.select(np.array([index])), problem).keys():
+            is_returned = sources == sources[index]
+            is_held &= ~is_returned
+            lost -= count_labels(valid.select(np.flatnonzero(is_returned)), problem).keys()
+    if is_held.all() or not is_held.any():
+        return split, valid
+    return replace(split, held_out=split.held_out[is_held]), valid.select(np.flatnonzero(is_held))
 
 
 def count(task: Task, inherited: Inherited) -> DataSummary:

@@ -119,7 +119,7 @@ class SupervisedFineTuning(Task):
         return [] if name is None or name in BUILT_IN else [Path(name)]
 
     def raw_data(self) -> RawData:
-        return raw_data(self.recipe, open_chats)
+        return raw_data(self.recipe, lambda entry: open_chats(entry.files))
 
     def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
         template, names = self._template(BUILT_IN["chatml"])

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful import task_keys
-from heedful.config import OWN_METRICS, Files
+from heedful.config import OWN_METRICS, Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
 from heedful.data.row_formats import CORPUS
@@ -24,6 +24,7 @@ from heedful.plugins import metric
 from heedful.progress import track
 from heedful.tasks.corpora import (
     SPLITS,
+    SplitFiles,
     all_tags,
     corpus_tag_ids,
     files_by_split,
@@ -105,7 +106,7 @@ class Translation(Task):
                 )
 
     def raw_data(self) -> RawData:
-        return raw_data(self.recipe, open_pairs)
+        return raw_data(self.recipe, lambda entry: open_pairs(entry, self.recipe))
 
     def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
         tags = all_tags(self.recipe)
@@ -283,12 +284,14 @@ class GeneratedPairs(Translation):
         return RawData(rows, random_rows(self.recipe))
 
 
-def open_pairs(files: Files) -> FileRows:
+def open_pairs(entry: SplitFiles, recipe: Recipe) -> FileRows:
     """The pairs of two line-parallel files, or of files with both sides."""
+    files, (src, tgt) = entry.files, languages_of(recipe, entry.corpus)
     if files.file is not None:
         return open_rows(
             resolve_paths(files.file),
             {"src": files.src_field, "tgt": files.tgt_field},
             header=files.header,
+            languages={side: tag for side, tag in (("src", src), ("tgt", tgt)) if tag},
         )
     return open_rows({"src": resolve_paths(files.src), "tgt": resolve_paths(files.tgt)})

@@ -24,7 +24,7 @@ from heedful.files import (
     write_json,
     write_text,
 )
-from heedful.recipe_files import load_recipe
+from heedful.recipe_files import recorded_recipe
 from heedful.training.checkpoint import Checkpoints
 from heedful.zoo.saved import LOCK, WEIGHTS, read_step
 
@@ -102,7 +102,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
         UserError: the file has other values, and a user has edited it.
     """
     if path.is_file():
-        saved = load_recipe(path)
+        saved = recorded_recipe(path)
         if saved == recipe:
             return
         if saved.to_yaml() != read_text(path):

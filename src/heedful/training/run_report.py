@@ -7,11 +7,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, with_config
 
-from heedful import plugins
 from heedful.config import Recipe
 from heedful.data.filter_report import FilterReport
 from heedful.errors import UserError
-from heedful.recipe_files import load_recipe
+from heedful.recipe_files import recorded_recipe
 from heedful.training.events import Event
 from heedful.training.folder import MARKER, facts_of_run, is_run
 from heedful.training.listeners import read_log
@@ -65,9 +64,7 @@ class RecordedRun:
         except ValidationError as error:
             key = ".".join(map(str, error.errors()[0]["loc"]))
             raise UserError(f"{path / MARKER} is damaged (report.{key})") from None
-        with plugins.not_executed(path):
-            recipe = load_recipe(path)
-        return cls(path, recipe, read_log(path / "log.jsonl"), facts)
+        return cls(path, recorded_recipe(path), read_log(path / "log.jsonl"), facts)
 
 
 def write_run_report(path: Path, out: Path | None = None) -> Path:

@@ -1,14 +1,22 @@
 """The compiled backend of nets that generate: searches of `Searcher`, decoding steps as graphs."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from heedful.backends.aot.compiled_net import CompiledFacts, CompiledNet
-from heedful.backends.base import GenerationRequest, Settings
+from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.manifest import SHORTLIST
-from heedful.backends.torch.graph_generator import GraphGenerator
+from heedful.backends.torch.cached_net import CachedNet
+from heedful.backends.torch.generating import TorchGenerator
+from heedful.backends.torch.target_scoring import LogProbs
+from heedful.backends.torch.threads import ThreadPolicy
+from heedful.data.collate import Batch
+from heedful.evaluation.target_scores import log_softmax
 
 
-class Compiled(GraphGenerator):
+class Compiled(TorchGenerator):
     """The compiled graphs of an encoder-decoder or decoder-only net as a backend; CPU only.
 
     Args:
@@ -21,6 +29,7 @@ class Compiled(GraphGenerator):
     """
 
     name = "compiled"
+    capabilities: frozenset[Capability] = frozenset()
 
     def __init__(
         self,
@@ -32,18 +41,20 @@ class Compiled(GraphGenerator):
         *,
         trusted: bool = False,
     ) -> None:
-        super().__init__(
-            CompiledNet(directory, weights, facts, trusted=trusted),
-            facts.max_length,
-            precision,
-            settings,
-            is_encoder_decoder=facts.family == "encoder_decoder",
-            has_shortlist=(directory.parents[1] / SHORTLIST).is_file(),
-        )
+        self.net = CompiledNet(directory, weights, facts, trusted=trusted)
+        self.precision = precision
+        self.settings = replace(settings, threads=settings.threads or 1, workers=1)
+        self._has_shortlist = (directory.parents[1] / SHORTLIST).is_file()
+        is_encoder_decoder = facts.family == "encoder_decoder"
+        cpu = torch.device("cpu")
+        self.decoding = CachedNet(self.net, facts.max_length, is_encoder_decoder, cpu)
+        super().__init__(self.decoding, ThreadPolicy(self.settings), self._log_probs_of)
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """See `GenerationBackend.unsupported_reasons`."""
-        reasons = super().unsupported_reasons(rows, request)
+        reasons = unsupported_options(request)
+        if self._has_shortlist and request.options.shortlist:
+            reasons.append("it takes no shortlist, give shortlist=False")
         longest = self.decoding.max_length
         if not self.decoding.is_encoder_decoder and any(
             len(row) + limit > longest
@@ -51,3 +62,20 @@ class Compiled(GraphGenerator):
         ):
             reasons.append(f"prompt and output may exceed the {longest} tokens of the net")
         return reasons
+
+    def _log_probs_of(self, batch: Batch) -> LogProbs:
+        """The graphs return the logits of all tokens at once."""
+        sides = [batch.tokens] if batch.source is None else [batch.source, batch.tokens]
+        ids, lengths = [side.ids for side in sides], [side.lengths for side in sides]
+        logits = (
+            self.net.logits(*ids, *lengths).flatten(0, 1).index_select(0, batch.target_positions)
+        )
+        return lambda rows: log_softmax(logits[rows])
+
+
+def unsupported_options(request: GenerationRequest) -> list[str]:
+    """The reasons against a request that no compiled net can run."""
+    reasons = [] if request.draft is None else ["it has no option draft"]
+    if request.options.coverage_penalty:
+        reasons.append("its graphs return no attention weights for option coverage_penalty")
+    return reasons

@@ -26,11 +26,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _unsupported_values = attrgetter(*_UNSUPPORTED)
 
 
-def by_beams(options: Options) -> bool:
-    """True for a beam search."""
-    return (options.beam_size or 1) > 1
-
-
 def option_reasons(request: GenerationRequest, family: str) -> list[str]:
     """The reasons against a request that do not depend on its rows.
 
@@ -48,7 +43,7 @@ def option_reasons(request: GenerationRequest, family: str) -> list[str]:
         reasons.append("it has no option prefix_function")
     if request.banned_texts is not None:
         reasons.append("it bans tokens, but not the texts of option banned")
-    if by_beams(options):
+    if options.by_beams:
         reasons += _beam_reasons(request)
     elif options.top_k == 1 and options.num_return > 1:
         reasons.append(

@@ -1,6 +1,7 @@
 """CTranslate2 as a backend: supported requests, and its calls."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,18 +14,16 @@ import numpy as np
 
 from heedful import extras
 from heedful.backends.base import Capability, GenerationRequest, Settings
-from heedful.backends.ctranslate2.instructions import select_instructions
-from heedful.backends.ctranslate2.refusals import by_beams, option_reasons
-from heedful.backends.ctranslate2.vocabulary import read_vocabulary
+from heedful.backends.ctranslate2.refusals import option_reasons
+from heedful.backends.ctranslate2.vocabulary import VOCABULARY_MAP, read_vocabulary
+from heedful.backends.hardware import cpu_flags
 from heedful.backends.manifest import NetFacts
-from heedful.backends.shortlist import Shortlist
 from heedful.errors import DamagedError, UserError
-from heedful.files import read_object, write_text
+from heedful.files import read_object
 from heedful.generation.hypotheses import Hypothesis
 from heedful.options import TEMPERATURES, Options, StopRule
 
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
-VOCABULARY_MAP = "vmap.txt"  # of a shortlist
 HEAD = "head.npz"  # the class matrix of a classifier, which the format lacks
 
 
@@ -119,7 +118,7 @@ class CTranslate2:
         """See `GenerationBackend.unsupported_reasons`."""
         options, limits = request.options, request.max_new_tokens
         reasons, longest = [*self._call(request).reasons], self.facts.longest_prompt
-        if by_beams(options) and not self.facts.has_equal_beams:
+        if options.by_beams and not self.facts.has_equal_beams:
             reasons.append("in its proof it had other outputs with option beam_size above 1")
         if self.facts.family == "encoder_decoder":
             # Others are decoded again; a sample that is would favor early ends.
@@ -166,7 +165,7 @@ class CTranslate2:
         """
         options = request.options
         has_prompts = self.facts.family == "decoder_only"
-        is_plain = not by_beams(options)
+        is_plain = not options.by_beams
         # A sample beyond its limit can be cut, but the score by a shortlist is that of the whole.
         by_limit = options.samples and options.scores and "use_vmap" in self._call(request).keywords
         groups: dict[tuple[int, int], list[int]] = {}
@@ -192,7 +191,7 @@ class CTranslate2:
         """
         options, outputs = request.options, []
         # These give probabilities after tokens are excluded, as the net does.
-        renormalizes = by_beams(options) and bool(options.renormalize_logits)
+        renormalizes = options.by_beams and bool(options.renormalize_logits)
         has_shortlist = "use_vmap" in self._call(request).keywords
         is_own_score = options.scores and (renormalizes or has_shortlist)
         for result, limit in zip(results, request.max_new_tokens, strict=True):
@@ -205,7 +204,7 @@ class CTranslate2:
             self._add_log_probs(outputs, rows, request)
         for hypothesis in chain.from_iterable(outputs) if options.scores else ():
             hypothesis.score = request.score(hypothesis.log_prob, len(hypothesis.ids))
-        if by_beams(options) and options.scores:  # those of the net may rank otherwise
+        if options.by_beams and options.scores:  # those of the net may rank otherwise
             outputs = [sorted(of_row, key=lambda item: -item.score) for of_row in outputs]
         return [of_row[: options.num_return] for of_row in outputs]
 
@@ -220,7 +219,7 @@ class CTranslate2:
         if not ids:  # of a source without words: it is not decoded
             return None
         # At the limit the net forces an end token, and prefers outputs that ended before.
-        if by_beams(request.options) and len(ids) >= limit:
+        if request.options.by_beams and len(ids) >= limit:
             return None
         if len(ids) > limit and not math.isnan(own_score):
             return None
@@ -263,7 +262,7 @@ class CTranslate2:
             cut = [ids[:-1] if end else ids for ids, end in zip(targets, ends, strict=True)]
             values = self.log_probs(given, cut, request)
             found = [v[: len(ids)] for v, ids in zip(values, targets, strict=True)]
-        has_certain = by_beams(request.options) and request.forced_bos_id is not None
+        has_certain = request.options.by_beams and request.forced_bos_id is not None
         for log_probs, (_, item) in zip(found, pairs, strict=True):
             item.log_prob = float(log_probs[has_certain:].sum(dtype=np.float64))
 
@@ -341,9 +340,9 @@ class CTranslate2:
         """The keywords of a call without the length limit."""
         options = request.options
         keys: dict[str, Any] = {
-            "beam_size": options.rows if by_beams(options) else 1,
+            "beam_size": options.rows if options.by_beams else 1,
             # Of a beam all, so that a search that reached the length limit is found.
-            "num_hypotheses": options.rows if by_beams(options) else options.num_return,
+            "num_hypotheses": options.rows if options.by_beams else options.num_return,
             "length_penalty": _power(options),
             "no_repeat_ngram_size": options.no_repeat_ngram_size or 0,
             "return_scores": options.scores,
@@ -397,12 +396,6 @@ class CTranslate2:
             return self._model.forward_batch(rows, token_type_ids=kinds)
 
 
-def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:
-    """Write a shortlist into a conversion; raises UserError for tokens with blanks."""
-    sides = (read_vocabulary(directory, f"{side}_vocabulary") for side in ("source", "target"))
-    write_text(directory / VOCABULARY_MAP, "".join(shortlist.vocabulary_map(*sides)))
-
-
 def _ids(request: GenerationRequest) -> tuple[Any, ...]:
     """The ids that the arguments of a call depend on."""
     return (
@@ -416,7 +409,7 @@ def _ids(request: GenerationRequest) -> tuple[Any, ...]:
 
 def _power(options: Options) -> float:
     """CTranslate2's length penalty: the exponent of the length, for beam search only."""
-    is_plain = not by_beams(options) or options.normalization == "none"
+    is_plain = not options.by_beams or options.normalization == "none"
     return 0.0 if is_plain else float(options.length_penalty or 0)
 
 
@@ -441,3 +434,13 @@ def _open(directory: Path, family: Family, precision: str, settings: Settings, d
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"CTranslate2 cannot open {directory}: {error}") from None
+
+
+def select_instructions() -> None:
+    """Let CTranslate2 use AVX-512 on processors with VNNI, unless the environment names others.
+
+    Its default is AVX2, since early processors with AVX-512 lower their frequency for it; those
+    with VNNI are later. It reads the variable when the first model is opened.
+    """
+    if "avx512_vnni" in cpu_flags():
+        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")

@@ -1,10 +1,14 @@
-"""The vocabulary of a model for CTranslate2."""
+"""The vocabulary of a model for CTranslate2, and the tokens that a shortlist allows."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from heedful.backends.shortlist import Shortlist
 from heedful.data.tokenizer import Tokenizer
+from heedful.files import write_text
+
+VOCABULARY_MAP = "vmap.txt"  # of a shortlist
 
 
 @dataclass(frozen=True)
@@ -40,3 +44,9 @@ def read_vocabulary(directory: Path, stem: str) -> list[str]:
             tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
             return tokens
     return []
+
+
+def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:
+    """Write a shortlist into a converted model; raises UserError for tokens with blanks."""
+    sides = (read_vocabulary(directory, f"{side}_vocabulary") for side in ("source", "target"))
+    write_text(directory / VOCABULARY_MAP, "".join(shortlist.vocabulary_map(*sides)))

@@ -112,7 +112,7 @@ class Searcher:
             return constrained_beam_search(
                 next_log_probs, start, request.required_ids, state=state, **beams, **arguments
             )
-        if (options.beam_size or 1) > 1:
+        if options.by_beams:
             if options.coverage_penalty:
                 state = Coverage(state, options.coverage_penalty)
                 next_log_probs = state.next_log_probs

@@ -1,7 +1,7 @@
-"""The graphs of nets that `heedful export onnx` writes.
+"""The graphs that a net is exported as, with example inputs: modules that torch can trace.
 
 An encoder is one graph; a language model is one step, which reads some tokens after those of its
-cache; an encoder-decoder is both.
+cache; an encoder-decoder is both. Batches, lengths and caches of any size are accepted.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from heedful.parts.cache import FREE, Cache, LayerGroup, layers_by_window
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.tokens import Tokens, padding_mask
 
-DYNAMIC = torch.export.Dim.DYNAMIC
-BOTH = {0: DYNAMIC, 1: DYNAMIC}
-CROSS = {0: DYNAMIC, 2: DYNAMIC}
+_DYNAMIC = torch.export.Dim.DYNAMIC
+_BOTH = {0: _DYNAMIC, 1: _DYNAMIC}
+_CROSS = {0: _DYNAMIC, 2: _DYNAMIC}
 
 
 class Graph(NamedTuple):
@@ -101,32 +101,43 @@ class _Step(nn.Module):
         return [logits, *(full[layer][:, :-1] for layer in range(self.num_layers))]
 
 
-def encoder_graphs(net: Any, config: Any) -> dict[str, Graph]:
-    """The graph `encoder` of a net that has an encoder, with inputs of several sizes."""
+def graphs_of(net: Any, config: Any) -> dict[str, Graph]:
+    """The graphs of a net, `encoder` and `decoder` or one of them, with inputs of several sizes."""
     if isinstance(net, EncoderOnly):
-        types = net.embedding.types
-        num_types = 0 if types is None else types.num_embeddings
-        names = ["ids", "lengths", "types"][: 3 if num_types > 1 else 2]
-        outputs = ["states"] if net.head is None else ["states", "logits"]
-        examples = []
-        for rows, width in batch_sizes(config.max_length):
-            inputs = [*padded_ids(rows, width, config.vocab_size)]
-            if num_types > 1:
-                inputs.append(torch.randint(num_types, (rows, width)))
-            examples.append(inputs)
-        sizes = (BOTH, {0: DYNAMIC}, BOTH)[: len(names)]
-        return {"encoder": Graph(_Encoder(net), names, outputs, sizes, examples)}
-    if not isinstance(net, EncoderDecoder):
-        return {}
-    sources = batch_sizes(config.max_length)
-    examples = [[*padded_ids(*size, config.src_vocab_size)] for size in sources]
+        return {"encoder": _encoder_graph(net, config)}
+    if isinstance(net, EncoderDecoder):
+        sources = _sources_graph(net, config)
+        return {"encoder": sources, "decoder": _step_graph(net, config, sources)}
+    return {"decoder": _step_graph(net, config, None)}
+
+
+def _encoder_graph(net: EncoderOnly, config: Any) -> Graph:
+    """The graph of an encoder-only net."""
+    types = net.embedding.types
+    num_types = 0 if types is None else types.num_embeddings
+    names = ["ids", "lengths", "types"][: 3 if num_types > 1 else 2]
+    outputs = ["states"] if net.head is None else ["states", "logits"]
+    examples = []
+    for rows, width in _batch_sizes(config.max_length):
+        inputs = [*_padded_ids(rows, width, config.vocab_size)]
+        if num_types > 1:
+            inputs.append(torch.randint(num_types, (rows, width)))
+        examples.append(inputs)
+    sizes = (_BOTH, {0: _DYNAMIC}, _BOTH)[: len(names)]
+    return Graph(_Encoder(net), names, outputs, sizes, examples)
+
+
+def _sources_graph(net: EncoderDecoder, config: Any) -> Graph:
+    """The graph of the encoder of an encoder-decoder."""
+    sources = _batch_sizes(config.max_length)
+    examples = [[*_padded_ids(*size, config.src_vocab_size)] for size in sources]
     names = [f"cross_{layer}" for layer in range(len(net.decoder.blocks))]
-    sizes = (BOTH, {0: DYNAMIC})
-    return {"encoder": Graph(_Sources(net), ["ids", "lengths"], names, sizes, examples)}
+    sizes = (_BOTH, {0: _DYNAMIC})
+    return Graph(_Sources(net), ["ids", "lengths"], names, sizes, examples)
 
 
-def step_graph(net: Any, config: Any, sources: Graph | None) -> Graph:
-    """The step of a net, with inputs of several sizes.
+def _step_graph(net: Any, config: Any, sources: Graph | None) -> Graph:
+    """The graph of the step of a net.
 
     Args:
         sources: the graph of an encoder-decoder's encoder.
@@ -138,9 +149,9 @@ def step_graph(net: Any, config: Any, sources: Graph | None) -> Graph:
     names += ["source_lengths", *cross] if cross else []
     examples = []
     half = config.max_length // 2
-    for number, (rows, width) in enumerate(batch_sizes(half)):
+    for number, (rows, width) in enumerate(_batch_sizes(half)):
         before = min(half, (3, 0, 1, 4)[number])
-        ids, lengths = padded_ids(rows, width, vocab_size(config))
+        ids, lengths = _padded_ids(rows, width, _vocab_size(config))
         pasts = torch.randint(before + 1, (rows,))
         pasts[0] = before
         stores = [torch.randn(rows, before, 2 * heads, head_dim) for heads, head_dim, _ in layers]
@@ -148,26 +159,26 @@ def step_graph(net: Any, config: Any, sources: Graph | None) -> Graph:
         if sources is not None:
             source, source_lengths = sources.examples[number]
             examples[-1] += [source_lengths, *sources.module(source, source_lengths)]
-    one = {0: DYNAMIC}
-    of_stores: list[Any] = [BOTH] * len(past)
-    of_stores += [one, *[CROSS] * len(cross)] if cross else []
+    one = {0: _DYNAMIC}
+    of_stores: list[Any] = [_BOTH] * len(past)
+    of_stores += [one, *[_CROSS] * len(cross)] if cross else []
     outputs = ["logits", *(f"cache_{layer}" for layer in range(len(layers)))]
-    return Graph(_Step(net), names, outputs, (BOTH, one, one, tuple(of_stores)), examples)
+    return Graph(_Step(net), names, outputs, (_BOTH, one, one, tuple(of_stores)), examples)
 
 
-def vocab_size(config: Any) -> int:
+def _vocab_size(config: Any) -> int:
     """Entries of the vocabulary that a decoder reads."""
     size: int = getattr(config, "tgt_vocab_size", None) or config.vocab_size
     return size
 
 
-def batch_sizes(longest: int) -> Iterator[tuple[int, int]]:
+def _batch_sizes(longest: int) -> Iterator[tuple[int, int]]:
     """Rows and widths of the batches that a graph is checked with; the first one is traced."""
     for rows, width in ((3, 5), (1, 1), (2, 7), (4, 2)):
         yield rows, max(1, min(width, longest))
 
 
-def padded_ids(rows: int, width: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+def _padded_ids(rows: int, width: int, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Random ids (B, T), and lengths of at least 1, the first of which is T."""
     generator = torch.Generator().manual_seed(rows * 100 + width)
     lengths = torch.randint(1, width + 1, (rows,), generator=generator)

@@ -1,0 +1,32 @@
+"""A program of a user, which mypy checks and nobody runs: its types follow from the library's.
+
+A line with `type: ignore` must have the error that it names: mypy reports an ignored error that
+does not exist.
+"""
+
+from pathlib import Path
+
+import heedful
+from heedful.zoo import gpt2
+
+model = heedful.load_translator(Path("model"))
+text: str = model.translate("a")
+texts: list[str] = model.translate(["a", "b"], beam_size=5)
+score: float = model.generate("a", return_details=True)[0].score
+lm = heedful.load_language_model("lm")
+ids: list[int] = lm.generate([1, 2])
+many: list[list[int]] = lm.generate([[1, 2], [3]])
+label: str = heedful.load_classifier("classifier").classify("a").label
+heedful.load_encoder("encoder").embed("a")
+heedful.train("recipe.yaml")
+tokenizer = heedful.train_tokenizer(["a"], kind="char")
+config = gpt2.Config(tokenizer.vocab_size)
+text = heedful.from_net(gpt2.build(config), config, tokenizer).generate("a")
+passed: str = heedful.verify(lm.net).summary()
+
+heedful.laod("model")  # type: ignore[attr-defined]
+model.trnslate("a")  # type: ignore[attr-defined]
+heedful.load("model").trnslate("a")  # type: ignore[union-attr]
+number: int = model.translate("a")  # type: ignore[assignment]
+lm.translate("a")  # type: ignore[attr-defined]
+heedful.from_net(gpt2.build(config), config).translate("a")  # type: ignore[attr-defined]
