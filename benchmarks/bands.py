@@ -15,7 +15,7 @@ from heedful.plugins import SHIPPED
 from heedful.recipe_files import load_recipe, shipped_recipes
 from heedful.run import train
 from heedful.training.events import Evaluated, Event
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from runs import RUNS
 
 QUICK_RECIPES = ("rhyme",)

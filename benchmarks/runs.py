@@ -20,7 +20,7 @@ from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, Event, RunFinished, format_score, score_label
 from heedful.training.folder import facts_of_run
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from significance import NOTE, interval_text, p_text, significance
 
 RUNS = Path("runs")

@@ -30,10 +30,7 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import training as kernels
 from heedful.processes import Processes
-from heedful.training.micro_batches import MicroBatches
-from heedful.training.parallel import TrainedNet
-from heedful.training.step import TrainStep
-from heedful.training.updates import WeightUpdates
+from heedful.training.step import MicroBatches, TrainedNet, TrainStep, WeightUpdates
 from training_speed import (
     QUICK,
     SIZES,
@@ -128,7 +125,7 @@ def trained(size: str, precision: str, batches: Sequence[Batch]) -> Work:
         seed=1,
         device=torch.device("cpu"),
     )
-    steps = cycle([micro_batches.of_step(1, number)[0] for number in range(len(batches))])
+    steps = cycle([step for step, _ in micro_batches.steps((1, 0), num_epochs=2)])
     return lambda: updates.take(next(steps), 1e-4, 1)
 
 

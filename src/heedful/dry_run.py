@@ -19,19 +19,15 @@ from heedful.data.prepared import cache_folder
 from heedful.pipelines import choose_device
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
-from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.run_data import DataSummary, RunData
 from heedful.tasks.start import (
-    RunParts,
+    PreparedRun,
     checked_task,
     count_data,
-    make_loss,
-    new_parts,
+    new_run,
     prepare_data,
 )
-from heedful.tasks.task import Task
 from heedful.training.precision import resolve_precision
-from heedful.training.step import TrainStep
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of a unit of ru_maxrss
 
@@ -97,14 +93,13 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
         print_line(line)
     device = choose_device(recipe.training.device)
     precision = resolve_precision(str(recipe.training.precision), device)
-    parts = new_parts(task, None, device, print_line)
-    net = parts.model.net.to(device)
-    epochs = EpochBatches(task, parts.data)
+    run = new_run(task, None, device, print_line)
+    net, epochs = run.model.net.to(device), run.epochs
     plan = epochs.plan_epoch(0)
     size = recipe.training.gradient_accumulation
     steps = [plan[start : start + size] for start in range(0, len(plan), size)]
     batches = ([epochs.load_batch(item).to(device) for item in items] for items in cycle(steps))
-    cost = _measure(task, parts, batches, device, precision)
+    cost = _measure(run, batches, device, precision)
     total = epochs.total_steps()
     ends = [] if total is None else [total * cost.seconds]
     ends += [] if recipe.training.max_minutes is None else [60 * recipe.training.max_minutes]
@@ -113,8 +108,8 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
         device=str(device),
         precision=precision,
         unit=task.unit,
-        examples={name: task.split_size(parts.data, name) for name in parts.data.splits},
-        architecture=parts.model.metadata.architecture,
+        examples={name: task.split_size(run.data, name) for name in run.data.splits},
+        architecture=run.model.metadata.architecture,
         num_parameters=parameters_by_part(net),
         steps_per_epoch=len(steps),
         total_steps=total,
@@ -137,8 +132,7 @@ class _StepCost:
 
 
 def _measure(
-    task: Task,
-    parts: RunParts,
+    run: PreparedRun,
     steps: Iterable[list[Batch]],
     device: torch.device,
     precision: str,
@@ -148,13 +142,8 @@ def _measure(
     FLOPs are counted after the last step: between steps, counting would leave other data in the
     processor's caches than a run does.
     """
-    settings, net = task.recipe.training, parts.model.net
-    step = TrainStep(
-        net,
-        make_loss(task, parts, device),
-        activation_checkpointing=settings.activation_checkpointing,
-    )
-    timer = StepTimer(step, settings, precision, device)
+    settings, net = run.task.recipe.training, run.model.net
+    timer = StepTimer(run.train_step(), settings, precision, device)
     seconds: list[float] = []
     tokens: list[int] = []
     taken: list[list[Batch]] = []

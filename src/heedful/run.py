@@ -6,7 +6,7 @@ report. Prepared data are in a cache that runs share.
 """
 
 import platform
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +24,7 @@ from heedful.config import Recipe
 from heedful.data.file_names import store_stdin
 from heedful.data.prepared import cache_folder
 from heedful.errors import UserError, describe, error_line
+from heedful.evaluation.likelihood import unigram_entropy
 from heedful.files import as_path
 from heedful.pipelines import (
     choose_device,
@@ -35,12 +36,16 @@ from heedful.recipe_changes import changed_settings, check_changes, check_starte
 from heedful.recipe_files import load_recipe, recorded_recipe, with_absolute_paths
 from heedful.tasks.in_memory import InMemoryData, TrainingData
 from heedful.tasks.scoring import FinalScores
-from heedful.tasks.session import Session, prepare_session, start_session
-from heedful.tasks.start import checked_task, follow_parts
+from heedful.tasks.start import (
+    PreparedRun,
+    checked_task,
+    make_trainer,
+    open_run_beside,
+    start_run,
+)
 from heedful.tasks.task import Task
 from heedful.tasks.threads import fastest_threads
-from heedful.training.checkpoint import average_weights
-from heedful.training.display import RunDisplay
+from heedful.training.checkpoint import BestModel, average_weights
 from heedful.training.events import (
     Event,
     EventCallback,
@@ -50,8 +55,15 @@ from heedful.training.events import (
     StopReason,
 )
 from heedful.training.folder import RunFolder, can_resume, save_recipe
-from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log, session_starts
+from heedful.training.listeners import (
+    JsonlLog,
+    RunDisplay,
+    TensorBoardLog,
+    read_log,
+    session_starts,
+)
 from heedful.training.run_report import write_run_report
+from heedful.training.trainer import Trainer
 from heedful.training.verdict import ExpectationListener, general_verdicts
 from heedful.zoo.names import set_weights
 from heedful.zoo.saved import WEIGHTS
@@ -130,52 +142,85 @@ def train(
 
     Example: `heedful.train("translation", "runs/mine", data=[("A dog.", "Ein Hund.")]).model`
     """
-    with processes.join():
-        arguments = (data, resume, changes, on_event, print_line, progress, command, tunes_threads)
-        return _train(recipe, out, *arguments)
+    with processes.join() as group, ExitStack() as stack:
+        # Check the arguments, the folder and the recipe.
+        recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+        _check_arguments(out, resume, on_event)
+        temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
+        out = as_path(temporary.name if temporary is not None else out or "", "out")
+        recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+        rows = None if data is None else _rows_of(recipe, data, out)
+        if rows is not None:
+            recipe = rows.recipe
+            stack.enter_context(rows.named_in_errors())
+        resume = resume or (processes.is_restarted() and group.from_main(lambda: can_resume(out)))
+        device = group.device(choose_device(recipe.training.device))
+        if not group.is_main:
+            return _train_beside(checked_task(recipe), out, device, resume)
+        listeners, print_line = stack.enter_context(_displayed(on_event, print_line, progress))
+        folder = stack.enter_context(RunFolder(out, resume=resume))
+        with folder.undone_on_error():
+            if resume:
+                _check_same_run(out, recipe, changes)
+            task = checked_task(recipe)
+
+            # Prepare data and model, also for other processes.
+            run = start_run(task, rows, folder, device, resume, print_line)
+            if tunes_threads and device.type == "cpu":
+                stack.enter_context(fastest_threads(run, folder, resume, print_line))
+            processes.current().wait()
+
+            # Build the trainer.
+            trainer = make_trainer(run, out, device, resume, is_temporary=temporary is not None)
+            trainer.listeners = [*listeners, *_listeners(trainer, recipe, out, resume, print_line)]
+            started = _started(run, trainer, out)
+        stack.callback(trainer.close_listeners)
+        folder.update_facts(report=(report := _report_of(run, trainer, device, command)))
+
+        # Loop: optimizer steps, evaluations, checkpoints.
+        trainer.emit(started)
+        reason = trainer.run()
+
+        # Score the final model; that of an interrupted run is not final.
+        is_final = reason != "interrupted"
+        scores, scored = _score(run, trainer, out, print_line) if is_final else (None, "")
+        trainer.emit(_finished(trainer, reason, scores, scored))
+        if scores is not None:
+            folder.update_facts(report=report | scores.to_json())
+        _conclude(out, scores, print_line, is_temporary=temporary is not None)
+        return TrainingRun(out, recipe.task, reason, scores, recipe.training.device, temporary)
 
 
-def _train(
-    recipe: Recipe | str | PathLike[str],
-    out: str | PathLike[str] | None,
-    data: TrainingData | None,
-    resume: bool,
-    changes: Collection[str],
-    on_event: Callable[[Event], None] | None,
-    print_line: PrintLine | None,
-    progress: bool,
-    command: str,
-    tunes_threads: bool,
-) -> TrainingRun:
-    """`train` among its processes."""
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe)
+def _train_beside(task: Task, out: Path, device: torch.device, resume: bool) -> TrainingRun:
+    """Build, loop and score in a process beside the main one, once that has prepared the run."""
+    processes.current().wait()
+    run = open_run_beside(task, out, device)
+    trainer = make_trainer(run, out, device, resume)
+    reason = trainer.run()
+    scores = None if reason == "interrupted" else _score(run, trainer, out, print)[0]
+    return TrainingRun(out, task.recipe.task, reason, scores, task.recipe.training.device)
+
+
+def _check_arguments(out: object, resume: bool, on_event: object) -> None:
+    """Raise UserError for arguments of `train` that do not fit each other."""
     if out is None and resume:
         raise UserError("to resume a run, give its folder as out")
     if on_event is not None and not callable(on_event):
         raise UserError(f"on_event must be a function of an event, not {describe(on_event)}")
-    group = processes.current()
-    if out is None and group.count > 1:
+    if out is None and processes.current().count > 1:
         raise UserError("a run of several processes needs a folder that they share: give out")
-    temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
-    out = as_path(temporary.name if temporary is not None else out or "", "out")
-    recipe, rows = with_absolute_paths(store_stdin(recipe, cache_folder())), None
-    if data is not None:
-        columns = plugins.task.get(recipe.task).row_columns
-        rows = InMemoryData.convert(recipe, columns, data, out)
-        recipe = rows.recipe
-    is_temporary = temporary is not None
-    if processes.is_restarted() and group.from_main(lambda: can_resume(out)):
-        resume = True
-    if not group.is_main:
-        on_event, print_line, progress = None, None, False
-    try:
-        with _displayed(on_event, print_line, progress) as (listeners, print_line):
-            settings = (resume, changes, listeners, print_line, command, tunes_threads)
-            reason, scores = _train_in(out, recipe, rows, *settings, is_temporary=is_temporary)
-    except UserError as error:  # the files of rows in memory are not the caller's
-        raise error if rows is None else UserError(rows.name_rows(str(error))) from None
-    return TrainingRun(out, recipe.task, reason, scores, recipe.training.device, temporary)
+
+
+def _rows_of(recipe: Recipe, data: TrainingData, out: Path) -> InMemoryData:
+    """Rows from memory as files of the run."""
+    return InMemoryData.convert(recipe, plugins.task.get(recipe.task).row_columns, data, out)
+
+
+def _check_same_run(out: Path, recipe: Recipe, changes: Collection[str]) -> None:
+    """Raise UserError for a recipe that differs from that of a run to resume, but for `changes`."""
+    check_changes(recorded_recipe(out / "recipe.yaml"), recipe, changes, str(out))
+    for event in session_starts(out / "log.jsonl")[-1:]:
+        check_started(event.recipe, recipe, str(out))
 
 
 @contextmanager
@@ -198,122 +243,51 @@ def _displayed(
         display.close()
 
 
-def _train_in(
-    out: Path,
-    recipe: Recipe,
-    rows: InMemoryData | None,
-    resume: bool,
-    changes: Collection[str],
-    listeners: Sequence[Listener],
-    print_line: PrintLine,
-    command: str,
-    tunes_threads: bool,
-    *,
-    is_temporary: bool,
-) -> tuple[StopReason, FinalScores | None]:
-    """Train in the folder `out`, and write its report; arguments as in `train`."""
-    group = processes.current()
-    device = group.device(choose_device(recipe.training.device))
-    if not group.is_main:
-        return _train_beside(checked_task(recipe), out, device, resume)
-    with RunFolder(out, resume=resume) as folder, ExitStack() as threads:
-        with folder.undone_on_error():
-            if resume:
-                check_changes(recorded_recipe(out / "recipe.yaml"), recipe, changes, str(out))
-                for event in session_starts(out / "log.jsonl")[-1:]:
-                    check_started(event.recipe, recipe, str(out))
-            task = checked_task(recipe)
-            parts = prepare_session(task, rows, folder, device, resume, print_line)
-            if tunes_threads and device.type == "cpu":
-                threads.enter_context(fastest_threads(task, parts, folder, resume, print_line))
-            processes.current().wait()
-            run = start_session(task, out, lambda *_: parts, device, resume)
-            if not run.trainer.trained.evaluates_in_all:
-                print_line(
-                    "           the main process evaluates alone: the whole weights take more than "
-                    "half the memory of a process"
-                )
-            step = (run.resumed_from or 0) if resume else None
-            logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
-            save_recipe(recipe, out / "recipe.yaml")
-            if recipe.training.tensorboard:
-                logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
-            expectations = ExpectationListener(recipe.expect, print_line)
-            run.trainer.is_temporary = is_temporary
-            run.trainer.listeners = [*listeners, *logs, expectations]
-        facts = {
-            "facts": _report_facts(run, device, command),
-            "filters": run.data.filters.to_json(),
-        }
-        folder.update_facts(report=facts)
-        reason, scores = _train_and_score(run, out, print_line)
-        if scores is not None:
-            result = {"labels": [*scores.labels], "confusion": [[*row] for row in scores.confusion]}
-            folder.update_facts(report={**facts, "scores": scores.by_name, **result})
-    events = read_log(out / "log.jsonl")
-    for verdict in general_verdicts(events, None if is_temporary else out) if scores else ():
-        print_line(str(verdict))
-    if problem := _write_report(out):
-        print_line(f"no report was written: {problem}; then: heedful report {out}")
-    return reason, scores
+def _listeners(
+    trainer: Trainer, recipe: Recipe, out: Path, resume: bool, print_line: PrintLine
+) -> list[Listener]:
+    """Write the recipe of this session, and return the listeners that write its log and compare it
+    with the recipe's bands."""
+    if not trainer.trained.evaluates_in_all:
+        print_line(
+            "           the main process evaluates alone: the whole weights take more than "
+            "half the memory of a process"
+        )
+    step = (trainer.resumed_from or 0) if resume else None
+    logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
+    save_recipe(recipe, out / "recipe.yaml")
+    if recipe.training.tensorboard:
+        logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
+    return [*logs, ExpectationListener(recipe.expect, print_line)] if recipe.expect else logs
 
 
-def _write_report(out: Path) -> str | None:
-    """Write the report of a run that has ended; returns why there is none, or None."""
-    if packages := extras.missing_packages("report"):
-        return f"it needs {packages}"
-    try:
-        write_run_report(out)
-    except Exception as error:  # of a chart, for example; the run is complete
-        return error_line(error)
-    return None
-
-
-def _train_beside(
-    task: Task, out: Path, device: torch.device, resume: bool
-) -> tuple[StopReason, FinalScores | None]:
-    """Train in a process that is not the main one, once that has prepared the run."""
-    processes.current().wait()
-    return _train_and_score(start_session(task, out, follow_parts, device, resume), out, print)
-
-
-def _train_and_score(
-    run: Session, out: Path, print_line: PrintLine
-) -> tuple[StopReason, FinalScores | None]:
-    """Train to the end of the session; unless it was interrupted, score the final model."""
-    trainer, group, state = run.trainer, processes.current(), run.trainer.state
-    try:
-        if group.is_main:
-            trainer.emit(_started(run, out))
-        reason = trainer.run()
-        scores, values, scored = None, {}, ""
-        if reason != "interrupted":
-            scores, scored = _score(run, out, print_line)
-            values = scores.values()
-        trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values, scored))
-    finally:
-        for listener in trainer.listeners:
-            listener.close()
-    return reason, scores
-
-
-def _started(run: Session, out: Path) -> RunStarted:
+def _started(run: PreparedRun, trainer: Trainer, out: Path) -> RunStarted:
     """The first event of a session."""
     data, recipe = run.data, run.task.recipe
-    training = recipe.training.model_copy(update={"precision": run.trainer.precision})
+    training = recipe.training.model_copy(update={"precision": trainer.precision})
     recipe = recipe.model_copy(update={"training": training})
+    batches = map(run.epochs.load_batch, run.epochs.plan_epoch(0))
+    starts = session_starts(out / "log.jsonl") if trainer.resumed_from else []
     return RunStarted(
         recipe=recipe.model_dump(mode="json"),
         num_parameters=parameter_count(run.model.net),
         num_train=run.task.split_size(data, "train"),
         num_valid=run.task.split_size(data, "valid"),
-        device=_device_name(run.model.device),
-        total_steps=run.total_steps,
-        resumed_from=run.resumed_from,
-        changes=_changes_on_resume(out / "log.jsonl", recipe) if run.resumed_from else [],
+        device=_device_name(trainer.updates.device),
+        total_steps=run.epochs.total_steps(),
+        resumed_from=trainer.resumed_from,
+        changes=changed_settings(starts[-1].recipe, recipe) if starts else [],
         unit=run.task.unit,
-        unigram_entropy=run.unigram_entropy,
+        unigram_entropy=unigram_entropy(batch.targets for batch in batches),
     )
+
+
+def _finished(
+    trainer: Trainer, reason: StopReason, scores: FinalScores | None, scored: str
+) -> RunFinished:
+    """The last event of a session."""
+    values, state = {} if scores is None else scores.values(), trainer.state
+    return RunFinished(state.step, state.seconds, reason, state.best, values, scored)
 
 
 def _device_name(device: torch.device) -> str:
@@ -321,13 +295,15 @@ def _device_name(device: torch.device) -> str:
     return str(device) if count == 1 else f"{count} processes on {device.type}"
 
 
-def _score(run: Session, out: Path, print_line: PrintLine) -> tuple[FinalScores, str]:
+def _score(
+    run: PreparedRun, trainer: Trainer, out: Path, print_line: PrintLine
+) -> tuple[FinalScores, str]:
     """The scores of the final model, and the names of the split and of the model.
 
     All processes compute them together; only the main one writes into the folder of the run.
     """
-    trainer, group = run.trainer, processes.current()
-    scored = f"{_SPLITS[run.data.final]}, {_choose_final(run)}"
+    group = processes.current()
+    scored = f"{_SPLITS[run.data.final]}, {_choose_final(run, trainer, out)}"
     if group.is_main:
         print_line(f"scoring: {scored}")
 
@@ -347,13 +323,7 @@ def _score(run: Session, out: Path, print_line: PrintLine) -> tuple[FinalScores,
     return scores, scored
 
 
-def _changes_on_resume(log: Path, recipe: Recipe) -> list[str]:
-    """The settings that steps depend on and that differ from those of the last session."""
-    starts = session_starts(log)
-    return changed_settings(starts[-1].recipe, recipe) if starts else []
-
-
-def _choose_final(run: Session) -> str:
+def _choose_final(run: PreparedRun, trainer: Trainer, out: Path) -> str:
     """Write the final model: the average of the checkpoints if it is better than the best one.
 
     Called by all processes; the main one has the weights, and writes.
@@ -361,28 +331,31 @@ def _choose_final(run: Session) -> str:
     Returns:
         A description of the weights.
     """
-    net, trainer, group = run.model.net, run.trainer, processes.current()
+    net, best, group = run.model.net, BestModel(out), processes.current()
     files = [path / WEIGHTS for path in group.from_main(trainer.checkpoints.to_average)]
     if run.task.recipe.training.average_checkpoints > 1 and len(files) > 1:
         average = average_weights(files) if group.is_main else {}
         if group.is_main:
-            set_weights(net, average, run.best.path, trainer.stored_weights(net))
+            set_weights(net, average, best.path, trainer.stored_weights(net))
         evaluation = trainer.evaluate_together(lambda: run.task.evaluate(run.model, run.data))
         assert evaluation is not None, "signals end the process here"
-        if group.is_main and evaluation.value > run.best.value:
+        if group.is_main and evaluation.value > best.value:
             step, source = trainer.state.step, f"the mean of {len(files)} checkpoints"
-            run.best.save(average, value=evaluation.value, step=step, source=source)
+            best.save(average, value=evaluation.value, step=step, source=source)
 
     def write_final() -> str:
-        weights, source = run.best.write_final()
-        set_weights(net, weights, run.best.path, trainer.stored_weights(net))
+        weights, source = best.write_final()
+        set_weights(net, weights, best.path, trainer.stored_weights(net))
         return source
 
     return group.from_main(write_final)
 
 
-def _report_facts(run: Session, device: torch.device, command: str) -> dict[str, str]:
-    return {
+def _report_of(
+    run: PreparedRun, trainer: Trainer, device: torch.device, command: str
+) -> dict[str, Any]:
+    """What the report of a run has besides its log and its scores (`ReportFacts`)."""
+    facts = {
         "command": command,
         "parameters": f"{parameter_count(run.model.net):,}",
         "training data": run.data.splits["train"].report.summary(),
@@ -390,5 +363,25 @@ def _report_facts(run: Session, device: torch.device, command: str) -> dict[str,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.system()}, threads: {torch.get_num_threads()}",
-        "device": f"{_device_name(device)}, {run.trainer.precision}",
+        "device": f"{_device_name(device)}, {trainer.precision}",
     }
+    return {"facts": facts, "filters": run.data.filters.to_json()}
+
+
+def _conclude(
+    out: Path, scores: FinalScores | None, print_line: PrintLine, *, is_temporary: bool
+) -> None:
+    """Print the checks of a run that has ended, and write its report."""
+    events = read_log(out / "log.jsonl")
+    for verdict in general_verdicts(events, None if is_temporary else out) if scores else ():
+        print_line(str(verdict))
+    problem = None
+    if packages := extras.missing_packages("report"):
+        problem = f"it needs {packages}"
+    else:
+        try:
+            write_run_report(out)
+        except Exception as error:  # of a chart, for example; the run is complete
+            problem = error_line(error)
+    if problem is not None:
+        print_line(f"no report was written: {problem}; then: heedful report {out}")

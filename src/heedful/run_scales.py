@@ -16,10 +16,8 @@ from heedful.files import as_path
 from heedful.insight.scales import LayerScales, RunScales, layer_scales, weight_scales
 from heedful.pipelines import choose_device
 from heedful.progress import track
-from heedful.tasks.start import RunParts, checked_task, open_prepared
-from heedful.tasks.task import Task
-from heedful.training.best import BestModel
-from heedful.training.checkpoint import Checkpoints
+from heedful.tasks.start import PreparedRun, checked_task, open_run
+from heedful.training.checkpoint import BestModel, Checkpoints
 from heedful.training.run_report import RecordedRun
 from heedful.training.step import TrainStep
 from heedful.zoo.names import set_weights, trainable, weights_of
@@ -45,24 +43,23 @@ def scales_of_run(path: str | PathLike[str], device: str = "auto") -> RunScales:
     Example: `scales_of_run("runs/dates").gradients`, an array of checkpoints by layers.
     """
     folder = as_path(path, "path")
-    run = RecordedRun.read(folder)
+    recipe = RecordedRun.read(folder).recipe
     files = _checkpoint_files(folder)
     if not files:
         raise UserError(f"{folder} has no checkpoint yet; train further")
-    task = checked_task(run.recipe)
     torch_device = choose_device(device)
-    parts = open_prepared(task, folder, torch_device, needs_teacher=False)
-    batches = [] if parts is None else _batches(task, parts, torch_device)
+    run = open_run(checked_task(recipe), folder, torch_device, needs_teacher=False)
+    batches = [] if run is None else _batches(run, torch_device)
     weights, measured = [], []
     with track("measuring checkpoints", len(files)) as advance:
         for file in files.values():
             tensors = load_tensors(file)
             weights.append(weight_scales(tensors))
-            if parts is not None:
-                net = parts.model.net
-                stored = weights_of(net) if parts.model.adapter is None else trainable(net)
+            if run is not None:
+                net = run.model.net
+                stored = weights_of(net) if run.model.adapter is None else trainable(net)
                 set_weights(net, tensors, file, only=stored)
-                measured.append(_measure(task, parts, batches))
+                measured.append(_measure(run, batches))
             advance(1)
     return RunScales.create([*files], weights, measured)
 
@@ -82,12 +79,11 @@ def _checkpoint_files(folder: Path) -> dict[int, Path]:
     return {step: files[step] for step in steps}
 
 
-def _batches(task: Task, parts: RunParts, device: torch.device) -> list[Batch]:
+def _batches(run: PreparedRun, device: torch.device) -> list[Batch]:
     """The first rows of the first batches of a training epoch."""
-    plan = task.plan_epoch(parts.data, 0)
-    batches = [
-        task.collate(parts.data, plan[index]) for index in range(min(_NUM_BATCHES, len(plan)))
-    ]
+    task, data = run.task, run.data
+    plan = task.plan_epoch(data, 0)
+    batches = [task.collate(data, plan[index]) for index in range(min(_NUM_BATCHES, len(plan)))]
     counts = [max(1, -(-batch.num_tokens // _NUM_TOKENS)) for batch in batches]
     some = [
         next(part for index in range(count) if (part := batch.part(index, count)) is not None)
@@ -96,8 +92,8 @@ def _batches(task: Task, parts: RunParts, device: torch.device) -> list[Batch]:
     return [batch.to(device) for batch in some]
 
 
-def _measure(task: Task, parts: RunParts, batches: list[Batch]) -> LayerScales:
+def _measure(run: PreparedRun, batches: list[Batch]) -> LayerScales:
     """The scales of the net with its present weights, by the task's loss."""
-    smoothing = task.recipe.training.label_smoothing
-    step = TrainStep(parts.model.net, partial(task.loss, label_smoothing=smoothing))
-    return layer_scales(parts.model.net, batches, lambda net, batch: step(batch))
+    task, net = run.task, run.model.net
+    step = TrainStep(net, partial(task.loss, label_smoothing=task.recipe.training.label_smoothing))
+    return layer_scales(net, batches, lambda net, batch: step(batch))

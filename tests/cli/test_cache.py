@@ -14,8 +14,8 @@ from heedful.cli.app import make_app
 from heedful.config import parse_recipe
 from heedful.data.prepared import MANIFEST, FolderLock, cache_folder, prepare_once
 from heedful.errors import UserError
-from heedful.tasks.preparation import prepare
-from heedful.tasks.run_data import InheritedParts
+from heedful.tasks.prepared_data import prepare
+from heedful.tasks.run_data import Inherited
 
 DAY = 24 * 60 * 60
 
@@ -121,7 +121,7 @@ def test_wrong_names_and_no_choice_are_refused(cache: Path) -> None:
 def test_a_run_locks_its_data(cache: Path) -> None:
     recipe = parse_recipe(tiny())
     task = plugins.task.get(recipe.task)(recipe)
-    data = prepare(task, cache, InheritedParts(), lambda line: None)
+    data = prepare(task, cache, Inherited(), lambda line: None)
     assert [entry["in_use"] for entry in list_names().values()] == [True]
     del data
     assert [entry["in_use"] for entry in list_names().values()] == [False]

@@ -12,7 +12,7 @@ from heedful.data.prepared import cache_folder, list_entries
 from heedful.dry_run import estimate_run
 from heedful.recipe_files import load_recipe
 from heedful.training.events import RunStarted
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 
 
 def prepared() -> set[str]:

@@ -23,7 +23,7 @@ from heedful.training import parallel as sharing
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import StepDone
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Trainer, TrainingHooks
 from option_space import VOCAB
@@ -121,7 +121,7 @@ def test_a_group_of_one_takes_the_steps_of_a_process(
     """Through NCCL, with dropout: the seeds of the parts are the same."""
     keys = {"training__device": "cuda", "training__activation_checkpointing": True}
     expected = losses_of(task, tmp_path, "plain", **keys)
-    with mock.patch.object(sharing, "sharing_of", return_value=parallel):
+    with mock.patch.object(sharing, "parallelism_of", return_value=parallel):
         actual = losses_of(task, tmp_path, parallel, **keys)
     assert actual == pytest.approx(expected, rel=1e-5)
 

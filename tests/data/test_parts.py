@@ -6,9 +6,10 @@ import torch
 
 from architectures import tiny
 from heedful.data.collate import Batch
+from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.processes import Processes
-from heedful.training.micro_batches import MicroBatches, parts_per_batch
+from heedful.training.step import MicroBatches, parts_per_batch
 from trainers import batch_for
 
 NETS = ("vaswani2017", "bert", "gpt2")
@@ -55,9 +56,8 @@ def test_processes_share_the_parts_of_every_step(count: int) -> None:
             seed=1,
             device=torch.device("cpu"),
         )
-        steps, position = [], (0, 0)
-        while position[0] < 2:
-            own, position = micro_batches.of_step(*position)
+        steps = []
+        for own, _ in micro_batches.steps(num_epochs=2):
             steps.append([(rows.seed, *rows.batch.indices) for rows in own if rows.is_counted])
             lengths.setdefault(len(steps), set()).add(len(own))
         return steps
@@ -71,6 +71,48 @@ def test_processes_share_the_parts_of_every_step(count: int) -> None:
         assert sorted(parts) == sorted(part for share in shares for part in share[step])
     seeds = [seed for parts in alone for seed, *_ in parts]
     assert len(seeds) == len(set(seeds)) == 2 * 5 * 2
+
+
+def test_steps_from_a_position_are_those_that_follow_it() -> None:
+    """Seeds and positions, also across the end of an epoch whose last step is shorter."""
+    batch = batch_for(tiny("vaswani2017"))
+    micro_batches = MicroBatches(
+        lambda epoch: range(5),
+        lambda item: batch,
+        Processes(),
+        num_batches=2,
+        num_parts=1,
+        seed=1,
+        device=torch.device("cpu"),
+    )
+
+    def steps(start: tuple[int, int]) -> list[tuple[list[int], tuple[int, int]]]:
+        return [([rows.seed for rows in own], at) for own, at in micro_batches.steps(start, 3)]
+
+    whole = steps((0, 0))
+    assert [len(seeds) for seeds, _ in whole] == [2, 2, 1] * 3
+    positions = [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0), (2, 2), (2, 4), (3, 0)]
+    assert [position for _, position in whole] == positions
+    for number, position in enumerate(positions, 1):
+        assert steps(position) == whole[number:]
+
+
+def test_an_epoch_without_rows_is_an_error_and_no_endless_search() -> None:
+    """As of corpora that all have weight 0 from an epoch on."""
+    batch = batch_for(tiny("vaswani2017"))
+    micro_batches = MicroBatches(
+        lambda epoch: [] if epoch else [0],
+        lambda item: batch,
+        Processes(),
+        num_batches=1,
+        num_parts=1,
+        seed=1,
+        device=torch.device("cpu"),
+    )
+    steps = micro_batches.steps(num_epochs=2)
+    assert next(steps)[1] == (1, 0)
+    with pytest.raises(UserError, match="epoch 1 has no training rows; raise"):
+        next(steps)
 
 
 def test_the_parts_of_a_batch_give_all_processes_equal_shares() -> None:

@@ -27,7 +27,7 @@ from heedful.parts.tokens import Tokens
 from heedful.tasks import session
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.events import StepDone
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.training.step import TrainStep
 from option_space import VOCAB
 

@@ -18,9 +18,9 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.pipelines import ModelMetadata, open_net
 from heedful.run import train
 from heedful.tasks.distillation import DistillationLoss
-from heedful.tasks.preparation import prepare
+from heedful.tasks.prepared_data import prepare
 from heedful.tasks.rdrop import RDropLoss
-from heedful.tasks.run_data import InheritedParts
+from heedful.tasks.run_data import Inherited
 from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.events import Event, StepDone
 from heedful.training.step import LossFunction, TrainStep
@@ -98,14 +98,12 @@ class PreparedTask:
         recipe: Recipe,
         folder: Path,
         net: str | None = None,
-        inherited: InheritedParts | None = None,
+        inherited: Inherited | None = None,
     ) -> None:
         self.recipe, self.printed_lines = recipe, list[str]()
         self.task = plugins.task.get(recipe.task)(recipe)
         self.task.check()
-        self.data = prepare(
-            self.task, folder, inherited or InheritedParts(), self.printed_lines.append
-        )
+        self.data = prepare(self.task, folder, inherited or Inherited(), self.printed_lines.append)
         self.tokenizers, self.tokenizer = self.data.tokenizers, self.data.tokenizer
         self.num_train, self.num_valid = (
             self.task.split_size(self.data, split) for split in ("train", "valid")

@@ -15,7 +15,7 @@ for _name in (
     *("pytest", "commands", "torch._dynamo", "sacrebleu.metrics", "jinja2", "numpy.ctypeslib"),
     *("matplotlib.backends.backend_svg", "matplotlib.figure", "pygments.formatters.html"),
     *("pygments.lexers.data", "pygments.styles.default"),
-    *(f"heedful.{name}" for name in ("run", "cli.app", "training.display", "tasks.synthetic")),
+    *(f"heedful.{name}" for name in ("run", "cli.app", "training.listeners", "tasks.synthetic")),
     *(f"heedful.{name}" for name in ("zoo.vaswani2017", "backends.torch.coverage", "cli.lines")),
     *(f"heedful.{name}" for name in ("deploy.optimize", "training.report", "cli.flags")),
     *(f"heedful.{name}" for name in ("backends.torch.eager", "generation.search")),

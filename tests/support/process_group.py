@@ -19,7 +19,7 @@ from heedful.cli import main
 from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, StepDone
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.zoo.saved import WEIGHTS, load_tensors
 
 

@@ -9,8 +9,9 @@ from heedful.data.columns import pack_ids
 from heedful.evaluation.likelihood import batch_loss
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.training.checkpoint import Checkpoints
+from heedful.training.events import EvaluationResult
 from heedful.training.step import TrainStep
-from heedful.training.trainer import EvaluationResult, Trainer, TrainingHooks
+from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.zoo import vaswani2017
 from heedful.zoo.names import weights_of
 

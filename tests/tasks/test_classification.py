@@ -18,10 +18,10 @@ from heedful.errors import UserError
 from heedful.pipelines import Classifier
 from heedful.run import train
 from heedful.tasks.classification import TextClassification
-from heedful.tasks.passes import FirstPass
-from heedful.tasks.run_data import InheritedParts
+from heedful.tasks.prepared_data import FirstPass
+from heedful.tasks.run_data import Inherited
 from heedful.training.events import Evaluated
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 
 LABELS = {"beast": ["cat", "dog", "cow"], "bird": ["hen", "owl", "duck"], "fish": ["eel", "cod"]}
 ANIMALS = [animal for animals in LABELS.values() for animal in animals]
@@ -252,7 +252,7 @@ def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -
     labels = ("fish", "beast", "bird")
     source = tmp_path / "source"
     saved(source, "bert", TOKENIZER, labels=labels, head="classify", num_labels=3)
-    origin = InheritedParts((TOKENIZER, TOKENIZER), labels=labels)
+    origin = Inherited((TOKENIZER, TOKENIZER), labels=labels)
     job = PreparedTask(recipe_of(file, source), tmp_path / "data", inherited=origin)
     assert job.data.labels == job.describe_model("bert").labels == labels
     lines = Path(file).read_text().splitlines()

@@ -27,10 +27,10 @@ from heedful.tasks import epochs as tasks_epochs
 from heedful.tasks.corpora import corpus_shares, language_tags
 from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.inputs import epoch_draw
-from heedful.tasks.run_data import InheritedParts
+from heedful.tasks.run_data import Inherited
 from heedful.tasks.translation import Translation
 from heedful.training.events import Evaluated, RunStarted, StepDone
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.training.run_report import write_run_report
 
 SIZES = {"de": 40, "fr": 24, "back": 30}
@@ -634,7 +634,7 @@ def test_an_existing_tokenizer_that_splits_a_tag_is_refused(recipe, tmp_path) ->
     train_tokenizer(sentences(9), kind="char").save(tmp_path / "t.json")
     tokenizer = Tokenizer.load(tmp_path / "t.json")
     with pytest.raises(UserError, match="the tokenizer has no token <2de>, which it splits"):
-        PreparedTask(recipe, tmp_path, inherited=InheritedParts((tokenizer, tokenizer)))
+        PreparedTask(recipe, tmp_path, inherited=Inherited((tokenizer, tokenizer)))
 
 
 @pytest.mark.parametrize(

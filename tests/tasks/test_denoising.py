@@ -20,7 +20,7 @@ from heedful.tasks.denoising import noise_tokens
 from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.noise import BartNoise, T5Noise
 from heedful.training.events import Evaluated
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 
 WORDS = "red old big dog cat cow sees the a ."
 KINDS: dict[str, dict[str, Any]] = {

@@ -38,7 +38,7 @@ from heedful.tasks.distillation import (
     sequence_distillation,
     soft_target_loss,
 )
-from heedful.tasks.run_data import InheritedParts
+from heedful.tasks.run_data import Inherited
 from heedful.zoo import bert, vaswani2017
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import load_tensors
@@ -307,7 +307,7 @@ STEPS = {
 def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
     """The divergence of a student's predictions from its teacher's, on training pairs."""
     run = PreparedTask(
-        recipe, folder, inherited=InheritedParts((teacher.src_tokenizer, teacher.tgt_tokenizer))
+        recipe, folder, inherited=Inherited((teacher.src_tokenizer, teacher.tgt_tokenizer))
     )
     batch = run.load_batch(np.arange(40))
     keys = distillation_settings(distillation_weight=1.0, temperature=1.0)
@@ -342,7 +342,7 @@ def data_with_teacher_outputs(teachers):
         keys = {"teacher": str(teacher), "level": "sequence", **keys}
         recipe = student_of("translation", folder, teacher, distillation=keys)
         tokenizers = master.src_tokenizer, master.tgt_tokenizer
-        run = PreparedTask(recipe, cache_folder(), inherited=InheritedParts(tokenizers))
+        run = PreparedTask(recipe, cache_folder(), inherited=Inherited(tokenizers))
         others = others or OtherTeachers()
         cache, print_line = cache_folder(), run.printed_lines.append
         return run, sequence_distillation(run.data, run.task, master, others, cache, print_line)

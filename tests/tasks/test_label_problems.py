@@ -22,7 +22,7 @@ from heedful.export.hf import export_hf
 from heedful.run import train
 from heedful.tasks.in_memory import InMemoryData
 from heedful.training.events import Evaluated
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 
 COLORS, FILLERS = ["red", "green", "blue"], ["the", "a", "old", "house", "river", "near"]
 TOKENIZER = words([*COLORS, *FILLERS])

@@ -20,7 +20,7 @@ from heedful.run import train
 from heedful.tasks.masked_lm import Masking, masked_batch
 from heedful.tasks.run_data import PlannedRows
 from heedful.training.events import Evaluated
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 
 CIRCLE = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 TOKENIZER = words(CIRCLE)

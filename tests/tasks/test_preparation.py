@@ -18,8 +18,8 @@ from heedful.data import row_samples, scan, text_files, workers
 from heedful.data.filters import Unique
 from heedful.data.prepared import MANIFEST, UNFINISHED, Resumable, list_entries, remove_entry
 from heedful.data.rows import Rows
-from heedful.tasks import passes, preparation
-from heedful.tasks.run_data import InheritedParts, RunData
+from heedful.tasks import prepared_data
+from heedful.tasks.run_data import Inherited, RunData
 
 WORDS = ["red", "dog", "cow", "sees", "a", "the", "old", "ünd", "cat", "今天"]
 ROWS = 150
@@ -55,7 +55,7 @@ def recipe_of(folder: Path, **data: Any) -> Any:
 
 def prepare(recipe: Any, cache: Path) -> RunData:
     task = plugins.task.get(recipe.task)(recipe)
-    return preparation.prepare(task, cache, InheritedParts(), lambda line: None)
+    return prepared_data.prepare(task, cache, Inherited(), lambda line: None)
 
 
 def contents(data: RunData) -> dict[str, bytes | None]:
@@ -132,7 +132,7 @@ def test_an_interrupted_preparation_continues_at_its_last_shard(
     recipe = recipe_of(tmp_path, valid_size=9)
     whole = prepare(recipe, tmp_path / "whole")
     cache, encoded = tmp_path / "cache", list[int]()
-    original = passes.ChunkEncoder.__call__
+    original = prepared_data.ChunkEncoder.__call__
 
     def stop_at(count: int) -> None:
         def call(self: Any, chunk: Any) -> Any:
@@ -141,7 +141,7 @@ def test_an_interrupted_preparation_continues_at_its_last_shard(
             encoded.append(chunk.first)
             return original(self, chunk)
 
-        monkeypatch.setattr(passes.ChunkEncoder, "__call__", call)
+        monkeypatch.setattr(prepared_data.ChunkEncoder, "__call__", call)
 
     def is_unfinished() -> bool:
         names = [entry.name for entry in cache.iterdir() if entry.is_dir()]
@@ -175,7 +175,7 @@ def test_an_unfinished_preparation_can_be_removed_and_wrong_data_leave_none(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(passes.ChunkEncoder, "__call__", stop)
+        patched.setattr(prepared_data.ChunkEncoder, "__call__", stop)
         with pytest.raises(KeyboardInterrupt):
             prepare(recipe, cache)
     [entry] = list_entries(cache)
@@ -194,10 +194,10 @@ from pathlib import Path
 sys.path[:0] = [{support!r}, {tests!r}]
 import test_preparation as t
 from heedful.data import text_files
-from heedful.tasks import passes
+from heedful.tasks import prepared_data
 from heedful.data.columns import ColumnsWriter
 
-text_files.BLOCK_LINES, text_files._READ_BYTES, passes.SHARD_CHUNKS = 8, 100, 2
+text_files.BLOCK_LINES, text_files._READ_BYTES, prepared_data.SHARD_CHUNKS = 8, 100, 2
 commit = ColumnsWriter.commit
 
 def kill(self, position):

@@ -11,8 +11,8 @@ from commands import tiny
 from heedful import plugins
 from heedful.config import parse_recipe
 from heedful.data.prepared import FORMAT, MANIFEST
-from heedful.tasks import preparation
-from heedful.tasks.run_data import InheritedParts, RunData
+from heedful.tasks import prepared_data
+from heedful.tasks.run_data import Inherited, RunData
 
 PAIRS = {side: "".join(f"{side} {n}\n" for n in range(12)) for side in ("src", "tgt")}
 
@@ -20,7 +20,7 @@ PAIRS = {side: "".join(f"{side} {n}\n" for n in range(12)) for side in ("src", "
 def prepare(cache: Path, **changes: Any) -> RunData:
     recipe = parse_recipe(tiny(**changes))
     task = plugins.task.get(recipe.task)(recipe)
-    return preparation.prepare(task, cache, InheritedParts(), lambda line: None)
+    return prepared_data.prepare(task, cache, Inherited(), lambda line: None)
 
 
 def prepare_pairs(cache: Path, folder: Path, ending: str = ".txt", **changes: Any) -> str:
@@ -60,7 +60,7 @@ def test_other_reading_settings_are_prepared_separately(tmp_path: Path) -> None:
         recipe["data"] = {"train": {"text": str(path), "text_field": 1}, "text_unit": unit}
         del recipe["evaluation"]
         task = plugins.task.get("language_modeling")(parse_recipe(recipe))
-        data = preparation.prepare(task, tmp_path / "cache", InheritedParts(), lambda line: None)
+        data = prepared_data.prepare(task, tmp_path / "cache", Inherited(), lambda line: None)
         names.add(data.directory.name)
     assert len(names) == 3
 

@@ -25,7 +25,7 @@ from heedful.export.peft import export_peft
 from heedful.pipelines import LanguageModel
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.run_data import InheritedParts
+from heedful.tasks.run_data import Inherited
 from heedful.zoo.saved import load_tensors
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -70,7 +70,7 @@ def prepared(
     path = write_hf_tokenizer(folder / "hf", "bytes", template or "chatml")
     tokenizer = heedful.data.hf_tokenizers.read_tokenizer(path)
     assert tokenizer is not None
-    inherited = InheritedParts((tokenizer, tokenizer))
+    inherited = Inherited((tokenizer, tokenizer))
     return PreparedTask(recipe, folder / "data", "llama", inherited)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from commands import assert_refused, assert_same_checkpoints, tree, write_recipe
 from heedful.training.events import Evaluated, RunStarted, StepDone
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.training.verdict import verdicts
 
 # Beyond a step the learning rate is infinite, unless the recipe asks for a low one.

@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 
 from commands import Commands, write_recipe
 from heedful.errors import UserError
-from heedful.training.checkpoint import Checkpoints
-from heedful.training.checkpoint_writer import CheckpointWriter
+from heedful.training.checkpoint import Checkpoints, CheckpointWriter
 from heedful.training.events import CheckpointSaved
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from process_group import run_command, run_group, run_two
 from trainers import pairs, settings, small_net, trainer_of
 

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from heedful.errors import UserError
 from heedful.terminal import clock
-from heedful.training.display import RunDisplay
 from heedful.training.events import (
     CheckpointSaved,
     Evaluated,
@@ -28,7 +27,7 @@ from heedful.training.events import (
     from_json,
     to_json,
 )
-from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
+from heedful.training.listeners import JsonlLog, RunDisplay, TensorBoardLog, read_log
 
 RECIPE = {"model": {"d_model": 64}, "training": {"label_smoothing": 0.1}}
 START = RunStarted(RECIPE, 1_234_567, 900, 100, "cpu", 100)

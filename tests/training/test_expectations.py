@@ -16,7 +16,7 @@ from heedful.evaluation.likelihood import unigram_entropy
 from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, Event, RunStarted, StepDone
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.training.verdict import ExpectationListener, general_verdicts, verdicts
 
 BAND = {"step": 4, "low": 1.5, "high": 2.0}

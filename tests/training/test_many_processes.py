@@ -13,13 +13,12 @@ from threading import Timer
 from typing import Any
 
 import pytest
-import torch
 
 from commands import Commands, write_recipe
 from encoder_runs import recipe_of
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import RunStarted
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from process_group import (
     Case,
     assert_equal_steps,
@@ -132,15 +131,15 @@ def _kill_at(step: int, victim: int, number: int, rank: int, *, once: bool = Tru
 
 def _lose_loss(rank: int) -> None:
     """Let the loss of one process be NaN."""
-    from heedful.training.updates import WeightUpdates
+    from heedful.training.step import TrainStep
 
-    real = WeightUpdates._backward
+    real = TrainStep.forward
 
-    def backward(self: WeightUpdates, *arguments: Any, **options: Any) -> torch.Tensor:
-        sums = real(self, *arguments, **options)
-        return sums * float("nan") if rank == 1 else sums
+    def forward(self: TrainStep, batch: Any) -> Any:
+        sums = real(self, batch)
+        return sums._replace(loss=sums.loss * float("nan")) if rank == 1 else sums
 
-    WeightUpdates._backward = backward  # type: ignore[method-assign]
+    TrainStep.forward = forward  # type: ignore[method-assign]
 
 
 def _fill_disk(rank: int) -> None:

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from architectures import SIZES, config_of
 from commands import Commands
 from encoder_runs import recipe_of
-from heedful.training.tensors import whole_tensor
+from heedful.training.shards import whole_tensor
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.architectures import parameters_on_meta
 from process_group import Case, run_group, train_all, write_case

@@ -13,7 +13,7 @@ from heedful.data.prepared import cache_folder
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
 from heedful.training.folder import facts_of_run
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.zoo.saved import WEIGHTS, load_tensors, read_step
 
 LAST = "checkpoints/step-00000012"

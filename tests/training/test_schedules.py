@@ -9,7 +9,7 @@ from heedful.config import Schedule, parse_recipe
 from heedful.errors import UserError
 from heedful.run import train
 from heedful.training.events import RunStarted, StepDone
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.training.schedules import make_schedule
 
 

@@ -22,7 +22,7 @@ from heedful.processes import Processes
 from heedful.tasks.translation import Translation
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Evaluated, RunFinished
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from process_group import Case, run_command, run_group, run_two, train_all, write_case
 
 TASKS: dict[str, dict[str, Any]] = {

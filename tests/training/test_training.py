@@ -22,7 +22,7 @@ from heedful.run import train
 from heedful.tasks.synthetic import Synthetic
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, StepDone
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.training.optimizer import make_optimizer, optimizer_tensors
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import save_tensors

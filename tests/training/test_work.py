@@ -12,8 +12,8 @@ from heedful.progress import Advance, has_display, track, use_display
 from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.terminal import ProgressBars
-from heedful.training.display import RunDisplay
 from heedful.training.events import RunStarted
+from heedful.training.listeners import RunDisplay
 
 
 def test_a_run_reports_all_of_its_work(tmp_path, monkeypatch):

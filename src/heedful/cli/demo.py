@@ -70,7 +70,7 @@ def _train(out: Path, console: "Console") -> None:
 def _show_score(out: Path, console: "Console") -> None:
     from heedful.files import read_json
     from heedful.training.events import RunFinished, format_score
-    from heedful.training.loggers import read_log
+    from heedful.training.listeners import read_log
 
     content = read_json(out / "scores.json")
     score = content["scores"]["exact_match"]

@@ -307,6 +307,7 @@ def _evaluate_labels(
 
     from heedful.data.columns import Columns
     from heedful.data.labels import label_columns, label_targets
+    from heedful.data.rows import LABEL
     from heedful.evaluation.labels import answer_texts, score_answers
 
     problem, names = model.metadata.problem, model.labels

@@ -53,7 +53,7 @@ def run_recipe(
     from heedful.processes import current
     from heedful.progress import use_display
     from heedful.run import train
-    from heedful.training.display import RunDisplay
+    from heedful.training.listeners import RunDisplay
 
     bar = RunDisplay(console)
     with closing(bar), use_display(None if console.quiet else bar.track):

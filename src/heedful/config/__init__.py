@@ -2,12 +2,10 @@
 
 from heedful.config.adapter import Adapter
 from heedful.config.base import Strict
-from heedful.config.corpora import Corpus
-from heedful.config.data import Data, Generated, TokenizerRecipe
+from heedful.config.corpora import Corpus, Files
+from heedful.config.data import Data, Filters, Generated, TokenizerRecipe
 from heedful.config.distillation import Distillation
 from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
-from heedful.config.files import Files
-from heedful.config.filters import Filters
 from heedful.config.problems import RENAMED, wrong_key
 from heedful.config.recipe import Recipe, default_values, drop_stale_bands, parse_recipe, task_keys
 from heedful.config.training import Optimizer, Schedule, Training

@@ -30,13 +30,13 @@ from heedful.progress import track
 from heedful.tasks.corpora import files_by_split, is_paired
 from heedful.tasks.inputs import (
     SomeRows,
+    check_derived_keys,
+    encoder_keys,
     joint_tokenizer,
     open_labeled,
-    plan_training,
     raw_data,
 )
-from heedful.tasks.net_keys import check_derived_keys, encoder_keys
-from heedful.tasks.run_data import InheritedParts, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -45,8 +45,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import MASK, ObjectiveSettings, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 _METRICS: dict[Problem, tuple[str, ...]] = {
     "single_label": ("loss", "token_accuracy", "accuracy", "macro_f1"),
@@ -122,7 +121,7 @@ class TextClassification(Task):
         return {"text": TextColumn(tokenizers[0], texts)}
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         # If the source model has the same classes, in its order.
         problem = self.problem(inherited.problem)
@@ -140,7 +139,7 @@ class TextClassification(Task):
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return plan_training(self, data, epoch, lambda indices: indices)
+        return self.plan_rows(data, epoch, lambda indices: indices)
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return (data.ids("train").lengths_of(rows),)

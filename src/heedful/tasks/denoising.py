@@ -27,11 +27,16 @@ from heedful.evaluation.sharing import from_main
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelMetadata, Translator
-from heedful.tasks.inputs import SomeRows, joint_tokenizer, plan_training, raw_text_data
+from heedful.tasks.inputs import (
+    TWO_STACKS,
+    SomeRows,
+    joint_tokenizer,
+    raw_text_data,
+    two_stack_keys,
+)
 from heedful.tasks.masked_lm import decode_with_specials, example_rng
-from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
+from heedful.tasks.run_data import Inherited, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -40,8 +45,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import HELD_OUT_SEED, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 _STOPS = (".", "!", "?", "…", "。", "！", "？")
 
@@ -102,7 +106,7 @@ class Denoising(Task):
         return {"text": TextColumn(tokenizers[0], ("text",), "target")}
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         return super().encode_options(split, labels, inherited) | {"drop_unknown": True}
 
@@ -127,7 +131,7 @@ class Denoising(Task):
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
         """The batches by upper bounds of lengths, so that the plan is independent of the noise."""
-        return plan_training(self, data, epoch, partial(PlannedRows, epoch))
+        return self.plan_rows(data, epoch, partial(PlannedRows, epoch))
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Upper bounds of the source and target lengths of each training text."""

@@ -6,7 +6,8 @@ thus read, checked, held out, cached and resumed as rows from files are.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -106,13 +107,19 @@ class InMemoryData:
                     "was started; resume with the same rows, or start a new run"
                 )
 
-    def name_rows(self, message: str) -> str:
-        """A message with the rows in place of the files: `data, valid, row 3`."""
-        for path in self.files:
-            split, file = f"data, {path.stem}", re.escape(str(path))
-            message = re.sub(rf"{file}, line (\d+)", rf"{split}, row \1", message)
-            message = message.replace(str(path), split)
-        return message
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """In the block a UserError names rows in place of the files, which are not the caller's:
+        `data, valid, row 3`."""
+        try:
+            yield
+        except UserError as error:
+            message = str(error)
+            for path in self.files:
+                split, file = f"data, {path.stem}", re.escape(str(path))
+                message = re.sub(rf"{file}, line (\d+)", rf"{split}, row \1", message)
+                message = message.replace(str(path), split)
+            raise UserError(message) from None
 
 
 def _convert_split(

@@ -1,20 +1,19 @@
-"""Helpers of tasks: rows of a recipe's files, new tokenizers, the batches of an epoch."""
+"""Helpers of tasks: rows of a recipe's files, new tokenizers, batches of an epoch, Config keys."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
 
 from heedful.config import Files, Recipe
-from heedful.data.buckets import BatchShape, batch_shapes, padded_lengths
+from heedful.data.buckets import BatchShape, batch_shapes
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import EpochDraw
 from heedful.data.epoch_windows import BLOCK_ROWS, RowsOf, plan_windows_of_rows, window_rows
 from heedful.data.filters import Filter, make_filters
-from heedful.data.plans import plan_batches
 from heedful.data.row_files import FileRows, open_rows
 from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.scan import Scan, corpus_tails
@@ -33,10 +32,10 @@ from heedful.tasks.corpora import (
     split_files,
 )
 from heedful.tasks.run_data import RawData, RunData
+from heedful.zoo import architecture
 
-if TYPE_CHECKING:
-    from heedful.tasks.task import Task
-
+TWO_STACKS = {"architecture": "vaswani2017", "size": "tiny"}  # default of `model`
+NO_DATA = 8  # vocabulary size before the data are read
 Item = TypeVar("Item")
 SomeRows: TypeAlias = Int64[np.ndarray, " n"] | slice  # indices of rows, or a range of them
 LengthsOf: TypeAlias = Callable[[SomeRows], tuple[Int64[np.ndarray, " n"], ...]]
@@ -203,32 +202,48 @@ def plan_epoch_windows(
     return plan_windows_of_rows(len(windows), lambda number: plan(number, windows[number]()))
 
 
-def plan_training(
-    task: "Task", data: RunData, epoch: int, item_of: Callable[[Int64[np.ndarray, " n"]], Item]
-) -> Sequence[Item]:
-    """The batches of an epoch, by the task's `row_lengths`.
+def check_derived_keys(recipe: Recipe) -> None:
+    """Raise UserError for encoder keys that the task determines."""
+    for key in ("head", "num_labels"):
+        if key in recipe.model:
+            raise UserError(f"model.{key} is determined by the task {recipe.task}; leave it out")
 
-    Args:
-        item_of: makes an item for `collate` of the indices of a batch's rows.
-    """
-    recipe, settings = task.recipe, task.recipe.training
-    shapes = task.batch_shapes(data) if settings.compile else None
 
-    def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Item]:
-        """The batches of some rows."""
-        lengths = task.row_lengths(data, rows)
-        if shapes is not None:
-            lengths = tuple(padded_lengths(shapes, *lengths))
-        batches = plan_batches(
-            *lengths,
-            max_tokens=settings.batch_tokens,
-            max_sentences=settings.batch_sentences,
-            seed=settings.seed,
-            epoch=epoch,
-            window=window,
-            rows=rows,
+def encoder_keys(recipe: Recipe, data: RunData | None, name: str, head: str) -> dict[str, object]:
+    """Config keys of an encoder with a head; raises UserError for another architecture."""
+    if not architecture(name).has_key("head"):
+        raise UserError(
+            f"{name} is not an encoder, which the task {recipe.task} requires; set "
+            "model.architecture to bert, roberta or distilbert, or start from such a model"
         )
-        return [item_of(batch) for batch in batches]
+    vocab_size = NO_DATA if data is None else data.tokenizer.vocab_size
+    return {"vocab_size": vocab_size, "head": head, "max_length": recipe.data.max_length}
 
-    corpora = data.splits["train"].corpora
-    return plan_epoch_windows(recipe, epoch, corpora, task.num_rows(data), plan)
+
+def decoder_keys(
+    recipe: Recipe, data: RunData | None, name: str, max_length: int
+) -> dict[str, object]:
+    """Config keys of a decoder-only net; raises UserError for another architecture."""
+    if any(architecture(name).has_key(key) for key in ("head", "num_decoder_layers")):
+        raise UserError(
+            f"{name} is not decoder-only, which the task {recipe.task} requires; set "
+            "model.architecture to gpt2, llama or another language model, or start from one"
+        )
+    return {
+        "vocab_size": NO_DATA if data is None else data.tokenizer.vocab_size,
+        "max_length": max_length,
+    }
+
+
+def two_stack_keys(recipe: Recipe, data: RunData | None, name: str) -> dict[str, object]:
+    """Config keys of an encoder-decoder; raises UserError for another architecture."""
+    if not architecture(name).has_key("num_decoder_layers"):
+        raise UserError(
+            f"{name} is not an encoder-decoder, which the task {recipe.task} requires; set "
+            "model.architecture to vaswani2017, bart, marian or t5"
+        )
+    src, tgt = (NO_DATA,) * 2 if data is None else (t.vocab_size for t in data.tokenizers)
+    keys: dict[str, object] = {"src_vocab_size": src, "tgt_vocab_size": tgt}
+    if data is not None and data.tokenizers[0] is not data.tokenizers[1]:
+        keys |= {"tie_embeddings": "decoder"} if name == "vaswani2017" else {}
+    return keys | {"max_length": recipe.data.max_length}

@@ -27,7 +27,7 @@ from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import unpredicted, window_sums
 from heedful.tasks.inputs import joint_tokenizer, plan_epoch_windows, raw_text_data, rows_per_batch
-from heedful.tasks.run_data import InheritedParts, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -36,8 +36,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import ObjectiveSettings, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 
 class WindowSettings(ObjectiveSettings):
@@ -88,7 +87,7 @@ class LanguageModeling(Task):
         return {"text": TextColumn(tokenizers[0], ("text",), "document" if adds else "none")}
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         return {}
 

@@ -27,9 +27,14 @@ from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
-from heedful.tasks.inputs import SomeRows, joint_tokenizer, plan_training, raw_text_data
-from heedful.tasks.net_keys import check_derived_keys, encoder_keys
-from heedful.tasks.run_data import InheritedParts, PlannedRows, RawData, RunData
+from heedful.tasks.inputs import (
+    SomeRows,
+    check_derived_keys,
+    encoder_keys,
+    joint_tokenizer,
+    raw_text_data,
+)
+from heedful.tasks.run_data import Inherited, PlannedRows, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -38,8 +43,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import HELD_OUT_SEED, MASK, ObjectiveSettings, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 
 class Masking(ObjectiveSettings):
@@ -110,7 +114,7 @@ class MaskedLm(Task):
         return {"text": TextColumn(tokenizers[0], ("text",))}
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         return super().encode_options(split, labels, inherited) | {"drop_unknown": True}
 
@@ -127,7 +131,7 @@ class MaskedLm(Task):
         return encoder_keys(self.recipe, data, name, "mlm")
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
-        return plan_training(self, data, epoch, partial(PlannedRows, epoch))
+        return self.plan_rows(data, epoch, partial(PlannedRows, epoch))
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return (self.rows(data, "train").lengths_of(rows),)

@@ -28,7 +28,7 @@ from heedful.pipelines import (
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.nets import read_lora
 from heedful.tasks.init_from import VOCABULARIES
-from heedful.tasks.run_data import InheritedParts, RunData
+from heedful.tasks.run_data import Inherited, RunData
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
 from heedful.zoo.architectures import parameters_on_meta
@@ -38,7 +38,7 @@ from heedful.zoo.saved import Base, initialized_net, make_config
 
 def inherited_parts(
     path: str | None, source: SavedModel | None, teacher: SavedModel | None
-) -> InheritedParts:
+) -> Inherited:
     """Tokenizers, start token, labels and problem that the run inherits.
 
     Args:
@@ -56,7 +56,7 @@ def inherited_parts(
         tgt = open_tokenizer(Path(path), "target")
         tokenizers = (src, src if src.content() == tgt.content() else tgt)
     if parent is None:
-        return InheritedParts(tokenizers)
+        return Inherited(tokenizers)
     contents = [parent.src_tokenizer.content(), parent.tgt_tokenizer.content()]
     if tokenizers is not None and [t.content() for t in tokenizers] != contents:
         raise UserError(
@@ -67,7 +67,7 @@ def inherited_parts(
     if isinstance(source, Translator) and _is_imported(source):
         start_id = source.ids.decoder_start_ids[-1]
     tokenizers = parent.src_tokenizer, parent.tgt_tokenizer
-    return InheritedParts(tokenizers, start_id, tuple(parent.metadata.labels), _problem_of(source))
+    return Inherited(tokenizers, start_id, tuple(parent.metadata.labels), _problem_of(source))
 
 
 def _problem_of(source: SavedModel | None) -> Problem | None:

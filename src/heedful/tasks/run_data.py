@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -27,7 +27,7 @@ FILTERS = "filters.json"  # in a prepared folder: the report of its filters
 
 
 @dataclass(frozen=True)
-class InheritedParts:
+class Inherited:
     """Tokenizers, start token and labels that a run inherits from another model.
 
     Attributes:
@@ -118,6 +118,12 @@ class RunData:
         train = open_columns(outputs / "train")
         splits, holds = self.splits | {"train": train}, (*self.holds, FolderLock(outputs))
         return replace(self, splits=splits, outputs=outputs, holds=holds)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of `RunFacts` by which the data are opened again."""
+        outputs = None if self.outputs is None else self.outputs.name
+        return {"data": self.directory.name, "outputs": outputs, "start_id": self.start_id}
 
     @property
     def tokenizer(self) -> Tokenizer:

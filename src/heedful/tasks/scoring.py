@@ -20,8 +20,7 @@ from heedful.files import write_json
 from heedful.parts.losses import LossSum
 from heedful.plugins import metric
 from heedful.tasks.run_data import RunData
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,11 @@ class FinalScores:
             name: float(entry["score"] if isinstance(entry, Mapping) else entry)
             for name, entry in self.by_name.items()
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a report has them."""
+        confusion = [[*row] for row in self.confusion]
+        return {"scores": self.by_name, "labels": [*self.labels], "confusion": confusion}
 
 
 @torch.inference_mode()

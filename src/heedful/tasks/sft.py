@@ -44,13 +44,12 @@ from heedful.pipelines.assembly import continuation_ids
 from heedful.tasks.corpora import resolve_paths
 from heedful.tasks.inputs import (
     SomeRows,
+    decoder_keys,
     make_tokenizer,
     plan_epoch_windows,
-    plan_training,
     raw_data,
     rows_per_batch,
 )
-from heedful.tasks.net_keys import decoder_keys
 from heedful.tasks.run_data import RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
@@ -60,8 +59,7 @@ from heedful.tasks.scoring import (
     write_scores,
 )
 from heedful.tasks.task import ObjectiveSettings, Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 Plan: TypeAlias = Sequence[Int64[np.ndarray, " n"]]  # the chats of each row of a batch
 
@@ -166,7 +164,7 @@ class SupervisedFineTuning(Task):
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Plan]:
         """See `Task.plan_epoch`: single or packed chats."""
         if not self.objective.packing:
-            return plan_training(self, data, epoch, lambda indices: list(indices[:, None]))
+            return self.plan_rows(data, epoch, lambda indices: list(indices[:, None]))
         max_length = self.recipe.data.max_length
 
         def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Plan]:

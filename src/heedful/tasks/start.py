@@ -1,19 +1,23 @@
-"""Data, model and loss at the start of a session: of a new run, or from the run's folder."""
+"""A run before its first step: data, model, loss and trainer, new or from the run's folder.
+
+The main process prepares data and model; other processes of the job then open its files.
+"""
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
-from heedful import extras, plugins
+from heedful import extras, plugins, processes
 from heedful.config import Recipe
 from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
-from heedful.files import plain_name
+from heedful.files import plain_name, remove_unfinished
+from heedful.kernels import training as kernels
 from heedful.models.adapters import freeze
-from heedful.pipelines import SavedModel, Translator, load
+from heedful.pipelines import SavedModel, Translator, load, save_description
 from heedful.progress import PrintLine
 from heedful.tasks.distillation import (
     DistillationLoss,
@@ -23,6 +27,8 @@ from heedful.tasks.distillation import (
     prepare_teacher,
     sequence_distillation,
 )
+from heedful.tasks.epochs import EpochBatches
+from heedful.tasks.in_memory import InMemoryData
 from heedful.tasks.init_from import load_matching_weights
 from heedful.tasks.new_model import (
     adapt_model,
@@ -32,41 +38,42 @@ from heedful.tasks.new_model import (
     rebuild_model,
     trained_share,
 )
-from heedful.tasks.passes import count
-from heedful.tasks.preparation import open_data, prepare
+from heedful.tasks.prepared_data import count, open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
-from heedful.tasks.run_data import DataSummary, InheritedParts, RunData
+from heedful.tasks.run_data import DataSummary, Inherited, RunData
 from heedful.tasks.task import Task
 from heedful.tasks.word_dropout import WordDropoutLoss
-from heedful.training.folder import MARKER, facts_of_run
+from heedful.training.block_compiler import BlockCompiler
+from heedful.training.checkpoint import BestModel, Checkpoints
+from heedful.training.folder import MARKER, RunFolder, facts_of_run, save_recipe
+from heedful.training.parallel import parallelism_of
+from heedful.training.precision import resolve_precision
 from heedful.training.schedules import make_schedule
-from heedful.training.step import LossFunction
-from heedful.zoo.saved import Base
+from heedful.training.step import LossFunction, TrainStep, parts_per_batch
+from heedful.training.trainer import Trainer, TrainingHooks
+from heedful.zoo.names import trainable, weights_of
+from heedful.zoo.saved import Base, load_tensors
 
 
 @dataclass(frozen=True)
-class RunParts:
-    """Data and model of a run.
+class PreparedRun:
+    """What a run trains: a model, on the data of a task, by a loss."""
 
-    Attributes:
-        teacher: the model whose probabilities are targets, in word-level distillation.
-        base: of a new run with an adapter, the model that has the weights which are not trained.
-    """
-
+    task: Task
     data: RunData
     model: SavedModel
-    teacher: SavedModel | None
-    base: Base | None = None
+    loss: LossFunction
 
-    @property
-    def data_facts(self) -> dict[str, Any]:
-        """The fields of `RunFacts` by which the prepared data are opened again."""
-        outputs = self.data.outputs
-        return {
-            "data": self.data.directory.name,
-            "outputs": None if outputs is None else outputs.name,
-            "start_id": self.data.start_id,
-        }
+    @cached_property
+    def epochs(self) -> EpochBatches:
+        """The training batches."""
+        return EpochBatches(self.task, self.data)
+
+    def train_step(self, net: nn.Module | None = None) -> TrainStep:
+        """A net with the loss; default: that of the model."""
+        checkpointing = self.task.recipe.training.activation_checkpointing
+        net = self.model.net if net is None else net
+        return TrainStep(net, self.loss, activation_checkpointing=checkpointing)
 
 
 def checked_task(recipe: Recipe) -> Task:
@@ -85,27 +92,21 @@ def prepare_data(task: Task, print_line: PrintLine) -> RunData:
 
     Outputs of a teacher (distillation of level sequence) are not computed.
     """
-    recipe = task.recipe
-    source = _open_model(recipe.init_from, "cpu")
-    teacher = _open_model(recipe.distillation.teacher, "cpu")
-    return _prepare_data(task, source, teacher, print_line)
+    return prepare(task, cache_folder(), _inherited_by(task), print_line)
 
 
 def count_data(task: Task) -> DataSummary:
     """The summary of the data that `prepare_data` would store; nothing is stored."""
+    return count(task, _inherited_by(task))
+
+
+def _inherited_by(task: Task) -> Inherited:
     recipe = task.recipe
     source = _open_model(recipe.init_from, "cpu")
-    teacher = _open_model(recipe.distillation.teacher, "cpu")
-    return count(task, _inherited(task, source, teacher))
+    return _inherited(task, source, _open_model(recipe.distillation.teacher, "cpu"))
 
 
-def _prepare_data(
-    task: Task, source: SavedModel | None, teacher: SavedModel | None, print_line: PrintLine
-) -> RunData:
-    return prepare(task, cache_folder(), _inherited(task, source, teacher), print_line)
-
-
-def _inherited(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> InheritedParts:
+def _inherited(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> Inherited:
     """What the data inherit from other models; raises UserError for a wrong model."""
     architecture_and_config(task, None, source, teacher)
     inherited = inherited_parts(task.recipe.tokenizer.path, source, teacher)
@@ -114,9 +115,60 @@ def _inherited(task: Task, source: SavedModel | None, teacher: SavedModel | None
     return inherited
 
 
-def new_parts(
+def start_run(
+    task: Task,
+    rows: InMemoryData | None,
+    folder: RunFolder,
+    device: torch.device,
+    resume: bool,
+    print_line: PrintLine,
+) -> PreparedRun:
+    """Data and model of a run in its folder, which other processes can then open.
+
+    Raises:
+        UserError: an error in recipe, data or folder.
+    """
+    out, recipe, group = folder.path, task.recipe, processes.current()
+    training = recipe.training
+    for line in task.notes():
+        print_line(line)
+    precision = _precision(recipe, out if resume else None, device)
+    parallelism = parallelism_of(training, group, precision)
+    batch_parts = _batch_parts(recipe, out if resume else None)
+    if parallelism != "none":
+        print_line(f"processes  {group.count} ({parallelism}), each batch in parts: {batch_parts}")
+    if device.type == "cpu" and (reason := kernels.load()):
+        print_line(f"kernels    none, which makes training slower: {reason}")
+    num_parts = training.gradient_accumulation * batch_parts
+    if num_parts < group.count:
+        needed = parts_per_batch(training.gradient_accumulation, group.count)
+        print_line(
+            f"{group.count - num_parts} of {group.count} processes have no share of a step: the "
+            f"batches have too few parts; training.batch_parts={needed} gives each one"
+        )
+    if resume:
+        if rows is not None:
+            rows.check_unchanged()
+        remove_unfinished(out)
+        if Checkpoints(out / "checkpoints", keep=1).newest() is not None:
+            load_tensors(BestModel(out).path)  # read at the end: raises UserError if damaged
+            return open_run(task, out, device) or _prepare_again(task, out, device, print_line)
+    else:
+        folder.claim(precision, batch_parts)
+        save_recipe(recipe, out / "recipe.yaml")
+        if rows is not None:
+            rows.write()
+    run = new_run(task, out, device, print_line)
+    has_base = run.model.adapter is not None
+    base = Base.create(Path(str(recipe.init_from)), out) if has_base else None
+    save_description(run.model, out, base)
+    folder.update_facts(**run.data.facts)
+    return run
+
+
+def new_run(
     task: Task, out: Path | None, device: torch.device, print_line: PrintLine
-) -> RunParts:
+) -> PreparedRun:
     """Data and model of a new run, or of a resumed one without checkpoint or prepared data.
 
     Args:
@@ -128,15 +180,14 @@ def new_parts(
     recipe = task.recipe
     source = _open_model(recipe.init_from, "cpu")
     teacher = _open_model(recipe.distillation.teacher, str(device))
-    others = OtherTeachers.open(recipe.distillation, str(device))
-    data = _prepare_data(task, source, teacher, print_line)
+    others = OtherTeachers.open(recipe.distillation, str(device)) if teacher else OtherTeachers()
+    data = prepare(task, cache_folder(), _inherited(task, source, teacher), print_line)
     torch.manual_seed(recipe.training.seed)
-    model, base = build_model(task, data, source, teacher, device), None
+    model = build_model(task, data, source, teacher, device)
     if source is not None:
         new = load_matching_weights(model, source, print_line, str(recipe.init_from), out)
         if recipe.adapter.rank is not None:
             print_line(adapt_model(model, recipe.adapter, new))
-            base = None if out is None else Base.create(Path(str(recipe.init_from)), out)
     if teacher is not None:
         prepare_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:
@@ -149,16 +200,11 @@ def new_parts(
         freeze(model.net, recipe.training.freeze, "training.freeze")
     if recipe.training.freeze or model.adapter is not None:
         print_line(f"           {trained_share(model.net)}")
-    return RunParts(data, model, teacher, base)
+    return PreparedRun(task, data, model, _make_loss(task, data, teacher, device))
 
 
-def resume_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
-    """Data and model of a run with a checkpoint; missing prepared data are prepared again."""
-    return open_prepared(task, out, device) or _prepare_again(task, out, device, print_line)
-
-
-def follow_parts(task: Task, out: Path, device: torch.device) -> RunParts:
-    """Data and net of a run that another process has prepared, which also has the net's weights.
+def open_run_beside(task: Task, out: Path, device: torch.device) -> PreparedRun:
+    """Data and model of a run that another process, which has the net's weights, has prepared.
 
     With FSDP the net's parameters are on the meta device: this process gets shards of them.
 
@@ -166,16 +212,16 @@ def follow_parts(task: Task, out: Path, device: torch.device) -> RunParts:
         UserError: this process does not find the folders of the other.
     """
     has_weights = task.recipe.training.parallel != "fsdp"
-    parts = open_prepared(task, out, device, is_checked=True, has_weights=has_weights)
-    if parts is None:
+    run = open_run(task, out, device, is_checked=True, has_weights=has_weights)
+    if run is None:
         raise UserError(
             f"the data that the main process prepared are not in {cache_folder()}; let "
             "HEEDFUL_CACHE be a folder that all machines of the run share"
         )
-    return parts
+    return run
 
 
-def open_prepared(
+def open_run(
     task: Task,
     out: Path,
     device: torch.device,
@@ -183,7 +229,7 @@ def open_prepared(
     is_checked: bool = False,
     needs_teacher: bool = True,
     has_weights: bool = True,
-) -> RunParts | None:
+) -> PreparedRun | None:
     """Data and model of a run from its folder and prepared data; None if these are missing.
 
     Args:
@@ -210,40 +256,122 @@ def open_prepared(
         teacher = _open_model(recipe.distillation.teacher, str(device))
     if teacher is not None:
         prepare_teacher(teacher, model, task, data)
-    return RunParts(data, model, teacher)
+    return PreparedRun(task, data, model, _make_loss(task, data, teacher, device))
 
 
-def _prepare_again(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
+def _prepare_again(
+    task: Task, out: Path, device: torch.device, print_line: PrintLine
+) -> PreparedRun:
     """Prepare the missing data of a run again; raises UserError if they would differ."""
     problem = f"cannot resume {out}: its prepared data are missing in {cache_folder()}"
     print_line(f"preparing the data of {out} again: they are missing in {cache_folder()}")
     try:
-        parts = new_parts(task, out, device, print_line)
+        run = new_run(task, out, device, print_line)
     except UserError as error:
         raise UserError(f"{problem} and cannot be prepared again: {error}") from None
-    facts = facts_of_run(out)
-    if parts.data_facts != {key: getattr(facts, key) for key in parts.data_facts}:
+    noted = facts_of_run(out)
+    if any(getattr(noted, key) != value for key, value in run.data.facts.items()):
         raise UserError(
             f"{problem}, and the files that they were made from have changed, or the version of "
             "heedful; restore the old ones, or start a new run"
         )
-    return parts
+    return run
 
 
-def make_loss(task: Task, parts: RunParts, device: torch.device) -> LossFunction:
-    """The loss of a run: the task's, R-Drop or distillation, with word dropout if it is set."""
-    settings, distillation = task.recipe.training, task.recipe.distillation
-    smoothing = settings.label_smoothing
+def _make_loss(
+    task: Task, data: RunData, teacher: SavedModel | None, device: torch.device
+) -> LossFunction:
+    """The loss of a run: the task's, R-Drop or distillation, with word dropout if it is set.
+
+    Args:
+        teacher: the model whose probabilities are targets, in word-level distillation.
+    """
+    settings, smoothing = task.recipe.training, task.recipe.training.label_smoothing
     loss: LossFunction = partial(task.loss, label_smoothing=smoothing)
     if settings.r_drop:
         loss = RDropLoss(settings.r_drop, smoothing)
-    if parts.teacher is not None:
-        loss = DistillationLoss(distillation, parts.teacher.net, smoothing)
+    if teacher is not None:
+        loss = DistillationLoss(task.recipe.distillation, teacher.net, smoothing)
     if settings.word_dropout:
-        loss = WordDropoutLoss(loss, parts.data.tokenizers, settings.word_dropout, device)
+        loss = WordDropoutLoss(loss, data.tokenizers, settings.word_dropout, device)
     return loss
 
 
 def _open_model(path: str | None, device: str) -> SavedModel | None:
     """The model of a folder as a torch net; None without a path."""
     return None if path is None else load(path, device=device, backend="eager")
+
+
+def make_trainer(
+    run: PreparedRun, out: Path, device: torch.device, resume: bool, *, is_temporary: bool = False
+) -> Trainer:
+    """The trainer of a run in its folder, at its first step or at its newest checkpoint.
+
+    Called by all processes.
+
+    Args:
+        is_temporary: as in `Trainer`.
+    """
+    task, model, group = run.task, run.model, processes.current()
+    recipe, training = task.recipe, task.recipe.training
+    if not next(model.net.parameters()).is_meta:
+        model.net.to(device)
+    best, max_steps = BestModel(out), run.epochs.total_steps()
+    run.epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
+    trainer = Trainer(
+        run.train_step(),
+        TrainingHooks(
+            plan_epoch=run.epochs.plan_epoch,
+            load_batch=run.epochs.load_batch,
+            evaluate=lambda: task.evaluate(model, run.data),
+            save_best=lambda: _save_best(best, trainer),
+        ),
+        training,
+        make_schedule(training.schedule, d_model=model.config.d_model, max_steps=max_steps),
+        Checkpoints(
+            out / "checkpoints",
+            training.average_checkpoints,
+            best=training.average_of == "best",
+            processes=group.for_thread(),
+        ),
+        precision=_precision(recipe, out, device),
+        compiler=BlockCompiler(model.net) if training.compile else None,
+        stored_weights=weights_of if model.adapter is None else trainable,
+        extra_evaluation_steps=[expectation.step for expectation in recipe.expect],
+        is_temporary=is_temporary,
+        processes=group,
+        batch_parts=_batch_parts(recipe, out),
+    )
+    if resume and trainer.resume() is not None:
+        group.from_main(best.publish)
+    return trainer
+
+
+def _save_best(best: BestModel, trainer: Trainer) -> None:
+    """Store the net's weights as the best so far; before any evaluation, as the first ones."""
+    step = trainer.state.step
+    kind = "weights" if trainer.updates.average is None else "averaged weights"
+    best.save(
+        trainer.stored_weights(trainer.net),
+        value=trainer.state.best_value,
+        step=step,
+        source=f"the {kind} of step {step:,}",
+    )
+
+
+def _precision(recipe: Recipe, out: Path | None, device: torch.device) -> str:
+    """The precision of training; `auto` is that of the run in the folder `out`, if it has begun."""
+    precision = str(recipe.training.precision)
+    if out is not None and precision == "auto":
+        precision = facts_of_run(out).precision
+    return resolve_precision(precision, device)
+
+
+def _batch_parts(recipe: Recipe, out: Path | None) -> int:
+    """The parts of each batch: of the recipe, or as the run in the folder `out` began."""
+    training = recipe.training
+    if training.batch_parts is not None:
+        return training.batch_parts
+    if out is not None:
+        return facts_of_run(out).batch_parts
+    return parts_per_batch(training.gradient_accumulation, processes.current().count)

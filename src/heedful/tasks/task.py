@@ -1,7 +1,7 @@
 """The hooks of a task: data, loss and evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -11,10 +11,11 @@ from jaxtyping import Int64
 from pydantic import TypeAdapter, ValidationError
 
 from heedful.config import Recipe, Strict, wrong_key
-from heedful.data.buckets import BatchShape
+from heedful.data.buckets import BatchShape, padded_lengths
 from heedful.data.collate import Batch
 from heedful.data.encoding import TextColumn
 from heedful.data.labels import Problem
+from heedful.data.plans import plan_batches
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -24,15 +25,17 @@ from heedful.pipelines import ModelMetadata
 from heedful.task_keys import ALL, TaskKeys
 from heedful.tasks.corpora import check_corpora, is_paired
 from heedful.tasks.inputs import (
+    Item,
     SomeRows,
     check_sources,
     joint_tokenizer,
+    plan_epoch_windows,
     training_filters,
     training_shapes,
 )
-from heedful.tasks.run_data import InheritedParts, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import FinalScores
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult
 
 MASK = "<mask>"
 HELD_OUT_SEED = 0  # seed of the noise in held-out texts, the same in all runs
@@ -47,16 +50,17 @@ class Task(ABC):
 
     1. `check` refuses a wrong recipe.
     2. `adapt_tokenizers` changes those of a model to start from. Data that no earlier run has
-       prepared from the same files and `objective_files` (`heedful.tasks.preparation`): `raw_data`
-       opens the sources of rows of text, `train_tokenizers` trains tokenizers on a sample unless
-       they are another model's, `text_columns` and `encode_options` determine how rows become ids.
+       prepared from the same files and `objective_files` (`heedful.tasks.prepared_data`):
+       `raw_data` opens the sources of rows of text, `train_tokenizers` trains tokenizers on a
+       sample unless they are another model's, `text_columns` and `encode_options` determine how
+       rows become ids.
     3. The net: `model_keys` (also called once before the data are read) and `describe_model`.
     4. `plan_epoch` for each epoch, by the `row_lengths`; `collate` and `loss` for each batch.
     5. `evaluate` at each evaluation, and `compute_final_scores` for the final model.
 
     A hook keeps no state on the task: its results are in its return value. A subclass defines the
     abstract hooks; the others have a default. Helpers: `heedful.tasks.inputs` (reading,
-    tokenizers, plans), `heedful.tasks.net_keys` and `heedful.tasks.scoring`.
+    tokenizers, plans, keys of nets) and `heedful.tasks.scoring`.
 
     Attributes:
         objective_class: the class of the settings under `objective` in a recipe.
@@ -96,7 +100,8 @@ class Task(ABC):
                 f"{recipe.task}; use {' or '.join(self.metrics)}"
             )
         check_sources(recipe, self.recipe_keys)
-        check_corpora(recipe)
+        if recipe.data.corpora:
+            check_corpora(recipe)
         if self.row_columns:
             pair = ["pair"] if is_paired(recipe) else []
             training_filters(recipe, [*self.row_columns, *pair])
@@ -148,7 +153,7 @@ class Task(ABC):
         """The columns of token ids, by name, with the texts of a row that each encodes."""
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         """Options of `Encoder` for a split; `labels`: the ordered names of the labels in train."""
         data = self.recipe.data
@@ -183,6 +188,36 @@ class Task(ABC):
         weights above 1, a row has an index for each time that it is read
         (`heedful.data.columns.COPY`), which `Sequences` and `Columns.numbers_of` resolve.
         """
+
+    def plan_rows(
+        self, data: RunData, epoch: int, item_of: Callable[[Int64[np.ndarray, " n"]], Item]
+    ) -> Sequence[Item]:
+        """The batches of an epoch by `row_lengths`, for `plan_epoch`.
+
+        Args:
+            item_of: makes an item for `collate` of the indices of a batch's rows.
+        """
+        settings = self.recipe.training
+        shapes = self.batch_shapes(data) if settings.compile else None
+
+        def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Item]:
+            """The batches of some rows."""
+            lengths = self.row_lengths(data, rows)
+            if shapes is not None:
+                lengths = tuple(padded_lengths(shapes, *lengths))
+            batches = plan_batches(
+                *lengths,
+                max_tokens=settings.batch_tokens,
+                max_sentences=settings.batch_sentences,
+                seed=settings.seed,
+                epoch=epoch,
+                window=window,
+                rows=rows,
+            )
+            return [item_of(batch) for batch in batches]
+
+        corpora = data.splits["train"].corpora
+        return plan_epoch_windows(self.recipe, epoch, corpora, self.num_rows(data), plan)
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Lengths in tokens of training rows, or upper bounds; of source and target for pairs.

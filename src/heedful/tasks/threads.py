@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from itertools import islice
 
 import torch
 
@@ -15,14 +16,9 @@ from heedful import processes
 from heedful.config import Training
 from heedful.processes import Processes
 from heedful.progress import PrintLine
-from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.start import RunParts, make_loss
-from heedful.tasks.task import Task
+from heedful.tasks.start import PreparedRun
 from heedful.training.folder import RunFacts, RunFolder, facts_of_run
-from heedful.training.micro_batches import MicroBatch, MicroBatches
-from heedful.training.parallel import TrainedNet
-from heedful.training.step import TrainStep
-from heedful.training.updates import WeightUpdates
+from heedful.training.step import MicroBatches, TrainedNet, WeightUpdates
 
 _LEAST_RUN = 600.0  # seconds: shorter runs are not measured
 _LONGEST_STEP = 0.5  # seconds: in longer steps, products keep all threads busy (docs/log.md)
@@ -39,30 +35,22 @@ class TimedSteps:
         facts: of the run, for its precision and the parts of its batches.
     """
 
-    def __init__(self, task: Task, parts: RunParts, facts: RunFacts) -> None:
-        settings, alone = task.recipe.training, Processes()
-        step = TrainStep(
-            deepcopy(parts.model.net),
-            make_loss(task, parts, torch.device("cpu")),
-            activation_checkpointing=settings.activation_checkpointing,
-        )
+    def __init__(self, run: PreparedRun, facts: RunFacts) -> None:
+        settings, alone = run.task.recipe.training, Processes()
+        step = TrainedNet(run.train_step(deepcopy(run.model.net)))
         self._updates = WeightUpdates(
-            TrainedNet(step), settings, alone, precision=facts.precision, compiler=None
+            step, settings, alone, precision=facts.precision, compiler=None
         )
-        epochs = EpochBatches(task, parts.data)
-        of_step = MicroBatches(
-            epochs.plan_epoch,
-            epochs.load_batch,
+        micro_batches = MicroBatches(
+            run.epochs.plan_epoch,
+            run.epochs.load_batch,
             alone,
             num_batches=settings.gradient_accumulation,
             num_parts=facts.batch_parts,
             seed=settings.seed,
             device=torch.device("cpu"),
-        ).of_step
-        self._steps, position = list[list[MicroBatch]](), (0, 0)
-        for _ in range(_MAX_STEPS):
-            micro_batches, position = of_step(*position)
-            self._steps.append(micro_batches)
+        )
+        self._steps = [step for step, _ in islice(micro_batches.steps(), _MAX_STEPS)]
         self.take(1)  # allocates memory
 
     def take(self, count: int) -> tuple[float, int]:
@@ -75,7 +63,7 @@ class TimedSteps:
 
 @contextmanager
 def fastest_threads(
-    task: Task, parts: RunParts, folder: RunFolder, resume: bool, print_line: PrintLine
+    run: PreparedRun, folder: RunFolder, resume: bool, print_line: PrintLine
 ) -> Iterator[None]:
     """In the block a run on a CPU uses the number of threads that is the fastest.
 
@@ -84,16 +72,16 @@ def fastest_threads(
     and with `training.parallel` other than auto.
 
     Args:
-        parts: of the run, on the CPU.
+        run: with the model on the CPU.
     """
     threads = torch.get_num_threads()
     chosen: int | None = None
     try:
-        if processes.current().count == 1 and task.recipe.training.parallel == "auto":
+        if processes.current().count == 1 and run.task.recipe.training.parallel == "auto":
             if resume:
                 chosen = facts_of_run(folder.path).threads
             elif threads > 1:
-                chosen = _measure(task, parts, folder, print_line)
+                chosen = _measure(run, folder, print_line)
         if chosen is not None:
             torch.set_num_threads(min(chosen, threads))
         yield
@@ -101,13 +89,13 @@ def fastest_threads(
         torch.set_num_threads(threads)
 
 
-def _measure(task: Task, parts: RunParts, folder: RunFolder, print_line: PrintLine) -> int | None:
+def _measure(run: PreparedRun, folder: RunFolder, print_line: PrintLine) -> int | None:
     """The fastest number, noted in the run's folder; None for a run that is not measured."""
-    threads, training = torch.get_num_threads(), task.recipe.training
-    total = EpochBatches(task, parts.data).total_steps()
+    threads, training = torch.get_num_threads(), run.task.recipe.training
+    total = run.epochs.total_steps()
     if training.compile or not _is_long(training, total, _LONGEST_STEP):
         return None
-    steps = TimedSteps(task, parts, facts_of_run(folder.path))
+    steps = TimedSteps(run, facts_of_run(folder.path))
     seconds = steps.take(_TRIAL_STEPS)[0] / _TRIAL_STEPS
     if seconds > _LONGEST_STEP or not _is_long(training, total, seconds):
         return None

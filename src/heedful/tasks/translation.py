@@ -34,19 +34,18 @@ from heedful.tasks.corpora import (
     shared_languages,
 )
 from heedful.tasks.inputs import (
+    TWO_STACKS,
     SomeRows,
     joint_tokenizer,
     make_tokenizer,
-    plan_training,
     random_rows,
     raw_data,
+    two_stack_keys,
 )
-from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
-from heedful.tasks.run_data import InheritedParts, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
-from heedful.training.events import Sample
-from heedful.training.trainer import EvaluationResult
+from heedful.training.events import EvaluationResult, Sample
 
 _LIMIT_ROWS = 1 << 20  # training pairs, evenly spaced, by whose lengths outputs are limited
 
@@ -125,7 +124,7 @@ class Translation(Task):
         }
 
     def encode_options(
-        self, split: str, labels: Sequence[str], inherited: InheritedParts
+        self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         # Test pairs are never dropped: long sources are truncated when they are decoded.
         return {} if split == "test" else super().encode_options(split, labels, inherited)
@@ -142,7 +141,7 @@ class Translation(Task):
         return ModelMetadata(name, self.recipe.task, *languages, limits, language_tags=tags)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return plan_training(self, data, epoch, lambda indices: indices)
+        return self.plan_rows(data, epoch, lambda indices: indices)
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return tuple(data.ids("train", side).lengths_of(rows) for side in ("src", "tgt"))

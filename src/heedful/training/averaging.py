@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from heedful.training.tensors import shard_like
+from heedful.training.shards import shard_like
 from heedful.zoo.names import trainable
 
 _PREFIX = "average."  # of the tensor names in a checkpoint

@@ -5,15 +5,19 @@ the data, of which random numbers are functions. A state that is sharded over pr
 with a file of each process, any other state one file. The last few, or the best few, are kept for
 averaging. `interim-N/` is written between two of these, when the run is interrupted or as often as
 its recipe sets; it is never averaged, and removed once the next checkpoint is complete.
+`best.safetensors` holds the weights that `model.safetensors` of the run is a link to.
 """
 
+import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any
 
 import torch
@@ -21,10 +25,18 @@ from pydantic import ConfigDict, Field, with_config
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.files import read_json, read_object, remove_unfinished, write_directory, write_json
+from heedful.files import (
+    atomic_replace,
+    read_json,
+    read_object,
+    remove_unfinished,
+    write_directory,
+    write_json,
+)
 from heedful.processes import Processes
+from heedful.training.events import CheckpointSaved
 from heedful.training.shards import load_shards, save_shards
-from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
+from heedful.zoo.saved import WEIGHTS, load_tensors, read_metadata, save_tensors
 
 _TRAINING = "training.safetensors"
 _SHARDS = "training"  # a folder in place of that file
@@ -201,3 +213,140 @@ def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
                 )
             total[name] += tensors[name].to(torch.float64)
     return {name: (total[name] / len(files)).to(first[name].dtype) for name in total}
+
+
+class CheckpointWriter:
+    """Saves checkpoints, one at a time: at once, or in a thread from a copy in host memory.
+
+    Args:
+        is_asynchronous: copy the tensors, and write them in a thread.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, *, is_asynchronous: bool) -> None:
+        self._checkpoints, self._is_asynchronous = checkpoints, is_asynchronous
+        # Those of the last checkpoint are kept: copies to memory that is already mapped are faster.
+        self._copies: dict[str, Tensor] = {}
+        self._pending: Future[CheckpointSaved] | None = None
+
+    def save(
+        self,
+        step: int,
+        weights: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
+        state: dict[str, Any],
+        *,
+        interim: bool,
+        is_sharded: bool,
+        is_urgent: bool = False,
+    ) -> None:
+        """Begin a checkpoint of the state at this moment; the last one must have been waited for.
+
+        Args:
+            weights, tensors, state, interim, is_sharded: as in `Checkpoints.save`.
+            is_urgent: write it before this returns.
+        """
+        assert self._pending is None, "one checkpoint at a time"
+        self._pending = pending = Future[CheckpointSaved]()
+        own = weights if self._checkpoints.processes.is_main else {}
+        if self._is_asynchronous and not is_urgent:
+            own, tensors = self._copy("weights", own), self._copy("tensors", tensors)
+
+        def write() -> None:
+            try:
+                path = self._checkpoints.save(
+                    step, own, tensors, state, interim=interim, is_sharded=is_sharded
+                )
+                kind = "interim" if interim else "regular"
+                pending.set_result(CheckpointSaved(step, str(path), kind))
+            except BaseException as error:  # raised again in the main thread
+                pending.set_exception(error)
+
+        if self._is_asynchronous and not is_urgent:
+            # A daemon: a second Ctrl-C ends the program at once.
+            Thread(target=write, name="checkpoint", daemon=True).start()
+        else:
+            write()
+
+    def finished(
+        self, *, wait: bool = False, timeout: float | None = None
+    ) -> CheckpointSaved | None:
+        """The event of a checkpoint that is complete since the last call.
+
+        Args:
+            wait: wait for a checkpoint that is being written.
+            timeout: most seconds to wait; None: no limit.
+
+        Raises:
+            UserError: it could not be written; other errors of the thread.
+            TimeoutError: it takes longer.
+        """
+        if self._pending is None or not (wait or self._pending.done()):
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result(timeout)
+
+    @torch.no_grad()
+    def _copy(self, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of tensors, or of the shards of this process, in host memory."""
+        copies = {}
+        for name, tensor in tensors.items():
+            kept = self._copies.get(f"{prefix}.{name}")
+            if kept is not None and (kept.shape, kept.dtype) == (tensor.shape, tensor.dtype):
+                kept.copy_(tensor)
+            else:
+                kept = tensor.detach().to("cpu", copy=True)
+            copies[name] = self._copies[f"{prefix}.{name}"] = kept
+        return copies
+
+
+class BestModel:
+    """The weights with the highest value of the evaluation metric: of one step, or an average.
+
+    They are in `checkpoints/best.safetensors` of the run's folder, with their value and a
+    description. Until the run is finished `model.safetensors` has the same content, as a hard link
+    where the file system supports these.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / "checkpoints" / "best.safetensors"
+        self._model = run / WEIGHTS
+
+    @property
+    def value(self) -> float:
+        """The value of the stored weights, higher is better; the lowest float without weights."""
+        return float(read_metadata(self.path).get("value", -sys.float_info.max))
+
+    def save(self, weights: Mapping[str, Tensor], *, value: float, step: int, source: str) -> None:
+        """Store weights, unless the stored ones have a higher value.
+
+        Args:
+            step: the training step of the weights.
+            source: a description of the weights, for the report.
+        """
+        if value < self.value:
+            return
+        facts = {"step": step, "value": value, "source": source}
+        # One entry, because safetensors writes several in no fixed order.
+        save_tensors(self.path, weights, metadata={"training": json.dumps(facts)})
+        self.publish()
+
+    def publish(self) -> None:
+        """Make the stored weights `model.safetensors`, with their step in its metadata."""
+        with atomic_replace(self._model) as temporary:
+            try:
+                os.link(self.path, temporary)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(self.path, temporary)
+
+    def write_final(self) -> tuple[dict[str, Tensor], str]:
+        """Write the final `model.safetensors`: the stored weights without metadata.
+
+        Returns:
+            The weights and their description.
+
+        Raises:
+            UserError: the stored weights are missing or damaged.
+        """
+        weights = load_tensors(self.path)
+        save_tensors(self._model, weights)
+        return weights, str(read_metadata(self.path)["source"])

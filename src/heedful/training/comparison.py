@@ -12,9 +12,9 @@ from heedful.files import write_text
 from heedful.nested_keys import flatten
 from heedful.terminal import clock
 from heedful.training.charts import CURVES, Chart, Series
-from heedful.training.display import REASONS
 from heedful.training.events import Evaluated, RunFinished, RunStarted, StepDone, format_score
 from heedful.training.events import score_label as label
+from heedful.training.listeners import REASONS
 from heedful.training.report import pages
 from heedful.training.run_report import RecordedRun
 

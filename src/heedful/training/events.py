@@ -79,6 +79,30 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class EvaluationResult:
+    """The results of an evaluation on the validation set.
+
+    Attributes:
+        loss: the negative log-likelihood in nats per target.
+        perplexity: exp of the loss.
+        token_accuracy: from 0 to 1.
+        scores: further metrics, by name.
+        value: the criterion of model selection; higher is better.
+        corpora: the loss of each corpus, if there are several.
+        smoothed_loss: the loss with the recipe's label smoothing; None without any.
+    """
+
+    loss: float
+    perplexity: float
+    token_accuracy: float
+    scores: dict[str, float]
+    samples: list[Sample]
+    value: float
+    corpora: dict[str, float] = field(default_factory=dict)
+    smoothed_loss: float | None = None
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """An evaluation on the validation set after `step`.
 

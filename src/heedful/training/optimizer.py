@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from heedful.config import Optimizer
 from heedful.training.precision import has_native_bf16
-from heedful.training.tensors import shard_like
+from heedful.training.shards import shard_like
 from heedful.zoo.names import trainable
 
 _MOMENTUM = 0.95  # Nesterov momentum of Muon

@@ -5,7 +5,7 @@ al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -18,49 +18,9 @@ from heedful.errors import UserError
 from heedful.models.stack import Stack
 from heedful.parts.positions import RelativePositionBias
 from heedful.processes import Processes
-from heedful.training.step import TrainStep
+from heedful.training.shards import whole_tensor
+from heedful.training.step import TrainedNet, TrainStep
 from heedful.zoo.architectures import host_memory
-
-
-class TrainedNet:
-    """The net of a run in one process.
-
-    Attributes:
-        whole: the net that is evaluated and saved.
-        net: the net whose parameters are trained; with sharded parameters another one than `whole`.
-        step: called with a batch, returns its `LossSum`.
-        gradient_factor: factor of a loss, after which the gradient is that of the sum of the losses
-            of all processes.
-        is_sharded: the parameters of `net` are sharded over the processes (`DTensor`).
-        evaluates_in_all: in an evaluation each process has the whole net.
-    """
-
-    gradient_factor = 1
-    is_sharded = False
-    evaluates_in_all = True
-
-    def __init__(self, step: TrainStep) -> None:
-        self.whole = self.net = step.net
-        self.step: nn.Module = step
-
-    def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """A context for a forward and backward pass; after the last one of a step the gradients
-        are those of all processes."""
-        return nullcontext()
-
-    def gather(self) -> None:
-        """Copy the weights of `net` to `whole` in the main process."""
-
-    def scatter(self) -> None:
-        """Copy the weights of `whole` in the main process to `net` in all."""
-
-    def whole_in_all(self) -> AbstractContextManager[None]:
-        """In the block `whole` has the main process's weights in all processes."""
-        return nullcontext()
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes of a tensor on the run's device."""
-        return tensor
 
 
 class ReplicatedNet(TrainedNet):
@@ -189,6 +149,9 @@ class ShardedNet(TrainedNet):
         torch.distributed.all_reduce(tensor)
         return tensor
 
+    def gradient_norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        return whole_tensor(super().gradient_norm(gradients))
+
 
 def _broadcast(net: nn.Module) -> None:
     """Copy the parameters of a net in the main process to those of all."""
@@ -241,7 +204,7 @@ def _units(net: nn.Module) -> list[nn.Module]:
     return [*dict.fromkeys([*shared, *blocks])]
 
 
-def sharing_of(settings: Training, processes: Processes, precision: str) -> str:
+def parallelism_of(settings: Training, processes: Processes, precision: str) -> str:
     """The kind of parallelism of a run: none (one process), ddp or fsdp.
 
     Raises:
@@ -273,11 +236,11 @@ def sharing_of(settings: Training, processes: Processes, precision: str) -> str:
     return "fsdp"
 
 
-def share_net(
+def trained_net(
     step: TrainStep, settings: Training, processes: Processes, precision: str
 ) -> TrainedNet:
-    """The net as the processes of a run train it; raises UserError as `sharing_of`."""
-    sharing = sharing_of(settings, processes, precision)
-    if sharing == "fsdp":
+    """The net as the processes of a run train it; raises UserError as `parallelism_of`."""
+    parallelism = parallelism_of(settings, processes, precision)
+    if parallelism == "fsdp":
         return ShardedNet(step, processes, in_bf16=precision == "bf16")
-    return TrainedNet(step) if sharing == "none" else ReplicatedNet(step, processes)
+    return TrainedNet(step) if parallelism == "none" else ReplicatedNet(step, processes)

@@ -21,7 +21,6 @@ from heedful.files import write_text
 from heedful.plugins import metric
 from heedful.terminal import clock
 from heedful.training.charts import CURVES, Chart, Series, draw, number
-from heedful.training.display import REASONS
 from heedful.training.events import (
     SHARES,
     Evaluated,
@@ -33,6 +32,7 @@ from heedful.training.events import (
     format_score,
     score_label,
 )
+from heedful.training.listeners import REASONS
 from heedful.training.verdict import verdicts
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from heedful.errors import UserError
 from heedful.recipe_files import recorded_recipe
 from heedful.training.events import Event
 from heedful.training.folder import MARKER, facts_of_run, is_run
-from heedful.training.loggers import read_log
+from heedful.training.listeners import read_log
 from heedful.training.report import write_report
 
 

@@ -7,7 +7,7 @@ functions.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
@@ -22,55 +22,35 @@ from heedful.data.collate import Batch
 from heedful.errors import UserError, error_line
 from heedful.evaluation.sharing import share_evaluation
 from heedful.processes import Processes
-from heedful.training.ahead import Ahead
 from heedful.training.block_compiler import BlockCompiler
-from heedful.training.checkpoint import Checkpoints, TrainerState
-from heedful.training.checkpoint_writer import CheckpointWriter
+from heedful.training.checkpoint import Checkpoints, CheckpointWriter, TrainerState
 from heedful.training.divergence import divergence_error
 from heedful.training.events import (
     Evaluated,
+    EvaluationResult,
     Event,
     Listener,
-    Sample,
     StepDone,
     StopReason,
     is_of_labels,
 )
 from heedful.training.interruption import EvaluationFailed, EvaluationInterrupted, Interruption
-from heedful.training.micro_batches import MicroBatches
-from heedful.training.parallel import share_net
+from heedful.training.parallel import trained_net
 from heedful.training.schedules import LearningRate
-from heedful.training.step import TrainStep
-from heedful.training.updates import StepSums, WeightUpdates
+from heedful.training.step import (
+    MicroBatch,
+    MicroBatches,
+    Position,
+    StepSums,
+    TrainStep,
+    WeightUpdates,
+    read_ahead,
+)
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
 
 Result = TypeVar("Result")
 _SECONDS_TO_COMPLETE = 60.0  # for a checkpoint, after an error; another process may have ended
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """The results of an evaluation on the validation set.
-
-    Attributes:
-        loss: the negative log-likelihood in nats per target.
-        perplexity: exp of the loss.
-        token_accuracy: from 0 to 1.
-        scores: further metrics, by name.
-        value: the criterion of model selection; higher is better.
-        corpora: the loss of each corpus, if there are several.
-        smoothed_loss: the loss with the recipe's label smoothing; None without any.
-    """
-
-    loss: float
-    perplexity: float
-    token_accuracy: float
-    scores: dict[str, float]
-    samples: list[Sample]
-    value: float
-    corpora: dict[str, float] = field(default_factory=dict)
-    smoothed_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,11 +108,11 @@ class Trainer:
     def __post_init__(self) -> None:
         self.net, self.state = self.step.net, TrainerState()  # the net is evaluated and saved
         settings, processes = self.settings, self.processes
-        self.trained = share_net(self.step, settings, processes, self.precision)
+        self.trained = trained_net(self.step, settings, processes, self.precision)
         self.updates = WeightUpdates(
             self.trained, settings, processes, precision=self.precision, compiler=self.compiler
         )
-        of_step = MicroBatches(
+        self.micro_batches = MicroBatches(
             self.hooks.plan_epoch,
             self.hooks.load_batch,
             processes,
@@ -140,9 +120,10 @@ class Trainer:
             num_parts=self.batch_parts,
             seed=settings.seed,
             device=self.updates.device,
-        ).of_step
-        self.micro_batches = Ahead(lambda position: of_step(*position), settings.max_epochs)
-        self._begin_window()
+        )
+        self.resumed_from: int | None = None  # the step of a checkpoint
+        self._batches: Generator[tuple[list[MicroBatch], Position], None, None] | None = None
+        self._begin_report()
         self.interruption = Interruption()
         self.writer = CheckpointWriter(self.checkpoints, is_asynchronous=settings.async_checkpoints)
 
@@ -161,7 +142,8 @@ class Trainer:
                 f"{path} is damaged, or of another version of heedful: {error}; remove it to "
                 "resume from the checkpoint before"
             ) from None
-        return self.state.step
+        self.resumed_from = self.state.step
+        return self.resumed_from
 
     def _newest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, whose weights are loaded into the net."""
@@ -175,7 +157,7 @@ class Trainer:
     def run(self) -> StopReason:
         """Train until the run ends or is interrupted, and return the reason."""
         with self.interruption.handle_signals():
-            self._begin_window()
+            self._begin_report()
             self._saved_at = time.perf_counter()
             try:
                 reason = self._train()
@@ -188,7 +170,7 @@ class Trainer:
                     self._emit_saved(wait=True, timeout=_SECONDS_TO_COMPLETE)
                 raise
             finally:
-                self.micro_batches.close()
+                self._close_batches()
             if reason == "interrupted":
                 if self.state.best_step < 0:  # no evaluation yet: save the newest weights
                     self._report_steps()
@@ -241,6 +223,11 @@ class Trainer:
         for listener in self.listeners:
             listener.on(event)
 
+    def close_listeners(self) -> None:
+        """Let the listeners close their files, at the end of the session."""
+        for listener in self.listeners:
+            listener.close()
+
     def _stop_reason(self) -> StopReason | None:
         """The reason to end before another step, the same in all processes."""
         settings, state = self.settings, self.state
@@ -265,11 +252,19 @@ class Trainer:
     def _step(self) -> None:
         """One optimizer step over the accumulated batches."""
         self._emit_saved()
-        state = self.state
-        micro_batches, position = self.micro_batches((state.epoch, state.batch))
-        number = state.step + 1
+        state, number = self.state, self.state.step + 1
+        if self._batches is None:
+            steps = self.micro_batches.steps((state.epoch, state.batch), self.settings.max_epochs)
+            self._batches = read_ahead(steps)
+        micro_batches, after = next(self._batches)
         self._steps.append(self.updates.take(micro_batches, self.schedule(number), number))
-        state.step, (state.epoch, state.batch) = number, position
+        state.step, (state.epoch, state.batch) = number, after
+
+    def _close_batches(self) -> None:
+        """End the thread that reads batches ahead; a later step starts another one."""
+        if self._batches is not None:
+            self._batches.close()
+        self._batches = None
 
     def _report_steps(self) -> None:
         """Emit the means over the steps since the last report; waits for the device."""
@@ -306,9 +301,9 @@ class Trainer:
         )
         self.emit(event)
         self._count_time()
-        self._begin_window()
+        self._begin_report()
 
-    def _begin_window(self) -> None:
+    def _begin_report(self) -> None:
         self._steps: list[StepSums] = []  # since the last report
         self._began = self._since = time.perf_counter()
 
@@ -355,7 +350,7 @@ class Trainer:
         """Evaluate only to emit the results; not repeated if an interruption ends it."""
         with self._evaluation_weights():
             self._emit_evaluated(self._evaluate_now(), is_best=False)
-        self._begin_window()
+        self._begin_report()
 
     @contextmanager
     def _evaluation_weights(self) -> Iterator[None]:
@@ -382,7 +377,7 @@ class Trainer:
                 state.evaluations_since_best += 1
         self._emit_evaluated(evaluation, is_best)
         self._save()
-        self._begin_window()
+        self._begin_report()
 
     def _emit_evaluated(self, evaluation: EvaluationResult, is_best: bool) -> None:
         self._count_time()
@@ -394,7 +389,7 @@ class Trainer:
         """Save a checkpoint to resume from between two evaluations; it is never averaged."""
         self._report_steps()
         self._save(interim=True, is_last=is_last)
-        self._begin_window()
+        self._begin_report()
 
     def _save(self, *, interim: bool = False, is_last: bool = False) -> None:
         """Begin a checkpoint, after the one before; `is_last`: the run ends with it."""

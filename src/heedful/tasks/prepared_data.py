@@ -1,39 +1,96 @@
-"""The two passes over the rows of a task: read, filter and hold out; then encode."""
+"""A task's data as prepared once in a shared cache folder, in two passes over the rows.
 
+The first pass reads, filters, holds out and trains tokenizers; the second one writes ids.
+"""
+
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from heedful.config import Recipe
-from heedful.data.columns import Columns, ColumnsWriter, write_columns
+from heedful.data.columns import Columns, ColumnsWriter, open_columns, write_columns
 from heedful.data.encoding import ChunkEncoder, Encoder
 from heedful.data.labels import Problem, count_labels, label_columns, label_counts, label_names
-from heedful.data.prepared import MANIFEST
+from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
 from heedful.data.reports import DataReport
-from heedful.data.row_files import FileRows
+from heedful.data.row_files import FileRows, format_of
 from heedful.data.rows import Rows, RowSource
 from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out
 from heedful.data.splits import KnownRows, Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import POOL_BYTES, choose_workers, map_in_order
 from heedful.errors import UserError
-from heedful.files import atomic_open, read_object, remove, remove_unfinished, write_json
-from heedful.progress import track
-from heedful.tasks.corpora import SPLITS, check_ranges
-from heedful.tasks.run_data import FILTERS, DataSummary, InheritedParts, RawData, joined
+from heedful.files import (
+    atomic_open,
+    read_json,
+    read_object,
+    remove,
+    remove_unfinished,
+    write_json,
+)
+from heedful.plugins import SHIPPED
+from heedful.progress import PrintLine, track
+from heedful.tasks.corpora import SOURCES, SPLITS, check_ranges, resolve_paths, split_files
+from heedful.tasks.run_data import FILTERS, DataSummary, Inherited, RawData, RunData, joined
 from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
 SUMMARIES = "read.json"  # in a prepared folder: a line on each source that was read
 _READ_ROWS = 4_096  # held-out rows that are read back at once
-_FIRST_PASS = "first_pass.json"  # the result of the first pass, in an unfinished folder
+_FIRST_PASS = "first_pass.json"  # its result, in an unfinished folder
+
+
+def prepare(task: Task, cache: Path, inherited: Inherited, print_line: PrintLine) -> RunData:
+    """The data of a task, prepared in a folder of `cache` unless an earlier run did so.
+
+    Raises:
+        UserError: files that cannot be read, or that have no examples.
+    """
+    recipe = task.recipe
+    files = [path for entry in split_files(recipe) for path in entry.files.paths()]
+    about = {"task": recipe.task, "files": files}
+    key = prepared_key(recipe, inherited)
+    if named := task.objective_files():
+        key["objective_files"] = content_key(named)
+    directory = prepare_once(cache, key, partial(fill, task, inherited), about, resumable=True)
+    data = open_data(directory, inherited.start_id)
+    summary = _summary(data)
+    if not inherited.labels:
+        summary.check_labels()
+    for line in summary.lines():
+        print_line(line)
+    return data
+
+
+def _summary(data: RunData) -> DataSummary:
+    train = data.splits["train"]
+    return DataSummary(
+        read_json(data.directory / SUMMARIES),
+        data.filters,
+        data.tokenizers,
+        {name: columns.report for name, columns in data.splits.items()},
+        label_counts(train, data.labels, data.problem),
+    )
+
+
+def open_data(directory: Path, start_id: int | None) -> RunData:
+    """Open a folder written by `prepare`; `start_id`: as in `Inherited`."""
+    hold = FolderLock(directory)
+    src, tgt = load_tokenizers(directory)
+    splits = {
+        name: open_columns(directory / name) for name in SPLITS if (directory / name).is_dir()
+    }
+    start_id = tgt.bos_id if start_id is None else start_id
+    return RunData(directory, (src, tgt), splits, start_id, holds=(hold,))
 
 
 @dataclass(frozen=True)
@@ -135,7 +192,7 @@ def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tup
     return replace(split, held_out=split.held_out[is_held]), valid.select(np.flatnonzero(is_held))
 
 
-def count(task: Task, inherited: InheritedParts) -> DataSummary:
+def count(task: Task, inherited: Inherited) -> DataSummary:
     """The summary of the data that `fill` would write; nothing is written."""
     raw, problem = _raw_data(task, inherited)
     read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited), problem)
@@ -179,11 +236,11 @@ class _TrainTotals:
         self.corpora |= {corpus.name for corpus in columns.corpora}
 
 
-def fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
+def fill(task: Task, inherited: Inherited, directory: Path) -> None:
     """Write ids by split, held-out texts, tokenizers, and the summaries of the files.
 
-    The first pass ends in the file `_FIRST_PASS`, by which an interrupted preparation continues in
-    the second pass.
+    The first pass ends in the file `_FIRST_PASS`, with which an interrupted preparation continues
+    in the second pass.
     """
     remove_unfinished(directory)
     raw, problem = _raw_data(task, inherited)
@@ -201,14 +258,14 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
     return src, Tokenizer.load(other) if other.is_file() else src
 
 
-def _raw_data(task: Task, inherited: InheritedParts) -> tuple[RawData, Problem]:
+def _raw_data(task: Task, inherited: Inherited) -> tuple[RawData, Problem]:
     """The sources of a task's rows, and what their labels are."""
     problem = task.problem(inherited.problem)
     return task.raw_data().of_problem(problem), problem
 
 
 def _write_first_pass(
-    task: Task, raw: RawData, problem: Problem, inherited: InheritedParts, directory: Path
+    task: Task, raw: RawData, problem: Problem, inherited: Inherited, directory: Path
 ) -> None:
     """The first pass: write everything but the training ids."""
     read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited), problem)
@@ -227,7 +284,7 @@ def _write_first_pass(
     write_json(directory / _FIRST_PASS, {**result, "chunks": read.scan.chunks.to_json()})
 
 
-def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory: Path) -> None:
+def _encode_train(task: Task, raw: RawData, inherited: Inherited, directory: Path) -> None:
     """The second pass: write the ids of the training rows, chunk by chunk."""
     first = read_object(directory / _FIRST_PASS)
     chunks, split = ChunkFacts.from_json(first["chunks"]), Split.from_json(first["split"])
@@ -252,7 +309,7 @@ def _encode_train(task: Task, raw: RawData, inherited: InheritedParts, directory
     (directory / _FIRST_PASS).unlink()
 
 
-def _sample_size(task: Task, inherited: InheritedParts) -> int:
+def _sample_size(task: Task, inherited: Inherited) -> int:
     """The training rows that are sampled for a new tokenizer."""
     return 0 if inherited.tokenizers else task.recipe.tokenizer.sample_size
 
@@ -262,7 +319,7 @@ def _encoder(
     split: str,
     tokenizers: tuple[Tokenizer, Tokenizer],
     labels: Sequence[str],
-    inherited: InheritedParts,
+    inherited: Inherited,
 ) -> Encoder:
     columns = task.text_columns(tokenizers)
     return Encoder(columns, **task.encode_options(split, labels, inherited))
@@ -274,7 +331,7 @@ def _encode(
     rows: Rows,
     tokenizers: tuple[Tokenizer, Tokenizer],
     labels: Sequence[str],
-    inherited: InheritedParts,
+    inherited: Inherited,
 ) -> Columns:
     """The columns of a held-out split; raises UserError if no row is left."""
     encoder = _encoder(task, split, tokenizers, labels, inherited)
@@ -335,3 +392,49 @@ def _read_back(path: Path) -> Iterator[Rows]:
     with path.open(encoding="utf-8") as lines:
         while rows := [json.loads(line) for line in islice(lines, _READ_ROWS)]:
             yield Rows({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:
+    """All that prepared data depend on, as JSON; of files their content, not their names."""
+    contents = [tokenizer.content() for tokenizer in inherited.tokenizers or ()]
+    digest = hashlib.blake2b(json.dumps(contents, sort_keys=True).encode(), digest_size=16)
+    files = {split: {*SOURCES} for split in SPLITS}
+    left_out: dict[str, Any] = {
+        **files,
+        **dict.fromkeys(("folder", "corpora", "temperature", "workers"), True),
+    }
+    left_out_of_corpus: dict[str, Any] = {**files, **dict.fromkeys((*SOURCES, "weight"), True)}
+    filters = recipe.data.filters
+    if filters.min_script is None and not filters.language:  # only these depend on the languages
+        languages = dict.fromkeys(("src_language", "tgt_language"), True)
+        left_out, left_out_of_corpus = left_out | languages, left_out_of_corpus | languages
+    corpora = {
+        name: corpus.model_dump(exclude=left_out_of_corpus)
+        for name, corpus in recipe.data.corpora.items()
+    }
+    return {
+        "task": recipe.task,
+        "plugins": content_key([file for path in recipe.plugins for file in _plugin_files(path)]),
+        "data": recipe.data.model_dump(exclude=left_out),
+        "corpora": [*corpora.items()],
+        "files": [
+            [
+                [format_of(path), *content_key([path])]
+                for path in resolve_paths(getattr(entry.files, source))
+            ]
+            for entry in split_files(recipe)
+            for source in SOURCES
+        ],
+        "tokenizer": digest.hexdigest() if contents else recipe.tokenizer.model_dump(),
+        "objective": recipe.objective,
+        "labels": inherited.labels,
+        **({} if inherited.problem in (None, "single_label") else {"problem": inherited.problem}),
+    }
+
+
+def _plugin_files(name: str) -> list[Path]:
+    """The file of a plugin; of a shipped one all files of its package, which it reads."""
+    if name.startswith(SHIPPED):
+        package = Path(__file__).parents[1] / "examples"
+        return sorted(path for path in package.iterdir() if path.is_file())
+    return [Path(name)]
