@@ -2,7 +2,6 @@
 
 import json
 import random
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,11 +199,12 @@ def test_the_device_that_the_harness_gives_is_no_error_without_cuda(
 def test_the_program_refuses_a_model_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from heedful import harness
+
     words = f"harness run --model heedful --model_args path={tmp_path}/none --tasks lambada_openai"
     monkeypatch.setattr(sys, "argv", words.split())
-    monkeypatch.delitem(sys.modules, "heedful.harness", raising=False)
     with pytest.raises(SystemExit) as ended:
-        runpy.run_module("heedful.harness", run_name="__main__")
+        harness.main()
     assert ended.value.code == 2
     assert (
         capsys.readouterr()

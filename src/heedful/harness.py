@@ -163,7 +163,8 @@ def _by_arguments(requests: Any) -> Any:
         yield first, batch
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The program of the harness, with heedful's models; an error of the user is one line."""
     from lm_eval.__main__ import cli_evaluate
 
     try:
@@ -171,3 +172,7 @@ if __name__ == "__main__":
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -765,7 +765,7 @@ BAD = [
     ("generate lm -i missing", b"", "missing"),
     ("generate lm a -i lm", b"", "not both"),
     ("generate lm --whole-file", b"\xff", "not UTF-8"),
-    ("generate lm a --top-p 1.5", b"", "top_p"),
+    ("generate lm a --top-p 1.5", b"", "--top-p"),
     ("generate lm a --temperature 1 --beam-size 3", b"", "exclude each other"),
     ("generate lm a --draft missing", b"", "does not exist"),
     ("generate lm a --draft mlm", b"", "--draft needs a language model"),

@@ -344,7 +344,7 @@ def test_the_command_takes_a_model_of_any_kind(
     assert actual["ok"]
     longest = keys.get("max_length", 40)
     assert actual["length"] == min(10, longest)
-    assert actual["long_length"] == (None if keys.get("head") == "classify" else longest)
+    assert actual["long_length"] == longest
     skipped = {row["name"] for row in actual["checks"] if row["status"] == "skipped"}
     assert skipped == {*SKIPPED[kind_of(name, keys)], "initial loss", "one batch overfits"}
 

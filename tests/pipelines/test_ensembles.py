@@ -185,6 +185,7 @@ REFUSED: dict[str, Any] = {
     "file_writer": lambda joint, folder: joint.file_writer(folder / "out"),
     "save": lambda joint, path: joint.save(path / "model"),
     "vectors": lambda joint, path: joint.vectors(TEXTS),
+    "with_prompt": lambda joint, path: joint.embed(TEXTS, prompt="a"),
     "a draft": lambda joint, path: joint.generate(TEXTS, beam_size=1, draft=joint),
     "a draft of another": lambda joint, path: model_of(joint.metadata.architecture).generate(
         TEXTS, beam_size=1, draft=joint

@@ -63,13 +63,12 @@ def choose(
     facts = SimpleNamespace(threads=keys.pop("noted", None))
     resume = keys.pop("resume", False)
     monkeypatch.setattr(threads, "TimedSteps", Steps)
-    monkeypatch.setattr(threads, "EpochBatches", lambda task, data: epochs)
     monkeypatch.setattr(threads, "facts_of_run", lambda path: facts)
     task: Any = SimpleNamespace(recipe=Recipe.model_validate(tiny(**keys)))
+    run: Any = SimpleNamespace(task=task, epochs=epochs)
     folder, lines = Folder(), list[str]()
-    parts: Any = SimpleNamespace(data=None)
     before = used[-1]
-    with fastest_threads(task, parts, folder, resume, lines.append):  # type: ignore[arg-type]
+    with fastest_threads(run, folder, resume, lines.append):  # type: ignore[arg-type]
         inside = used[-1]
     assert used[-1] == before, "the threads of the process are as before"
     return inside, folder, lines
