@@ -237,7 +237,7 @@ NETS: dict[str, Call] = {
     "gpt2.Config: vocab_size: Input": lambda w: gpt2.Config("fifty"),
     "vocab_size must be at least 1": lambda w: gpt2.Config(-5),
     "gpt2.Config: activation: Input should be": lambda w: gpt2.Config(activation="swash"),
-    "rotary.LinearScaling: factor": lambda w: parts.LinearScaling(0),
+    "positions.LinearScaling: factor": lambda w: parts.LinearScaling(0),
     "ids must be a tensor (B, T) of token ids, not (2, 3) of torch.float32": lambda w: w.net(
         torch.zeros(2, 3)
     ),

@@ -9,13 +9,13 @@ import pytest
 
 from heedful.config import Filters
 from heedful.data.filters import FilterChain, HashSet, make_filters
+from heedful.data.language_tags import macrolanguage_of
 from heedful.data.languages import (
     LETTERS,
     SCRIPTS,
     CharacterClass,
     language_probabilities,
     letters_of,
-    macrolanguage_of,
     probability_of,
     scripts_of,
 )

@@ -2,14 +2,8 @@
 
 import pytest
 
-from heedful.data.languages import (
-    language_of,
-    language_probabilities,
-    macrolanguage_of,
-    matching_tag,
-    scripts_of,
-    standard_tag,
-)
+from heedful.data.language_tags import language_of, macrolanguage_of, matching_tag, standard_tag
+from heedful.data.languages import language_probabilities, scripts_of
 
 
 @pytest.mark.parametrize(

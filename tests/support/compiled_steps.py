@@ -24,7 +24,7 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts import attend_flex, attend_products
 from heedful.parts.tokens import Tokens
-from heedful.tasks import session
+from heedful.tasks import start
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.events import StepDone
 from heedful.training.listeners import read_log
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     mixtral_has_eager_gradients()
     packs_rows_by_flex_attention()
     samples_new_dropout_masks(new_folder(folder, "dropout"))
-    with mock.patch.object(session, "BlockCompiler", side_effect=compiler) as replaced:
+    with mock.patch.object(start, "BlockCompiler", side_effect=compiler) as replaced:
         runs_train_and_resume(folder)
     assert replaced.call_count == 5  # of every session but the eager one
 

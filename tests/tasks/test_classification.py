@@ -94,7 +94,7 @@ def test_the_split_keeps_a_source_of_each_label_in_train(
     kept = {*before.split.held_out.tolist()} - {*read_again.split.held_out.tolist()}
     assert {texts[number] for number in kept} == {texts[first], texts[second]}
     count = len(before.split.held_out) - len(kept)
-    assert len(read_again.held_out["valid"]) == read_again.split.num_held_out == count
+    assert len(read_again.held_out["valid"]) == read_again.split.num_valid == count
     line = f"{count} of data.train (data.valid_size); {len(kept)} kept in train, for labels"
     assert read_again.summaries["valid"].startswith(line)
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 # Hooks that only a compiled run, or one that starts from another model, calls.
-NOT_ALWAYS = ("row_lengths", "batch_shapes", "num_rows", "adapt_tokenizers", "problem")
+NOT_ALWAYS = ("plan_rows", "row_lengths", "batch_shapes", "num_rows", "adapt_tokenizers", "problem")
 
 
 def documented_hooks() -> list[str]:

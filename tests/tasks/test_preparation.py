@@ -29,8 +29,8 @@ ROWS = 150
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_LINES", 8)
     monkeypatch.setattr(text_files, "_READ_BYTES", 100)
-    monkeypatch.setattr(passes, "SHARD_CHUNKS", 2)
-    monkeypatch.setattr(passes, "_READ_ROWS", 2)
+    monkeypatch.setattr(prepared_data, "SHARD_CHUNKS", 2)
+    monkeypatch.setattr(prepared_data, "_READ_ROWS", 2)
 
 
 def write_pairs(folder: Path) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_an_interrupted_preparation_continues_at_its_last_shard(
         [entry] = list_entries(cache)
         assert entry.about["task"] == "translation, unfinished"
     monkeypatch.setattr(scan, "scan_rows", None)  # the first pass is not repeated
-    monkeypatch.setattr(passes, "scan_rows", None)
+    monkeypatch.setattr(prepared_data, "scan_rows", None)
     encoded.clear()
     stop_at(-1)
     data = prepare(recipe, cache)

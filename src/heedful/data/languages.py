@@ -1,12 +1,11 @@
-"""Languages: their tags, their scripts, and the language that a text is in.
+"""The scripts of languages, and the language that a text is in.
 
-Tags in any form (`pt-BR`, `pt_BR` and `por` are Portuguese) are read by the library langcodes.
-Standards: BCP 47 for tags, ISO 639-3 for macrolanguages. Texts are identified by py3langid (extra
+Texts are identified by py3langid (extra
 `langid`), Lui and Baldwin 2012, "langid.py: An Off-the-shelf Language Identification Tool".
 Probabilities are scaled by the length of the text, so that those of short texts are low.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,28 +13,10 @@ import numpy as np
 from jaxtyping import Int64
 from tokenizers import Regex, normalizers
 
+from heedful.data.language_tags import macrolanguage_of
 from heedful.errors import UserError, format_names
 from heedful.plugins import nearest
 
-# English names by code.
-NAMES = {
-    "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
-    "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh",
-    "da": "Danish", "de": "German", "el": "Greek", "en": "English", "eo": "Esperanto",
-    "es": "Spanish", "et": "Estonian", "eu": "Basque", "fa": "Persian", "fi": "Finnish",
-    "fr": "French", "ga": "Irish", "gl": "Galician", "gu": "Gujarati", "he": "Hebrew",
-    "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "hy": "Armenian", "id": "Indonesian",
-    "is": "Icelandic", "it": "Italian", "ja": "Japanese", "ka": "Georgian", "kk": "Kazakh",
-    "km": "Khmer", "kn": "Kannada", "ko": "Korean", "la": "Latin", "lt": "Lithuanian",
-    "lv": "Latvian", "mk": "Macedonian", "ml": "Malayalam", "mn": "Mongolian", "mr": "Marathi",
-    "ms": "Malay", "mt": "Maltese", "my": "Burmese", "nb": "Norwegian Bokmål", "ne": "Nepali",
-    "nl": "Dutch", "nn": "Norwegian Nynorsk", "no": "Norwegian", "pa": "Punjabi", "pl": "Polish",
-    "ps": "Pashto", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "si": "Sinhala",
-    "sk": "Slovak", "sl": "Slovenian", "sq": "Albanian", "sr": "Serbian", "sv": "Swedish",
-    "sw": "Swahili", "ta": "Tamil", "te": "Telugu", "th": "Thai", "tl": "Tagalog",
-    "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "uz": "Uzbek", "vi": "Vietnamese",
-    "zh": "Chinese",
-}  # fmt: skip
 LETTERS = r"\p{L}\p{M}"  # with combining marks, which are vowels in Indic scripts
 # Letters that belong to a script; the prolonged sound mark of Japanese, for one, does not.
 SCRIPT_LETTERS = r"\p{L}&&[^\p{Common}\p{Inherited}]"
@@ -76,48 +57,6 @@ _LANGUAGES = {
 _SCRIPTS_OF = {code: names for names, codes in _LANGUAGES.items() for code in codes.split()}
 SCRIPTS = sorted({name for names in _LANGUAGES for name in names})
 NO_LANGUAGE = "zxx"  # ISO 639-2: no linguistic content
-
-
-@cache
-def standard_tag(tag: str) -> str:
-    """The tag of BCP 47 for a tag or ISO 639 code, such as `pt-BR`; other names in lower case.
-
-    The usual language of a macrolanguage has its code: `zh` for `cmn`.
-    """
-    from langcodes import standardize_tag
-    from langcodes.tag_parser import LanguageTagError
-
-    try:
-        return standardize_tag(tag, macro=True)
-    except LanguageTagError:
-        return tag.replace("_", "-").lower()
-
-
-def language_of(tag: str | None) -> str:
-    """The language of a tag, without script and region: `pt` for `pt_BR` and `por`; "" for None."""
-    return standard_tag(tag or "").partition("-")[0]
-
-
-@cache
-def macrolanguage_of(tag: str) -> str:
-    """The macrolanguage of a tag's language, such as `zh` for `yue`, `no` for `nb`; else itself."""
-    from langcodes.data_dicts import MACROLANGUAGES
-
-    language = language_of(tag)
-    return MACROLANGUAGES.get(language, language)
-
-
-def matching_tag(tag: str, tags: Collection[str]) -> str | None:
-    """The entry of `tags` that means the same as a tag; None: no entry, or several do.
-
-    Without one that is equal in standard form, the only one of the same language counts.
-    """
-    if tag in tags:
-        return tag
-    for form in (standard_tag, language_of):
-        if len(found := [one for one in tags if form(one) == form(tag)]) == 1:
-            return found[0]
-    return None
 
 
 def scripts_of(language: str | None, names: str | Sequence[str] | None, key: str) -> list[str]:

@@ -7,7 +7,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from heedful.data.languages import NAMES, language_of, macrolanguage_of
+from heedful.data.language_tags import NAMES, language_of, macrolanguage_of
 from heedful.data.rows import LABEL, Chunk, Field, Rows
 from heedful.data.text_files import BlockPlace, LineBlock, decode_lines, read_line_blocks
 from heedful.errors import UserError, format_names

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from heedful import extras, plugins
-from heedful.data.languages import language_of, macrolanguage_of
+from heedful.data.language_tags import language_of, macrolanguage_of
 from heedful.errors import UserError
 from heedful.plugins import Metric
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from heedful import __version__
-from heedful.data.languages import language_of
+from heedful.data.language_tags import language_of
 from heedful.pipelines import (
     AnyModel,
     Classifier,

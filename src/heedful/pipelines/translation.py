@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from heedful.data.invisible import is_blank
-from heedful.data.languages import matching_tag
+from heedful.data.language_tags import matching_tag
 from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
 from heedful.options import Options, TooLong

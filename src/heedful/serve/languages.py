@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from heedful.data.languages import NAMES, language_of, language_probabilities, macrolanguage_of
+from heedful.data.language_tags import NAMES, language_of, macrolanguage_of
+from heedful.data.languages import language_probabilities
 from heedful.pipelines import Translator
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from heedful.data.languages import matching_tag
+from heedful.data.language_tags import matching_tag
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation

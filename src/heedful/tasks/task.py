@@ -241,13 +241,13 @@ class Task(ABC):
         """The number of training rows that `row_lengths` knows."""
         return len(data.splits["train"])
 
-    @abstractmethod
-    def collate(self, data: RunData, item: Any) -> Batch:
-        """A planned batch as tensors on the CPU; a pure function."""
-
     def split_size(self, data: RunData, split: str) -> int:
         """The size of a split in `unit`s, for the log."""
         return len(data.splits[split])
+
+    @abstractmethod
+    def collate(self, data: RunData, item: Any) -> Batch:
+        """A planned batch as tensors on the CPU; a pure function."""
 
     def loss(self, net: Any, batch: Batch, **options: Any) -> LossSum:
         """Sums over the targets of a batch, differentiable; options: those of `head_loss`."""
