@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 from tokenizers import Regex, normalizers
 
-from heedful.data.language_tags import macrolanguage_of
+from heedful.data.language_tags import language_of, macrolanguage_of
 from heedful.errors import UserError, format_names
 from heedful.plugins import nearest
 
