@@ -161,9 +161,10 @@ class Search:
         is_open: Sequence[bool] | None = None,
     ) -> Float[Tensor, "N V"]:
         """The model's values after each row under all rules; arguments as in `next_step`."""
-        if self.request.rules:  # otherwise nothing reads them
-            tokens = tokens[:, tokens.shape[1] - length :]
-        return self.rules(values, tokens, self.sentences, is_open)
+        if not self.request.rules and length > 0:
+            return values  # whose width the first step has checked
+        generated = tokens[:, tokens.shape[1] - length :]
+        return self.rules(values, generated, self.sentences, is_open)
 
     def drop_done(self, is_open: Sequence[bool], at_once: bool = False) -> list[int] | None:
         """Remove sentences that are done, and their rows of the state.

@@ -210,6 +210,9 @@ class Sampler(Search):
                 logits = self._logit_state.next_logits(tokens).float()
                 token, log_prob = self._choose_from_logits(logits, tokens, step, is_open)
                 values += [token, log_prob]
+                if not self.request.rules:  # the state alone reads tokens: the new ones
+                    tokens = token
+                    continue
             else:
                 model_log_probs, log_probs = self.next_step(tokens, step, is_open)
                 if step == 0 and self.num_samples > 1:
