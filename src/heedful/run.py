@@ -354,7 +354,7 @@ def _choose_final(run: PreparedRun, trainer: Trainer, out: Path) -> str:
 def _report_of(
     run: PreparedRun, trainer: Trainer, device: torch.device, command: str
 ) -> dict[str, Any]:
-    """What the report of a run has besides its log and its scores (`ReportFacts`)."""
+    """Facts on data, net and machine for the report of a run (`ReportFacts`)."""
     facts = {
         "command": command,
         "parameters": f"{parameter_count(run.model.net):,}",

@@ -255,7 +255,7 @@ class GrowingText:
 
 @dataclass(frozen=True, eq=False)
 class TokenTexts:
-    """What each token adds to a text, in UTF-8; nothing for special tokens.
+    """The bytes (UTF-8) that each token adds to a text; none for special tokens.
 
     Attributes:
         first: at the beginning of a text, where most decoders drop a space.

@@ -62,7 +62,7 @@ class FileRows:
         return sum(_size(path) for paths, _ in self.files for path in paths)
 
     def chunks(self, places: SourcePlaces | None = None) -> Iterator[Chunk]:
-        """As in `RowSource`."""
+        """The rows in chunks; see `RowSource.chunks`."""
         without_files = replace(self, files=())  # each chunk is sent with it
         for index, (_, read) in enumerate(self.files):
             for chunk in read(places=(places or {}).get(index)):
@@ -109,7 +109,7 @@ class JoinedRows:
         return sum(source.num_bytes for source in self.sources)
 
     def chunks(self, places: SourcePlaces | None = None) -> Iterator[Chunk]:
-        """As in `RowSource`."""
+        """The rows in chunks; see `RowSource.chunks`."""
         first = 0
         for source in self.sources:
             known = {index - first: found for index, found in (places or {}).items()}

@@ -222,7 +222,7 @@ def corpus_tails(
 
 @dataclass(frozen=True)
 class _ChunkScan:
-    """What the first pass finds in a chunk.
+    """The results of the first pass over one chunk.
 
     Attributes:
         read, report: of the rows before and after the filters.

@@ -121,7 +121,10 @@ def _without_header(block: LineBlock) -> LineBlock:
 
 
 def _cells(block: LineBlock, columns: Sequence[int]) -> list[list[str]]:
-    """Some columns of the lines of a block that have all of them; none if the first has not."""
+    """The cells of some columns, for each line with all of these columns.
+
+    Empty if the first line lacks one of them.
+    """
     lines = [line.split("\t") for line in block.texts(0) if line.strip()]
     if not lines or len(lines[0]) <= max(columns):
         return []

@@ -1,4 +1,4 @@
-"""What all searches share: log-probabilities under the rules of a request, and the batch."""
+"""The base of all searches: log-probabilities under the rules of a request, and the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

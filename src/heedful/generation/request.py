@@ -1,4 +1,4 @@
-"""What a search gets: start tokens, limits, EOS ids and rules, checked; the next-token function."""
+"""The input of a search: start tokens, limits, EOS ids and rules; and the next-token function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

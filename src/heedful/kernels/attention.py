@@ -33,7 +33,7 @@ class Texts(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What is equal in the forward and the backward pass.
+    """Arguments of the kernel that its forward and its backward pass share.
 
     Attributes:
         queries, keys: in self-attention the same.

@@ -28,7 +28,7 @@ _FUSED_WEIGHTS = 256 * 256
 
 
 class AttentionOptions(NamedTuple):
-    """What a plan depends on in an attention module; modules with equal options share plans.
+    """The settings of an attention module by which it is planned; equal ones share a plan.
 
     Attributes:
         repeats: query heads per key head.

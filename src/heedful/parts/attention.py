@@ -33,8 +33,8 @@ class MultiHead(nn.Module):
         window: number of keys that a causal query attends to, itself included; without `causal`,
             keys less than this many positions away on either side; default: all keys.
         softcap: bound of the scores (see `attend`); default: none.
-        position: position scheme, rotary (`parts/positions.py`) or added to the scores
-            (`parts/positions.py`); layers may share it. Default: none.
+        position: position scheme of `parts/positions.py`, rotary or added to the scores; layers may
+            share it. Default: none.
         dropout: on the attention weights, in training only.
         out_bias: bias of the output projection.
 
@@ -89,7 +89,7 @@ class MultiHead(nn.Module):
 
     @property
     def options(self) -> AttentionOptions:
-        """What the plan of a pass depends on; see `plan_attention`."""
+        """The settings of this module that `plan_attention` reads."""
         rotary, scores = None, self.position
         if isinstance(scores, RotaryPositions):
             rotary, scores = scores, None

@@ -1,4 +1,4 @@
-"""Which computation an attention uses in a pass, and the tensors of its mask and positions.
+"""Chooses the computation of attention in a pass, and makes its mask and rotation.
 
 All computations have one signature and are equal but for the order of sums: `attend_products.py`
 has the formula, `attend_fused.py` the default. A plan is made before the first block of a stack
@@ -28,7 +28,7 @@ _AUTOCAST = frozenset({"cpu", "cuda", "mps"})  # device types with autocast (met
 
 
 class AttentionPlan(NamedTuple):
-    """What an attention computes in one pass.
+    """The computation of an attention module in one pass.
 
     Attributes:
         attend: heads from queries, keys and values.

@@ -1,5 +1,5 @@
-"""How a vector of a text is made: its prompt, and the pooling of its states; and where
-sentence-transformers stores them.
+"""Vectors of texts: their prompt and the pooling of states, also as sentence-transformers stores
+them.
 """
 
 from collections.abc import Mapping

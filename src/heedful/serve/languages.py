@@ -37,7 +37,7 @@ def detect(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
         return by_macrolanguage.get(macrolanguage_of(code), 0.0)
 
     def of_language(code: str) -> float:
-        """Of a member that is not known by itself, that of its macrolanguage's own code."""
+        """The probability of a language; if it is unknown, that of its macrolanguage's code."""
         rest = by_language.get(macrolanguage_of(code), 0.0)
         return by_language.get(language_of(code), rest)
 

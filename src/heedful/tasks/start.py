@@ -57,7 +57,7 @@ from heedful.zoo.saved import Base, load_tensors
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What a run trains: a model, on the data of a task, by a loss."""
+    """The task, data, model and loss of a run."""
 
     task: Task
     data: RunData

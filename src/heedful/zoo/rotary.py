@@ -41,7 +41,7 @@ class Base:
         rope_layout: pairing of dimensions: half, as in the Hugging Face format, or interleaved, as
             in the authors' files.
         rope_scaling: scaling of the rotary positions for longer texts: `type` (linear, ntk, yarn,
-            llama3) and the arguments of that class in `parts/rotary.py`; None: no scaling.
+            llama3) and the arguments of that class in `parts/positions.py`; None: no scaling.
         tie_embeddings: one matrix for input and output.
     """
 
