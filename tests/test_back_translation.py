@@ -236,6 +236,13 @@ def test_wrong_back_translations_are_refused(
         with pytest.raises(UserError, match=message):
             run(changed, mono, out, **settings)
     assert not (tmp_path / "b").exists(), "refused before anything is written"
+    held = [json.loads(line)["tgt"] for line in (whole / "valid.jsonl").read_text().splitlines()]
+    write(tmp_path / "held", held)
+    write(tmp_path / "empty", [])
+    for name, message in (("held", "each text of .* is also a target"), ("empty", "has no text")):
+        with pytest.raises(UserError, match=message):
+            run(recipe, tmp_path / name, tmp_path / "d")
+    assert not (tmp_path / "d").exists(), "known before the backward model is trained"
     with pytest.raises(UserError, match=r"cannot read .*nothing"):
         run(recipe, tmp_path / "nothing", tmp_path / "c")
 

@@ -102,8 +102,11 @@ def back_translate(
     """
     recipe = with_absolute_paths(recipe)
     _check(recipe, settings, out)
-    _claim(recipe, out, settings)
-    recipe = _with_held_out(recipe, out, print_line)
+    claim = _checked_claim(recipe, out, settings)
+    valid = _held_out_rows(recipe, out, print_line)
+    _check_texts(recipe, valid, settings, out)
+    _claim(out, claim, valid)
+    recipe = _with_valid_file(recipe, out / _HELD_OUT)
     model_folder = settings.backward_model or out / BACKWARD
     if settings.backward_model is None:
         backward = reverse_recipe(recipe).replace(settings.backward_changes)
@@ -195,8 +198,8 @@ def _check(recipe: Recipe, settings: BackTranslation, out: Path) -> None:
     checked_task(forward_recipe(with_valid, out / PAIRS, settings))
 
 
-def _claim(recipe: Recipe, out: Path, settings: BackTranslation) -> None:
-    """Record the settings in the folder, or compare them with those that it was started with."""
+def _checked_claim(recipe: Recipe, out: Path, settings: BackTranslation) -> dict[str, Any]:
+    """The settings as the folder records them; UserError if it was started with other ones."""
     backward = settings.backward_model
     content = {
         "mono": content_key(settings.mono),
@@ -212,27 +215,54 @@ def _claim(recipe: Recipe, out: Path, settings: BackTranslation) -> None:
     if not path.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UserError(f"{out} holds other files; give a new out=FOLDER")
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(path, content)
-        return
+        return content
     before = read_object(path)
     if changed := [key for key, value in content.items() if before.get(key) != value]:
         raise UserError(
             f"{out} was started with other settings ({', '.join(changed)}); give those again, or "
             "another out=FOLDER"
         )
+    return content
 
 
-def _with_held_out(recipe: Recipe, out: Path, print_line: PrintLine) -> Recipe:
-    """The recipe with validation files: held-out rows of train are written into a file.
+def _held_out_rows(recipe: Recipe, out: Path, print_line: PrintLine) -> list[dict[str, str]] | None:
+    """The validation pairs held out from train; None: the recipe has files, or `out` has the rows.
 
     Both runs then have the same ones, and none is back-translated.
     """
-    path = out / _HELD_OUT
-    if not recipe.data.valid.paths() and not path.is_file():
-        rows = prepare_run(recipe, print_line).texts("valid")
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return _with_valid_file(recipe, path)
+    if recipe.data.valid.paths() or (out / _HELD_OUT).is_file():
+        return None
+    return [*prepare_run(recipe, print_line).texts("valid")]
+
+
+def _check_texts(
+    recipe: Recipe, valid: list[dict[str, str]] | None, settings: BackTranslation, out: Path
+) -> None:
+    """Raise UserError, before anything is trained, if no monolingual text will be translated."""
+    if (out / PAIRS).is_file():
+        return
+    if valid is None:
+        recipe = _with_valid_file(recipe, out / _HELD_OUT)
+    held_out = _held_out_targets(recipe) | {normalized(row["tgt"]) for row in valid or ()}
+    are_held_out = [normalized(text) in held_out for text in _texts(settings.mono)]
+    names = ", ".join(map(str, settings.mono))
+    if not are_held_out:
+        raise UserError(f"{names} has no text; give monolingual text of the target language")
+    if all(are_held_out):
+        raise UserError(
+            f"each text of {names} is also a target in data.valid or data.test, and none of those "
+            "is back-translated; give more monolingual text"
+        )
+
+
+def _claim(out: Path, content: dict[str, Any], valid: list[dict[str, str]] | None) -> None:
+    """Record in the folder the settings that it is started with, and the held-out pairs."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / _SETTINGS).is_file():
+        write_json(out / _SETTINGS, content)
+    if valid is not None:
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in valid)
+        write_text(out / _HELD_OUT, "".join(lines))
 
 
 def _with_valid_file(recipe: Recipe, path: Path) -> Recipe:
