@@ -356,7 +356,8 @@ def _write_pairs(
         if not num_pairs and num_held_out:
             raise UserError(
                 f"no pair is left: {num_held_out:,} monolingual texts are also in data.valid or "
-                "data.test, and no other translation is finished; give more monolingual text"
+                "data.test, and no other translation is finished; give more monolingual text, and "
+                f"another folder than {path.parent}"
             )
         if not num_pairs:
             raise UserError(
