@@ -14,8 +14,8 @@ from heedful.generation.request import (
     State,
     check_largest,
 )
-from heedful.generation.rules import apply_rules, bans_are_final
-from heedful.generation.token_rules import Context
+from heedful.generation.rules import KEEP_BANS, apply_rules
+from heedful.generation.token_rules import Context, ForcedTokens
 
 _NO_POSITIVE = (
     "the stop rule optimal has no bound for values above 0, so use no negative penalty and no bias "
@@ -37,6 +37,15 @@ class RequestRules:
     can_overwrite: bool = False
     memory: dict[object, Tensor] = field(default_factory=dict, init=False)  # see `Context`
     _rows: tuple[list[int], Tensor] | None = field(default=None, init=False)
+    _forced: list[ForcedTokens] = field(init=False)
+    _can_write: bool = field(init=False)  # where no token is forced
+
+    def __post_init__(self) -> None:
+        rules = self.request.rules
+        self._forced = [rule for rule in rules if isinstance(rule, ForcedTokens)]
+        # A forced token has the model's value, and a rule of the caller may read it.
+        others_keep_bans = all(isinstance(rule, (ForcedTokens, *KEEP_BANS)) for rule in rules)
+        self._can_write = self.can_overwrite and others_keep_bans
 
     def __call__(
         self,
@@ -61,6 +70,8 @@ class RequestRules:
         rules = self.request.rules
         if not rules:
             return model_log_probs
+        length = generated.size(1)
+        in_place = self._can_write and not any(rule.forces(length) for rule in self._forced)
         context = Context(
             self.request.prompts,
             generated,
@@ -68,7 +79,7 @@ class RequestRules:
             self.memory,
             model_log_probs,
             is_open,
-            in_place=self.can_overwrite and bans_are_final(rules, generated.shape[1]),
+            in_place=in_place,
             sources=self.request.sources,
             eos_ids=self.request.eos_ids,
         )
@@ -78,8 +89,9 @@ class RequestRules:
         self, sentences: list[int], generated: Int[Tensor, "N t"]
     ) -> Int[Tensor, "N"]:
         """The sentence of each row; computed again only when the rows have changed."""
-        if self._rows is None or self._rows[0] != sentences or len(self._rows[1]) != len(generated):
-            copies = len(generated) // len(sentences)
+        num_rows = generated.size(0)
+        if self._rows is None or self._rows[0] != sentences or self._rows[1].numel() != num_rows:
+            copies = num_rows // len(sentences)
             sentence = torch.tensor(sentences, device=generated.device)
             self._rows = sentences, sentence.repeat_interleave(copies)
         return self._rows[1]
@@ -150,7 +162,7 @@ class Search:
         """
         arguments = (tokens,) if self.state is None else (tokens, self.state)
         model_log_probs: Tensor = self.next_log_probs(*arguments)
-        check_shape(model_log_probs, len(tokens))
+        check_shape(model_log_probs, tokens.size(0))
         return model_log_probs, self.under_rules(model_log_probs, tokens, length, is_open)
 
     def under_rules(
@@ -191,7 +203,7 @@ def check_shape(
     log_probs: Tensor, num_rows: int, source: str = "next_log_probs", rows: str = "prefixes"
 ) -> None:
     """Raise UserError unless there is one row of log-probabilities for each prefix."""
-    if log_probs.ndim != 2 or len(log_probs) != num_rows:
+    if log_probs.ndim != 2 or log_probs.size(0) != num_rows:
         raise UserError(
             f"{source} gave shape {tuple(log_probs.shape)} for {num_rows} {rows}: "
             f"it must give ({num_rows}, vocabulary size)"

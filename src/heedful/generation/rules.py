@@ -46,20 +46,6 @@ def apply_rules(
     return log_probs
 
 
-def bans_are_final(rules: Sequence[Rule], length: int) -> bool:
-    """True if no rule allows, after `length` new tokens, a token that an earlier rule forbids.
-
-    Then no rule reads the model's log-probability of a forbidden token, and rules may write in
-    place. Forced tokens do read it, and a rule of the caller could.
-    """
-    return all(
-        not rule.forces(length)
-        if isinstance(rule, ForcedTokens)
-        else isinstance(rule, _BANS_ARE_FINAL)
-        for rule in rules
-    )
-
-
 def sampling_rules(*, min_tokens_to_keep: int = 1, **options: Any) -> list[Rule]:
     """The rules for options named as in `RULES_BY_OPTION`, in its order.
 
@@ -341,7 +327,8 @@ _OFF_AT_0 = (
     "epsilon_cutoff",
     "eta_cutoff",
 )
-_BANS_ARE_FINAL = (*BANS, _NumberRule, SequenceBias, ExponentialDecay, Renormalize)
+KEEP_BANS = (*BANS, _NumberRule, SequenceBias, ExponentialDecay, Renormalize)
+"""Rules that allow no token which an earlier rule forbids, and do not read the model's values."""
 
 
 # --- Helpers ------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ after each step on a CPU, and after several steps on a device that it would have
 import math
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -33,7 +34,7 @@ from heedful.generation.token_rules import BANS, PrefixFunction
 STEPS_PER_READ = 8  # on a device that the host would have to wait for
 
 
-@dataclass(frozen=True)
+@dataclass
 class SampledStep:
     """The new tokens of one step; entry i of each list belongs to one row.
 
@@ -161,9 +162,8 @@ class Sampler(Search):
         )
         # Except on a CPU a log-sum-exp takes more kernels than a log-softmax.
         is_faster = not self.scores or self.request.start.device.type == "cpu"
-        state = self.state if needs_order_only and is_faster else None
-        if isinstance(state, LogitState) and state.has_logits:
-            self._logit_state = state
+        if needs_order_only and is_faster and getattr(self.state, "has_logits", False):
+            self._logit_state = cast(LogitState, self.state)
 
     def __iter__(self) -> Iterator[SampledStep]:
         """Decode until every row has ended."""
@@ -173,9 +173,10 @@ class Sampler(Search):
         count = self.steps_per_read or (1 if reads_each else STEPS_PER_READ)
         rows = self._rows_of(self.sentences)
         tokens, length = self.request.start, 0
+        limit = max(self.request.max_new_tokens, default=0)
         while self.sentences:
-            limit = max(self.request.max_new_tokens[sentence] for sentence in self.sentences)
-            with torch.no_grad():
+            # Backends decode in inference mode; a context costs as much as an operation.
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 tokens, steps = self._run(tokens, length, min(count, limit - length), rows)
             num_ended = len(self._ended)
             for step in steps:
@@ -190,6 +191,7 @@ class Sampler(Search):
             if keep is not None:
                 tokens = tokens.unflatten(0, (-1, self.num_samples))[keep].flatten(0, 1)
                 rows = self._rows_of(self.sentences)
+                limit = max([self.request.max_new_tokens[s] for s in self.sentences], default=0)
 
     def _run(
         self, tokens: Int[Tensor, "N all"], length: int, count: int, rows: list[int]
@@ -200,7 +202,9 @@ class Sampler(Search):
         largest under the rules and the largest of the model. The last ones may be left out, if they
         equal the one before.
         """
-        numbers = self._random_numbers(count, rows, tokens.device)
+        numbers = None
+        if self.generators is not None:
+            numbers = self._random_numbers(self.generators, count, rows, tokens.device)
         is_open = None
         if self._ended and self.request.rules:
             is_open = [row not in self._ended for row in rows]
@@ -208,8 +212,11 @@ class Sampler(Search):
         for step in range(length, length + count):
             if self._logit_state is not None:
                 logits = self._logit_state.next_logits(tokens).float()
-                token, log_prob = self._choose_from_logits(logits, tokens, step, is_open)
-                values += [token, log_prob]
+                check_shape(logits, tokens.size(0), "next_logits")
+                # Without scores the logits are in place of the log-probabilities.
+                normalizer = logits.logsumexp(1, keepdim=True) if self.scores else 0.0
+                largest, token = first_largest(self.under_rules(logits, tokens, step, is_open))
+                values += [token, largest - normalizer]
                 if not self.request.rules:  # the state alone reads tokens: the new ones
                     tokens = token
                     continue
@@ -234,22 +241,6 @@ class Sampler(Search):
         dtype = sum_dtype(tokens.device)
         table = torch.cat([column.to(dtype) for column in values], dim=1)  # read at once
         return tokens, table.T.unflatten(0, (count, -1)).tolist()
-
-    def _choose_from_logits(
-        self,
-        logits: Float[Tensor, "N V"],
-        tokens: Int[Tensor, "N all"],
-        length: int,
-        is_open: list[bool] | None,
-    ) -> tuple[Int[Tensor, "N 1"], Float[Tensor, "N 1"]]:
-        """The tokens of the largest allowed logits, and the model's log-probabilities of them.
-
-        Without scores the logits are in place of the log-probabilities.
-        """
-        check_shape(logits, len(tokens), "next_logits")
-        normalizer = logits.logsumexp(1, keepdim=True) if self.scores else 0.0
-        largest, token = first_largest(self.under_rules(logits, tokens, length, is_open))
-        return token, largest - normalizer
 
     def _read(self, length: int, rows: list[int], values: list[list[int | float]]) -> SampledStep:
         """The new tokens of the open rows from the values of `_run`; some of the rows end."""
@@ -287,13 +278,10 @@ class Sampler(Search):
         return [row for s in sentences for row in range(s * size, (s + 1) * size)]
 
     def _random_numbers(
-        self, count: int, rows: list[int], device: torch.device
-    ) -> Float[Tensor, "rows count"] | None:
-        """The next numbers of each row from [0, 1); None for greedy decoding."""
-        if self.generators is None:
-            return None
-        generators = [self.generators[row] for row in rows]
-        numbers = [[generator.random() for _ in range(count)] for generator in generators]
+        self, generators: list[random.Random], count: int, rows: list[int], device: torch.device
+    ) -> Float[Tensor, "rows count"]:
+        """The next numbers of each row from [0, 1)."""
+        numbers = [[generators[row].random() for _ in range(count)] for row in rows]
         uniform = torch.tensor(numbers, dtype=torch.float64)
         return uniform if sum_dtype(device) != torch.float64 else uniform.to(device)
 

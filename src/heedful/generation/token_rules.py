@@ -241,7 +241,7 @@ class MinLength:
         least = context.length + 2
         if max(self.lengths, default=0) < least:
             return log_probs
-        eos_ids = context.table((id(self), "eos_ids"), self.eos_ids)
+        eos_ids = context.table(id(self), self.eos_ids)
         log_probs = log_probs if context.in_place else log_probs.clone()
         if min(self.lengths) >= least:
             return log_probs.index_fill_(1, eos_ids, -torch.inf)

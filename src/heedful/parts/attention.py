@@ -244,8 +244,8 @@ class Attention(MultiHead):
             both = torch.cat([self.query_norm(query), self.key_norm(key)], dim=2)
         if plan.rotation is not None:
             both = rotate(both, plan.rotation)
-        query, key = both.split(sizes, dim=2)
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        query, key = both.transpose(1, 2).split(sizes, dim=1)
+        value = value.transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value)
         heads, weights = plan.attend(query, key, value, self.dropout)
