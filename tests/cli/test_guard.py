@@ -32,6 +32,19 @@ def test_text_is_utf_8_in_any_locale() -> None:
     assert done.stdout == "14 März 狗\n".encode()
 
 
+def test_a_signal_after_the_command_ends_the_process_without_an_exception() -> None:
+    code = (
+        "import atexit, os, signal\n"
+        "from heedful.cli.guard import run_checked\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "run_checked(lambda **o: print('complete', flush=True))"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "complete\n", "")
+
+
 def test_a_file_in_the_current_folder_does_not_replace_a_package(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise SystemExit('the wrong typer')")
     words = [sys.executable, "-m", "heedful", "--version"]

@@ -21,6 +21,7 @@ _NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller
 _MEMORY_MESSAGES = ("allocate memory", "out of memory", "Storage size calculation overflowed")
 _INDEX_MESSAGES = ("index out of range in self", "is out of bounds for dimension")
 _received: list[int] = []  # signals that end the process
+_converted: list[int] = []  # signals that are exceptions while a command runs
 _debug: list[bool] = []  # not empty: show tracebacks
 _LONGEST = 1_000  # characters of an error's line
 
@@ -46,6 +47,9 @@ def run_checked(
         if _received:  # a library can turn a KeyboardInterrupt into another error
             sys.exit(128 + _received[0])
         _end(error, explain)
+    # What is written is complete: a signal from here on ends the process without an exception.
+    for number in _converted:
+        signal.signal(number, signal.SIG_DFL)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -181,10 +185,12 @@ def _convert_signals() -> None:
             sys.__unraisablehook__(unraised)
 
     _received.clear()
+    _converted.clear()
     sys.unraisablehook = end_later
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
+            _converted.append(number)
 
 
 def _end_usage_error(error: Any, explain: Callable[[Any], str] | None) -> NoReturn:
