@@ -19,7 +19,8 @@ TORCH ?= torch==$(TORCH_VERSION)+cpu
 endif
 endif
 TORCH ?= torch
-# Modules are compiled when they are first imported: most of them never are.
+# Modules are compiled when they are first imported: most of them never are. The result is kept.
+export PYTHONDONTWRITEBYTECODE =
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 INSTALL := $(BIN)/python $(PIP) -c constraints.txt
 # The lowest versions that pyproject.toml allows, beside the tested ones.
@@ -78,20 +79,20 @@ test: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	@types=$$(mktemp); $(BIN)/mypy >"$$types" 2>&1 & mypy=$$!; \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m '$(TESTS)' --durations=10; \
+	OMP_NUM_THREADS=1 $(PYTEST) -m '$(TESTS)' --durations=10; \
 	tests=$$?; wait $$mypy; mypy=$$?; cat "$$types"; rm -f "$$types"; exit $$((tests || mypy))
 
 # What takes most of a minute each; in .ci/run, not in `make test`.
 test-slow: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m slow --durations=10
+	OMP_NUM_THREADS=1 $(PYTEST) -m slow --durations=10
 
 # For a change of benchmarks/ or of what they call, and tests that take minutes; not in .ci/run.
 test-benchmarks: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m benchmarks --durations=10
+	OMP_NUM_THREADS=1 $(PYTEST) -m benchmarks --durations=10
 
 # Needs Python 3.11: some of the lowest versions have no wheels for later ones.
 test-lowest: $(LOWEST_STAMP)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest -n $(JOBS) --dist worksteal \
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest -n $(JOBS) --dist worksteal \
 		-m 'not slow and not benchmarks'
 
 $(LOWEST_STAMP): pyproject.toml tests/support/lowest_versions.py

@@ -23,7 +23,10 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "answer",
+    "forked",
     "mathml",
+    "messages",
+    "navigation",
     "plain_docstrings",
 ]
 exclude_patterns = ["_build", "log.md", "formulas.txt"]

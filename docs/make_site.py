@@ -7,9 +7,8 @@ paragraph that was changed, if a page loads anything from another host, or if it
 import re
 import runpy
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from babel.messages.pofile import read_po
 
 DOCS = Path(__file__).resolve().parent
 BUILD = DOCS / "_build"
+sys.path.insert(0, str(DOCS / "_ext"))
 LANGUAGES = {"en": "en", "zh": "zh_CN"}  # folder of the result: language of Sphinx
 # What a browser loads from another host: not the targets of links that a reader may follow.
 _LOADED = re.compile(
@@ -32,17 +32,19 @@ _DRAWN = re.compile(r"(?:plt\.show\(\)|^\S.*\.plot\(.*\))\n```$", re.MULTILINE)
 def main() -> None:
     """Build and check; exit with 1 and a line for each problem."""
     for script in ("make_reference.py", "make_formulas.py"):
-        subprocess.run([sys.executable, str(DOCS / script)], check=True)
-    build("gettext", BUILD / "catalogues", "nb_execution_mode=off")
+        _call(runpy.run_path, str(DOCS / script), None, "__main__")
+    for folder in LANGUAGES:
+        shutil.rmtree(BUILD / folder, ignore_errors=True)
+    build("html", "en", BUILD / "en")
+    build("gettext", "en", BUILD / "catalogues")
     english_only = runpy.run_path(str(DOCS / "conf.py"))["ENGLISH_ONLY"]
     catalogues = DOCS / "locale" / LANGUAGES["zh"] / "LC_MESSAGES"
     problems = translation_problems(BUILD / "catalogues", catalogues, english_only)
     if problems:
         problems.append("`make translations` adds new paragraphs to docs/locale; translate them")
     _exit_with(problems)
-    for folder, language in LANGUAGES.items():
-        shutil.rmtree(BUILD / folder, ignore_errors=True)
-        build("html", BUILD / folder, f"language={language}")
+    build("html", "zh", BUILD / "zh")
+    for folder in LANGUAGES:
         _exit_with(
             [*loads_from_other_hosts(BUILD / folder), *missing_pictures(DOCS, BUILD / folder)]
         )
@@ -107,12 +109,27 @@ def _short(text: str) -> str:
     return line if len(line) <= 90 else f"{line[:87]}..."
 
 
-def build(builder: str, out: Path, setting: str) -> None:
-    """Run Sphinx with one setting changed; warnings are errors in pages."""
-    strict = ["-W", "-n", "--keep-going"] if builder == "html" else []
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", builder, "-D", setting]
-    doctrees = ["-d", str(BUILD / f"doctrees-{out.name}")]
-    subprocess.run([*command, *strict, *doctrees, str(DOCS), str(out)], check=True)
+def build(builder: str, folder: str, out: Path) -> None:
+    """Run Sphinx in a language; all its builders share what one has read. Warnings are errors."""
+    setting, doctrees = f"language={LANGUAGES[folder]}", str(BUILD / f"doctrees-{folder}")
+    options = ["-q", "-W", "-n", "--keep-going", "-b", builder, "-D", setting, "-d", doctrees]
+    _call(_run_sphinx, [*options, str(DOCS), str(out)])
+
+
+def _run_sphinx(arguments: list[str]) -> None:
+    from sphinx.cmd.build import main as run
+
+    sys.exit(run(arguments))
+
+
+def _call(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function in a new process; exit with 1 where that fails."""
+    from forked import start
+
+    child = start(function, *arguments)
+    child.join()
+    if child.exitcode:
+        sys.exit(1)
 
 
 def _exit_with(problems: list[str]) -> None:
@@ -122,7 +139,4 @@ def _exit_with(problems: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+    main()

@@ -15,7 +15,7 @@ from make_site import BUILD, DOCS, LANGUAGES, build
 def main() -> None:
     """Extract the messages and merge them into the catalogues."""
     templates, chosen = BUILD / "catalogues", BUILD / "chosen"
-    build("gettext", templates, "nb_execution_mode=off")
+    build("gettext", "en", templates)
     shutil.rmtree(chosen, ignore_errors=True)
     english_only = runpy.run_path(str(DOCS / "conf.py"))["ENGLISH_ONLY"]
     for template in templates.rglob("*.pot"):

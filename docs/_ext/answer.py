@@ -35,5 +35,5 @@ def _depart(writer: Any, node: Hidden) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the directive and its node."""
     app.add_directive("answer", Answer)
-    app.add_node(Hidden, html=(_visit, _depart), gettext=(lambda *_: None, lambda *_: None))
+    app.add_node(Hidden, html=(_visit, _depart))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

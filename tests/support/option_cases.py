@@ -144,13 +144,21 @@ def request_of(
 
 
 @cache
+def expected(model: Generator, kind: Kind, case: str, stop_rule: str | None = None) -> Any:
+    """The net's outputs of a case, also with another stop rule; its error if it refuses them."""
+    try:
+        request = request_of(model, kind, case)
+        if stop_rule is not None:
+            request = request._replace(options=replace(request.options, stop_rule=stop_rule))
+        return model.eager.outputs(rows_of(model), request)
+    except UserError as error:
+        return error
+
+
 def refusal(model: Generator, kind: Kind, case: str) -> str | None:
     """The error of options that exclude each other; None: there is none."""
-    try:
-        model.eager.outputs(rows_of(model), request_of(model, kind, case))
-    except UserError as error:
-        return str(error)
-    return None
+    outputs = expected(model, kind, case)
+    return str(outputs) if isinstance(outputs, UserError) else None
 
 
 def unsupported(backend: GenerationBackend, model: Generator, kind: Kind, case: str) -> list[str]:
@@ -167,13 +175,11 @@ def compare(backend: Any, model: Generator, kind: Kind, case: str) -> int:
     (empty) are not compared.
     """
     rows, is_ctranslate2 = rows_of(model), backend.name == "ctranslate2"
-    reference = request = request_of(model, kind, case, has_seed=not is_ctranslate2)
-    if is_ctranslate2 and kind == "beams":
-        options = replace(request.options, stop_rule="beam_full")
-        reference = request._replace(options=options)
+    request = request_of(model, kind, case, has_seed=not is_ctranslate2)
+    stop_rule = "beam_full" if is_ctranslate2 and kind == "beams" else None
     found = backend.outputs(rows, request)
-    for row, actual, expected in zip(
-        rows, found, model.eager.outputs(rows, reference), strict=True
+    for row, actual, reference in zip(
+        rows, found, expected(model, kind, case, stop_rule), strict=True
     ):
         if not actual:  # the net gives it
             continue
@@ -182,8 +188,8 @@ def compare(backend: Any, model: Generator, kind: Kind, case: str) -> int:
                 log_prob = net_log_prob(model, row, one.ids)
                 assert one.log_prob == pytest.approx(log_prob, abs=CLOSE * len(one.ids))
             continue
-        assert [each.ids for each in actual] == [each.ids for each in expected], (kind, case)
-        for one, other in zip(actual, expected, strict=True):
+        assert [each.ids for each in actual] == [each.ids for each in reference], (kind, case)
+        for one, other in zip(actual, reference, strict=True):
             assert (one.finished, one.failure) == (other.finished, other.failure), (kind, case)
             close = CLOSE * max(1, len(one.ids))
             assert one.log_prob == pytest.approx(other.log_prob, abs=close), (kind, case)
@@ -219,11 +225,13 @@ def net_log_prob(model: Generator, row: list[int], ids: list[int]) -> float:
 def has_effect(model: Generator, kind: Kind, case: str) -> bool:
     """The option that begins the name of a case changes outputs or scores of the net."""
     option = case.split(",")[0].split()[0]
-    before, after = (
-        model.eager.outputs(rows_of(model), request_of(model, kind, case, left_out=name))
-        for name in (option, None)
-    )
-    return _rounded(before) != _rounded(after)
+    others = {name for name in CASES[case] if name != option}
+    if others:
+        request = request_of(model, kind, case, left_out=option)
+        before = model.eager.outputs(rows_of(model), request)
+    else:
+        before = expected(model, kind, "none")
+    return _rounded(before) != _rounded(expected(model, kind, case))
 
 
 def _rounded(outputs: Any) -> Any:
