@@ -9,6 +9,7 @@ from heedful.errors import UserError
 
 EXTRAS = {  # their packages, as in pyproject.toml
     "demo": ("babel",),
+    "documents": ("babel", "markdown-it-py", "polib", "sentencex"),
     "eval": ("sacrebleu", "sacremoses"),
     "fast": ("ctranslate2",),
     "gguf": ("gguf",),
@@ -26,6 +27,7 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "umap": ("umap-learn",),
 }
 _MODULES = {
+    "markdown-it-py": "markdown_it",
     "protobuf": "google.protobuf.message",
     "prometheus-client": "prometheus_client",
     "scikit-learn": "sklearn",

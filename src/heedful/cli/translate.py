@@ -1,6 +1,7 @@
-"""`heedful translate`: lines in, translations out, in the same order."""
+"""`heedful translate`: lines or a document in, translations out, in the same order."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.alignments import AlignmentFlags
+from heedful.cli.alignments import AlignmentFlags, AlignmentWriter
+from heedful.cli.documents import DocumentFlags, is_document, translate_file
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
@@ -20,6 +22,8 @@ from heedful.cli.lines import (
     report_counts,
 )
 from heedful.errors import UserError
+
+_INVITATION = "ready: type a line, and its translation follows; Ctrl-D ends"
 
 
 @spread("draft", "num_draft_tokens")
@@ -35,6 +39,7 @@ def translate(
     ),
     json: JsonLines = False,
     aligned: AlignmentFlags,
+    documents: DocumentFlags,
     options: dict[str, Any],
     ensemble: list[Path] | None = typer.Option(
         None,
@@ -51,7 +56,7 @@ def translate(
     ),
     run_time: RunTime,
 ) -> None:
-    """Translate texts: arguments, lines of a file, or lines of stdin.
+    """Translate texts: arguments, lines of a file or of stdin; or a document.
 
     One line out for each line in (with --num-return N: N lines, best first); a line break inside a
     translation is written as a space, and counted. A line that is typed is answered at once. A
@@ -59,28 +64,55 @@ def translate(
 
     The models of an ensemble share a vocabulary, but not sizes or architecture; they run eager.
 
+    A file whose name ends in .po, .pot, .xliff, .xlf, .tmx, .srt, .vtt, .html, .htm, .xhtml, .md,
+    .markdown or .docx is a document: its texts are translated sentence by sentence, and all else
+    stays as it is, byte for byte. Translations that it has are kept; new ones are marked for a
+    review, where the format can.
+
     Example: heedful translate runs/translation 'Hello.'
 
     Example: heedful translate runs/translation -i test.en --beam-size 4
 
     Example: heedful translate runs/en-de -i test.en --alignments test.align
+
+    Example: heedful translate runs/en-de -i app.po -o app.de.po --memory old.tmx
     """
     if weight and not ensemble:
         raise UserError("--weight is the weight of a model of an --ensemble; give both, or neither")
     aligned.check()
-    chunks = in_out.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
+    documents.check(in_out)
+    of_document = is_document(in_out)
+    chunks = iter([]) if of_document else in_out.chunks(_INVITATION)
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
     options |= {"too_long": in_out.too_long, **run_time.batching}
     settled = translator.options(**options)
     note_unused(options, settled, translator)
+    if of_document:
+        refused = {"--scores": scores, "--json": json, "--alignments": aligned.alignments}
+        translate_file(translator, in_out, documents, options, refused=refused)
+        return
+    with aligned.writer(translator, settled) as aligner:
+        chunks = chunks if aligner is None else aligner.remember(chunks)
+        _translate_lines(translator, in_out, chunks, aligner, options, scores=scores, json=json)
+
+
+def _translate_lines(
+    translator: "pipelines.Translator",
+    in_out: InputOutput,
+    chunks: Iterator[list[str]],
+    aligner: AlignmentWriter | None,
+    options: dict[str, Any],
+    *,
+    scores: bool,
+    json: bool,
+) -> None:
+    """Translate chunks of lines, and write a line for each output."""
     num_return = options.get("num_return", 1)
     cut = number = 0
     with (
-        aligned.writer(translator, settled) as aligner,
         line_writer(in_out.output) as write,
         in_out.progress("translating") as progress,
     ):
-        chunks = chunks if aligner is None else aligner.remember(chunks)
         options |= {"scores": scores or json, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             number += 1
