@@ -8,6 +8,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from heedful.data.inline import Piece
 from heedful.data.xml_nodes import Node
@@ -110,7 +111,7 @@ class DocxDocument(Document):
             return self._data
         out = io.BytesIO()
         with (
-            zipfile.ZipFile(io.BytesIO(self._data)) as old,
+            _opened(self._data, self.name) as old,
             zipfile.ZipFile(out, "w") as new,
         ):
             new.comment = old.comment
@@ -123,29 +124,36 @@ class DocxDocument(Document):
 
 def _parts(data: bytes, name: str) -> dict[str, bytes]:
     """The parts with text; raises UserError for a file that is no document or unpacks too large."""
+    with _opened(data, name) as file:
+        infos = file.infolist()
+        total = sum(info.file_size for info in infos)
+        for info in infos:
+            packed = max(info.compress_size, 1)
+            if info.file_size > _LARGE and info.file_size > MAX_RATIO * packed:
+                raise UserError(
+                    f"{name}: its part {info.filename[:80]} unpacks to {info.file_size:,} bytes"
+                    f" from {packed:,}, as no document does; it is not read"
+                )
+        if total > MAX_UNPACKED:
+            raise UserError(
+                f"{name} unpacks to {total:,} bytes, more than {MAX_UNPACKED:,}; split it"
+            )
+        names = [info.filename for info in infos]
+        if len({*names}) < len(names):
+            raise UserError(f"{name} holds a part twice; save it again in Word")
+        if "word/document.xml" not in names:
+            raise UserError(f"{name} is not a Word document; name a .docx file")
+        chosen = sorted(part for part in names if _PARTS.fullmatch(part))
+        chosen.sort(key=lambda part: part != "word/document.xml")
+        return {part: file.read(part) for part in chosen}
+
+
+@contextmanager
+def _opened(data: bytes, name: str) -> Iterator[zipfile.ZipFile]:
+    """A ZIP file; errors of reading it are UserErrors."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
-            infos = file.infolist()
-            total = sum(info.file_size for info in infos)
-            for info in infos:
-                packed = max(info.compress_size, 1)
-                if info.file_size > _LARGE and info.file_size > MAX_RATIO * packed:
-                    raise UserError(
-                        f"{name}: its part {info.filename[:80]} unpacks to {info.file_size:,} bytes"
-                        f" from {packed:,}, as no document does; it is not read"
-                    )
-            if total > MAX_UNPACKED:
-                raise UserError(
-                    f"{name} unpacks to {total:,} bytes, more than {MAX_UNPACKED:,}; split it"
-                )
-            names = [info.filename for info in infos]
-            if len({*names}) < len(names):
-                raise UserError(f"{name} holds a part twice; save it again in Word")
-            if "word/document.xml" not in names:
-                raise UserError(f"{name} is not a Word document; name a .docx file")
-            chosen = sorted(part for part in names if _PARTS.fullmatch(part))
-            chosen.sort(key=lambda part: part != "word/document.xml")
-            return {part: file.read(part) for part in chosen}
+            yield file
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         reason = str(error) or type(error).__name__
         raise UserError(f"{name} is not a Word document, or damaged: {reason}") from None

@@ -28,6 +28,7 @@ _CLASSES: Mapping[str, tuple[str, str]] = {
     ".docx": ("docx", "DocxDocument"),
     ".txt": ("plain", "PlainDocument"),
 }
+_GZIP = b"\x1f\x8b"
 FORMATS = tuple(_CLASSES)
 
 
@@ -62,6 +63,8 @@ def read_document(data: bytes, name: str, languages: Languages = (None, None)) -
         )
     if len(data) > MAX_BYTES:
         raise UserError(f"{name} is larger than {MAX_BYTES >> 20} MiB; split it")
+    if data.startswith(_GZIP):
+        raise UserError(f"{name} is packed by gzip; unpack it, by gunzip")
     module, class_name = _CLASSES[suffix]
     reader: Callable[..., Any] = getattr(import_module(f"heedful.documents.{module}"), class_name)
     document: Document = reader(data, name, languages)

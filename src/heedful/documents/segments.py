@@ -131,19 +131,15 @@ class Encoded:
         """
         bom = next((mark for mark in _BOMS if data.startswith(mark)), b"")
         encoding = _BOMS.get(bom, encoding or "utf-8")
+        body = data[len(bom) :]
         try:
-            codec = codecs.lookup(encoding).name
-            if codec not in _TEXT_ENCODINGS and not _is_text_encoding(codec):
-                raise LookupError
+            text = body.decode(encoding)
+            is_same = text.encode(encoding) == body
         except LookupError:
             raise UserError(
                 f"{name} declares the encoding {encoding[:40]!r}, which is unknown; correct it, or"
                 " convert the file to UTF-8"
             ) from None
-        body = data[len(bom) :]
-        try:
-            text = body.decode(codec)
-            is_same = text.encode(codec) == body
         except UnicodeError as error:
             start = getattr(error, "start", 0)
             line = body.count(b"\n", 0, start) + 1
@@ -155,7 +151,7 @@ class Encoded:
             raise UserError(
                 f"{name} cannot be written back in {encoding} as it was; convert it to UTF-8"
             )
-        return cls(text, codec, bom)
+        return cls(text, encoding, bom)
 
     def encode(self, text: str, name: str, errors: str = "strict") -> bytes:
         """The bytes of another text; raises UserError for a character that has no code."""
@@ -167,17 +163,6 @@ class Encoded:
                 f"{name}: {self.encoding} has no code for {character!r} (U+{ord(character):04X}) of"
                 " a translation; convert the file to UTF-8 first"
             ) from None
-
-
-_TEXT_ENCODINGS = {"utf-8", "ascii", "iso8859-1", "utf-16-le", "utf-16-be"}
-
-
-def _is_text_encoding(codec: str) -> bool:
-    """False for codecs of the library that are none of text, such as base64."""
-    try:
-        return isinstance(b"".decode(codec), str)
-    except (LookupError, UnicodeError):
-        return False
 
 
 def splice(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
