@@ -76,8 +76,12 @@ def test_hostile_documents(name: str) -> None:
             policy=OVERWRITE,
         )
         reopened = read_document(changed, name, ("en", "de"))
-        if name.endswith((".po", ".xlf", ".xliff", ".tmx", ".txt")):
+        if name.endswith((".po", ".xlf", ".xliff", ".tmx")) or (name == "a.txt" and grows):
             assert len(reopened.segments) == num_segments
+        try:
+            _open_by_others(name, data, encoding)
+        except (etree.XMLSyntaxError, pysubs2.exceptions.Pysubs2Error):
+            return  # such as a namespace that is no URI
         _open_by_others(name, changed, encoding)
 
     check()
@@ -104,11 +108,7 @@ def test_hostile_word_documents(paragraphs: list[list[tuple[str, bool]]]) -> Non
     before, after = (docx.Document(io.BytesIO(file)) for file in (data, content))
     assert len(before.paragraphs) == len(after.paragraphs)
     for old, new in zip(before.paragraphs, after.paragraphs, strict=True):
-        assert new.text.swapcase() in (
-            old.text,
-            old.text.swapcase(),
-            old.text.swapcase().swapcase(),
-        )
+        assert new.text.casefold() == old.text.casefold()
     assert counts.segments >= 0
 
 

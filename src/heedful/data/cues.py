@@ -12,6 +12,8 @@ from heedful.errors import UserError
 _CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
 _TIMES = re.compile(rf"[ \t]*{_CLOCK}[ \t]*-->[ \t]*{_CLOCK}[^\n]*")
 _LINE = re.compile(r"[^\n]*(?:\n|\Z)")
+# `<i>`, `<c.yellow>`, `<v Ann>`, `<00:00:01.000>`; `{\\an8}` of SubStation Alpha, also in .srt.
+STYLE = re.compile(r"<(/?)([a-zA-Z][\w-]*)([^<>\n]*)>|<[\d:.]+>|\{\\[^{}\n]*\}")
 _BLOCKS = ("NOTE", "STYLE", "REGION")  # of WebVTT, up to a blank line
 
 

@@ -3,12 +3,14 @@
 Format: GNU gettext manual, "The Format of PO Files".
 """
 
+import gettext
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from heedful.errors import UserError
 
+_PLURAL = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+?)\s*;?\s*")
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
 _KEYWORD = re.compile(r"\s*(?:(msgctxt|msgid_plural|msgid|msgstr)(?:\[\s*(\d+)\s*\])?\s*)?(\".*)")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"\s*\Z')
@@ -173,6 +175,24 @@ def _unescaped(match: re.Match[str]) -> str:
 def escape(text: str) -> str:
     """A text as in the quotes of a catalogue."""
     return "".join(_REVERSED.get(character, character) for character in text)
+
+
+def plural_forms(rule: str) -> tuple[int, int] | None:
+    """The number of plural forms of a rule, and the index of the one for 1; None: it is none."""
+    match = _PLURAL.fullmatch(rule)
+    try:
+        if match is None or not 1 <= int(match[1]) <= MAX_FORMS:
+            return None
+        form = int(gettext.c2py(match[2])(1))
+        return (int(match[1]), form) if 0 <= form < int(match[1]) else None
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
+
+
+def plural_form_of_one(fields: Mapping[str, str]) -> int:
+    """The index of the plural form for 1, by the fields of a header; -1 if 1 has no own form."""
+    found = plural_forms(fields.get("Plural-Forms", ""))
+    return 0 if found is None else -1 if found[0] == 1 else found[1]
 
 
 def header_fields(text: str) -> Iterator[tuple[str, str]]:

@@ -1,23 +1,21 @@
 """Gettext catalogues (.po, .pot): messages with their plural forms and contexts."""
 
-import gettext
 import re
 from dataclasses import dataclass
 
 from heedful import extras
 from heedful.data.language_tags import language_of, standard_tag
 from heedful.data.po_entries import (
-    MAX_FORMS,
     Entry,
     charset_of,
     escape,
     header_fields,
+    plural_forms,
     read_entries,
 )
 from heedful.documents.segments import Document, Encoded, Segment
 from heedful.errors import UserError
 
-_PLURAL = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+?)\s*;?\s*")
 _REVIEW = "# needs review: "
 _TEMPLATE = "nplurals=INTEGER; plural=EXPRESSION;"
 
@@ -97,19 +95,13 @@ class PoDocument(Document):
 
     def _forms(self) -> tuple[int, int]:
         """The number of plural forms, and the index of the one for 1."""
-        match = _PLURAL.fullmatch(self._rule)
-        try:
-            if match is None or not 1 <= int(match[1]) <= MAX_FORMS:
-                raise ValueError
-            form = gettext.c2py(match[2])(1)
-            if not 0 <= form < int(match[1]):
-                raise ValueError
-        except (ValueError, ArithmeticError, RecursionError):
+        found = plural_forms(self._rule)
+        if found is None:
             raise UserError(
                 f"{self.name}: the header's Plural-Forms {self._rule[:80]!r} are no rule; correct "
                 "them, as nplurals=2; plural=(n != 1);"
-            ) from None
-        return int(match[1]), form
+            )
+        return found
 
     def to_bytes(self) -> bytes:
         """See `Document.to_bytes`."""
@@ -197,8 +189,10 @@ class PoDocument(Document):
         for name, value in wanted.items():
             line = self._own(f'"{name}: {value}\\n"')
             index = next((i for i, old in enumerate(lines) if old.startswith(f'"{name}:')), None)
-            if index is None:
+            if index is None and header.texts["msgstr"].endswith("\n"):
                 lines = [*lines, line]
+            elif index is None:  # behind an unfinished line it would be a part of it
+                continue
             else:
                 lines[index] = line
         return lines

@@ -2,12 +2,10 @@
 
 import re
 
-from heedful.data.cues import read_cues
+from heedful.data.cues import STYLE, read_cues
 from heedful.data.inline import Piece
 from heedful.documents.spans import Span, SpanDocument
 
-# `<i>`, `<c.yellow>`, `<v Ann>`, `<00:00:01.000>`; `{\an8}` of SubStation Alpha, also in .srt.
-_CODE = re.compile(r"<(/?)([a-zA-Z][\w-]*)([^<>\n]*)>|<[\d:.]+>|\{\\[^{}\n]*\}")
 _DIALOGUE = re.compile(r"\s*[-–—‐]")
 _SENTENCE_END = re.compile(r"[.!?…。！？:][\"'”’»)\]]*\s*\Z")
 
@@ -38,9 +36,9 @@ def _sentences(lines: list[str]) -> list[list[str]]:
     """Groups of lines that are one text: not those of two speakers, nor two sentences."""
     groups: list[list[str]] = []
     for line in lines:
-        plain = _CODE.sub("", line)
+        plain = STYLE.sub("", line)
         is_new = not groups or _DIALOGUE.match(plain) is not None
-        if is_new or _SENTENCE_END.search(_CODE.sub("", groups[-1][-1])):
+        if is_new or _SENTENCE_END.search(STYLE.sub("", groups[-1][-1])):
             groups.append([line])
         else:
             groups[-1].append(line)
@@ -56,7 +54,7 @@ def _pieces(text: str) -> tuple[list[Piece], list[int]]:
             pieces.append(Piece("text", re.sub(r"\s*\r?\n\s*", " ", raw)))
             sizes.append(len(raw))
 
-    for match in _CODE.finditer(text):
+    for match in STYLE.finditer(text):
         add_text(match.start())
         name = match[2]
         is_alone = name is None or (name == "v" and f"</{name}" not in text)
