@@ -74,7 +74,7 @@ def test_byte_order_mark_and_line_ends_are_kept(name: str, end: str, bom: str) -
 def test_po_marks_and_keeps() -> None:
     content, counts, _ = translated("a.po", PO, replaced(Hello="Hallo", old="neu"))
     text = content.decode()
-    assert '#, fuzzy, c-format\nmsgid "Hello %s.\\nBye"\nmsgstr ""\n"Hallo %s.\\n"\n"Bye"' in text
+    assert '#, fuzzy, c-format\nmsgid "Hello %s.\\nBye"\nmsgstr "Hallo %s.\\nBye"' in text
     # A copied text has the lines of its source.
     assert 'msgid ""\n"long "\n"text"\nmsgstr ""\n"long "\n"text"\n' in text
     assert '#, fuzzy\nmsgctxt "menu"' in text

@@ -158,7 +158,7 @@ class PoDocument(Document):
         ]
 
     def _form(self, message: Message, index: int) -> list[str]:
-        """The lines of a translation: of a copied text as in its source."""
+        """The lines of a translation, in one line as its source, or one for each line of it."""
         entry, segment = message.entry, message.segments[index]
         has_plural = "msgid_plural" in entry.texts
         keyword = f"msgstr[{index}]" if has_plural else "msgstr"
@@ -167,11 +167,14 @@ class PoDocument(Document):
                 return self._lines[slice(*entry.lines[keyword])]
             return [self._own(f'{keyword} ""')]
         text = segment.result.text
+        if entry.texts.get(keyword) == text:
+            return self._lines[slice(*entry.lines[keyword])]
         for key in ("msgid_plural", "msgid"):
             if entry.texts.get(key) == text:
                 first, *others = self._lines[slice(*entry.lines[key])]
                 return [re.sub(r"msgid(_plural)?\s*", f"{keyword} ", first, count=1), *others]
-        if "\n" not in text.rstrip("\n"):
+        first, stop = entry.lines["msgid"]
+        if stop == first + 1 or "\n" not in text.rstrip("\n"):
             return [self._own(f'{keyword} "{escape(text)}"')]
         pieces = re.findall(r"[^\n]*\n|[^\n]+", text)
         lines = [f'{keyword} ""', *(f'"{escape(piece)}"' for piece in pieces)]
