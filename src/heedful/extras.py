@@ -22,7 +22,10 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "parquet": ("pyarrow",),
     "ray": ("ray", "pyarrow"),
     "report": ("matplotlib", "pygments"),
-    "serve": ("fastapi", "uvicorn", "prometheus-client", "py3langid", "llguidance", "lxml"),
+    "serve": (
+        *("fastapi", "uvicorn", "prometheus-client", "py3langid", "llguidance", "lxml"),
+        "sentencex",
+    ),
     "tensorboard": ("tensorboard",),
     "umap": ("umap-learn",),
 }

@@ -104,8 +104,11 @@ def sentences(text: str, language: str | None) -> list[str]:
     """The sentences of a text, each with the blanks behind it; together they are the text."""
     if not re.search(r"[^\w\s,]", text):
         return [text]
-    extras.require("documents", "splitting texts into sentences")
-    import sentencex
+    try:
+        import sentencex
+    except ImportError:
+        extras.require("documents", "splitting texts into sentences")
+        raise
 
     found: list[str] = sentencex.segment(language_of(language) or "en", text)
     return found if "".join(found) == text else [text]
