@@ -171,8 +171,8 @@ class PoDocument(Document):
             return self._lines[slice(*entry.lines[keyword])]
         for key in ("msgid_plural", "msgid"):
             if entry.texts.get(key) == text:
-                first, *others = self._lines[slice(*entry.lines[key])]
-                return [re.sub(r"msgid(_plural)?\s*", f"{keyword} ", first, count=1), *others]
+                line, *others = self._lines[slice(*entry.lines[key])]
+                return [re.sub(r"msgid(_plural)?\s*", f"{keyword} ", line, count=1), *others]
         first, stop = entry.lines["msgid"]
         if stop == first + 1 or "\n" not in text.rstrip("\n"):
             return [self._own(f'{keyword} "{escape(text)}"')]

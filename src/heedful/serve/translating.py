@@ -44,7 +44,8 @@ class Translation(NamedTuple):
 async def translate(body: TranslateBody, request: Request) -> Response:
     """Translate a text, or a list of texts as one batch; JSON or a form.
 
-    The lines of a text are translated one by one, and blank lines are kept; of HTML the text nodes.
+    The sentences of each line are translated one by one, and blank lines are kept; of HTML those
+    of its text nodes.
     `alternatives` are further hypotheses of a beam search. With `source` auto the language of each
     text is detected. Alignments are computed by the net itself, whichever backend translates.
     """
@@ -54,7 +55,10 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         message = f"alternatives may be at most {most} here, not {body.alternatives}"
         raise over_limit(message, "alternatives", body.alternatives, most)
     given = [body.q] if isinstance(body.q, str) else body.q
-    texts = await asyncio.to_thread(lambda: [parts_of(text, body.format) for text in given])
+    languages = None if body.source == "auto" else body.source, body.target
+    texts = await asyncio.to_thread(
+        lambda: [parts_of(text, body.format, languages) for text in given]
+    )
     groups, detected = await _groups(request, texts, body)
     info = info_of(request.scope)
     translations: dict[int, list[Translation]] = {}
