@@ -54,8 +54,8 @@ class DocumentFlags:
     split_sentences: bool = typer.Option(
         True,
         "--split-sentences/--no-split-sentences",
-        help="Translate the sentences of a segment one by one, or only those of a segment that is "
-        "too long for the model.",
+        help="Translate the sentences of a document one by one, and those of a line that is too "
+        "long for the model; without, only those of a segment that is too long.",
         show_default="on",
         rich_help_panel=_PANEL,
     )

@@ -21,6 +21,8 @@ from heedful.cli.lines import (
     note_unused,
     report_counts,
 )
+from heedful.cli.long_lines import LongLines
+from heedful.cli.shared import note
 from heedful.errors import UserError
 
 _INVITATION = "ready: type a line, and its translation follows; Ctrl-D ends"
@@ -59,8 +61,10 @@ def translate(
     """Translate texts: arguments, lines of a file or of stdin; or a document.
 
     One line out for each line in (with --num-return N: N lines, best first); a line break inside a
-    translation is written as a space, and counted. A line that is typed is answered at once. A
-    line that is too long for the model is reported and left out: its translation is blank.
+    translation is written as a space, and counted. A line that is typed is answered at once. A line
+    that is too long for the model is translated sentence by sentence, long sentences in clauses;
+    with --no-split-sentences, --scores, --json, --num-return or --alignments it is reported and
+    left out: its translation is blank.
 
     The models of an ensemble share a vocabulary, but not sizes or architecture; they run eager.
 
@@ -93,10 +97,37 @@ def translate(
         return
     with aligned.writer(translator, settled) as aligner:
         chunks = chunks if aligner is None else aligner.remember(chunks)
-        _translate_lines(translator, in_out, chunks, aligner, options, scores=scores, json=json)
+        whole = in_out.truncate or in_out.strict or not documents.split_sentences
+        if whole or scores or json or aligner or settled.num_return > 1:
+            _write_outputs(translator, in_out, chunks, aligner, options, scores=scores, json=json)
+        else:
+            _write_translations(translator, in_out, chunks, options)
 
 
-def _translate_lines(
+def _write_translations(
+    translator: "pipelines.Translator",
+    in_out: InputOutput,
+    chunks: Iterator[list[str]],
+    options: dict[str, Any],
+) -> None:
+    """Write the translation of each line of chunks; one that is too long is translated in parts."""
+    long_lines = LongLines(translator, options.get("tgt_language"))
+    cut = number = 0
+    with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
+        options |= {"scores": False, "progress": progress}
+        rows = long_lines.split(chunks)
+        for [output] in translator.iterate_generations(rows, ahead=in_out.ahead, **options):
+            cut += not output.finished and output.failure is None
+            if (text := long_lines.joined(output)) is not None:
+                number += 1
+                write(text)
+        report_counts(translator, "lines", number)
+    if long_lines.num_split:
+        note(f"lines too long for the model, translated in parts: {long_lines.num_split:,}")
+    _report_cut(cut)
+
+
+def _write_outputs(
     translator: "pipelines.Translator",
     in_out: InputOutput,
     chunks: Iterator[list[str]],
@@ -106,13 +137,10 @@ def _translate_lines(
     scores: bool,
     json: bool,
 ) -> None:
-    """Translate chunks of lines, and write a line for each output."""
+    """Write the outputs of each line of chunks with what is wanted of them."""
     num_return = options.get("num_return", 1)
     cut = number = 0
-    with (
-        line_writer(in_out.output) as write,
-        in_out.progress("translating") as progress,
-    ):
+    with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
         options |= {"scores": scores or json, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             number += 1
@@ -127,8 +155,12 @@ def _translate_lines(
                 score = -math.inf if output is None else output.score
                 write(f"{score:.6f}\t{text}" if scores else text)
         report_counts(translator, "lines", number)
-    if cut:
-        typer.echo(f"translations cut off by the length limit: {cut:,}", err=True)
+    _report_cut(cut)
+
+
+def _report_cut(count: int) -> None:
+    if count:
+        typer.echo(f"translations cut off by the length limit: {count:,}", err=True)
 
 
 def _open(

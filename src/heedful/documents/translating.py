@@ -189,9 +189,8 @@ def fits_model(translator: Any) -> Fits:
     tokenizer = getattr(translator, "src_tokenizer", None)
     if tokenizer is None:
         return lambda text: True
-    tags = 2  # EOS, and a tag of the language
-    longest = translator.config.max_length - tags
-    limit = max(1, longest)
+    num_special = len(tokenizer.encode_target([])) + bool(translator.metadata.language_tags)
+    limit = max(1, translator.config.max_length - num_special)
 
     def fits(text: str) -> bool:
         """True for at most `limit` tokens, of which each has a byte or more."""
