@@ -198,7 +198,7 @@ def test_files_of_pairs_are_for_pairs(tmp_path: Path) -> None:
         rows_of(tmp_path, "a.tmx", THREE, {"text": None, "label": None})
     with pytest.raises(UserError, match="has no columns to name"):
         rows_of(tmp_path, "a.tmx", THREE, {"src": 1, "tgt": 2})
-    with pytest.raises(UserError, match="not text; it is for translation"):
+    with pytest.raises(UserError, match="not text; it is data for translation"):
         rows_of(tmp_path, "a.tmx", THREE, {"text": None})
 
 

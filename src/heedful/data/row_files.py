@@ -308,8 +308,8 @@ def _check_pairs(path: Path, fields: Mapping[str, Field | None]) -> None:
     """Raise UserError unless the fields of a file of translators are a source and a target."""
     if [*fields] != ["src", "tgt"]:
         raise UserError(
-            f"{path} holds pairs of a source and a target, not {', '.join(fields)}; it is for "
-            "translation"
+            f"{path} holds pairs of a source and a target, not {', '.join(fields)}; it is data for "
+            f"translation, and translated itself by: heedful translate MODEL -i {path.name}"
         )
     if any(field is not None for field in fields.values()):
         raise UserError(f"{path} has no columns to name; leave the fields of src and tgt out")
