@@ -303,10 +303,11 @@ def test_sentences_are_translated_one_by_one_and_joined() -> None:
 def test_long_sentences_are_cut_at_clauses() -> None:
     seen: list[str] = []
     text = "one two three, four five six; seven eight nine " * 3 + "x" * 50
-    content = as_text(
-        translated("a.txt", text, lambda t: (seen.append(t), t)[1], fits=lambda t: len(t) <= 20)
+    content, counts, _ = translated(
+        "a.txt", text, lambda t: (seen.append(t), t)[1], fits=lambda t: len(t) <= 20
     )
-    assert content == text
+    assert content.decode() == text
+    assert counts.to_review == 1  # the word of 50 letters
     assert max(map(len, seen)) <= 20
     assert seen[0] in ("one two three,", "one two three, four five six;")
 

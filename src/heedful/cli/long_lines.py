@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class LongLines:
     """Splits lines that a translator does not read, and joins their translations.
 
+    A line with a single word that is too long is not split.
+
     Attributes:
         num_split: lines that were split.
     """
@@ -34,7 +36,7 @@ class LongLines:
                 split = (
                     None if self._fits(line) else SplitText(line, self._fits, self._languages[0])
                 )
-                is_whole = split is None or not split.rows
+                is_whole = split is None or split.num_unfit > 0 or not split.rows
                 self._waiting.append(None if is_whole else split)
                 rows += [line] if split is None or is_whole else split.rows
                 self.num_split += not is_whole

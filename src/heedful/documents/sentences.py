@@ -28,6 +28,7 @@ class SplitText:
 
     Attributes:
         rows: the parts to translate: sentences, or lines.
+        num_unfit: words (texts without a blank or punctuation) that do not fit; they are kept.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class SplitText:
         """
         self._pieces = [*_split(text, fits, language, by_sentence)]
         self.rows = [text for text, is_row in self._pieces if is_row]
+        self.num_unfit = sum(not is_row and not fits(text) for text, is_row in self._pieces)
 
     def joined(self, translations: Sequence[str], source: str | None, target: str | None) -> str:
         """The text with other parts in place of `rows`.
@@ -96,7 +98,7 @@ def _split_line(
                 continue
             before, after = shorter[: core.start()], shorter[core.end() :]
             yield from [(before, False)] if before else []
-            yield core[0], True
+            yield core[0], fits(core[0])
             yield from [(after, False)] if after else []
 
 
@@ -115,7 +117,7 @@ def sentences(text: str, language: str | None) -> list[str]:
 
 
 def _clauses(text: str, fits: Fits) -> list[str]:
-    """A text cut into parts that fit, at the best places; together they are the text."""
+    """A text cut into parts that fit, or have no place to cut; together they are the text."""
     done: list[str] = []
     waiting = [text]
     while waiting:
@@ -132,18 +134,14 @@ def _cut(text: str) -> int | None:
     """The place of the best cut, near the middle; None: there is none."""
     middle = len(text) / 2
     tags = [match.span() for match in TAG.finditer(text)]
-    for pattern in (*_CUTS, None):
-        if pattern is None:
-            ends: Iterable[int] = [len(text) // 2]
-        else:
-            ends = (match.end() for match in pattern.finditer(text))
+    for pattern in _CUTS:
         usable = [
             end
-            for end in ends
+            for end in (match.end() for match in pattern.finditer(text))
             if 0 < end < len(text) and not any(start < end < stop for start, stop in tags)
         ]
         # A cut at the edge would leave the other part as long as before.
         central = [end for end in usable if 0.1 * len(text) < end < 0.9 * len(text)]
-        if best := central or (usable if pattern is None else []):
+        if best := central or (usable if pattern is _CUTS[-1] else []):
             return min(best, key=lambda end: abs(end - middle))
     return None

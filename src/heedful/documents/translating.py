@@ -141,11 +141,13 @@ class _Output:
     Attributes:
         has_words: False: the text has none, and is its own translation.
         num_blank: its parts whose translation is blank; they are as in the text.
+        num_unfit: its words that are too long for the model, likewise.
     """
 
     text: str
     has_words: bool = True
     num_blank: int = 0
+    num_unfit: int = 0
     is_blank: bool = False
 
 
@@ -172,6 +174,8 @@ def _settle(
         return
     if output.num_blank:
         reasons.append(f"parts without a translation: {output.num_blank}")
+    if output.num_unfit:
+        reasons.append(f"words that are too long for the model: {output.num_unfit}")
     reasons += review(segment, output.text) if review else []
     counts.replaced += bool(segment.target)
     counts.to_review += bool(reasons)
@@ -234,7 +238,9 @@ class _Work:
             for row, output, is_blank in zip(text.rows, outputs, blank, strict=True)
         ]
         joined = text.joined(kept, *self._languages)
-        return _Output(joined, bool(text.rows), sum(blank), bool(blank) and all(blank))
+        all_blank = bool(blank) and all(blank)
+        has_words = bool(text.rows or text.num_unfit)
+        return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank)
 
     def prepare_pieces(self, outputs: Sequence[tuple[Segment, _Output]]) -> None:
         """Translate what `between_tags` needs for the outputs with wrong tags, as one list."""
@@ -248,6 +254,7 @@ class _Work:
         return _Output(
             "".join(output.text for output in outputs),
             num_blank=sum(output.num_blank for output in outputs),
+            num_unfit=sum(output.num_unfit for output in outputs),
             is_blank=all(output.is_blank for output in with_words),
         )
 
