@@ -22,7 +22,7 @@ LAYERS = [
     {"parts"},
     {"models"},
     {"zoo", "data"},
-    {"generation", "evaluation"},
+    {"documents", "generation", "evaluation"},
     {"backends"},
     {"training", "pipelines"},
     {"bulk", "cost", "tasks", "deploy", "insight"},

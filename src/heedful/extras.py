@@ -9,6 +9,7 @@ from heedful.errors import UserError
 
 EXTRAS = {  # their packages, as in pyproject.toml
     "demo": ("babel",),
+    "documents": ("babel", "markdown-it-py", "polib", "sentencex"),
     "eval": ("sacrebleu", "sacremoses"),
     "fast": ("ctranslate2",),
     "gguf": ("gguf",),
@@ -21,11 +22,15 @@ EXTRAS = {  # their packages, as in pyproject.toml
     "parquet": ("pyarrow",),
     "ray": ("ray", "pyarrow"),
     "report": ("matplotlib", "pygments"),
-    "serve": ("fastapi", "uvicorn", "prometheus-client", "py3langid", "llguidance", "lxml"),
+    "serve": (
+        *("fastapi", "uvicorn", "prometheus-client", "py3langid", "llguidance", "lxml"),
+        "sentencex",
+    ),
     "tensorboard": ("tensorboard",),
     "umap": ("umap-learn",),
 }
 _MODULES = {
+    "markdown-it-py": "markdown_it",
     "protobuf": "google.protobuf.message",
     "prometheus-client": "prometheus_client",
     "scikit-learn": "sklearn",

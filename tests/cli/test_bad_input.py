@@ -246,7 +246,8 @@ def test_dropped_pairs_are_reported_also_with_held_out_pairs(commands, workdir, 
 
 
 def test_lines_that_are_too_long_are_left_out_and_counted(commands, trained, workdir):
-    outcome = commands.run("translate", trained, "--input", workdir / "long")
+    words = ("translate", trained, "--input", workdir / "long")
+    outcome = commands.run(*words, "--no-split-sentences")
     assert outcome.code == 0
     lines = outcome.out.split("\n")
     assert lines[1:3] == ["", ""]
@@ -254,6 +255,17 @@ def test_lines_that_are_too_long_are_left_out_and_counted(commands, trained, wor
     assert "lines left out, whose outputs are blank: 2" in outcome.err.splitlines()
     alone = commands.run("translate", trained, stdin=b"1 2\n3\n")
     assert lines[:1] + lines[3:] == alone.out.split("\n")
+
+
+def test_lines_that_are_too_long_are_translated_in_parts(commands, trained, workdir):
+    words = ("translate", trained, "--input", workdir / "long")
+    outcome = commands.run(*words)
+    assert outcome.code == 0, outcome.err
+    parts = "note: lines too long for the model, translated in parts: 2"
+    assert outcome.err.splitlines()[0] == parts
+    assert len(outcome.out.splitlines()) == 4
+    scored = commands.run(*words, "--scores")
+    assert "lines left out, whose outputs are blank: 2" in scored.err.splitlines()
 
 
 def test_lines_before_an_interruption_are_kept(tmp_path):

@@ -629,7 +629,7 @@ KEPT = ["the cat", "", TOO_LONG, "a dog runs"]
     [
         ("generate lm --max-new-tokens 4", "prompts"),
         ("generate two --max-new-tokens 4", "prompts"),
-        ("translate two --max-new-tokens 4", "lines"),
+        ("translate two --max-new-tokens 4 --no-split-sentences", "lines"),
         ("score two --src in --tgt ref", "pairs"),
         ("embed mlm", "texts"),
         ("evaluate two --src in --ref ref --json -o out --max-new-tokens 4", "lines"),

@@ -160,10 +160,11 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ("t.tsv", b"a\tb\n", NAMED, r"t\.tsv is empty: it holds no labeled text"),
         ("t.tsv", b"", NAMED, "line 1: the header has no column 'a'"),
         (
-            "t.csv",
+            "t.txt",
             b"a,1\n",
             PAIR,
-            r"t\.csv must be a \.tsv, \.jsonl or \.parquet file to hold 2 columns \(src, tgt\)",
+            r"t\.txt must be a \.tsv, \.csv, \.jsonl or \.parquet file to hold 2 columns "
+            r"\(src, tgt\), or of pairs a \.tmx, \.xliff or \.po file",
         ),
         ("t.jsonl", b'{"text": "a"}', LABELED, "line 1: no key 'label' .found: 'text'"),
         (
@@ -643,8 +644,10 @@ def test_a_header_setting_without_effect_is_refused(
     ("name", "problem"),
     [
         ("a.jsonl", "is a table, not lines of text; in a recipe, give it as file"),
-        ("a.csv", r"convert it to \.tsv or \.jsonl"),
-        ("a.csv.gz", r"convert it to \.tsv or \.jsonl"),
+        ("a.csv", "is a table, not lines of text"),
+        ("a.csv.gz", "is a table, not lines of text"),
+        ("a.tmx.gz", "holds pairs, not lines of text"),
+        ("a.json", r"convert it to \.tsv or \.jsonl"),
     ],
 )
 def test_tables_are_not_read_as_lines_of_text(tmp_path: Path, name: str, problem: str) -> None:

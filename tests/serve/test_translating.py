@@ -109,6 +109,18 @@ def test_lines_are_translated_one_by_one(served: Any) -> None:
     assert answer["alignments"][1] == [{"source": [], "target": [], "links": []}]
 
 
+def test_sentences_of_a_line_are_translated_one_by_one(served: Any) -> None:
+    model = served.models["de-en"]
+    body = {"q": "The cat sat.  A dog ran!\nMr. Smith ran", "source": "de", "target": "en"}
+    sentences = ["The cat sat.", "A dog ran!", "Mr. Smith ran"]
+    first, second, third = (text.strip() for text in model.translate(sentences))
+    status, answer = call(served, "/translate", body)
+    assert (status, answer["translatedText"]) == (200, f"{first}  {second}\n{third}")
+    html = {**body, "q": "<p>The cat sat. <b>A dog ran!</b></p>", "format": "html"}
+    _, answer = call(served, "/translate", html)
+    assert answer["translatedText"] == f"<p>{first} <b>{second}</b></p>"
+
+
 def test_a_list_is_one_batch(served: Any) -> None:
     model, texts = served.models["de-en"], ["the cat", "", "a dog ran home", "the cat"]
     engine = served.server.registry.models["de-en"].engine

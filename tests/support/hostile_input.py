@@ -53,6 +53,8 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "translate {tr} -i {w}/lines -o out",
     "translate {tr}",
     "translate {tr} -i {w}/lines -o out --alignments out.align",
+    "translate {tr} -i {w}/app.po -o out.po",
+    "translate {tr} -i {w}/page.html",
     "translate {w}/fast --backend ctranslate2 --precision int8 --threads 1",
     "translate {w}/own --ensemble {w}/own -i {w}/lines -o out --weight 1 --weight 0.5",
     "generate {lm} hello",

@@ -148,6 +148,10 @@ def _files() -> dict[str, bytes]:
         "long": b"word " * 3000 + b"\n",
         "wide": b"x" * 1_000_000 + b"\n",
         "gz.gz": gzip.compress(data),
+        "app.po": b'msgid "hello"\nmsgstr ""\n',
+        "page.html": b"<p>hello <b>world</b>. hello</p>\n",
+        "memory.tmx": b'<tmx><body><tu><tuv xml:lang="en"><seg>hello</seg></tuv>'
+        b'<tuv xml:lang="de"><seg>world</seg></tuv></tu></body></tmx>',
         "half.gz": gzip.compress(data)[:40],
         "named.gz": data,
         "ragged.tsv": b"a\tb\na\tb\tc\n" * 9,

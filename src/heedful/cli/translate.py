@@ -1,6 +1,7 @@
-"""`heedful translate`: lines in, translations out, in the same order."""
+"""`heedful translate`: lines or a document in, translations out, in the same order."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.alignments import AlignmentFlags
+from heedful.cli.alignments import AlignmentFlags, AlignmentWriter
+from heedful.cli.documents import DocumentFlags, is_document, translate_file
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
@@ -19,7 +21,11 @@ from heedful.cli.lines import (
     note_unused,
     report_counts,
 )
+from heedful.cli.long_lines import LongLines
+from heedful.cli.shared import note
 from heedful.errors import UserError
+
+_INVITATION = "ready: type a line, and its translation follows; Ctrl-D ends"
 
 
 @spread("draft", "num_draft_tokens")
@@ -35,6 +41,7 @@ def translate(
     ),
     json: JsonLines = False,
     aligned: AlignmentFlags,
+    documents: DocumentFlags,
     options: dict[str, Any],
     ensemble: list[Path] | None = typer.Option(
         None,
@@ -51,36 +58,89 @@ def translate(
     ),
     run_time: RunTime,
 ) -> None:
-    """Translate texts: arguments, lines of a file, or lines of stdin.
+    """Translate texts: arguments, lines of a file or of stdin; or a document.
 
     One line out for each line in (with --num-return N: N lines, best first); a line break inside a
-    translation is written as a space, and counted. A line that is typed is answered at once. A
-    line that is too long for the model is reported and left out: its translation is blank.
+    translation is written as a space, and counted. A line that is typed is answered at once. A line
+    that is too long for the model is translated sentence by sentence, long sentences in clauses;
+    with --no-split-sentences, --scores, --json, --num-return or --alignments it is reported and
+    left out: its translation is blank.
 
     The models of an ensemble share a vocabulary, but not sizes or architecture; they run eager.
+
+    A file whose name ends in .po, .pot, .xliff, .xlf, .tmx, .srt, .vtt, .html, .htm, .xhtml, .md,
+    .markdown or .docx is a document: its texts are translated sentence by sentence, and all else
+    stays as it is, byte for byte. Translations that it has are kept; new ones are marked for a
+    review, where the format can.
 
     Example: heedful translate runs/translation 'Hello.'
 
     Example: heedful translate runs/translation -i test.en --beam-size 4
 
     Example: heedful translate runs/en-de -i test.en --alignments test.align
+
+    Example: heedful translate runs/en-de -i app.po -o app.de.po --memory old.tmx
     """
     if weight and not ensemble:
         raise UserError("--weight is the weight of a model of an --ensemble; give both, or neither")
     aligned.check()
-    chunks = in_out.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
+    documents.check(in_out)
+    of_document = is_document(in_out)
+    chunks = iter([]) if of_document else in_out.chunks(_INVITATION)
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
     options |= {"too_long": in_out.too_long, **run_time.batching}
     settled = translator.options(**options)
     note_unused(options, settled, translator)
+    if of_document:
+        refused = {"--scores": scores, "--json": json, "--alignments": aligned.alignments}
+        translate_file(translator, in_out, documents, options, refused=refused)
+        return
+    with aligned.writer(translator, settled) as aligner:
+        chunks = chunks if aligner is None else aligner.remember(chunks)
+        whole = in_out.truncate or in_out.strict or not documents.split_sentences
+        if whole or scores or json or aligner or settled.num_return > 1:
+            _write_outputs(translator, in_out, chunks, aligner, options, scores=scores, json=json)
+        else:
+            _write_translations(translator, in_out, chunks, options)
+
+
+def _write_translations(
+    translator: "pipelines.Translator",
+    in_out: InputOutput,
+    chunks: Iterator[list[str]],
+    options: dict[str, Any],
+) -> None:
+    """Write the translation of each line of chunks; one that is too long is translated in parts."""
+    long_lines = LongLines(translator, options.get("tgt_language"))
+    cut = number = 0
+    with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
+        options |= {"scores": False, "progress": progress}
+        rows = long_lines.split(chunks)
+        for [output] in translator.iterate_generations(rows, ahead=in_out.ahead, **options):
+            cut += not output.finished and output.failure is None
+            if (text := long_lines.joined(output)) is not None:
+                number += 1
+                write(text)
+        report_counts(translator, "lines", number)
+    if long_lines.num_split:
+        note(f"lines too long for the model, translated in parts: {long_lines.num_split:,}")
+    _report_cut(cut)
+
+
+def _write_outputs(
+    translator: "pipelines.Translator",
+    in_out: InputOutput,
+    chunks: Iterator[list[str]],
+    aligner: AlignmentWriter | None,
+    options: dict[str, Any],
+    *,
+    scores: bool,
+    json: bool,
+) -> None:
+    """Write the outputs of each line of chunks with what is wanted of them."""
     num_return = options.get("num_return", 1)
     cut = number = 0
-    with (
-        aligned.writer(translator, settled) as aligner,
-        line_writer(in_out.output) as write,
-        in_out.progress("translating") as progress,
-    ):
-        chunks = chunks if aligner is None else aligner.remember(chunks)
+    with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
         options |= {"scores": scores or json, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             number += 1
@@ -95,8 +155,12 @@ def translate(
                 score = -math.inf if output is None else output.score
                 write(f"{score:.6f}\t{text}" if scores else text)
         report_counts(translator, "lines", number)
-    if cut:
-        typer.echo(f"translations cut off by the length limit: {cut:,}", err=True)
+    _report_cut(cut)
+
+
+def _report_cut(count: int) -> None:
+    if count:
+        typer.echo(f"translations cut off by the length limit: {count:,}", err=True)
 
 
 def _open(

@@ -12,7 +12,8 @@ from heedful.errors import UserError, format_names
 FieldName = int | str | None
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TAG = re.compile(r"\S+")
-_TABLES = ".tsv, .jsonl, .parquet or a folder of Hugging Face `datasets`"
+_TABLES = ".tsv, .csv, .jsonl, .parquet or a folder of Hugging Face `datasets`"
+_PAIRS = ".tmx, .xliff, .xlf, .po or .mo with the languages of the run"
 
 
 class Files(Strict):
@@ -26,12 +27,12 @@ class Files(Strict):
     tgt: Paths = Field(
         None,
         description="File, or list of files, with the target of the same line of `src`; null: "
-        "pairs are read from `file`.",
+        "pairs are read from `file`. A .srt or .vtt file beside that of `src` is aligned by time.",
     )
     file: Paths = Field(
         None,
         description="Table, or list of tables, of sentence pairs, labeled texts or chats "
-        f"({_TABLES}; chats not in .tsv); null: none.",
+        f"({_TABLES}; chats not in .tsv and .csv; of sentence pairs also {_PAIRS}); null: none.",
     )
     text: Paths = Field(
         None,
@@ -65,9 +66,9 @@ class Files(Strict):
 
     header: bool | None = Field(
         None,
-        description="The first line of a .tsv whose columns are given by number, or not at all, "
-        "names the columns and is left out; false: it is a row; null: it is left out if it has "
-        "names such as src, text, label, de or German, or a label that no other row has.",
+        description="The first line of a .tsv or .csv whose columns are given by number, or not at "
+        "all, names the columns and is left out; false: it is a row; null: it is left out if it "
+        "has names such as src, text, label, de or German, or a label that no other row has.",
     )
     messages_field: str | None = Field(
         None,

@@ -46,6 +46,7 @@ class DataReport:
         num_filtered: training rows dropped by filters.
         num_held_out: training rows dropped because their source is in a held-out set too.
         num_headers: first lines of files, with names of columns, that are no rows.
+        left_out: units of translators' files that are no rows, by reason, such as "fuzzy".
         noun: the word for a row in messages: "texts" or "pairs".
         empty: for each column of text, the number of rows dropped because it was empty.
         counts: for each column of ids, the size of the rows that remain.
@@ -62,6 +63,7 @@ class DataReport:
     noun: str = "texts"
     empty: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, Counts] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def plus(self, other: "DataReport") -> "DataReport":
         """The sums of two reports on rows of the same columns."""
@@ -72,7 +74,10 @@ class DataReport:
         }
         empty = {name: self.empty.get(name, 0) + n for name, n in other.empty.items()}
         counts = {name: n.plus(self.counts.get(name, Counts())) for name, n in other.counts.items()}
-        return replace(self, **numbers, empty=empty, counts=counts)
+        left_out = dict(self.left_out)
+        for reason, count in other.left_out.items():
+            left_out[reason] = left_out.get(reason, 0) + count
+        return replace(self, **numbers, empty=empty, counts=counts, left_out=left_out)
 
     def summary(self) -> str:
         """The statistics as one line of text."""
@@ -80,6 +85,7 @@ class DataReport:
         if self.num_headers:
             named = f"{self.num_headers} with names of columns left out"
             parts.append(f"{named} (header=false keeps it)")
+        parts += [f"{count:,} left out as {reason}" for reason, count in self.left_out.items()]
         if self.num_empty:
             sides = [f"{_SIDES[c]} {n:,}" for c, n in self.empty.items() if c in _SIDES]
             by_side = f" ({', '.join(sides)})" if sides else ""

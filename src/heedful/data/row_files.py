@@ -8,9 +8,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from heedful.data.csv_rows import csv_units
 from heedful.data.jsonl import jsonl_chunks, jsonl_record_chunks
 from heedful.data.labels import Problem, checked_labels
-from heedful.data.plain_text import line_chunks, unit_chunks
+from heedful.data.pair_files import (
+    PAIR_FORMATS,
+    is_subtitles,
+    pair_units,
+    subtitle_units,
+    unit_format,
+)
+from heedful.data.plain_text import line_chunks
+from heedful.data.plain_text import unit_chunks as text_unit_chunks
 from heedful.data.rows import (
     CORPUS,
     LABEL,
@@ -25,6 +34,7 @@ from heedful.data.rows import (
 from heedful.data.tables import is_table, table_chunks, table_record_chunks
 from heedful.data.text_files import COMPRESSED, BlockPlace, check_no_document
 from heedful.data.tsv import tsv_chunks
+from heedful.data.unit_blocks import unit_chunks
 from heedful.errors import UserError
 
 ReadFile: TypeAlias = Callable[..., Iterator[Chunk]]  # with the argument `places`
@@ -170,6 +180,9 @@ def read_rows(
       quoting, the same number in every line. Fields are numbers, or names in the first line; all
       `None`: the file has exactly these columns, in order. Without names, a first line that is
       recognized as a header (`heedful.data.tsv`) is left out and counted;
+    * .csv: the same with commas or semicolons and quotes;
+    * .tmx, .xliff, .xlf, .po, .pot, .mo: pairs, for the columns `src` and `tgt`, with the languages
+      of the call; two .srt or .vtt files beside each other are pairs by time;
     * .jsonl: one object per line. A field is a key; `None` means the name of the column;
     * .parquet, and folders of `Dataset.save_to_disk`: a field is a column, `a.b` a field of a
       struct; `None` means the name of the column; missing values are empty texts;
@@ -207,12 +220,19 @@ def open_records(files: Sequence[Path], column: str, text_of: TextOf) -> FileRow
 
 
 def format_of(path: Path) -> str:
-    """The format of a file by its name: table, jsonl, tsv or text."""
+    """The format of a file by its name: table, jsonl, tsv, csv, tmx, xliff, po, mo or text."""
     if is_table(path):
         return "table"
     if path.suffix in COMPRESSED:
         path = path.with_suffix("")
-    return path.suffix[1:] if path.suffix in (".jsonl", ".tsv") else "text"
+    if path.suffix in (".jsonl", ".tsv"):
+        return path.suffix[1:]
+    return unit_format(path) or "text"
+
+
+def depends_on_languages(path: Path) -> bool:
+    """True for a file of pairs, whose units are chosen by the languages of its rows."""
+    return format_of(path) in PAIR_FORMATS
 
 
 def read_chunks(
@@ -229,35 +249,42 @@ def read_chunks(
         places: those of all chunks, if an earlier call has found them: they are read by `parse`.
     """
     kind = format_of(path)
-    has_columns = kind == "tsv" and [*fields.values()] != [None]
+    has_columns = kind in ("csv", "tsv") and [*fields.values()] != [None]
     if header and not has_columns:
         raise UserError(
             f"{path} has no line of column names to leave out, so header=true has no effect; it is "
-            "for .tsv files, in which the columns of text are given by number"
+            "for .tsv and .csv files, in which the columns of text are given by number"
         )
     if kind == "table":
         return table_chunks(path, _names(path, "a table", fields))
     if kind == "jsonl":
         return jsonl_chunks(path, _names(path, "JSONL", fields), places)
+    if has_columns and kind == "csv":
+        return unit_chunks(path, [*fields], csv_units(path, fields, header, languages or {}))
+    if kind in PAIR_FORMATS:
+        _check_pairs(path, fields)
+        return unit_chunks(path, [*fields], pair_units(path, languages or {}))
     if has_columns:
         return tsv_chunks(path, fields, header, languages, places)
     if len(fields) > 1:
         check_no_document(path)
         raise UserError(
-            f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns"
-            f" ({', '.join(fields)}); convert it"
+            f"{path} must be a .tsv, .csv, .jsonl or .parquet file to hold {len(fields)} columns"
+            f" ({', '.join(fields)}), or of pairs a .tmx, .xliff or .po file; convert it"
         )
     _check_plain_text(path)
     if unit == "line":
         return line_chunks([*fields], [path], places)
     [column] = fields
-    return unit_chunks(column, path, unit)
+    return text_unit_chunks(column, path, unit)
 
 
 def _read_parallel_chunks(
     columns: Sequence[str], paths: Sequence[Path], places: Sequence[BlockPlace] | None = None
 ) -> Iterator[Chunk]:
     """The rows of line-parallel files in chunks, at least one; `places`: as in `read_chunks`."""
+    if all(map(is_subtitles, paths)) and len(paths) == 2:
+        return unit_chunks(" and ".join(map(str, paths)), columns, subtitle_units(paths))
     for path in paths:
         _check_plain_text(path)
     return line_chunks(columns, paths, places)
@@ -277,13 +304,26 @@ def _read_record_chunks(
     )
 
 
+def _check_pairs(path: Path, fields: Mapping[str, Field | None]) -> None:
+    """Raise UserError unless the fields of a file of translators are a source and a target."""
+    if [*fields] != ["src", "tgt"]:
+        raise UserError(
+            f"{path} holds pairs of a source and a target, not {', '.join(fields)}; it is data for "
+            f"translation, and translated itself by: heedful translate MODEL -i {path.name}"
+        )
+    if any(field is not None for field in fields.values()):
+        raise UserError(f"{path} has no columns to name; leave the fields of src and tgt out")
+
+
 def _check_plain_text(path: Path) -> None:
     """Raise UserError for a file whose name is that of a table."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     kind = format_of(path)
-    if (kind == "table" and path.is_file()) or kind == "jsonl":
+    if (kind == "table" and path.is_file()) or kind in ("jsonl", "csv"):
         raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
-    if name.suffix.lower() in (".csv", ".json"):
+    if kind in PAIR_FORMATS:
+        raise UserError(f"{path} holds pairs, not lines of text; in a recipe, give it as file")
+    if name.suffix.lower() == ".json":
         raise UserError(
             f"{path} is not lines of text, by its name; convert it to .tsv or .jsonl and give it "
             "as file, or rename it to .txt if it is text"

@@ -164,6 +164,24 @@ def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
         yield from decode_lines(lines, str(path), first=block.first, keep_ends=keep_ends)
 
 
+def read_bytes(path: Path) -> Iterator[tuple[bytes, int]]:
+    """The (decompressed) bytes of a file in parts, and the bytes of the file read for each.
+
+    Raises:
+        UserError: the file cannot be read, or is damaged.
+    """
+    before = 0
+    with _opened(path) as (stream, tell, _):
+        while True:
+            with _named_errors(path):
+                data = stream.read(_READ_BYTES)
+            if not data:
+                return
+            place = tell()
+            yield data, place - before
+            before = place
+
+
 def read_line_blocks(
     paths: Sequence[Path], places: Sequence[BlockPlace] | None = None
 ) -> Iterator[LineBlock]:

@@ -74,7 +74,7 @@ def tsv_chunks(
         fields: the number of each column from 1, or its name in the header; all None: the table has
             exactly these columns, in order.
         header: the first line, of columns that are not given by name, is a header, which is left
-            out; None: if it is recognized as one (`_has_names`).
+            out; None: if it is recognized as one (`has_names`).
         languages: by column; a recognized header must not contradict them.
     """
     explicit_fields = [field for field in fields.values() if field is not None]
@@ -90,7 +90,7 @@ def tsv_chunks(
                     f"columns are counted from 1, so there is no column {min(columns) + 1}"
                 )
             if header is None:
-                header = _has_names(path, _cells(block, columns), fields, languages or {})
+                header = has_names(path, _cells(block, columns), fields, languages or {})
             if header:
                 block = _without_header(block)
         elif not columns:  # a file with a header
@@ -100,7 +100,7 @@ def tsv_chunks(
                 )
             line, end, _ = block.data(0).partition(b"\n")
             names = next(decode_lines([line + end], str(path)), "").split("\t")
-            columns, width = _header_columns(path, names, fields), len(names)
+            columns, width = header_columns(path, names, fields), len(names)
             block = _without_header(block)
         if not width:
             first = (line for line in BytesIO(block.data(0)) if line.strip())
@@ -131,7 +131,7 @@ def _cells(block: LineBlock, columns: Sequence[int]) -> list[list[str]]:
     return [[cells[i] for i in columns] for cells in lines if len(cells) > max(columns)]
 
 
-def _header_columns(
+def header_columns(
     path: Path, header: Sequence[str], fields: Mapping[str, Field | None]
 ) -> list[int]:
     """The index of each field in the header of a table."""
@@ -172,7 +172,7 @@ def _parse(columns: Mapping[str, int], width: int, has_header: bool, block: Line
     return Rows.of_lines(texts, str(block.paths[0]), block.first, num_headers=num_headers)
 
 
-def _has_names(
+def has_names(
     path: Path,
     rows: Sequence[Sequence[str]],
     fields: Mapping[str, str | int | None],

@@ -319,6 +319,30 @@ class TranslateBody(Body):
     api_key: ShortText | None = Field(None, description=_API_KEY)
 
 
+class TranslateFileBody(Body):
+    """The body of a request to `/translate_file`; a form has the file itself."""
+
+    model_config = _example(file="R3V0ZW4gTW9yZ2Vu", filename="a.txt", source="de", target="en")
+
+    file: Annotated[str, Field(max_length=1 << 30)] = Field(
+        description="The document: the file of a form, or its content in Base64."
+    )
+    filename: ShortText = Field(description="Its name, whose ending says its format.")
+    source: Language | None = Field(
+        None, description="Language of the document; auto (default): it is detected."
+    )
+    target: Language | None = Field(
+        None,
+        description="Language of the translation; not needed where a translator names none.",
+    )
+    model: ModelName | None = Field(
+        None,
+        description="Name of a translator; default: the first for these languages. An extension of "
+        "LibreTranslate's API.",
+    )
+    api_key: ShortText | None = Field(None, description=_API_KEY)
+
+
 class DetectBody(Body):
     """The body of a request to `/detect`."""
 

@@ -53,6 +53,7 @@ _CODES: Mapping[int, Code] = {
 }
 LIBRETRANSLATE = (
     "/translate",
+    "/translate_file",
     "/detect",
     "/languages",
     "/frontend/settings",

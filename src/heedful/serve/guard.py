@@ -18,6 +18,7 @@ from heedful.serve.errors import LIBRETRANSLATE, HttpError, shutting_down, timed
 from heedful.serve.hosts import AllowedHosts
 from heedful.serve.keys import HIDDEN, Keys, tenant_of
 from heedful.serve.metrics import Metrics
+from heedful.serve.multipart import MEDIA_TYPE, fields_of
 from heedful.serve.page import FILES
 from heedful.serve.settings import Settings
 
@@ -33,6 +34,7 @@ PUBLIC = {
     "/frontend/settings",
     *FILES,
 }  # routes that need no key, also while draining
+DOWNLOADS = "/download_file/"  # likewise: its addresses cannot be guessed
 _INFO = "heedful.request"
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _FORM = "application/x-www-form-urlencoded"
@@ -133,15 +135,16 @@ class Guard:
         _check_headers(scope)
         headers = _headers_of(scope)
         self._check_host_and_origin(headers)
-        if self.is_draining and path not in PUBLIC:
+        is_public = path in PUBLIC or path.startswith(DOWNLOADS)
+        if self.is_draining and not is_public:
             raise shutting_down()
         key = _key_of(headers)
-        if self.keys and path not in PUBLIC and key is None and path not in LIBRETRANSLATE:
+        if self.keys and not is_public and key is None and path not in LIBRETRANSLATE:
             raise HttpError(401, "give an API key: the header `Authorization: Bearer KEY`")
         body = await self._read_body(headers, receive)
         if path in LIBRETRANSLATE:
             body = _form_as_json(scope, headers, body)
-        if self.keys and path not in PUBLIC:
+        if self.keys and not is_public:
             key = key or _key_in(body)
             role = self.keys.role(key)
             if key is None or role is None:
@@ -348,7 +351,11 @@ def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], bo
     Raises:
         HttpError: 400 for a form that is not UTF-8, or with too many fields.
     """
-    if headers.get(b"content-type", "").partition(";")[0].strip().lower() != _FORM:
+    content_type = headers.get(b"content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == MEDIA_TYPE:
+        return _as_json(scope, fields_of(content_type, body))
+    if media_type != _FORM:
         return body
     try:
         pairs = parse_qsl(
@@ -367,6 +374,11 @@ def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], bo
             fields[name] = [*(known if isinstance(known, list) else [known]), value]
         else:
             fields[name] = value
+    return _as_json(scope, fields)
+
+
+def _as_json(scope: MutableMapping[str, Any], fields: dict[str, Any]) -> bytes:
+    """The fields of a form as a JSON body, whose type is set in the headers."""
     others = [(n, v) for n, v in scope["headers"] if n not in (b"content-type", b"content-length")]
     scope["headers"] = [*others, (b"content-type", b"application/json")]
     return json.dumps(fields).encode()

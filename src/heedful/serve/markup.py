@@ -1,11 +1,14 @@
-"""The parts of a text that are translated one by one: lines of plain text, text nodes of HTML."""
+"""The parts of a text that are translated one by one: sentences of lines, or of HTML's texts."""
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from heedful.data.invisible import is_blank
+from heedful.documents.sentences import SplitText
 from heedful.serve.errors import HttpError
+
+Languages = tuple[str | None, str | None]
 
 _LINE_END = re.compile(r"\r?\n")
 _DOCUMENT = re.compile(r"\s*<(!doctype|html)\b", re.IGNORECASE)
@@ -17,21 +20,50 @@ _LINES = {"pre", "textarea"}  # whose line breaks are shown
 class Parts:
     """A text whose parts are translated, between others that are kept.
 
-    A model is trained on lines, and its tokenizer takes a line break for a space.
+    A model is trained on sentences, and its tokenizer takes a line break for a space: the parts are
+    the sentences of each line; a line with one sentence is a part with the blanks around it.
+
+    Args:
+        languages: of the text and of its translation, as far as they are known.
 
     Attributes:
         rows: the parts to translate.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, languages: Languages = (None, None)) -> None:
         lines = _LINE_END.split(text)
-        self._pieces = [(line, len(lines) == 1 or not is_blank(line)) for line in lines]
-        self.rows = [line for line, is_translated in self._pieces if is_translated]
+        self._languages = languages
+        self._lines = [_line(line, languages[0], keeps=len(lines) > 1) for line in lines]
+        self.rows = [row for line in self._lines for row in _rows(line)]
 
     def joined(self, translations: Iterable[str]) -> str:
         """The text with other parts in place of `rows`."""
         rest = iter(translations)
-        return "\n".join(next(rest) if translated else line for line, translated in self._pieces)
+        return "\n".join(self._joined_line(line, rest) for line in self._lines)
+
+    def _joined_line(self, line: "_Line", rest: Iterator[str]) -> str:
+        texts = [next(rest) for _ in _rows(line)]
+        if isinstance(line, SplitText):
+            return line.joined(texts, *self._languages)
+        text, is_translated = line
+        return texts[0] if is_translated else text
+
+
+_Line = SplitText | tuple[str, bool]  # its sentences; or a text, and True if it is translated
+
+
+def _line(line: str, language: str | None, *, keeps: bool) -> _Line:
+    """A line; `keeps`: a blank one is not translated."""
+    split = SplitText(line, lambda text: True, language)
+    if len(split.rows) > 1:
+        return split
+    return line, not (keeps and is_blank(line))
+
+
+def _rows(line: _Line) -> list[str]:
+    if isinstance(line, SplitText):
+        return line.rows
+    return [line[0]] if line[1] else []
 
 
 class HtmlParts:
@@ -44,10 +76,10 @@ class HtmlParts:
         HttpError: elements that are nested too deeply.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, languages: Languages = (None, None)) -> None:
         self._source = text
         self._root, self._is_document = _parsed(text)
-        self._nodes = [_Node(*place) for place in _places(self._root)]
+        self._nodes = [_Node(*place, languages) for place in _places(self._root)]
         self.rows = [row for node in self._nodes for row in node.parts.rows]
 
     def joined(self, translations: Iterable[str]) -> str:
@@ -68,21 +100,27 @@ class HtmlParts:
 Format = Literal["text", "html"]
 
 
-def parts_of(text: str, form: Format) -> Parts | HtmlParts:
-    """The parts of a text in a format; raises HttpError as in `HtmlParts`."""
-    return Parts(text) if form == "text" else HtmlParts(text)
+def parts_of(text: str, form: Format, languages: Languages) -> Parts | HtmlParts:
+    """The parts of a text in a format; arguments and errors as in `Parts` and `HtmlParts`."""
+    return Parts(text, languages) if form == "text" else HtmlParts(text, languages)
 
 
 class _Node:
     """The text of an element, or behind it (`tail`)."""
 
-    def __init__(self, element: Any, name: Literal["text", "tail"], keeps_lines: bool) -> None:
+    def __init__(
+        self,
+        element: Any,
+        name: Literal["text", "tail"],
+        keeps_lines: bool,
+        languages: Languages,
+    ) -> None:
         self._element, self._name = element, name
         text = getattr(element, name)
         core = text.strip()
         start = text.index(core)
         self._around = text[:start], text[start + len(core) :]
-        self.parts = Parts(core if keeps_lines else " ".join(core.split()))
+        self.parts = Parts(core if keeps_lines else " ".join(core.split()), languages)
 
     def replace(self, rows: list[str]) -> None:
         """Replace the text by that of other rows."""

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from heedful import extras
 from heedful.data.language_tags import matching_tag
+from heedful.documents import FORMATS
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
@@ -42,7 +44,8 @@ class Translation(NamedTuple):
 async def translate(body: TranslateBody, request: Request) -> Response:
     """Translate a text, or a list of texts as one batch; JSON or a form.
 
-    The lines of a text are translated one by one, and blank lines are kept; of HTML the text nodes.
+    The sentences of each line are translated one by one, and blank lines are kept; of HTML those
+    of its text nodes.
     `alternatives` are further hypotheses of a beam search. With `source` auto the language of each
     text is detected. Alignments are computed by the net itself, whichever backend translates.
     """
@@ -52,13 +55,16 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         message = f"alternatives may be at most {most} here, not {body.alternatives}"
         raise over_limit(message, "alternatives", body.alternatives, most)
     given = [body.q] if isinstance(body.q, str) else body.q
-    texts = await asyncio.to_thread(lambda: [parts_of(text, body.format) for text in given])
+    languages = None if body.source == "auto" else body.source, body.target
+    texts = await asyncio.to_thread(
+        lambda: [parts_of(text, body.format, languages) for text in given]
+    )
     groups, detected = await _groups(request, texts, body)
     info = info_of(request.scope)
     translations: dict[int, list[Translation]] = {}
     for served, indices in groups.items():
         rows = [row for index in indices for row in texts[index].rows]
-        job, num_tokens = await _job(served, rows, body)
+        job, num_tokens = await translation_job(served, rows, body)
         results = await served.run(job)
         info.num_prompt += num_tokens
         info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
@@ -97,8 +103,8 @@ async def frontend_settings(request: Request) -> dict[str, Any]:
         "apiKeys": has_keys,
         "keyRequired": has_keys,
         "suggestions": False,
-        "filesTranslation": False,
-        "supportedFilesFormat": [],
+        "filesTranslation": extras.missing_packages("documents") is None,
+        "supportedFilesFormat": list(FORMATS),
         "language": {
             "source": {"code": "auto", "name": "Auto Detect"},
             "target": {"code": target, "name": name_of(target)},
@@ -147,9 +153,9 @@ async def _groups(
         reserve(request, served, sum(len(texts[index].rows) for index in indices), "q")
 
     is_given = body.source not in (None, "auto")
-    first = _translator(registry, body.source if is_given else None, body)
+    first = translator_for(registry, body.source if is_given else None, body)
     reserve_for(first, every)
-    known = _known_sources(registry, body)
+    known = known_sources(registry, body)
     if is_given or (body.source is None and not known):
         return {first: every}, None
     if not known:
@@ -159,17 +165,17 @@ async def _groups(
             "leave it out",
             parameter="source",
         )
-    detected = await _detected([" ".join(text.rows) for text in texts], known)
+    detected = await detected_languages([" ".join(text.rows) for text in texts], known)
     groups: dict[ServedModel, list[int]] = {}
     for index, entry in enumerate(detected):
-        groups.setdefault(_translator(registry, entry["language"], body), []).append(index)
+        groups.setdefault(translator_for(registry, entry["language"], body), []).append(index)
     for served, indices in groups.items():
         if served is not first:
             reserve_for(served, indices)
     return groups, detected
 
 
-def _known_sources(registry: Registry, body: TranslateBody) -> set[str]:
+def known_sources(registry: Registry, body: TranslateBody) -> set[str]:
     """The languages that can be translated into the target."""
     named, target = _translators(registry, body.model), body.target
     fitting = [served for served in named if _is_one_of(target, targets_of(served.model))]
@@ -177,7 +183,7 @@ def _known_sources(registry: Registry, body: TranslateBody) -> set[str]:
     return {source for source in sources if target is None or not matching_tag(target, [source])}
 
 
-async def _detected(texts: Sequence[str], known: set[str]) -> list[dict[str, Any]]:
+async def detected_languages(texts: Sequence[str], known: set[str]) -> list[dict[str, Any]]:
     """The most probable language of each text among those that can be translated."""
     found = await asyncio.to_thread(lambda: [detect(text, known)[0] for text in texts])
     return [_confidence(*language) for language in found]
@@ -196,7 +202,7 @@ def _sources_of(served: ServedModel) -> list[str]:
     return [own] if own else []
 
 
-def _translator(registry: Registry, source: str | None, body: TranslateBody) -> ServedModel:
+def translator_for(registry: Registry, source: str | None, body: TranslateBody) -> ServedModel:
     """The named translator, or the first from a language (None: any) into the target.
 
     One that names its languages goes before one without languages, which fits every direction.
@@ -300,7 +306,9 @@ def _content(
     return {name: values[0] if is_single else values for name, values in columns.items()}
 
 
-async def _job(served: ServedModel, lines: list[str], body: TranslateBody) -> tuple[Job, int]:
+async def translation_job(
+    served: ServedModel, lines: list[str], body: TranslateBody
+) -> tuple[Job, int]:
     """The work of a request, and the number of its source tokens."""
     model: Translator = served.model
     tags, unit = model.metadata.language_tags, body.alignments

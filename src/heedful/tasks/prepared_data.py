@@ -22,7 +22,7 @@ from heedful.data.encoding import ChunkEncoder, Encoder
 from heedful.data.labels import Problem, count_labels, label_columns, label_counts, label_names
 from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
 from heedful.data.reports import DataReport
-from heedful.data.row_files import FileRows, format_of
+from heedful.data.row_files import FileRows, depends_on_languages, format_of
 from heedful.data.rows import Rows, RowSource
 from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out
 from heedful.data.splits import KnownRows, Split
@@ -405,7 +405,10 @@ def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:
     }
     left_out_of_corpus: dict[str, Any] = {**files, **dict.fromkeys((*SOURCES, "weight"), True)}
     filters = recipe.data.filters
-    if filters.min_script is None and not filters.language:  # only these depend on the languages
+    named = [path for entry in split_files(recipe) for path in resolve_paths(entry.files.file)]
+    # Only these depend on the languages.
+    depends = filters.min_script is not None or filters.language
+    if not depends and not any(map(depends_on_languages, named)):
         languages = dict.fromkeys(("src_language", "tgt_language"), True)
         left_out, left_out_of_corpus = left_out | languages, left_out_of_corpus | languages
     corpora = {

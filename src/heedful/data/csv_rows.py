@@ -1,0 +1,108 @@
+"""Rows of CSV files: columns separated by commas or semicolons, with quotes (RFC 4180)."""
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from heedful.data.rows import Field
+from heedful.data.text_files import read_lines
+from heedful.data.tsv import has_names, header_columns
+from heedful.data.unit_blocks import Unit
+from heedful.errors import UserError
+
+_DELIMITERS = ",;\t|"
+_SAMPLE = 50  # rows by which a header is recognized
+
+
+def csv_units(
+    path: Path,
+    fields: Mapping[str, Field | None],
+    header: bool | None,
+    languages: Mapping[str, str],
+) -> Iterator[Unit]:
+    """The rows of a file; arguments as in `heedful.data.tsv.tsv_chunks`.
+
+    The separator is the one that is most frequent in the first row, outside of quotes.
+
+    Raises:
+        UserError: a quote without its end; a row with another number of columns.
+    """
+    rows = _read(path)
+    first = [row for _, row in zip(range(_SAMPLE), rows, strict=False)]
+    if not first:
+        return
+    explicit = [field for field in fields.values() if field is not None]
+    width = len(first[0][1])
+    cells = [row for _, row in first]
+    if any(isinstance(field, str) for field in explicit):
+        if not all(isinstance(field, str) for field in explicit) or len(explicit) < len(fields):
+            raise UserError(f"{path}: give all columns by name or all by number, not some of each")
+        columns, header = header_columns(path, cells[0], fields), True
+    else:
+        columns = [
+            i if field is None else int(field) - 1 for i, field in enumerate(fields.values())
+        ]
+        if not explicit and width != len(fields):
+            raise UserError(
+                f"{path}, line 1: {width} columns where there must be {len(fields)}; name columns"
+            )
+        if not 0 <= min(columns) <= max(columns) < width:
+            raise UserError(
+                f"{path}, line 1: {width} columns, so there is no column {max(columns) + 1}"
+            )
+        if header is None:
+            sample = [[row[i] for i in columns] for row in cells if len(row) == width]
+            header = has_names(path, sample, fields, languages)
+    for number, (line, row) in enumerate(_chained(first, rows)):
+        if len(row) != width:
+            raise UserError(
+                f"{path}, line {line}: {len(row)} columns where there must be {width}; put texts"
+                " with the separator in quotes"
+            )
+        if number or not header:
+            yield Unit(line, tuple(row[column] for column in columns))
+        else:
+            yield Unit(line, (), "names of columns")
+
+
+def _chained(
+    first: list[tuple[int, list[str]]], rest: Iterator[tuple[int, list[str]]]
+) -> Iterator[tuple[int, list[str]]]:
+    yield from first
+    yield from rest
+
+
+def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not blank, each with the number of its first line."""
+    lines = read_lines(path, keep_ends=True)
+    delimiter = None
+    number = 0
+    pending: list[str] = []
+
+    def source() -> Iterator[str]:
+        yield from pending
+        yield from lines
+
+    for line in lines:
+        pending.append(line)
+        if line.strip():
+            delimiter = _delimiter(line)
+            break
+    if delimiter is None:
+        return
+    reader = csv.reader(source(), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            first, number = number + 1, reader.line_num
+            if row and any(cell.strip() for cell in row):
+                yield first, row
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {number + 1}: broken CSV: {error}; end each quote, and write a quote in"
+            " a text twice"
+        ) from None
+
+
+def _delimiter(line: str) -> str:
+    outside = "".join(line.split('"')[::2])
+    return max(_DELIMITERS, key=outside.count)

@@ -1,0 +1,165 @@
+"""Inline codes of documents in a text: tags such as `<g1>bold</g1>` and `<x2/>`.
+
+The names of the tags are those of OmegaT's XLIFF filter, which translators know.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+TAG = re.compile(r"</?g\d+>|<x\d+/>")
+
+Kind = Literal["text", "open", "close", "alone"]
+
+
+class Piece(NamedTuple):
+    """A part of the content of a segment.
+
+    Attributes:
+        raw: the text of a `text`, unescaped; of a code its source in the file.
+        pair: of `open` and `close`: what both have, such as the number of a `bpt` and its `ept`.
+    """
+
+    kind: Kind
+    raw: str
+    pair: str = ""
+
+
+class TagError(ValueError):
+    """Tags of a translation are not those of its source; the message says which."""
+
+
+@dataclass(frozen=True)
+class TaggedText:
+    """A text with a tag for each code.
+
+    Attributes:
+        text: with tags.
+        codes: the piece of each tag.
+    """
+
+    text: str
+    codes: dict[str, Piece]
+
+    def restored(self, text: str) -> list[Piece]:
+        """The pieces of another text, a translation, with each code at its tag.
+
+        Raises:
+            TagError: a tag is missing, is there twice, or pairs are not nested.
+        """
+        pieces: list[Piece] = []
+        seen: set[str] = set()
+        opened: list[str] = []
+        for part in split_at_tags(text):
+            code = self.codes.get(part)
+            if code is None:
+                pieces.append(Piece("text", part))
+                continue
+            if part in seen:
+                raise TagError(f"{part} is there twice")
+            seen.add(part)
+            if code.kind == "open":
+                opened.append(part[1:-1])
+            elif code.kind == "close" and part[2:-1] in opened:
+                if opened[-1] != part[2:-1] and self._is_nested:
+                    raise TagError(f"{part} crosses another")
+                opened.remove(part[2:-1])
+            elif code.kind == "close":
+                raise TagError(f"{part} is before its <{part[2:-1]}>")
+            pieces.append(code)
+        if missing := [tag for tag in self.codes if tag not in seen]:
+            raise TagError(f"{', '.join(missing)} missing")
+        return pieces
+
+    @property
+    def _is_nested(self) -> bool:
+        """No pair of the source crosses another."""
+        opened: list[str] = []
+        for tag, piece in self.codes.items():
+            if piece.kind == "open":
+                opened.append(tag[1:-1])
+            elif piece.kind == "close" and (not opened or opened.pop() != tag[2:-1]):
+                return False
+        return True
+
+
+def split_at_tags(text: str) -> list[str]:
+    """The tags of a text and the texts between them, without empty ones."""
+    parts, start = [], 0
+    for match in TAG.finditer(text):
+        parts += [text[start : match.start()], match[0]]
+        start = match.end()
+    return [part for part in (*parts, text[start:]) if part]
+
+
+def tagged(pieces: Iterable[Piece]) -> TaggedText:
+    """The text of pieces, with tags numbered in their order.
+
+    A number whose tag is a part of the text itself is left out, so that no text is taken for a tag.
+    A code whose other half is missing gets a tag of its own.
+    """
+    pieces = list(pieces)
+    taken = {match[0] for piece in pieces if piece.kind == "text" for match in _tags_in(piece.raw)}
+    partners = _partners(pieces)
+    parts: list[str] = []
+    codes: dict[str, Piece] = {}
+    number, names = 0, dict[int, str]()
+    for index, piece in enumerate(pieces):
+        if piece.kind == "text":
+            parts.append(piece.raw)
+            continue
+        partner = partners.get(index)
+        if piece.kind == "close" and partner is not None:
+            tag = f"</{names[partner]}>"
+        else:
+            number += 1
+            while taken.intersection((f"<g{number}>", f"</g{number}>", f"<x{number}/>")):
+                number += 1
+            is_pair = piece.kind == "open" and partner is not None
+            names[index] = f"g{number}"
+            tag = f"<g{number}>" if is_pair else f"<x{number}/>"
+            piece = piece if is_pair else piece._replace(kind="alone")
+        codes[tag] = piece
+        parts.append(tag)
+    return TaggedText("".join(parts), codes)
+
+
+def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
+    """The range of pieces without codes and blank texts around all words.
+
+    A pair of codes is left out if it is around all words.
+    """
+    partners = _partners(pieces)
+    start, stop = 0, len(pieces)
+    is_changed = True
+    while is_changed and start < stop:
+        is_changed = False
+        while start < stop and _is_outside(pieces[start], partners.get(start)):
+            start, is_changed = start + 1, True
+        while start < stop and _is_outside(pieces[stop - 1], partners.get(stop - 1)):
+            stop, is_changed = stop - 1, True
+        if start < stop and partners.get(start) == stop - 1:
+            start, stop, is_changed = start + 1, stop - 1, True
+    return start, max(start, stop)
+
+
+def _is_outside(piece: Piece, partner: int | None) -> bool:
+    return (piece.raw.isspace() or not piece.raw) if piece.kind == "text" else partner is None
+
+
+def _partners(pieces: Sequence[Piece]) -> dict[int, int]:
+    """The index of the other half of each code that has one."""
+    opened: dict[str, list[int]] = {}
+    partners: dict[int, int] = {}
+    for index, piece in enumerate(pieces):
+        if piece.kind == "open":
+            opened.setdefault(piece.pair, []).append(index)
+        elif piece.kind == "close" and opened.get(piece.pair):
+            first = opened[piece.pair].pop()
+            partners |= {first: index, index: first}
+    return partners
+
+
+def _tags_in(text: str) -> Iterable[re.Match[str]]:
+    return TAG.finditer(text)

@@ -1,0 +1,291 @@
+"""Pairs of the files of translators: TMX, XLIFF, PO, MO, and subtitles beside each other."""
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from heedful import extras
+from heedful.data.cues import STYLE, Cue, aligned_by_time, read_cues
+from heedful.data.inline import tagged
+from heedful.data.language_tags import language_of, macrolanguage_of
+from heedful.data.po_entries import (
+    Entry,
+    charset_of,
+    header_fields,
+    plural_form_of_one,
+    read_entries,
+)
+from heedful.data.text_files import COMPRESSED, read_bytes
+from heedful.data.tmx_units import variant
+from heedful.data.unit_blocks import Unit
+from heedful.data.xml_inline import pieces_of
+from heedful.data.xml_nodes import Node, NodeReader
+from heedful.errors import UserError, format_names
+
+_UNFINISHED = {"new", "needs-translation", "initial"}
+_SUFFIXES = {".tmx": "tmx", ".xliff": "xliff", ".xlf": "xliff", ".po": "po", ".pot": "po"}
+_SUFFIXES |= {".mo": "mo", ".csv": "csv"}
+PAIR_FORMATS = ("tmx", "xliff", "po", "mo")
+LARGEST_CATALOGUE = 1 << 28  # bytes; catalogues and subtitles are read whole
+SUBTITLES = (".srt", ".vtt")
+
+
+def unit_format(path: Path) -> str | None:
+    """The format of a file of units by its name: tmx, xliff, po, mo, csv; None: another one."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return _SUFFIXES.get(name.suffix.lower())
+
+
+def is_subtitles(path: Path) -> bool:
+    """True for subtitles by their name."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return name.suffix.lower() in SUBTITLES
+
+
+def pair_units(path: Path, languages: Mapping[str, str]) -> Iterator[Unit]:
+    """The pairs of a TMX, XLIFF, PO or MO file.
+
+    Args:
+        languages: of `src` and `tgt`; the one that is missing is the file's, if it says it.
+
+    Raises:
+        UserError: a broken file; other languages than these, with those that it has.
+    """
+    read = {"tmx": _tmx, "xliff": _xliff, "po": _po, "mo": _mo}[unit_format(path) or ""]
+    return read(path, languages.get("src"), languages.get("tgt"))
+
+
+class _Parts:
+    """The bytes of a file in parts; `num_bytes` are those of the file since it was last taken."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_bytes = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for data, num_bytes in read_bytes(self._path):
+            self._num_bytes += num_bytes
+            yield data
+
+    def take_bytes(self) -> int:
+        """The bytes of the file that were read since the last call."""
+        count, self._num_bytes = self._num_bytes, 0
+        return count
+
+
+def _tmx(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
+    parts, reader = _Parts(path), NodeReader(str(path), {"tu", "header"})
+    found: Counter[str] = Counter()
+    num_pairs = 0
+    header = None
+    for node, _ in reader.read(parts):
+        if node.name == "header":
+            header = node.attributes.get("srclang")
+            continue
+        if src is None or tgt is None:
+            src, tgt = _tmx_languages(path, node, src, tgt, header)
+        found.update([tuv.language or "?" for tuv in node.children if tuv.name == "tuv"])
+        sides = [variant(node, src), variant(node, tgt)]
+        is_pair = None not in sides and sides[0] is not sides[1]
+        segments = [side.child("seg") if side is not None else None for side in sides]
+        if not is_pair or None in segments:
+            yield Unit(node.line, (), f"without {src} and {tgt}", parts.take_bytes())
+            continue
+        num_pairs += 1
+        texts = tuple(_text(segment) for segment in segments if segment is not None)
+        yield Unit(node.line, texts, "", parts.take_bytes())
+    root = reader.root.name if reader.root else ""
+    if root != "tmx":
+        raise UserError(f"{path} is not TMX: its root is {root}; name another file")
+    if not num_pairs and found:
+        listed = format_names([tag for tag, _ in found.most_common()], str)
+        raise UserError(
+            f"{path} has no unit in {src} and {tgt}, it has {listed}; set data.src_language and"
+            " data.tgt_language to two of them"
+        )
+
+
+def _tmx_languages(
+    path: Path, node: Node, src: str | None, tgt: str | None, header: str | None
+) -> tuple[str, str]:
+    """The languages of a memory that has two: those of its first unit, the header's first."""
+    tags = [child.language for child in node.children if child.name == "tuv" and child.language]
+    first = src or (header if header != "*all*" else None)
+    if src is None and tgt is not None and len(tags) == 2:
+        first = next((tag for tag in tags if not _is_same(tag, tgt)), first)
+    others = [tag for tag in tags if first and not _is_same(tag, first)]
+    if first is None or len(tags) != 2 or (tgt is None and len(others) != 1):
+        raise UserError(
+            f"{path} has units in {format_names(tags, str)}; set data.src_language and"
+            " data.tgt_language to two of them"
+        )
+    return first, tgt or others[0]
+
+
+def _xliff(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
+    parts, reader = _Parts(path), NodeReader(str(path), {"trans-unit", "segment"})
+    is_checked = is_swapped = False
+    for node, around in reader.read(parts):
+        if not is_checked:
+            is_checked, is_swapped = (
+                True,
+                _is_swapped(str(path), _xliff_languages(around), src, tgt),
+            )
+        num_bytes = parts.take_bytes()
+        source, target = node.child("source"), node.child("target")
+        if source is None or target is None or not target.text.strip():
+            yield Unit(node.line, (), "without a translation", num_bytes)
+            continue
+        state = (target if node.name == "trans-unit" else node).attributes.get("state", "")
+        if state in _UNFINISHED and node.attributes.get("approved") != "yes":
+            yield Unit(node.line, (), "unfinished", num_bytes)
+            continue
+        texts = _text(source), _text(target)
+        yield Unit(node.line, texts[::-1] if is_swapped else texts, "", num_bytes)
+    if reader.root is None or reader.root.name != "xliff":
+        root = reader.root.name if reader.root else ""
+        raise UserError(f"{path} is not XLIFF: its root is {root}; name another file")
+
+
+def _xliff_languages(around: Sequence[Node]) -> tuple[str | None, str | None]:
+    attributes = {name: value for node in around for name, value in node.attributes.items()}
+    source = attributes.get("srcLang") or attributes.get("source-language")
+    return source, attributes.get("trgLang") or attributes.get("target-language")
+
+
+def _is_swapped(
+    name: str, own: tuple[str | None, str | None], src: str | None, tgt: str | None
+) -> bool:
+    """True for a file from the target into the source language.
+
+    Raises:
+        UserError: its languages are others.
+    """
+
+    def fits(wanted: tuple[str | None, str | None]) -> bool:
+        pairs = zip(own, wanted, strict=True)
+        return all(a is None or b is None or _is_same(a, b) for a, b in pairs)
+
+    if fits((src, tgt)):
+        return False
+    if fits((tgt, src)):
+        return True
+    listed = f"{own[0] or 'an unnamed language'} to {own[1] or 'an unnamed language'}"
+    raise UserError(
+        f"{name} is from {listed}, not from {src} to {tgt}; leave it out, or set"
+        " data.src_language and data.tgt_language to its languages"
+    )
+
+
+def _is_same(tag: str, other: str) -> bool:
+    """The tags are of one language, or of one and its macrolanguage."""
+    one, two = language_of(tag), language_of(other)
+    return one == two or macrolanguage_of(tag) == macrolanguage_of(other)
+
+
+def _text(node: Node) -> str:
+    """The text of a segment with tags for its codes."""
+    return tagged(pieces_of(node)).text
+
+
+def _whole(path: Path) -> bytes:
+    data = bytearray()
+    for part, _ in read_bytes(path):
+        data += part
+        if len(data) > LARGEST_CATALOGUE:
+            raise UserError(f"{path} is larger than {LARGEST_CATALOGUE >> 20} MiB; split it")
+    return bytes(data)
+
+
+def _decoded(path: Path, data: bytes, encoding: str) -> str:
+    try:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            encoding = "utf-16"
+        return data.decode(encoding).removeprefix("\ufeff")
+    except LookupError:
+        raise UserError(f"{path} declares the charset {encoding[:40]}, which is unknown") from None
+    except UnicodeError as error:
+        start = getattr(error, "start", 0)
+        line = data.count(b"\n", 0, start) + 1
+        raise UserError(
+            f"{path}, line {line}: not {encoding}; correct its charset, or convert it to UTF-8"
+        ) from None
+
+
+def _po(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
+    data = _whole(path)
+    text = _decoded(path, data, charset_of(data) or "utf-8")
+    entries, num_obsolete = read_entries(text.split("\n"), str(path))
+    header = next((entry.texts["msgstr"] for entry in entries if entry.is_header), "")
+    fields = dict(header_fields(header))
+    own = None, fields.get("Language") or None
+    is_swapped = _is_swapped(str(path), own, src, tgt)
+    for entry in entries:
+        if not entry.is_header:
+            yield from _entry_units(
+                entry, plural_form_of_one(fields), is_swapped, len(data) // len(entries)
+            )
+    for _ in range(num_obsolete):
+        yield Unit(1, (), "obsolete")
+
+
+def _entry_units(entry: Entry, of_one: int, is_swapped: bool, num_bytes: int) -> Iterator[Unit]:
+    line = entry.lines["msgid"][0] + 1
+    for form, target in sorted(entry.translations().items()):
+        is_plural = "msgid_plural" in entry.texts and form != of_one
+        source = entry.texts["msgid_plural" if is_plural else "msgid"]
+        reason = "without a translation" if not target else "fuzzy" if entry.is_fuzzy else ""
+        texts = (target, source) if is_swapped else (source, target)
+        yield Unit(line, () if reason else texts, reason, num_bytes)
+        num_bytes = 0
+
+
+def _mo(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
+    extras.require("documents", f"{path}, a compiled catalogue,")
+    import polib
+
+    if path.suffix in COMPRESSED:
+        raise UserError(f"{path} is a packed .mo file; unpack it")
+    try:
+        catalogue = polib.mofile(str(path))
+    except (OSError, ValueError, IndexError, LookupError, struct.error, MemoryError) as error:
+        reason = str(error).replace("\n", " ") or type(error).__name__
+        raise UserError(f"{path} is not a compiled catalogue, or damaged: {reason}") from None
+    is_swapped = _is_swapped(
+        str(path), (None, catalogue.metadata.get("Language") or None), src, tgt
+    )
+    of_one = plural_form_of_one(catalogue.metadata)
+    size = path.stat().st_size // max(len(catalogue), 1)
+    for number, entry in enumerate(catalogue, 1):
+        forms = entry.msgstr_plural if entry.msgid_plural else {of_one: entry.msgstr}
+        for form, target in sorted(forms.items()):
+            source = entry.msgid if form == of_one else entry.msgid_plural
+            reason = "" if target else "without a translation"
+            texts = (target, source) if is_swapped else (source, target)
+            yield Unit(number, () if reason else texts, reason, size)
+
+
+def subtitle_units(paths: Sequence[Path]) -> Iterator[Unit]:
+    """The pairs of two files of subtitles: cues that are shown at the same time."""
+    texts = [_decoded(path, _whole(path), "utf-8") for path in paths]
+    sides = [read_cues(text, str(path)) for text, path in zip(texts, paths, strict=True)]
+    for cues in sides:
+        cues.sort(key=lambda cue: (cue.begin, cue.end))
+    groups = aligned_by_time(*sides)
+    size = sum(path.stat().st_size for path in paths) // max(len(groups), 1)
+    for ranges in groups:
+        found = [
+            " ".join(_cue_text(text, cues[index]) for index in indices)
+            for text, cues, indices in zip(texts, sides, ranges, strict=True)
+        ]
+        yield Unit(sides[0][ranges[0][0]].line, tuple(found), "", size)
+    for side, cues in enumerate(sides):
+        used = sum(len(group[side]) for group in groups)
+        for _ in range(len(cues) - used):
+            yield Unit(1, (), "cues without a partner")
+
+
+def _cue_text(text: str, cue: Cue) -> str:
+    """The text of a cue in one line, without styles."""
+    return " ".join(STYLE.sub("", text[cue.start : cue.stop]).split())

@@ -1,0 +1,203 @@
+"""Entries of gettext catalogues (PO, POT) with the lines that they are in.
+
+Format: GNU gettext manual, "The Format of PO Files".
+"""
+
+import gettext
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from heedful.errors import UserError
+
+_PLURAL = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+?)\s*;?\s*")
+_CHARSET = re.compile(rb"charset=([\w.:-]+)")
+_KEYWORD = re.compile(r"\s*(?:(msgctxt|msgid_plural|msgid|msgstr)(?:\[\s*(\d+)\s*\])?\s*)?(\".*)")
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"\s*\Z')
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_REVERSED = {"\\": "\\\\", '"': '\\"', **{value: f"\\{key}" for key, value in _ESCAPES.items()}}
+MAX_FORMS = 10
+
+
+@dataclass
+class Entry:
+    """A message of a catalogue.
+
+    Attributes:
+        first, stop: its lines from the first comment, counted from 0, to before `stop`.
+        lines: of each keyword, such as `msgid` and `msgstr[1]`, its lines and their text.
+        flags: such as `fuzzy` and `c-format`.
+        flag_line: the line with the first flags; None: none.
+    """
+
+    first: int
+    stop: int = 0
+    lines: dict[str, tuple[int, int]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    flag_line: int | None = None
+
+    @property
+    def is_header(self) -> bool:
+        """It has the settings of the file."""
+        return self.texts.get("msgid") == "" and "msgctxt" not in self.texts
+
+    @property
+    def is_fuzzy(self) -> bool:
+        """Its translation is a guess, which programs do not use."""
+        return "fuzzy" in self.flags
+
+    @property
+    def first_string(self) -> int:
+        """The line of its first keyword."""
+        return min(first for first, _ in self.lines.values())
+
+    def translations(self) -> dict[int, str]:
+        """The text of each plural form; of a message without plural that of form 0."""
+        if "msgid_plural" not in self.texts:
+            return {0: self.texts.get("msgstr", "")}
+        return {
+            int(key[7:-1]): text for key, text in self.texts.items() if key.startswith("msgstr[")
+        }
+
+
+def charset_of(data: bytes) -> str | None:
+    """The charset that the header of a catalogue declares; None for none, or a template's."""
+    head = data[:10_000].replace(b'"\n"', b"")
+    match = _CHARSET.search(head)
+    return None if match is None or match[1] == b"CHARSET" else match[1].decode("ascii", "replace")
+
+
+def read_entries(lines: list[str], name: str) -> tuple[list[Entry], int]:
+    """The entries of a catalogue's lines, and the number of obsolete ones, which are left out.
+
+    Raises:
+        UserError: a line that is none of a catalogue; a message without a translation, or twice
+            the same part of one.
+    """
+    reader = _Reader(name)
+    for number, line in enumerate(lines):
+        reader.line(number, line.strip(" \t\r\n\f"))
+    reader.end(len(lines))
+    return reader.entries, reader.num_obsolete
+
+
+class _Reader:
+    """Collects entries line by line."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.entries: list[Entry] = []
+        self.num_obsolete = 0
+        self._entry: Entry | None = None
+        self._key = ""
+
+    def line(self, number: int, line: str) -> None:
+        """Read a line; `number` counts from 0."""
+        if not line:
+            self.end(number)
+            return
+        if line.startswith("#"):
+            if self._entry is not None and self._entry.lines:
+                self.end(number)
+            if line.startswith("#~"):
+                self.num_obsolete += line[2:].lstrip().startswith("msgid ")
+                return
+            entry = self._entry = self._entry or Entry(number)
+            if line.startswith("#,"):
+                flags = [flag.strip() for flag in line[2:].split(",")]
+                entry.flags += tuple(flag for flag in flags if flag)
+                entry.flag_line = number if entry.flag_line is None else entry.flag_line
+            return
+        self._string(number, line)
+
+    def _string(self, number: int, line: str) -> None:
+        match = _KEYWORD.fullmatch(line)
+        text = match and _STRING.fullmatch(match[3])
+        if match is None or text is None:
+            raise self._error(number, "neither a comment, a keyword with a text, nor a text")
+        value = unescape(text[1])
+        if match[1] is None:
+            if self._entry is None or not self._key:
+                raise self._error(number, "a text without its keyword, such as msgid")
+            self._entry.texts[self._key] += value
+            first, _ = self._entry.lines[self._key]
+            self._entry.lines[self._key] = first, number + 1
+            return
+        key = match[1] if match[2] is None else f"{match[1]}[{int(match[2])}]"
+        is_next = self._entry is not None and (
+            key == "msgctxt" or (key == "msgid" and "msgid" in self._entry.texts)
+        )
+        if is_next and self._entry is not None and self._entry.lines:
+            self.end(number)
+        entry = self._entry = self._entry or Entry(number)
+        if key in entry.texts:
+            raise self._error(number, f"a second {key} of one message")
+        if match[2] is not None and not (match[1] == "msgstr" and int(match[2]) < MAX_FORMS):
+            raise self._error(number, f"{key} is not a plural form")
+        if key != "msgctxt" and key != "msgid" and "msgid" not in entry.texts:
+            raise self._error(number, f"{key} without its msgid")
+        self._key, entry.texts[key], entry.lines[key] = key, value, (number, number + 1)
+
+    def end(self, number: int) -> None:
+        """End the entry before a line."""
+        entry, self._entry, self._key = self._entry, None, ""
+        if entry is None or not entry.lines:
+            return
+        entry.stop = number
+        has_plural = "msgid_plural" in entry.texts
+        if not any(key.startswith("msgstr") for key in entry.texts):
+            raise self._error(entry.first_string, "a message without msgstr")
+        if has_plural == ("msgstr" in entry.texts):
+            wanted = "msgstr[0]" if has_plural else "msgstr"
+            raise self._error(entry.first_string, f"a message without {wanted}")
+        self.entries.append(entry)
+
+    def _error(self, number: int, problem: str) -> UserError:
+        return UserError(f"{self._name}, line {number + 1}: {problem}; correct it")
+
+
+def unescape(text: str) -> str:
+    """The text of a string in a catalogue."""
+    return _ESCAPE.sub(_unescaped, text) if "\\" in text else text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    code = match[1]
+    if code[0] == "x" and len(code) > 1:
+        return chr(int(code[1:], 16))
+    if code[0] in "01234567":
+        return chr(int(code, 8) & 0xFF)
+    return _ESCAPES.get(code, code)
+
+
+def escape(text: str) -> str:
+    """A text as in the quotes of a catalogue."""
+    return "".join(_REVERSED.get(character, character) for character in text)
+
+
+def plural_forms(rule: str) -> tuple[int, int] | None:
+    """The number of plural forms of a rule, and the index of the one for 1; None: it is none."""
+    match = _PLURAL.fullmatch(rule)
+    try:
+        if match is None or not 1 <= int(match[1]) <= MAX_FORMS:
+            return None
+        form = int(gettext.c2py(match[2])(1))
+        return (int(match[1]), form) if 0 <= form < int(match[1]) else None
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
+
+
+def plural_form_of_one(fields: Mapping[str, str]) -> int:
+    """The index of the plural form for 1, by the fields of a header; -1 if 1 has no own form."""
+    found = plural_forms(fields.get("Plural-Forms", ""))
+    return 0 if found is None else -1 if found[0] == 1 else found[1]
+
+
+def header_fields(text: str) -> Iterator[tuple[str, str]]:
+    """The names and values of a header, in order."""
+    for line in text.split("\n"):
+        name, colon, value = line.partition(":")
+        if colon:
+            yield name.strip(), value.strip()

@@ -1,0 +1,17 @@
+"""The units of translation memories (TMX) by language."""
+
+from heedful.data.language_tags import language_of, standard_tag
+from heedful.data.xml_nodes import Node
+
+
+def variant(unit: Node, language: str) -> Node | None:
+    """The `tuv` of a unit in a language; `en` is also `en-US`.
+
+    One with the same tag goes before others of the language, of which the first counts.
+    """
+    variants = [node for node in unit.children if node.name == "tuv" and node.language]
+    for form in (standard_tag, language_of):
+        for node in variants:
+            if form(node.language or "") == form(language):
+                return node
+    return None

@@ -1,0 +1,51 @@
+"""The inline elements of TMX and XLIFF as pieces of a text.
+
+Sources: TMX 1.4b, section 3.2 (`bpt ept hi it ph ut sub`); XLIFF 1.2, section 2.3 (also `g x bx ex
+mrk`); XLIFF 2.1, section 4.2.3 (`cp ph pc sc ec mrk sm em`).
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from heedful.data.inline import Piece
+from heedful.data.xml_nodes import Node
+
+_AROUND = {"g", "pc", "hi", "mrk"}  # whose content is text
+Raw = Callable[[int, int], str]  # the source between two places
+
+
+def pieces_of(node: Node, raw: Raw = lambda start, end: "") -> Iterator[Piece]:
+    """The texts and codes in an element; `raw` is not needed where codes are not written."""
+    yield from map(partial(_as_piece, raw), _parts(node))
+
+
+def _parts(node: Node) -> Iterator[tuple[str, str | Node]]:
+    for part in node.content:
+        if isinstance(part, str):
+            yield "text", part
+        elif part.name in _AROUND and not part.is_empty_tag:
+            yield "open", part
+            yield from _parts(part)
+            yield "close", part
+        elif part.name == "bpt":
+            yield "begin", part
+        elif part.name == "ept":
+            yield "end", part
+        else:
+            yield "alone", part
+
+
+def _as_piece(raw: Raw, entry: tuple[str, str | Node]) -> Piece:
+    kind, part = entry
+    if isinstance(part, str):
+        return Piece("text", part)
+    if kind == "open":
+        return Piece("open", raw(part.start, part.inner), f"element {part.start}")
+    if kind == "close":
+        return Piece("close", raw(part.inner_end, part.end), f"element {part.start}")
+    whole = raw(part.start, part.end)
+    if kind == "alone":
+        return Piece("alone", whole)
+    names = part.attributes
+    number = names.get("i") or names.get("rid") or names.get("id") or ""
+    return Piece("open" if kind == "begin" else "close", whole, f"number {number}")

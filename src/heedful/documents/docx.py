@@ -1,0 +1,216 @@
+"""Word documents (.docx): their paragraphs; all other parts of the file are kept.
+
+Source: ECMA-376, part 1, WordprocessingML (`w:p`, `w:r`, `w:rPr`, `w:t`).
+"""
+
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from heedful.data.inline import Piece
+from heedful.data.xml_nodes import Node
+from heedful.documents.segments import Document, Segment
+from heedful.documents.xml_source import XmlSource, segment_codes, xml_text
+from heedful.errors import UserError
+
+MAX_UNPACKED = 1 << 29  # bytes of all parts together
+MAX_RATIO = 200  # of a part to its packed size
+_LARGE = 1 << 20  # bytes from which the ratio counts
+_PARTS = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes)\.xml")
+# Marks without a text that a translated paragraph no longer needs.
+_DROPPED = {"proofErr", "lastRenderedPageBreak"}
+_AROUND = {"hyperlink", "ins", "smartTag", "sdt", "sdtContent", "fldSimple", "customXml"}
+_IN_RUN = {"rPr", "t", "lastRenderedPageBreak"}
+
+
+class _Paragraph:
+    """A paragraph with its segment.
+
+    Attributes:
+        start, end: of what is replaced.
+        formats: the properties of the runs of each pair of codes; of the others `main`.
+    """
+
+    def __init__(self, xml: XmlSource, node: Node, prefix: str) -> None:
+        self.xml, self._prefix = xml, prefix
+        parts = [node for node in node.children if node.name != "pPr"]
+        self._pieces = [*_pieces(xml, parts, prefix)]
+        sizes: dict[str, int] = {}
+        for piece in self._pieces:
+            if piece.kind == "text":
+                sizes[piece.pair] = sizes.get(piece.pair, 0) + len(piece.raw)
+        self.main = max(sizes, key=lambda key: sizes[key], default="")
+        self.start = parts[0].start if parts else node.inner_end
+        self.end = parts[-1].end if parts else node.inner_end
+        self.codes, self._before, self._after = segment_codes(
+            [*_with_formats(self._pieces, self.main)]
+        )
+
+    def written(self, text: str) -> str:
+        """The runs of a translation."""
+        pieces = [*self._before, *self.codes.restored(text), *self._after]
+        formats = [self.main]
+        parts: list[str] = []
+        for piece in pieces:
+            is_format = piece.pair.startswith("format ")
+            if piece.kind == "text":
+                if piece.raw:
+                    parts.append(self._run(piece.raw, formats[-1]))
+            elif not is_format:
+                parts.append(piece.raw)
+            elif piece.kind == "open":
+                formats.append(piece.raw)
+            else:
+                formats.pop()
+        return "".join(parts)
+
+    def _run(self, text: str, properties: str) -> str:
+        p = self._prefix
+        shown = f'<{p}t xml:space="preserve">{xml_text(text)}</{p}t>'
+        return f"<{p}r>{properties}{shown}</{p}r>"
+
+
+class DocxDocument(Document):
+    """A document of Word. Where a paragraph changes, its formats go to the same words as codes."""
+
+    def __init__(
+        self, data: bytes, name: str, languages: tuple[str | None, str | None] = (None, None)
+    ) -> None:
+        super().__init__(name, languages)
+        self._data = data
+        self._sources: dict[str, XmlSource] = {}
+        self._paragraphs: list[tuple[Segment, _Paragraph]] = []
+        number = 0
+        for part, content in _parts(data, name).items():
+            xml = XmlSource(content, f"{name}: {part}", {"p"})
+            self._sources[part] = xml
+            for node in _innermost(xml):
+                number += 1
+                prefix = f"{node.prefix}:" if node.prefix else ""
+                paragraph = _Paragraph(xml, node, prefix)
+                if not any(map(str.isalnum, paragraph.codes.text)):
+                    continue
+                codes = paragraph.codes
+                segment = self.add(Segment(codes.text, number, codes=codes))
+                self._paragraphs.append((segment, paragraph))
+
+    def to_bytes(self) -> bytes:
+        """See `Document.to_bytes`; parts of the file without a change are as they were."""
+        changed: set[str] = set()
+        names = {id(xml): part for part, xml in self._sources.items()}
+        for segment, paragraph in self._paragraphs:
+            result = segment.result
+            if result is None or result.text == segment.text:
+                continue
+            paragraph.xml.replace(paragraph.start, paragraph.end, paragraph.written(result.text))
+            changed.add(names[id(paragraph.xml)])
+        if not changed:
+            return self._data
+        out = io.BytesIO()
+        with (
+            _opened(self._data, self.name) as old,
+            zipfile.ZipFile(out, "w") as new,
+        ):
+            new.comment = old.comment
+            for info in old.infolist():
+                is_changed = info.filename in changed
+                content = self._sources[info.filename].to_bytes() if is_changed else old.read(info)
+                new.writestr(info, content)
+        return out.getvalue()
+
+
+def _parts(data: bytes, name: str) -> dict[str, bytes]:
+    """The parts with text; raises UserError for a file that is no document or unpacks too large."""
+    with _opened(data, name) as file:
+        infos = file.infolist()
+        total = sum(info.file_size for info in infos)
+        for info in infos:
+            packed = max(info.compress_size, 1)
+            if info.file_size > _LARGE and info.file_size > MAX_RATIO * packed:
+                raise UserError(
+                    f"{name}: its part {info.filename[:80]} unpacks to {info.file_size:,} bytes"
+                    f" from {packed:,}, as no document does; it is not read"
+                )
+        if total > MAX_UNPACKED:
+            raise UserError(
+                f"{name} unpacks to {total:,} bytes, more than {MAX_UNPACKED:,}; split it"
+            )
+        names = [info.filename for info in infos]
+        if len({*names}) < len(names):
+            raise UserError(f"{name} holds a part twice; save it again in Word")
+        if "word/document.xml" not in names:
+            raise UserError(f"{name} is not a Word document; name a .docx file")
+        chosen = sorted(part for part in names if _PARTS.fullmatch(part))
+        chosen.sort(key=lambda part: part != "word/document.xml")
+        return {part: file.read(part) for part in chosen}
+
+
+@contextmanager
+def _opened(data: bytes, name: str) -> Iterator[zipfile.ZipFile]:
+    """A ZIP file; errors of reading it are UserErrors."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            yield file
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        reason = str(error) or type(error).__name__
+        raise UserError(f"{name} is not a Word document, or damaged: {reason}") from None
+
+
+def _innermost(xml: XmlSource) -> Iterator[Node]:
+    """The paragraphs without paragraphs in them, such as those of text boxes."""
+    for node, _ in xml.found:
+        paragraphs = [inner for inner in node.walk() if inner.name == "p"]
+        for one in paragraphs:
+            if not any(inner.name == "p" for child in one.children for inner in child.walk()):
+                yield one
+
+
+def _pieces(xml: XmlSource, nodes: list[Node], prefix: str) -> Iterator[Piece]:
+    """The texts, with the properties of their run as `pair`, and codes of nodes of a paragraph."""
+    for node in nodes:
+        if node.name in _DROPPED:
+            continue
+        if node.name == "r":
+            yield from _of_run(xml, node, prefix)
+        elif node.name in _AROUND and not node.is_empty_tag and node.children:
+            inner = [child for child in node.children if not child.name.endswith("Pr")]
+            if not inner:
+                yield Piece("alone", xml.raw(node.start, node.end))
+                continue
+            first, last = inner[0], inner[-1]
+            yield Piece("open", xml.raw(node.start, first.start), f"element {node.start}")
+            yield from _pieces(xml, inner, prefix)
+            yield Piece("close", xml.raw(last.end, node.end), f"element {node.start}")
+        else:
+            yield Piece("alone", xml.raw(node.start, node.end))
+
+
+def _of_run(xml: XmlSource, run: Node, prefix: str) -> Iterator[Piece]:
+    """The pieces of a run; what is no text, such as a break, is a run of its own."""
+    properties = run.child("rPr")
+    raw = "" if properties is None else xml.raw(properties.start, properties.end)
+    for part in run.children:
+        if part.name == "t":
+            yield Piece("text", part.text, raw)
+        elif part.name not in _IN_RUN:
+            inner = xml.raw(part.start, part.end)
+            yield Piece("alone", f"<{prefix}r>{raw}{inner}</{prefix}r>")
+
+
+def _with_formats(pieces: list[Piece], main: str) -> Iterator[Piece]:
+    """The pieces with codes around texts of another format than the main one."""
+    number, current = 0, main
+    for piece in pieces:
+        wanted = piece.pair if piece.kind == "text" else main
+        if wanted != current and current != main:
+            yield Piece("close", current, f"format {number}")
+            current = main
+        if wanted != current:
+            number, current = number + 1, wanted
+            yield Piece("open", wanted, f"format {number}")
+        yield Piece("text", piece.raw) if piece.kind == "text" else piece
+    if current != main:
+        yield Piece("close", current, f"format {number}")

@@ -1,0 +1,183 @@
+"""HTML (.html, .htm, .xhtml): the text of blocks, with tags inside lines as codes."""
+
+import re
+from collections.abc import Sequence
+from html import escape, unescape
+from html.parser import HTMLParser
+
+from heedful.data.inline import Piece
+from heedful.documents.spans import SpanDocument
+from heedful.errors import UserError
+
+# Elements in a line of text; all others end a block.
+_INLINE_NAMES = """
+a abbr acronym b bdi bdo big cite del dfn em font i img ins label mark q ruby rb rp rt s small span
+strike strong sub sup time tt u wbr data button input
+"""
+# Elements whose content is kept as it is; they too are in a line of text.
+_KEPT_NAMES = """
+code kbd samp var svg math script style template textarea noscript object iframe audio video canvas
+"""
+_VOID_NAMES = "area base br col embed hr img input link meta param source track wbr"
+_KEPT, _VOID = frozenset(_KEPT_NAMES.split()), frozenset(_VOID_NAMES.split())
+_INLINE = _KEPT.union(_INLINE_NAMES.split())
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_XML = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)[\"']")
+_BLANKS = re.compile(r"[ \t\n\r\f]+")
+
+
+class HtmlDocument(SpanDocument):
+    """A page. Attributes, comments, scripts, styles and code are kept."""
+
+    _errors = "xmlcharrefreplace"
+
+    def __init__(
+        self, data: bytes, name: str, languages: tuple[str | None, str | None] = (None, None)
+    ) -> None:
+        head = data[:4_096]
+        declared = _XML.match(head) or _CHARSET.search(head)
+        super().__init__(data, name, languages, declared[1].decode() if declared else None)
+
+    def _find(self) -> None:
+        events = _Scanner(self.text, self._line_starts).events()
+        ends = [place for place, _, _ in events[1:]] + [len(self.text)]
+        found = _Runs()
+        for (place, kind, tag), end in zip(events, ends, strict=False):
+            found.add(place, kind, tag, self.text[place:end])
+        if found.kept is not None:
+            line = self._line(found.kept_place)
+            raise UserError(f"{self.name}, line {line}: <{found.kept[0]}> is not closed; close it")
+        found.end(len(self.text))
+        for pieces, start, sizes in found.runs:
+            self._add_pieces(pieces, start, sizes)
+
+    def _written(self, text: str) -> str:
+        return escape(text, quote=False)
+
+
+class _Scanner(HTMLParser):
+    """Finds the runs of text and inline tags between block tags, with their places."""
+
+    def __init__(self, text: str, starts: Sequence[int]) -> None:
+        super().__init__(convert_charrefs=False)
+        self._source, self._starts = text, starts
+        self._events: list[tuple[int, str, str]] = []  # place, kind, name of the tag
+
+    def events(self) -> list[tuple[int, str, str]]:
+        """The place, kind and tag of each part of the source."""
+        self.feed(self._source)
+        self.close()
+        return self._events
+
+    def _add(self, kind: str, name: str = "") -> None:
+        line, column = self.getpos()
+        self._events.append((self._starts[line - 1] + column, kind, name))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """A start tag."""
+        values = dict(attrs)
+        classes = (values.get("class") or "").split()
+        is_kept = tag in _KEPT or values.get("translate") == "no" or "notranslate" in classes
+        self._add("kept" if is_kept and tag not in _VOID else "start", tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """A tag `<a/>`. Where it is a start tag after all, its end tag is a code of its own."""
+        self._add("empty", tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """An end tag."""
+        self._add("end", tag)
+
+    def handle_data(self, data: str) -> None:
+        """Text."""
+        self._add("text")
+
+    def handle_entityref(self, name: str) -> None:
+        """A character by its name."""
+        self._add("text")
+
+    def handle_charref(self, name: str) -> None:
+        """A character by its number."""
+        self._add("text")
+
+    def handle_comment(self, data: str) -> None:
+        """A comment."""
+        self._add("comment")
+
+    def handle_decl(self, decl: str) -> None:
+        """The type of the document."""
+        self._add("block")
+
+    def handle_pi(self, data: str) -> None:
+        """An instruction of XML."""
+        self._add("comment")
+
+    def unknown_decl(self, data: str) -> None:
+        """Such as CDATA."""
+        self._add("comment")
+
+
+class _Runs:
+    """Collects runs of events between block tags.
+
+    Attributes:
+        runs: the pieces of each run, where it begins, and their sizes.
+    """
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[list[Piece], int, list[int]]] = []
+        self.kept: tuple[str, int] | None = None  # the element that is kept, and its depth
+        self.kept_place = 0
+        self._start = 0
+        self._pieces: list[Piece] = []
+        self._sizes: list[int] = []
+
+    def add(self, place: int, kind: str, name: str, raw: str) -> None:
+        """Add an event with its source."""
+        if not self._pieces:
+            self._start = place
+        if self.kept is not None:
+            self.kept = _still_kept(self.kept, kind, name)
+            self._pieces[-1] = Piece("alone", self._pieces[-1].raw + raw)
+            self._sizes[-1] += len(raw)
+        elif kind == "kept":
+            self.kept, self.kept_place = (name, 1), place
+            if name not in _INLINE:
+                self.end(place)
+            self._append(Piece("alone", raw), raw)
+        elif kind == "text":
+            self._add_text(raw)
+        elif kind == "comment" or name in _INLINE:
+            pair = "alone" if name in _VOID else {"start": "open", "end": "close"}.get(kind)
+            self._append(Piece(pair or "alone", raw, name), raw)  # type: ignore[arg-type]
+        else:
+            self.end(place + len(raw))
+
+    def end(self, place: int) -> None:
+        """End a run; the next one begins at a place."""
+        if self._pieces:
+            self.runs.append((self._pieces, self._start, self._sizes))
+        self._pieces, self._sizes, self._start = [], [], place
+
+    def _append(self, piece: Piece, raw: str) -> None:
+        self._pieces.append(piece)
+        self._sizes.append(len(raw))
+
+    def _add_text(self, raw: str) -> None:
+        """Append text; a piece's text has one blank for several."""
+        text = _BLANKS.sub(" ", unescape(raw))
+        before = self._pieces[-1] if self._pieces else None
+        if before is None or before.kind != "text":
+            self._append(Piece("text", text), raw)
+            return
+        text = text.lstrip(" ") if before.raw.endswith(" ") else text
+        self._pieces[-1] = Piece("text", before.raw + text)
+        self._sizes[-1] += len(raw)
+
+
+def _still_kept(kept: tuple[str, int], kind: str, name: str) -> tuple[str, int] | None:
+    """The kept element after an event in it; None: it has ended."""
+    kept_name, depth = kept
+    if name == kept_name:
+        depth += (kind in ("start", "kept")) - (kind == "end")
+    return (kept_name, depth) if depth else None

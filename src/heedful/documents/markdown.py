@@ -1,0 +1,171 @@
+"""Markdown (.md): paragraphs, headings, items of lists and cells of tables, by markdown-it-py.
+
+Code, front matter, HTML blocks and definitions of links are kept.
+"""
+
+import re
+
+from heedful import extras
+from heedful.data.inline import Piece
+from heedful.documents.spans import Span, SpanDocument
+
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*$\r?\n?", re.DOTALL | re.M)
+# Of inline Markdown (CommonMark, chapter 6), in the order in which they bind.
+_CODE = re.compile(
+    r"(?P<code>(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
+    r"|(?P<auto><[a-zA-Z][\w+.-]*:[^<>\s]*>|<[^<>\s@]+@[^<>\s]+>|\bhttps?://[^\s<>()\[\]]+)"
+    r"|(?P<tag></?[a-zA-Z][^<>]*>|<!--.*?-->)"
+    r"|(?P<image>!\[[^\[\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
+    r"|(?P<open>\[(?=[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\][(\[]))"
+    r"|(?P<close>\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
+    r"|(?P<marks>\*\*|__|~~|\*|(?<!\w)_|_(?!\w))"
+    r"|(?P<escape>\\[!-/:-@\[-`{-~])"
+    r"|(?P<break>(?:\\| {2,})\r?\n[ \t>]*)",
+    re.DOTALL,
+)
+_TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
+_BLOCK_START = re.compile(r"(?=[-+*#>=~`|:]|\d{1,9}[.)])")
+_TABLE_CELL = ("th_open", "td_open")
+
+
+class MarkdownDocument(SpanDocument):
+    """A page. A paragraph is written as one line, where its translation is another text."""
+
+    def _find(self) -> None:
+        extras.require("documents", "Markdown")
+        from markdown_it import MarkdownIt
+
+        self._is_cell: set[int] = set()
+        front = _FRONT_MATTER.match(self.text)
+        first_line = self.text.count("\n", 0, front.end()) if front else 0
+        body = self.text[front.end() if front else 0 :]
+        parser = MarkdownIt("commonmark").enable("table")
+        row: tuple[int, int] | None = None
+        in_cell, place = False, 0
+        # `parse` is for blocks alone here: their content is in `content` of inline tokens.
+        parser.core.ruler.disable("inline")
+        for token in parser.parse(body):
+            if token.type == "tr_open" and token.map:
+                row = token.map[0], token.map[1]
+                place = self._line_starts[first_line + row[0]]
+            in_cell = token.type in _TABLE_CELL or (in_cell and token.type == "inline")
+            if token.type != "inline" or not token.content.strip():
+                continue
+            if in_cell and row is not None:
+                place = self._add_cell(token.content, place, first_line + row[0])
+            elif token.map is not None:
+                self._add_block(token.content, first_line + token.map[0])
+
+    def _add_cell(self, content: str, place: int, line: int) -> int:
+        """Add the content of a cell; returns where the next one is searched."""
+        starts = self._line_starts
+        end = starts[line + 1] if line + 1 < len(starts) else len(self.text)
+        found = self.text.find(content, place, end)
+        if found < 0:  # with an escaped bar
+            self.skip("cells of tables with an escaped bar")
+            return place
+        self._is_cell.add(found)
+        self._add_range(found, found + len(content))
+        return found + len(content)
+
+    def _add_block(self, content: str, line: int) -> None:
+        """Add a block whose lines, without the marks of its list or quote, are known."""
+        lines = content.split("\n")
+        if line + len(lines) > len(self._line_starts):
+            self.skip("blocks whose place is not known")
+            return
+        places = []
+        for number, text in enumerate(lines, line):
+            start = self._line_starts[number]
+            end = self._line_starts[number + 1] if number + 1 < len(self._line_starts) else None
+            found = self.text.find(text.strip(), start, end)
+            if found < 0 or not text.strip():
+                self.skip("blocks whose place is not known")
+                return
+            places.append((found, found + len(text.strip())))
+        self._add_range(places[0][0], places[-1][1])
+
+    def _add_range(self, start: int, end: int) -> None:
+        pieces, sizes = _pieces(self.text[start:end])
+        self._add_pieces(pieces, start, sizes)
+
+    def _rendered(self, span: Span, text: str) -> str:
+        """The translation, with escapes where its text would be Markdown."""
+        rendered = " ".join(super()._rendered(span, text).split("\n"))
+        if span.start in self._is_cell:
+            return re.sub(r"(?<!\\)\|", r"\\|", rendered)
+        source = self.text[span.start : span.end]
+        if _BLOCK_START.match(rendered) and not _BLOCK_START.match(source):
+            number = re.match(r"\d+", rendered)
+            at = number.end() if number else 0
+            return f"{rendered[:at]}\\{rendered[at:]}"
+        return rendered
+
+    def _written(self, text: str) -> str:
+        return re.sub(r"([\\`*_\[\]<])", _escaped, text)
+
+
+def _escaped(match: "re.Match[str]") -> str:
+    """The escape of a character that may be Markdown; within words `_` is none."""
+    text, place = match.string, match.start()
+    around = text[place - 1 : place] + text[place + 1 : place + 2]
+    if match[0] == "_" and len(around) == 2 and around.isalnum():
+        return "_"
+    return f"\\{match[0]}"
+
+
+def _pieces(raw: str) -> tuple[list[Piece], list[int]]:
+    """The texts and codes of inline Markdown, and their sizes in the source."""
+    pieces: list[Piece] = []
+    sizes: list[int] = []
+    place, opened = 0, list[str]()
+    links = 0
+
+    def add(kind: str, text: str, size: int, pair: str = "") -> None:
+        if kind == "text" and pieces and pieces[-1].kind == "text":
+            pieces[-1] = Piece("text", pieces[-1].raw + text)
+            sizes[-1] += size
+        elif size:
+            pieces.append(Piece(kind, text, pair))  # type: ignore[arg-type]
+            sizes.append(size)
+
+    for match in _CODE.finditer(raw):
+        before = raw[place : match.start()]
+        add("text", _unwrapped(before), len(before))
+        kind, found, place = match.lastgroup or "", match[0], match.end()
+        size = len(found)
+        if kind == "escape":
+            add("text", found[1], size)
+        elif kind == "marks":
+            if found in opened:
+                opened.remove(found)
+                add("close", found, size, found)
+            elif raw[match.end() : match.end() + 1].strip() and _has_end(raw, match):
+                opened.append(found)
+                add("open", found, size, found)
+            else:
+                add("text", found, size)
+        elif kind == "open":
+            links += 1
+            add("open", found, size, "link")
+        elif kind == "close":
+            add("close" if links else "alone", found, size, "link")
+            links -= links > 0
+        elif kind == "tag" and (tag := _TAG_NAME.match(found)) and not found.endswith("/>"):
+            add("close" if tag[1] else "open", found, size, tag[2].lower())
+        else:
+            add("alone", found, size)
+    rest = raw[place:]
+    add("text", _unwrapped(rest), len(rest))
+    return pieces, sizes
+
+
+def _has_end(raw: str, match: "re.Match[str]") -> bool:
+    """The mark of emphasis occurs again, behind a word."""
+    end = re.compile(rf"(?<=\S){re.escape(match[0])}")
+    return end.search(raw, match.end() + 1) is not None
+
+
+def _unwrapped(text: str) -> str:
+    """A text with a blank for a line end and the marks of quotes and lists behind it."""
+    return re.sub(r"[ \t]*\r?\n[ \t>]*", " ", text)

@@ -1,0 +1,16 @@
+"""Plain text (.txt): each line is a segment, blank lines and line ends are kept."""
+
+from itertools import pairwise
+
+from heedful.data.inline import Piece
+from heedful.documents.spans import SpanDocument
+
+
+class PlainDocument(SpanDocument):
+    """Lines of text."""
+
+    def _find(self) -> None:
+        for start, end in pairwise([*self._line_starts, len(self.text)]):
+            line = self.text[start:end].rstrip("\r\n")
+            if core := line.strip():
+                self._add_pieces([Piece("text", core)], start + line.index(core), [len(core)])

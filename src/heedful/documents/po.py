@@ -1,0 +1,213 @@
+"""Gettext catalogues (.po, .pot): messages with their plural forms and contexts."""
+
+import re
+from dataclasses import dataclass
+
+from heedful import extras
+from heedful.data.language_tags import language_of, standard_tag
+from heedful.data.po_entries import (
+    Entry,
+    charset_of,
+    escape,
+    header_fields,
+    plural_forms,
+    read_entries,
+)
+from heedful.documents.segments import Document, Encoded, Segment
+from heedful.errors import UserError
+
+_REVIEW = "# needs review: "
+_TEMPLATE = "nplurals=INTEGER; plural=EXPRESSION;"
+
+
+@dataclass
+class Message:
+    """A message with the segments of its forms."""
+
+    entry: Entry
+    segments: list[Segment]
+
+
+class PoDocument(Document):
+    """A catalogue. Translations are marked `fuzzy`: programs use them when the mark is removed."""
+
+    keeps_targets = True
+
+    def __init__(
+        self, data: bytes, name: str, languages: tuple[str | None, str | None] = (None, None)
+    ) -> None:
+        super().__init__(name, languages)
+        self._file = Encoded.of(data, name, charset_of(data))
+        self._lines = self._file.text.split("\n")
+        self._end = "\r\n" if self._lines[0].endswith("\r") else "\n"
+        entries, num_obsolete = read_entries(self._lines, name)
+        if not entries:
+            raise UserError(f"{name} has no messages; name a catalogue")
+        if num_obsolete:
+            self.skip("obsolete messages", num_obsolete)
+        self._header = next((entry for entry in entries if entry.is_header), None)
+        fields = dict(header_fields(self._header.texts["msgstr"])) if self._header else {}
+        source, target = languages
+        self.languages = source, target or fields.get("Language") or None
+        messages = [entry for entry in entries if not entry.is_header]
+        has_plurals = any("msgid_plural" in entry.texts for entry in messages)
+        self._rule = self._plural_rule(fields) if has_plurals else ""
+        self._fields = fields
+        num_forms, singular = self._forms() if has_plurals else (0, 0)
+        self._messages = [self._message(entry, num_forms, singular) for entry in messages]
+
+    def _message(self, entry: Entry, num_forms: int, singular: int) -> Message:
+        has_plural = "msgid_plural" in entry.texts
+        translations, segments = entry.translations(), []
+        is_finished = not entry.is_fuzzy
+        complete = not has_plural or all(translations.get(i) for i in range(num_forms))
+        for form in range(num_forms) if has_plural else [0]:
+            is_singular = not has_plural or (num_forms > 1 and form == singular)
+            text = entry.texts["msgid" if is_singular else "msgid_plural"]
+            # All forms of a message are translated together.
+            target = translations.get(form, "") if complete else ""
+            line = entry.lines["msgid"][0] + 1
+            segments.append(self.add(Segment(text, line, target, is_finished)))
+        return Message(entry, segments)
+
+    def _plural_rule(self, fields: dict[str, str]) -> str:
+        """The rule of the header, or that of the target language."""
+        rule = fields.get("Plural-Forms", "")
+        if rule and "INTEGER" not in rule:
+            return rule
+        extras.require("documents", "plural forms of a catalogue")
+        from babel.messages.plurals import PLURALS
+
+        target = self.languages[1]
+        if target is None:
+            raise UserError(
+                f"{self.name} has messages with plurals, but no Plural-Forms in its header; give "
+                "the language of the translations as target_language=CODE"
+            )
+        tag = standard_tag(target).replace("-", "_")
+        found = PLURALS.get(tag) or PLURALS.get(language_of(target))
+        if found is None:
+            raise UserError(
+                f"{self.name} has no Plural-Forms in its header, and the rules of {target} are not "
+                "known; write them there"
+            )
+        return f"nplurals={found[0]}; plural={found[1]};"
+
+    def _forms(self) -> tuple[int, int]:
+        """The number of plural forms, and the index of the one for 1."""
+        found = plural_forms(self._rule)
+        if found is None:
+            raise UserError(
+                f"{self.name}: the header's Plural-Forms {self._rule[:80]!r} are no rule; correct "
+                "them, as nplurals=2; plural=(n != 1);"
+            )
+        return found
+
+    def to_bytes(self) -> bytes:
+        """See `Document.to_bytes`."""
+        parts, place = [], 0
+        is_changed = False
+        for message in self._messages:
+            if not any(segment.result for segment in message.segments):
+                continue
+            entry = message.entry
+            parts += [*self._lines[place : entry.first], *self._rendered(message)]
+            place, is_changed = entry.stop, True
+        parts += self._lines[place:]
+        if is_changed and self._header is not None:
+            # The header is the first message, or nothing was written before it.
+            shift = self._header.lines["msgstr"]
+            if all(m.entry.first >= shift[1] for m in self._messages):
+                parts[shift[0] : shift[1]] = self._header_lines(self._header)
+        return self._file.encode("\n".join(parts), self.name)
+
+    def _rendered(self, message: Message) -> list[str]:
+        """The lines of a message with new translations."""
+        entry, segments = message.entry, message.segments
+        results = [segment.result for segment in segments]
+        is_machine = any(result and result.origin == "model" for result in results)
+        first = entry.first_string
+        comments = [
+            line for line in self._lines[entry.first : first] if not line.startswith(_REVIEW)
+        ]
+        if is_machine and not entry.is_fuzzy:
+            if entry.flag_line is None:
+                index = next(
+                    (i for i, line in enumerate(comments) if line.startswith("#|")), len(comments)
+                )
+                comments.insert(index, self._own("#, fuzzy"))
+            else:
+                index = comments.index(self._lines[entry.flag_line])
+                comments[index] = re.sub(r"#,\s*", "#, fuzzy, ", comments[index], count=1)
+        elif not is_machine and entry.is_fuzzy and all(results):
+            comments = [*filter(None, map(_without_fuzzy, comments))]
+        reasons = [reason for result in results if result for reason in result.reasons]
+        notes = [
+            self._own(_REVIEW + " ".join(reason.split()).replace("\\", "/"))
+            for reason in dict.fromkeys(reasons)
+        ]
+        keys = [key for key in entry.lines if not key.startswith("msgstr")]
+        source = [line for key in keys for line in self._lines[slice(*entry.lines[key])]]
+        after = max(stop for _, stop in entry.lines.values())
+        return [
+            *notes,
+            *comments,
+            *source,
+            *(line for index in range(len(segments)) for line in self._form(message, index)),
+            *self._lines[after : entry.stop],
+        ]
+
+    def _form(self, message: Message, index: int) -> list[str]:
+        """The lines of a translation, in one line as its source, or one for each line of it."""
+        entry, segment = message.entry, message.segments[index]
+        has_plural = "msgid_plural" in entry.texts
+        keyword = f"msgstr[{index}]" if has_plural else "msgstr"
+        if segment.result is None:
+            if keyword in entry.lines:
+                return self._lines[slice(*entry.lines[keyword])]
+            return [self._own(f'{keyword} ""')]
+        text = segment.result.text
+        if entry.texts.get(keyword) == text:
+            return self._lines[slice(*entry.lines[keyword])]
+        for key in ("msgid_plural", "msgid"):
+            if entry.texts.get(key) == text:
+                line, *others = self._lines[slice(*entry.lines[key])]
+                return [re.sub(r"msgid(_plural)?\s*", f"{keyword} ", line, count=1), *others]
+        first, stop = entry.lines["msgid"]
+        if stop == first + 1 or "\n" not in text.rstrip("\n"):
+            return [self._own(f'{keyword} "{escape(text)}"')]
+        pieces = re.findall(r"[^\n]*\n|[^\n]+", text)
+        lines = [f'{keyword} ""', *(f'"{escape(piece)}"' for piece in pieces)]
+        return [self._own(line) for line in lines]
+
+    def _header_lines(self, header: Entry) -> list[str]:
+        """The lines of the header's msgstr with the rule and the language, where it has none."""
+        lines = self._lines[slice(*header.lines["msgstr"])]
+        target = self.languages[1]
+        wanted = {}
+        if self._rule and self._fields.get("Plural-Forms", "") in ("", _TEMPLATE):
+            wanted["Plural-Forms"] = self._rule
+        if target and not self._fields.get("Language"):
+            wanted["Language"] = standard_tag(target).replace("-", "_")
+        for name, value in wanted.items():
+            line = self._own(f'"{name}: {value}\\n"')
+            index = next((i for i, old in enumerate(lines) if old.startswith(f'"{name}:')), None)
+            if index is None and header.texts["msgstr"].endswith("\n"):
+                lines = [*lines, line]
+            elif index is None:  # behind an unfinished line it would be a part of it
+                continue
+            else:
+                lines[index] = line
+        return lines
+
+    def _own(self, line: str) -> str:
+        """A line with the line end of the file."""
+        return line + self._end.removesuffix("\n")
+
+
+def _without_fuzzy(line: str) -> str:
+    """A line of comments without the flag; "" if it has no other."""
+    if not line.startswith("#,"):
+        return line
+    flags = [flag for flag in line[2:].split(",") if flag.strip() != "fuzzy"]
+    return "#," + ",".join(flags) if any(flag.strip() for flag in flags) else ""

@@ -1,0 +1,185 @@
+"""A document: its segments, which are translated, and the file with their translations."""
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from heedful.data.inline import TagError, TaggedText
+from heedful.errors import UserError
+
+LONGEST_SEGMENT = 1_000_000  # characters
+MAX_BYTES = 1 << 28  # of a document, which is in memory
+_BOMS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+
+Origin = Literal["model", "memory"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A translation of a segment.
+
+    Attributes:
+        reasons: why a person should review it; writers store them where the format has a place.
+        origin: a model, or an exact match of a translation memory.
+    """
+
+    text: str
+    reasons: tuple[str, ...] = ()
+    origin: Origin = "model"
+
+
+@dataclass
+class Segment:
+    """A text of a document.
+
+    Attributes:
+        text: what is translated; codes in it are tags (`heedful.data.inline`).
+        line: of the file, from 1; of a .docx its paragraph.
+        target: the translation that the file has; "": none.
+        is_finished: the file does not mark this translation as unfinished.
+        codes: the codes of the tags.
+        result: the translation to write; None: what the file has is kept.
+    """
+
+    text: str
+    line: int
+    target: str = ""
+    is_finished: bool = True
+    codes: TaggedText | None = None
+    result: Result | None = None
+
+    def tag_problem(self, text: str) -> str | None:
+        """What is wrong with the tags of a translation; None: they are those of the text."""
+        if self.codes is None or not self.codes.codes:
+            return None
+        try:
+            self.codes.restored(text)
+        except TagError as error:
+            return str(error)
+        return None
+
+
+@dataclass
+class Document(ABC):
+    """A file that was read.
+
+    Attributes:
+        name: for messages.
+        segments: in the order of the file.
+        languages: of source and target, where the file or the caller names them.
+        keeps_targets: the format has a place for translations beside the sources.
+        skipped: what is not translated, with the number of its occurrences, such as obsolete
+            entries.
+    """
+
+    name: str
+    languages: tuple[str | None, str | None] = (None, None)
+    segments: list[Segment] = field(default_factory=list)
+    skipped: dict[str, int] = field(default_factory=dict)
+    keeps_targets = False
+
+    @abstractmethod
+    def to_bytes(self) -> bytes:
+        """The file with the results of the segments; all else is as it was, byte for byte.
+
+        Raises:
+            UserError: the file's encoding has no code for a character.
+        """
+
+    def skip(self, what: str, count: int = 1) -> None:
+        """Count parts that are not translated."""
+        self.skipped[what] = self.skipped.get(what, 0) + count
+
+    def add(self, segment: Segment) -> Segment:
+        """Append a segment; raises UserError for one that no model reads."""
+        if len(segment.text) > LONGEST_SEGMENT:
+            raise UserError(
+                f"{self.name}, line {segment.line}: a segment has {len(segment.text):,} characters,"
+                f" more than {LONGEST_SEGMENT:,}; break it up"
+            )
+        self.segments.append(segment)
+        return segment
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The text of a file, and how it is written back.
+
+    Attributes:
+        bom: the byte order mark.
+    """
+
+    text: str
+    encoding: str = "utf-8"
+    bom: bytes = b""
+
+    @classmethod
+    def of(cls, data: bytes, name: str, encoding: str | None = None) -> "Encoded":
+        """The text of bytes.
+
+        Args:
+            encoding: that the file declares; a byte order mark goes before it; None: UTF-8.
+
+        Raises:
+            UserError: an unknown encoding; bytes that it does not have, with their line.
+        """
+        bom = next((mark for mark in _BOMS if data.startswith(mark)), b"")
+        encoding = _BOMS.get(bom, encoding or "utf-8")
+        body = data[len(bom) :]
+        try:
+            text = body.decode(encoding)
+            is_same = text.encode(encoding) == body
+        except LookupError:
+            raise UserError(
+                f"{name} declares the encoding {encoding[:40]!r}, which is unknown; correct it, or"
+                " convert the file to UTF-8"
+            ) from None
+        except UnicodeError as error:
+            start = getattr(error, "start", 0)
+            line = body.count(b"\n", 0, start) + 1
+            raise UserError(
+                f"{name}, line {line}: not {encoding} at byte {len(bom) + start + 1} of the file;"
+                " correct its declaration, or convert it to UTF-8"
+            ) from None
+        if not is_same:
+            raise UserError(
+                f"{name} cannot be written back in {encoding} as it was; convert it to UTF-8"
+            )
+        return cls(text, encoding, bom)
+
+    def encode(self, text: str, name: str, errors: str = "strict") -> bytes:
+        """The bytes of another text; raises UserError for a character that has no code."""
+        try:
+            return self.bom + text.encode(self.encoding, errors)
+        except UnicodeEncodeError as error:
+            character = text[error.start]
+            raise UserError(
+                f"{name}: {self.encoding} has no code for {character!r} (U+{ord(character):04X}) of"
+                " a translation; convert the file to UTF-8 first"
+            ) from None
+
+
+def splice(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """A text with other text in the ranges of edits, which do not overlap."""
+    parts, place = [], 0
+    for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
+        assert place <= start <= end
+        parts += [text[place:start], new]
+        place = end
+    return "".join([*parts, text[place:]])
+
+
+def line_starts(text: str) -> Sequence[int]:
+    r"""The index of the first character of each line; only "\n" ends a line."""
+    starts = [0]
+    place = text.find("\n")
+    while place >= 0:
+        starts.append(place + 1)
+        place = text.find("\n", place + 1)
+    return starts

@@ -1,0 +1,147 @@
+"""The parts of a text that are translated one by one: lines, their sentences, long ones in clauses.
+
+Models are trained on sentences, and read a limited number of tokens.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from heedful import extras
+from heedful.data.inline import TAG
+from heedful.data.language_tags import language_of
+
+_LINE = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
+_CORE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
+# Where a sentence is cut, the best first: behind the punctuation of clauses, or at blanks.
+_CUTS = (
+    re.compile(r"(?<=[;:；：])\s*|\s(?=[—–]\s)"),
+    re.compile(r"(?<=[,，、،])\s*|(?<=[)\]）】」』])\s+"),
+    re.compile(r"\s+"),
+)
+_NO_SPACES = {"zh", "ja", "th", "lo", "km", "my", "yue", "wuu"}
+
+Fits = Callable[[str], bool]  # True for a text that a model reads
+
+
+class SplitText:
+    """A text whose parts are translated, between blanks that are kept.
+
+    Attributes:
+        rows: the parts to translate: sentences, or lines.
+        num_unfit: words (texts without a blank or punctuation) that do not fit; they are kept.
+    """
+
+    def __init__(
+        self, text: str, fits: Fits, language: str | None = None, *, by_sentence: bool = True
+    ) -> None:
+        """
+        Args:
+            fits: longer parts are cut where this is False.
+            language: by whose rules sentences end.
+            by_sentence: a line is split in sentences even if it fits.
+        """
+        self._pieces = [*_split(text, fits, language, by_sentence)]
+        self.rows = [text for text, is_row in self._pieces if is_row]
+        self.num_unfit = sum(not is_row and not fits(text) for text, is_row in self._pieces)
+
+    def joined(self, translations: Sequence[str], source: str | None, target: str | None) -> str:
+        """The text with other parts in place of `rows`.
+
+        Between two sentences a blank is added or left out, as the languages write it.
+        """
+        if list(translations) == self.rows:
+            return "".join(text for text, _ in self._pieces)
+        from_spaced, to_spaced = _has_spaces(source), _has_spaces(target)
+        rest = iter(translations)
+        parts: list[str] = []
+        after_row = False
+        for index, (text, is_row) in enumerate(self._pieces):
+            if is_row:
+                if after_row and to_spaced and not from_spaced:
+                    parts.append(" ")
+                parts.append(next(rest).strip())
+            else:
+                is_between = after_row and any(row for _, row in self._pieces[index + 1 :][:1])
+                is_dropped = is_between and text == " " and from_spaced and not to_spaced
+                parts += [] if is_dropped else [text]
+            after_row = is_row
+        return "".join(parts)
+
+
+def _has_spaces(language: str | None) -> bool:
+    return language_of(language) not in _NO_SPACES
+
+
+def _split(
+    text: str, fits: Fits, language: str | None, by_sentence: bool
+) -> Iterator[tuple[str, bool]]:
+    """Parts, and True for those to translate; together they are the text."""
+    place = 0
+    for match in _LINE.finditer(text):
+        yield from _split_line(text[place : match.start()], fits, language, by_sentence)
+        yield match[0], False
+        place = match.end()
+    yield from _split_line(text[place:], fits, language, by_sentence)
+
+
+def _split_line(
+    line: str, fits: Fits, language: str | None, by_sentence: bool
+) -> Iterator[tuple[str, bool]]:
+    parts: Iterable[str] = [line]
+    if by_sentence or not fits(line):
+        parts = sentences(line, language)
+    for part in parts:
+        for shorter in [part] if fits(part) else _clauses(part, fits):
+            core = _CORE.search(shorter)
+            if core is None or not any(map(str.isalnum, TAG.sub("", core[0]))):
+                yield from [(shorter, False)] if shorter else []
+                continue
+            before, after = shorter[: core.start()], shorter[core.end() :]
+            yield from [(before, False)] if before else []
+            yield core[0], fits(core[0])
+            yield from [(after, False)] if after else []
+
+
+def sentences(text: str, language: str | None) -> list[str]:
+    """The sentences of a text, each with the blanks behind it; together they are the text."""
+    if not re.search(r"[^\w\s,]", text):
+        return [text]
+    try:
+        import sentencex
+    except ImportError:
+        extras.require("documents", "splitting texts into sentences")
+        raise
+
+    found: list[str] = sentencex.segment(language_of(language) or "en", text)
+    return found if "".join(found) == text else [text]
+
+
+def _clauses(text: str, fits: Fits) -> list[str]:
+    """A text cut into parts that fit, or have no place to cut; together they are the text."""
+    done: list[str] = []
+    waiting = [text]
+    while waiting:
+        part = waiting.pop()
+        cut = None if fits(part) or len(part) < 2 else _cut(part)
+        if cut is None:
+            done.append(part)
+        else:
+            waiting += [part[cut:], part[:cut]]
+    return done
+
+
+def _cut(text: str) -> int | None:
+    """The place of the best cut, near the middle; None: there is none."""
+    middle = len(text) / 2
+    tags = [match.span() for match in TAG.finditer(text)]
+    for pattern in _CUTS:
+        usable = [
+            end
+            for end in (match.end() for match in pattern.finditer(text))
+            if 0 < end < len(text) and not any(start < end < stop for start, stop in tags)
+        ]
+        # A cut at the edge would leave the other part as long as before.
+        central = [end for end in usable if 0.1 * len(text) < end < 0.9 * len(text)]
+        if best := central or (usable if pattern is _CUTS[-1] else []):
+            return min(best, key=lambda end: abs(end - middle))
+    return None

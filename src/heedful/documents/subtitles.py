@@ -1,0 +1,80 @@
+"""Subtitles (.srt, .vtt): the text of cues; times, numbers, styles and notes are kept."""
+
+import re
+
+from heedful.data.cues import STYLE, read_cues
+from heedful.data.inline import Piece
+from heedful.documents.spans import Span, SpanDocument
+
+_DIALOGUE = re.compile(r"\s*[-–—‐]")
+_SENTENCE_END = re.compile(r"[.!?…。！？:][\"'”’»)\]]*\s*\Z")
+
+
+class SubtitleDocument(SpanDocument):
+    """Cues. Lines of one sentence are translated together, and the result has as many lines."""
+
+    def _find(self) -> None:
+        for cue in read_cues(self.text, self.name):
+            start = cue.start
+            for group in _sentences(self.text[cue.start : cue.stop].split("\n")):
+                whole = "\n".join(group)
+                pieces, sizes = _pieces(whole.removesuffix("\r"))
+                self._add_pieces(pieces, start, sizes)
+                start += len(whole) + 1
+
+    def _rendered(self, span: Span, text: str) -> str:
+        """The translation, in as many lines as the source."""
+        rendered = super()._rendered(span, " ".join(text.split()))
+        source = self.text[span.start : span.end]
+        end = "\r\n" if "\r\n" in source else "\n"
+        # A blank line or an arrow would end the cue.
+        rendered = " ".join(rendered.replace("-->", "->").split())
+        return end.join(_wrapped(rendered, source.count("\n") + 1))
+
+
+def _sentences(lines: list[str]) -> list[list[str]]:
+    """Groups of lines that are one text: not those of two speakers, nor two sentences."""
+    groups: list[list[str]] = []
+    for line in lines:
+        plain = STYLE.sub("", line)
+        is_new = not groups or _DIALOGUE.match(plain) is not None
+        if is_new or _SENTENCE_END.search(STYLE.sub("", groups[-1][-1])):
+            groups.append([line])
+        else:
+            groups[-1].append(line)
+    return groups
+
+
+def _pieces(text: str) -> tuple[list[Piece], list[int]]:
+    pieces, sizes, place = [], [], 0
+
+    def add_text(end: int) -> None:
+        if end > place:
+            raw = text[place:end]
+            pieces.append(Piece("text", re.sub(r"\s*\r?\n\s*", " ", raw)))
+            sizes.append(len(raw))
+
+    for match in STYLE.finditer(text):
+        add_text(match.start())
+        name = match[2]
+        is_alone = name is None or (name == "v" and f"</{name}" not in text)
+        kind = "alone" if is_alone else "close" if match[1] else "open"
+        pieces.append(Piece(kind, match[0], name or ""))  # type: ignore[arg-type]
+        sizes.append(len(match[0]))
+        place = match.end()
+    add_text(len(text))
+    return pieces, sizes
+
+
+def _wrapped(text: str, num_lines: int) -> list[str]:
+    """A text in lines of similar length, broken at blanks, or anywhere in one without blanks."""
+    lines, rest = [], text
+    for left in range(num_lines, 1, -1):
+        wanted = len(rest) / left
+        places = [match.start() for match in re.finditer(r"(?<=[^\s>]) (?=[^\s])", rest)]
+        if not places:
+            break
+        place = min(places, key=lambda place: abs(place - wanted))
+        lines.append(rest[:place])
+        rest = rest[place + 1 :]
+    return [*lines, rest]

@@ -1,0 +1,268 @@
+"""Translation of a document's segments: memory first, then a model, sentence by sentence."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from heedful.data.inline import TAG, split_at_tags
+from heedful.documents.segments import Document, Origin, Result, Segment
+from heedful.documents.sentences import Fits, SplitText
+from heedful.progress import track
+
+WINDOW = 512  # segments whose parts are translated together
+_TAG_REASON = "its tags were not translated as one text ({}), so the texts between them were"
+
+Review = Callable[[Segment, str], Sequence[str]]  # reasons to review a translation
+
+
+class Translates(Protocol):
+    """What translates a list of texts: a `heedful.pipelines.Translator`, or a server's batch."""
+
+    def translate(self, texts: list[str], **options: Any) -> list[str]:
+        """The translation of each text."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which existing translations are replaced.
+
+    Default: those that the file marks as unfinished (`fuzzy` in PO, `new` in XLIFF).
+    """
+
+    overwrite: bool = False
+    only_empty: bool = False
+
+    def replaces(self, segment: Segment) -> bool:
+        """True if a segment is to be translated."""
+        if not segment.target or self.overwrite:
+            return True
+        return not segment.is_finished and not self.only_empty
+
+
+@dataclass
+class Counts:
+    """What became of the segments of a document.
+
+    Attributes:
+        translated: by the model.
+        from_memory: exact matches of the memory.
+        replaced: of both, those in place of a translation that the file had.
+        kept: with a translation that the file has.
+        without_words: not translated, as they have no letter or digit.
+        in_pieces: whose tags the model did not keep, translated between their tags.
+        to_review: with a reason for a review.
+        blank: whose translation came out blank; they are left as they are.
+        skipped: parts that are not translated, by kind.
+    """
+
+    segments: int = 0
+    translated: int = 0
+    from_memory: int = 0
+    replaced: int = 0
+    kept: int = 0
+    without_words: int = 0
+    in_pieces: int = 0
+    to_review: int = 0
+    blank: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """The counts above 0 as one line."""
+        named = [
+            (self.translated, "translated"),
+            (self.from_memory, "from the memory"),
+            (self.replaced, "in place of other translations"),
+            (self.kept, "kept"),
+            (self.without_words, "without words"),
+            (self.in_pieces, "translated between their tags"),
+            (self.to_review, "to review"),
+            (self.blank, "without a translation"),
+        ]
+        parts = [f"{self.segments:,} segments"]
+        parts += [f"{count:,} {what}" for count, what in named if count]
+        if self.skipped:
+            listed = ", ".join(f"{what} {count:,}" for what, count in self.skipped.items())
+            parts.append(f"not translated: {listed}")
+        return "; ".join(parts)
+
+
+def translate_document(
+    translator: Translates,
+    document: Document,
+    *,
+    policy: Policy = Policy(),
+    memory: Mapping[str, str] | None = None,
+    review: Review | None = None,
+    fits: Fits | None = None,
+    by_sentence: bool = True,
+    **options: Any,
+) -> Counts:
+    """Translate the segments of a document; `document.to_bytes()` is then the translated file.
+
+    Args:
+        memory: as of `memory_of`; a segment that is one of its sources gets this translation.
+        review: reasons to review a translation, which the file shows where its format can.
+        fits: True for a text that the model reads; default: `fits_model(translator)`.
+        by_sentence: translate sentences one by one; without, lines, and sentences of long ones.
+        options: of `translator.translate`.
+    """
+    counts = Counts(segments=len(document.segments), skipped=dict(document.skipped))
+    work = _Work(translator, fits or fits_model(translator), document.languages, options)
+    work.by_sentence = by_sentence
+    chosen = [segment for segment in document.segments if policy.replaces(segment)]
+    counts.kept = len(document.segments) - len(chosen)
+    with track(f"translating {document.name}", len(chosen)) as advance:
+        for start in range(0, len(chosen), WINDOW):
+            window = chosen[start : start + WINDOW]
+            remembered = [_remembered(segment.text, memory or {}) for segment in window]
+            pairs = [*zip(window, remembered, strict=True)]
+            outputs = iter(work.translated([s.text for s, found in pairs if found is None]))
+            settled = [(s, next(outputs) if found is None else found) for s, found in pairs]
+            work.prepare_pieces(settled)
+            for (segment, output), found in zip(settled, remembered, strict=True):
+                _settle(segment, output, found is not None, work, counts, review)
+            advance(len(window))
+    return counts
+
+
+def _remembered(text: str, memory: Mapping[str, str]) -> "_Output | None":
+    """The translation of a text in a memory, with the blanks around the text."""
+    core = text.strip()
+    if core not in memory:
+        return None
+    before, _, after = text.partition(core)
+    return _Output(f"{before}{memory[core].strip()}{after}")
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The translation of a text.
+
+    Attributes:
+        has_words: False: the text has none, and is its own translation.
+        num_blank: its parts whose translation is blank; they are as in the text.
+        num_unfit: its words that are too long for the model, likewise.
+    """
+
+    text: str
+    has_words: bool = True
+    num_blank: int = 0
+    num_unfit: int = 0
+    is_blank: bool = False
+
+
+def _settle(
+    segment: Segment,
+    output: _Output,
+    is_remembered: bool,
+    work: "_Work",
+    counts: Counts,
+    review: Review | None,
+) -> None:
+    """Give a segment its result, and count it."""
+    if not output.has_words:
+        counts.without_words += 1
+        segment.result = Result(segment.text)
+        return
+    reasons: list[str] = []
+    if problem := segment.tag_problem(output.text):
+        output, is_remembered = work.between_tags(segment.text), False
+        reasons.append(_TAG_REASON.format(problem))
+        counts.in_pieces += 1
+    if output.is_blank:
+        counts.blank += 1
+        return
+    if output.num_blank:
+        reasons.append(f"parts without a translation: {output.num_blank}")
+    if output.num_unfit:
+        reasons.append(f"words that are too long for the model: {output.num_unfit}")
+    reasons += review(segment, output.text) if review else []
+    counts.replaced += bool(segment.target)
+    counts.to_review += bool(reasons)
+    counts.from_memory += is_remembered
+    counts.translated += not is_remembered
+    origin: Origin = "memory" if is_remembered else "model"
+    segment.result = Result(output.text, tuple(reasons), origin)
+
+
+def fits_model(translator: Any) -> Fits:
+    """True for a text that a translator reads, by its tokenizer and the length of its net.
+
+    Without a tokenizer all texts fit.
+    """
+    tokenizer = getattr(translator, "src_tokenizer", None)
+    if tokenizer is None:
+        return lambda text: True
+    num_special = len(tokenizer.encode_target([])) + bool(translator.metadata.language_tags)
+    limit = max(1, translator.config.max_length - num_special)
+
+    def fits(text: str) -> bool:
+        """True for at most `limit` tokens, of which each has a byte or more."""
+        return len(text.encode()) <= limit or len(tokenizer.encode(text)) <= limit
+
+    return fits
+
+
+class _Work:
+    """Translates texts part by part; a text that was translated before is not translated again."""
+
+    def __init__(
+        self,
+        translator: Translates,
+        fits: Fits,
+        languages: tuple[str | None, str | None],
+        options: Mapping[str, Any],
+    ) -> None:
+        self._translator, self._fits, self._options = translator, fits, options
+        self._languages = languages
+        self._known: dict[str, str] = {}
+        self.by_sentence = True
+
+    def translated(self, texts: Sequence[str]) -> list[_Output]:
+        """The translation of each text."""
+        split = [
+            SplitText(text, self._fits, self._languages[0], by_sentence=self.by_sentence)
+            for text in texts
+        ]
+        rows = dict.fromkeys(row for text in split for row in text.rows)
+        if new := [row for row in rows if row not in self._known]:
+            outputs = self._translator.translate(new, **self._options)
+            self._known |= zip(new, outputs, strict=True)
+        return [*map(self._joined, split)]
+
+    def _joined(self, text: SplitText) -> _Output:
+        outputs = [self._known[row] for row in text.rows]
+        blank = [not TAG.sub("", output).strip() for output in outputs]
+        kept = [
+            row if is_blank else output
+            for row, output, is_blank in zip(text.rows, outputs, blank, strict=True)
+        ]
+        joined = text.joined(kept, *self._languages)
+        all_blank = bool(blank) and all(blank)
+        has_words = bool(text.rows or text.num_unfit)
+        return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank)
+
+    def prepare_pieces(self, outputs: Sequence[tuple[Segment, _Output]]) -> None:
+        """Translate what `between_tags` needs for the outputs with wrong tags, as one list."""
+        damaged = [segment for segment, output in outputs if segment.tag_problem(output.text)]
+        self.translated([part for segment in damaged for part in split_at_tags(segment.text)])
+
+    def between_tags(self, text: str) -> _Output:
+        """A text whose parts between tags are translated one by one."""
+        outputs = self.translated(split_at_tags(text))
+        with_words = [output for output in outputs if output.has_words]
+        return _Output(
+            "".join(output.text for output in outputs),
+            num_blank=sum(output.num_blank for output in outputs),
+            num_unfit=sum(output.num_unfit for output in outputs),
+            is_blank=all(output.is_blank for output in with_words),
+        )
+
+
+def memory_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """A translation memory: the first translation of each source, without blanks around it."""
+    memory: dict[str, str] = {}
+    for source, target in pairs:
+        if target.strip():
+            memory.setdefault(source.strip(), target)
+    return memory

@@ -1,0 +1,167 @@
+"""XLIFF 1.2 and 2.x (.xliff, .xlf): source and target of units, with their state.
+
+Sources: OASIS XLIFF 1.2 (states of `target`, `state-qualifier`), XLIFF 2.1 (`state`, `subState`).
+"""
+
+from dataclasses import dataclass
+from xml.sax.saxutils import quoteattr
+
+from heedful.data.xml_nodes import Node
+from heedful.documents.segments import Document, Result, Segment
+from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_text
+from heedful.errors import UserError
+
+_UNFINISHED = {"new", "needs-translation", "initial"}
+_QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match"}
+
+
+@dataclass
+class Unit:
+    """A segment with its elements.
+
+    Attributes:
+        holder: the `trans-unit`, or of XLIFF 2 the `segment`.
+        unit: the `trans-unit`, or of XLIFF 2 the `unit`.
+    """
+
+    segment: Segment
+    holder: Node
+    unit: Node
+    before: str
+    after: str
+
+
+class XliffDocument(Document):
+    """An XLIFF file. Translations are marked as those of a machine, to be reviewed."""
+
+    keeps_targets = True
+
+    def __init__(
+        self, data: bytes, name: str, languages: tuple[str | None, str | None] = (None, None)
+    ) -> None:
+        super().__init__(name, languages)
+        self._xml = XmlSource(data, name, {"trans-unit", "unit"})
+        root = self._xml.root
+        if root.name != "xliff":
+            raise UserError(f"{name} is not XLIFF: its root is {root.name}; name another file")
+        self._is_2 = root.attributes.get("version", "1.2").startswith("2")
+        self._units: list[Unit] = []
+        self._files: dict[int, Node] = {}
+        for unit, around in self._xml.found:
+            if not self._is_2:
+                self._files |= {node.start: node for node in around if node.name == "file"}
+            if any(node.attributes.get("translate") == "no" for node in [*around, unit]):
+                self.skip("units with translate=no")
+                continue
+            for holder in [unit] if not self._is_2 else unit.children:
+                if holder.name in ("trans-unit", "segment"):
+                    self._add(holder, unit)
+        self.languages = self._own_languages(languages)
+
+    def _own_languages(self, given: tuple[str | None, str | None]) -> tuple[str | None, str | None]:
+        attributes = self._xml.root.attributes
+        names = ("srcLang", "trgLang")
+        if not self._is_2:
+            attributes = next(iter(self._files.values())).attributes if self._files else {}
+            names = ("source-language", "target-language")
+        source, target = given
+        return source or attributes.get(names[0]), target or attributes.get(names[1])
+
+    def _add(self, holder: Node, unit: Node) -> None:
+        source, target = holder.child("source"), holder.child("target")
+        if source is None:
+            raise UserError(
+                f"{self.name}, line {holder.line}: a {holder.name} without source; correct it"
+            )
+        codes, before, after = segment_codes(self._xml.pieces(source))
+        if not codes.text.strip():
+            self.skip("units without text")
+            return
+        state = (target if target is not None and not self._is_2 else holder).attributes.get(
+            "state", ""
+        )
+        is_approved = holder.attributes.get("approved") == "yes"
+        segment = Segment(
+            codes.text,
+            source.line,
+            "" if target is None else target.text.strip() or (target.children and "-") or "",
+            is_approved or state not in _UNFINISHED,
+            codes,
+        )
+        self._units.append(Unit(self.add(segment), holder, unit, xml_of(before), xml_of(after)))
+
+    def to_bytes(self) -> bytes:
+        """See `Document.to_bytes`."""
+        for unit in self._units:
+            if unit.segment.result is not None:
+                self._write(unit, unit.segment.result)
+        target = self.languages[1]
+        if target is not None and any(unit.segment.result for unit in self._units):
+            holders = [self._xml.root] if self._is_2 else [*self._files.values()]
+            name = "trgLang" if self._is_2 else "target-language"
+            for node in holders:
+                if name not in node.attributes:
+                    self._xml.set_attributes(node, {name: target})
+        return self._xml.to_bytes()
+
+    def _write(self, unit: Unit, result: Result) -> None:
+        holder, segment = unit.holder, unit.segment
+        source, target = holder.child("source"), holder.child("target")
+        assert source is not None
+        assert segment.codes is not None
+        if result.text == segment.text:
+            content = self._xml.inner(source)
+        else:
+            restored = xml_of(segment.codes.restored(result.text))
+            content = f"{unit.before}{restored}{unit.after}"
+        prefix = f"{source.prefix}:" if source.prefix else ""
+        marks: dict[str, str | None] = {}
+        if not self._is_2:
+            marks = {
+                "state": "needs-review-translation",
+                "state-qualifier": _QUALIFIERS[result.origin],
+            }
+            if holder.attributes.get("approved") == "yes":
+                self._xml.set_attributes(holder, {"approved": "no"})
+        else:
+            self._xml.set_attributes(
+                holder, {"state": "translated", "subState": f"heedful:{result.origin}"}
+            )
+        if target is None:
+            shown = "".join(f" {name}={quoteattr(value or '')}" for name, value in marks.items())
+            new = f"<{prefix}target{shown}>{content}</{prefix}target>"
+            previous = holder.child("seg-source") or source
+            self._xml.replace(previous.end, previous.end, f"{self._xml.indent_of(source)}{new}")
+            end = previous.end
+        else:
+            tag = self._xml.start_tag(target, marks)
+            tag = tag.removesuffix("/>").rstrip() + ">" if target.is_empty_tag else tag
+            new = f"{tag}{content}</{prefix}target>"
+            self._xml.replace(target.start, target.end, new)
+            end = target.end
+        if result.reasons:
+            self._write_notes(unit, result.reasons, end, prefix)
+
+    def _write_notes(self, unit: Unit, reasons: tuple[str, ...], end: int, prefix: str) -> None:
+        """Write reasons for a review as notes."""
+        texts = [xml_text(f"needs review: {reason}") for reason in reasons]
+        if not self._is_2:
+            notes = [f'<{prefix}note from="heedful">{text}</{prefix}note>' for text in texts]
+            source = unit.holder.child("source")
+            assert source is not None
+            self._xml.replace(end, end, "".join(self._xml.indent_of(source) + n for n in notes))
+            return
+        notes = [
+            f'<{prefix}note category="heedful" appliesTo="target">{text}</{prefix}note>'
+            for text in texts
+        ]
+        known = unit.unit.child("notes")
+        if known is not None and not known.is_empty_tag:
+            self._xml.replace(known.inner_end, known.inner_end, "".join(notes))
+            return
+        # In a unit the notes are before the data of codes and the segments.
+        names = ("originalData", "segment", "ignorable")
+        first = next(node for node in unit.unit.children if node.name in names)
+        indent = self._xml.indent_of(first)
+        block = f"<{prefix}notes>{''.join(notes)}</{prefix}notes>"
+        self._xml.replace(first.start, first.start, f"{block}{indent}")

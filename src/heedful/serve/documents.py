@@ -1,0 +1,204 @@
+"""LibreTranslate's routes for files: a document is translated, and the result is downloaded."""
+
+import asyncio
+import base64
+import binascii
+import re
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from heedful.documents import FORMATS, document_format, read_document, translate_document
+from heedful.documents.segments import Document
+from heedful.documents.translating import fits_model
+from heedful.errors import UserError
+from heedful.serve.bodies import TranslateBody, TranslateFileBody
+from heedful.serve.errors import HttpError, as_http_error
+from heedful.serve.guard import DOWNLOADS, info_of
+from heedful.serve.models import ServedModel
+from heedful.serve.openai import registry_of
+from heedful.serve.translating import (
+    detected_languages,
+    known_sources,
+    translation_job,
+    translator_for,
+)
+
+router = APIRouter(tags=["LibreTranslate"])
+_KEPT_SECONDS = 1_800.0
+_KEPT_BYTES = 1 << 28  # of all files; the oldest are removed first
+_DETECTED = 10_000  # characters by which the language of a document is detected
+_RETRY_SECONDS = 0.2  # after which a later part of a document asks for room again
+_UNSAFE = re.compile(r"[^\w.-]+")
+
+
+@dataclass(frozen=True)
+class _File:
+    name: str
+    content: bytes
+    expires: float
+
+
+class Files:
+    """Translated files, which are kept in memory for some time."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, _File] = OrderedDict()
+
+    def add(self, name: str, content: bytes) -> str:
+        """Keep a file; returns the name by which it is downloaded, which cannot be guessed."""
+        self._remove_old(len(content))
+        key = f"{secrets.token_hex(16)}.{name}"
+        self._files[key] = _File(name, content, time.monotonic() + _KEPT_SECONDS)
+        return key
+
+    def get(self, key: str) -> _File | None:
+        """A file; None if it is not kept."""
+        self._remove_old(0)
+        return self._files.get(key)
+
+    def _remove_old(self, num_bytes: int) -> None:
+        now = time.monotonic()
+        total = num_bytes + sum(len(file.content) for file in self._files.values())
+        while self._files:
+            first = next(iter(self._files.values()))
+            if first.expires > now and total <= _KEPT_BYTES:
+                return
+            total -= len(first.content)
+            self._files.popitem(last=False)
+
+
+@router.post("/translate_file")
+async def translate_file(body: TranslateFileBody, request: Request) -> dict[str, str]:
+    """Translate a document; a form with the file, or JSON with its content in Base64.
+
+    The document is as by `heedful translate -i FILE`: all but its texts stays as it is. The result
+    can be downloaded for half an hour, by all who know its address.
+    """
+    name = _UNSAFE.sub("_", PurePath(body.filename).name)[-100:]
+    if document_format(name) is None:
+        listed = ", ".join(FORMATS)
+        message = f"Invalid request: file format not supported; the formats are {listed}"
+        raise HttpError(400, message, parameter="file")
+    try:
+        data = base64.b64decode(body.file, validate=True)
+    except (binascii.Error, ValueError):
+        raise HttpError(400, "file: not Base64", parameter="file") from None
+    try:
+        document = await asyncio.to_thread(read_document, data, name, (None, body.target))
+        served, translation = await _translator(request, document, body)
+        content = await _translated(request, document, served, translation)
+    except UserError as error:
+        raise as_http_error(error, "file") from None
+    key = _files_of(request).add(name, content)
+    return {"translatedFileUrl": f"{request.base_url}{DOWNLOADS[1:]}{quote(key)}"}
+
+
+@router.get(DOWNLOADS + "{name}")
+async def download_file(name: str, request: Request) -> Response:
+    """Download a file that `/translate_file` has translated; needs no key."""
+    file = _files_of(request).get(name)
+    if file is None:
+        raise HttpError(404, "no such file; translated files are kept for half an hour")
+    disposition = f"attachment; filename*=UTF-8''{quote(file.name)}"
+    headers = {"Content-Disposition": disposition, "X-Content-Type-Options": "nosniff"}
+    return Response(file.content, media_type="application/octet-stream", headers=headers)
+
+
+def _files_of(request: Request) -> Files:
+    """The translated files of the server."""
+    state = request.app.state
+    if not hasattr(state, "files"):
+        state.files = Files()
+    files: Files = state.files
+    return files
+
+
+async def _translator(
+    request: Request, document: Document, body: TranslateFileBody
+) -> tuple[ServedModel, TranslateBody]:
+    """The translator for a document, and the settings of its texts."""
+    registry = registry_of(request)
+    given = {"source": body.source, "target": body.target, "model": body.model}
+    translation = TranslateBody(q="", **given)
+    source = None if body.source in (None, "auto") else body.source
+    known = known_sources(registry, translation)
+    if source is None and known:
+        texts = " ".join(segment.text for segment in document.segments[:200])
+        [entry] = await detected_languages([texts[:_DETECTED]], known)
+        source = entry["language"]
+    served = translator_for(registry, source, translation)
+    document.languages = (
+        source or document.languages[0],
+        body.target or served.model.metadata.tgt_language or document.languages[1],
+    )
+    return served, translation
+
+
+async def _translated(
+    request: Request, document: Document, served: ServedModel, body: TranslateBody
+) -> bytes:
+    """The translated file; its texts are queued in parts, between those of other requests."""
+    texts = _ServedTexts(request, served, body)
+    fits = fits_model(served.model)
+    info_of(request.scope).model = served.name
+
+    def work() -> bytes:
+        """Translate the document on a thread, which waits for the batches of the event loop."""
+        translate_document(texts, document, fits=fits)
+        return document.to_bytes()
+
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        texts.stopped.set()
+
+
+class _ServedTexts:
+    """A translator of texts, called on a thread, whose work is queued in the event loop.
+
+    Attributes:
+        stopped: the request has ended; further calls fail.
+    """
+
+    def __init__(self, request: Request, served: ServedModel, body: TranslateBody) -> None:
+        self._request, self._served, self._body = request, served, body
+        self._loop = asyncio.get_running_loop()
+        self._is_first = True
+        self.stopped = threading.Event()
+
+    def translate(self, texts: list[str], **options: Any) -> list[str]:
+        """The translation of each text, in parts that leave room for other requests."""
+        most = max(1, self._served.settings.max_queue // 4)
+        outputs: list[str] = []
+        for start in range(0, len(texts), most):
+            if self.stopped.is_set():
+                raise UserError("the request has ended")
+            part = self._translate_part(texts[start : start + most])
+            outputs += asyncio.run_coroutine_threadsafe(part, self._loop).result()
+        return outputs
+
+    async def _translate_part(self, texts: list[str]) -> list[str]:
+        job, num_tokens = await translation_job(self._served, texts, self._body)
+        while True:
+            try:
+                with self._served.slots(len(texts), "file"):
+                    results = await self._served.run(job)
+                break
+            except HttpError as error:
+                if error.status != 429 or self._is_first or self.stopped.is_set():
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)
+        self._is_first = False
+        info = info_of(self._request.scope)
+        info.num_prompt += num_tokens
+        info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
+        return [outputs[0].text for outputs, _ in results]

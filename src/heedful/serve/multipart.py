@@ -1,0 +1,54 @@
+"""Forms with files (multipart/form-data, RFC 7578) as the fields of a JSON body."""
+
+import base64
+import re
+from email.errors import MessageError
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import compat32
+from typing import Any
+
+from heedful.serve.errors import HttpError
+
+MEDIA_TYPE = "multipart/form-data"
+_MAX_PARTS = 100
+_PARAMETER = re.compile(r';\s*(\w+)="([^"]*)"')
+
+
+def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
+    """The fields of a form: texts, and of a file its content in Base64 and its name as `filename`.
+
+    Raises:
+        HttpError: 400 for a body without parts, or with too many; a field that is not UTF-8.
+    """
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
+    try:
+        message: Message = BytesParser(policy=compat32).parsebytes(head + body)
+        parts = message.get_payload()
+        if not isinstance(parts, list) or not 0 < len(parts) <= _MAX_PARTS:
+            raise HttpError(400, f"the form has no parts, or more than {_MAX_PARTS}")
+        fields: dict[str, Any] = {}
+        for part in parts:
+            assert isinstance(part, Message)
+            fields |= _fields(part)
+        return fields
+    except (MessageError, ValueError, LookupError, RecursionError, TypeError):
+        raise HttpError(400, "the form is broken, or a field is not UTF-8") from None
+
+
+def _fields(part: Message) -> dict[str, Any]:
+    parameters = _parameters(part)
+    name, filename = parameters.get("name"), parameters.get("filename")
+    content = part.get_payload(decode=True)
+    if not name or not isinstance(content, bytes):
+        raise ValueError(name)
+    if filename is None and name != "file":
+        return {name: content.decode()}
+    return {name: base64.b64encode(content).decode(), "filename": filename or ""}
+
+
+def _parameters(part: Message) -> dict[str, str]:
+    """The parameters of the part's header; browsers write names of files in UTF-8."""
+    raw = {key.lower(): str(value) for key, value in part.raw_items()}
+    text = raw.get("content-disposition", "").encode("utf-8", "surrogateescape").decode()
+    return {match[1].lower(): match[2] for match in _PARAMETER.finditer(text)}

@@ -1,0 +1,217 @@
+"""Pairs of TMX, XLIFF, PO, MO and CSV files and of subtitles, as rows of training data."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import polib
+import pytest
+
+from document_samples import PO, SRT, TMX, XLIFF, XLIFF2
+from heedful.config import Recipe
+from heedful.data.row_files import open_rows
+from heedful.data.rows import Rows, collect
+from heedful.errors import UserError
+from heedful.tasks.prepared_data import prepared_key
+from heedful.tasks.run_data import Inherited
+
+PAIR: dict[str, Any] = {"src": None, "tgt": None}
+LANGUAGES = {"src": "en", "tgt": "de"}
+THREE = """<tmx version="1.4"><header srclang="en"/><body>
+<tu><tuv xml:lang="en-US"><seg>a</seg></tuv><tuv xml:lang="de"><seg>b</seg></tuv>
+    <tuv xml:lang="FR-fr"><seg>c</seg></tuv></tu>
+<tu><tuv xml:lang="en-US"><seg>d</seg></tuv><tuv xml:lang="fr"><seg>f &lt;x></seg></tuv></tu>
+<tu><tuv xml:lang="en-US"><seg> </seg></tuv><tuv xml:lang="de"><seg>g</seg></tuv></tu>
+</body></tmx>
+"""
+
+
+def rows_of(
+    folder: Path,
+    name: str,
+    content: str | bytes,
+    fields: dict[str, Any] = PAIR,
+    languages: dict[str, str] = LANGUAGES,
+    header: bool | None = None,
+) -> Rows:
+    """The rows of a file with this content."""
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return collect(open_rows([path], fields, languages=languages, header=header))
+
+
+def pairs_of(rows: Rows) -> list[tuple[str, str]]:
+    """The sources with their targets."""
+    return [*zip(rows["src"], rows["tgt"], strict=True)]
+
+
+def test_tmx_has_any_pair_of_its_languages(tmp_path: Path) -> None:
+    for (src, tgt), expected, left_out in (
+        (("en", "de"), [("a", "b")], {"without en and de": 1}),
+        (("fr", "en-GB"), [("c", "a"), ("f <x>", "d")], {"without fr and en-GB": 1}),
+        (("de", "fr"), [("b", "c")], {"without de and fr": 2}),
+    ):
+        rows = rows_of(tmp_path, "a.tmx", THREE, languages={"src": src, "tgt": tgt})
+        assert pairs_of(rows) == expected
+        assert rows.report.left_out == left_out
+        assert rows.report.num_lines == 3
+    assert rows.location(0).endswith("a.tmx, line 2")
+    assert "2 left out as without de and fr" in rows.report.summary()
+
+
+def test_tmx_inline_codes_are_tags(tmp_path: Path) -> None:
+    codes = '<bpt i="1">x</bpt>you<ept i="1">y</ept> <ph x="2"/><hi>h</hi>'
+    content = THREE.replace("<seg>a</seg>", f"<seg>Hi {codes}</seg>")
+    assert rows_of(tmp_path, "a.tmx", content)["src"] == ["Hi <g1>you</g1> <x2/><g3>h</g3>"]
+
+
+def test_tmx_packed_and_in_utf_16(tmp_path: Path) -> None:
+    packed = gzip.compress(THREE.encode())
+    wide = ('<?xml version="1.0" encoding="utf-16"?>' + THREE).encode("utf-16")
+    for name, content in (("a.tmx.gz", packed), ("b.tmx", wide)):
+        assert pairs_of(rows_of(tmp_path, name, content)) == [("a", "b")]
+
+
+def test_tmx_says_its_languages_where_it_has_two(tmp_path: Path) -> None:
+    two = TMX.replace("<tu>\n", '<tu><tuv xml:lang="de"><seg>Hallo</seg></tuv>', 1)
+    for languages in ({}, {"src": "en"}, {"tgt": "de"}):
+        assert rows_of(tmp_path, "a.tmx", two, languages=languages)["tgt"] == ["Hallo", "Zwei"]
+    with pytest.raises(UserError, match=r"has units in en-US, de, FR-fr; set data.src_language"):
+        rows_of(tmp_path, "a.tmx", THREE, languages={})
+
+
+def test_tmx_is_read_in_parts(tmp_path: Path) -> None:
+    """The first rows are there before the end, which is broken, is read."""
+    unit = '<tu><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="de"><seg>b</seg></tuv></tu>'
+    path = tmp_path / "a.tmx"
+    path.write_text(f'<tmx version="1.4"><body>{unit * 20_000}<tu>')
+    chunks = open_rows([path], PAIR, languages=LANGUAGES).chunks()
+    assert len(next(chunks).parse()) == 4_096
+    with pytest.raises(
+        UserError, match=r"a\.tmx, line 1, column \d+: broken XML: no element found"
+    ):
+        list(chunks)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.tmx", THREE.replace("de", "nl"), "no unit in en and de, it has en-US, nl, FR-fr, fr"),
+        ("a.tmx", "<!DOCTYPE x [<!ENTITY a 'b'>]><tmx/>", "line 1: it declares the entity a"),
+        ("a.tmx", "<xliff/>", "is not TMX: its root is xliff"),
+        ("a.tmx", "<tmx><body><tu></body></tmx>", "line 1, column 18: broken XML"),
+        ("a.xlf", XLIFF.replace('"de"', '"fr"'), "is from en to fr, not from en to de"),
+        ("a.xlf", "<tmx/>", "is not XLIFF: its root is tmx"),
+        ("a.po", PO.replace('charset=UTF-8\\n"', 'charset=UTF-8\\n"\n"Language: nl\\n"'), "to nl"),
+        ("a.po", b'msgid "\xff"\nmsgstr ""\n', "a.po, line 1: not utf-8"),
+        ("a.po", "text\n", "line 1: neither a comment"),
+        ("a.po", PO[:100], "is empty: it holds no pair"),
+        ("a.mo", b"\xde\x12\x04\x95" + b"\xff" * 40, "not a compiled catalogue, or damaged"),
+        ("a.mo", b"no", "not a compiled catalogue, or damaged"),
+        ("a.csv", 'a,"b\n', "line 1: broken CSV: unexpected end of data; end each quote"),
+        ("a.csv", "a,b\nc\n", "line 2: 1 columns where there must be 2"),
+        ("a.csv", "a,b,c\n", "line 1: 3 columns where there must be 2"),
+        ("a.csv", b"a,\xff\n", "line 1: not UTF-8"),
+        ("a.csv", "", "is empty: it holds no pair"),
+    ],
+)
+def test_bad_files_are_one_line(
+    tmp_path: Path, name: str, content: str | bytes, problem: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        rows_of(tmp_path, name, content)
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_xliff_leaves_out_what_is_not_translated(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, "a.xlf", XLIFF)
+    assert pairs_of(rows) == [("Three", "Drei")]
+    assert rows.report.left_out == {"without a translation": 3, "unfinished": 1}
+    swapped = rows_of(tmp_path, "a.xlf", XLIFF, languages={"src": "de", "tgt": "en"})
+    assert pairs_of(swapped) == [("Drei", "Three")]
+    assert pairs_of(rows_of(tmp_path, "b.xliff", XLIFF2)) == [("Two", "Zwei")]
+
+
+def test_po_and_mo_have_plural_forms_and_no_fuzzy_messages(tmp_path: Path) -> None:
+    content = PO.replace('charset=UTF-8\\n"', 'charset=UTF-8\\n"\n"Language: de\\n"')
+    content = content.replace('[0] ""', '[0] "eine Datei"').replace('[1] ""', '[1] "%d Dateien"')
+    rows = rows_of(tmp_path, "a.po", content)
+    expected = [("one file", "eine Datei"), ("%d files", "%d Dateien"), ("kept", "behalten")]
+    assert pairs_of(rows) == expected
+    assert rows.report.left_out == {"without a translation": 2, "fuzzy": 1, "obsolete": 1}
+    swapped = rows_of(tmp_path, "a.po", content, languages={"src": "de", "tgt": "en"})
+    assert pairs_of(swapped) == [pair[::-1] for pair in expected]
+    polib.pofile(content).save_as_mofile(str(tmp_path / "b.mo"))
+    compiled = rows_of(tmp_path, "c.mo", (tmp_path / "b.mo").read_bytes())
+    assert sorted(pairs_of(compiled)) == sorted(expected)
+
+
+def test_csv_has_quotes_separators_and_headers(tmp_path: Path) -> None:
+    expected = [("a, b", 'say "c"'), ("d\ne", "f")]
+    for separator in (",", ";", "\t"):
+        content = separator.join(['"a, b"', '"say ""c"""']) + "\r\n"
+        content += separator.join(['"d\ne"', "f"]) + "\n\n"
+        assert pairs_of(rows_of(tmp_path, "a.csv", content)) == expected
+        named = f"en{separator}de\n" + content
+        rows = rows_of(tmp_path, "a.csv", named)
+        assert pairs_of(rows) == expected
+        assert rows.report.left_out == {"names of columns": 1}
+        assert rows.location(1).endswith("line 3")
+        assert pairs_of(rows_of(tmp_path, "a.csv", named, header=False))[0] == ("en", "de")
+    table = "id,German,English\n1,Hund,dog\n"
+    by_name = rows_of(tmp_path, "a.csv", table, {"src": "English", "tgt": "German"})
+    assert pairs_of(by_name) == [("dog", "Hund")]
+    by_number = rows_of(tmp_path, "a.csv", table, {"src": 3, "tgt": 2}, header=True)
+    assert pairs_of(by_number) == [("dog", "Hund")]
+    labels = rows_of(tmp_path, "b.csv", '"x, y",no\n', {"text": None, "label": None})
+    assert (labels["text"], labels["label"]) == (["x, y"], ["no"])
+
+
+def test_subtitles_beside_each_other_are_pairs_by_time(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.en.srt", tmp_path / "a.de.vtt"
+    first.write_text(SRT + "\n3\n00:00:09,000 --> 00:00:10,000\nAlone\n")
+    second.write_text(
+        "WEBVTT\n\n00:01.100 --> 00:01.500\nHallo mein\n\n00:01.500 --> 00:02.100\n"
+        "lieber <b>Freund\n\n"
+        "00:03.000 --> 00:04.500\n- Ja.\n- Nein.\n"
+    )
+    rows = collect(open_rows({"src": [first], "tgt": [second]}))
+    assert pairs_of(rows) == [
+        ("Hello my dear friend", "Hallo mein lieber Freund"),
+        ("- Yes. - No.", "- Ja. - Nein."),
+    ]
+    assert rows.report.left_out == {"cues without a partner": 1}
+
+
+def test_files_of_several_formats_are_one_corpus(tmp_path: Path) -> None:
+    (tmp_path / "a.tmx").write_text(THREE)
+    (tmp_path / "b.tsv").write_text("x\ty\n")
+    (tmp_path / "c.csv").write_text('"x, y",z\n')
+    files = [tmp_path / name for name in ("a.tmx", "b.tsv", "c.csv")]
+    rows = collect(open_rows(files, PAIR, languages=LANGUAGES))
+    assert pairs_of(rows) == [("a", "b"), ("x", "y"), ("x, y", "z")]
+
+
+def test_files_of_pairs_are_for_pairs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds pairs of a source and a target, not text, label"):
+        rows_of(tmp_path, "a.tmx", THREE, {"text": None, "label": None})
+    with pytest.raises(UserError, match="has no columns to name"):
+        rows_of(tmp_path, "a.tmx", THREE, {"src": 1, "tgt": 2})
+    with pytest.raises(UserError, match="not text; it is data for translation"):
+        rows_of(tmp_path, "a.tmx", THREE, {"text": None})
+
+
+def test_prepared_data_of_a_memory_depend_on_the_languages(tmp_path: Path) -> None:
+    (tmp_path / "a.tmx").write_text(THREE)
+    (tmp_path / "a.tsv").write_text("a\tb\n")
+
+    def key(name: str, language: str) -> Any:
+        data = {"train": {"file": str(tmp_path / name)}, "tgt_language": language}
+        training = {"max_steps": 1}
+        content = {"task": "translation", "data": data, "training": training}
+        recipe = Recipe.model_validate(content)
+        return prepared_key(recipe, Inherited())
+
+    assert key("a.tmx", "de") != key("a.tmx", "fr")
+    assert key("a.tsv", "de") == key("a.tsv", "fr")

@@ -1,0 +1,335 @@
+"""Documents of each format: all but the targets stays byte for byte, and targets are marked."""
+
+import io
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import docx
+import polib
+import pysubs2
+import pytest
+from lxml import etree
+from markdown_it import MarkdownIt
+
+from document_samples import (
+    DOCX_RUNS,
+    HTML,
+    MARKDOWN,
+    OVERWRITE,
+    PO,
+    SRT,
+    TEXTS,
+    TMX,
+    VTT,
+    XLIFF,
+    XLIFF2,
+    as_text,
+    make_docx,
+    translated,
+)
+from heedful.documents import Policy, read_document
+
+IN_PLACE = [name for name in TEXTS if Path(name).suffix in (".srt", ".vtt", ".html", ".md", ".txt")]
+
+
+def replaced(**words: str) -> Callable[[str], str]:
+    """A translator that replaces some words."""
+
+    def translate(text: str) -> str:
+        for old, new in words.items():
+            text = text.replace(old, new)
+        return text
+
+    return translate
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_without_a_result_a_file_is_the_same(name: str) -> None:
+    data = TEXTS[name].encode()
+    assert read_document(data, name, ("en", "de")).to_bytes() == data
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_copied_text_changes_no_byte(name: str) -> None:
+    content, counts, _ = translated(name, TEXTS[name])
+    assert content == TEXTS[name].encode()
+    assert counts.translated > 0
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+def test_byte_order_mark_and_line_ends_are_kept(name: str, end: str, bom: str) -> None:
+    text = bom + TEXTS[name].replace("\r\n", "\n").replace("\n", end)
+    content = as_text(translated(name, text, replaced(Hello="Hallo"), policy=OVERWRITE))
+    assert content.startswith(bom)
+    # Lines that were written have the ends of the file. XML writes no line end into a target.
+    assert len(re.findall(r"(?<!\r)\n", content)) in (0, content.count("\n"))
+    assert content.count("\r") == (content.count("\n") if end == "\r\n" else 0)
+
+
+def test_po_marks_and_keeps() -> None:
+    content, counts, _ = translated("a.po", PO, replaced(Hello="Hallo", old="neu"))
+    text = content.decode()
+    assert '#, fuzzy, c-format\nmsgid "Hello %s.\\nBye"\nmsgstr "Hallo %s.\\nBye"' in text
+    # A copied text has the lines of its source.
+    assert 'msgid ""\n"long "\n"text"\nmsgstr ""\n"long "\n"text"\n' in text
+    assert '#, fuzzy\nmsgctxt "menu"' in text
+    assert '#, fuzzy\n#| msgid "older"\nmsgid "old"\nmsgstr "neu"' in text
+    assert 'msgid "kept"\nmsgstr "behalten"\n\n#~ msgid "gone"' in text
+    assert '"Plural-Forms: nplurals=2; plural=(n != 1);\\n"' in text
+    assert (counts.segments, counts.kept, counts.replaced) == (6, 1, 1)
+    assert counts.skipped == {"obsolete messages": 1}
+    catalogue = polib.pofile(text)
+    assert [entry.msgstr for entry in catalogue if entry.msgid == "old"] == ["neu"]
+    assert sum(entry.fuzzy for entry in catalogue) == 4
+
+
+def test_po_without_marks_and_targets_is_the_source() -> None:
+    """Nothing else has changed: the marks removed, the file is what it was."""
+    source = PO.replace(
+        'charset=UTF-8\\n"',
+        'charset=UTF-8\\n"\n"Plural-Forms: nplurals=2; plural=n!=1;\\n"\n"Language: de\\n"',
+    )
+    text = as_text(translated("a.po", source, str.upper, policy=Policy(only_empty=True)))
+    lines = text.replace("#, fuzzy, ", "#, ").split("\n")
+    targets = ("msgstr", '"HELLO', '"BYE')
+    kept = [line for line in lines if not line.startswith(targets)]
+    original = [line for line in source.split("\n") if not line.startswith("msgstr")]
+    marks = [line for line in kept if line == "#, fuzzy"]
+    assert len(marks) == 3  # the entry that was fuzzy is kept
+    assert [line for line in kept if line != "#, fuzzy"] == [
+        line for line in original if line != "#, fuzzy"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("language", "num_forms"), [("de", 2), ("ja", 1), ("pl", 3), ("ar", 6), ("pt-BR", 2)]
+)
+def test_po_has_the_plural_forms_of_the_target_language(language: str, num_forms: int) -> None:
+    text = as_text(translated("a.po", PO, str.upper, ("en", language)))
+    [entry] = [entry for entry in polib.pofile(text) if entry.msgid_plural]
+    assert [*entry.msgstr_plural] == [*range(num_forms)]
+    singular = {0} if num_forms > 1 else set()
+    singular = {1} if language == "ar" else singular
+    for form, target in entry.msgstr_plural.items():
+        assert target == ("ONE FILE" if form in singular else "%D FILES")
+    assert f"nplurals={num_forms}" in text
+
+
+def test_po_in_another_charset() -> None:
+    source = PO.replace("UTF-8", "ISO-8859-1").encode("latin-1")
+    content, _, _ = translated("a.po", source, replaced(Hello="Grüß"))
+    assert "Grüß" in content.decode("latin-1")
+
+
+def test_po_memory_is_not_fuzzy_and_reviews_are_comments() -> None:
+    content, counts, _ = translated(
+        "a.po",
+        PO,
+        str.upper,
+        memory={"old": "alt!", "long text": "Langtext"},
+        review=lambda segment, text: ["number 3 is\nmissing"] if "%D" in text else [],
+    )
+    text = content.decode()
+    assert '#| msgid "older"\nmsgid "old"\nmsgstr "alt!"' in text
+    assert '\n\nmsgctxt "menu"\nmsgid ""\n"long "\n"text"\nmsgstr "Langtext"' in text
+    assert "# needs review: number 3 is missing\n" in text
+    assert (counts.from_memory, counts.to_review) == (2, 1)
+    again = as_text(translated("a.po", text, str.upper, policy=OVERWRITE))
+    assert "needs review" not in again  # the note of the translation that was replaced
+
+
+def test_xliff_states_and_codes() -> None:
+    content, counts, _ = translated(
+        "a.xlf",
+        XLIFF,
+        replaced(Click="Klick"),
+        review=lambda segment, text: ["a & b"] * (text == "Four"),
+    )
+    root = etree.fromstring(content)
+    names = {"x": "urn:oasis:names:tc:xliff:document:1.2"}
+    targets = {
+        unit.get("id"): unit.find("x:target", names)
+        for unit in root.iterfind(".//x:trans-unit", names)
+    }
+    inner = etree.tostring(targets["1"], encoding="unicode", with_tail=False)
+    assert '>Klick <g id="1">here &amp; now</g>. Then <x id="2"/> go.</target>' in inner
+    assert targets["1"].get("state") == "needs-review-translation"
+    assert targets["1"].get("state-qualifier") == "leveraged-mt"
+    assert [*targets["2"][0].itertext()] == ["All bold"]
+    assert (targets["3"].text, targets["3"].get("state")) == ("Drei", "final")
+    assert targets["4"].get("state") == "needs-review-translation"
+    assert targets["5"] is None
+    assert b'</target><note from="heedful">needs review: a &amp; b</note></trans-unit>' in content
+    assert (counts.segments, counts.kept, counts.to_review) == (4, 1, 1)
+    assert counts.skipped == {"units with translate=no": 1}
+    note = b'<note from="heedful">needs review: a &amp; b</note>'
+    target = rb'\s*<target state="needs-review[^>]*>.*?</target>|<target/>'
+    target += rb'|<target state="new">.*?</target>'
+    without = re.sub(target, b"", content).replace(note, b"")
+    assert without == re.sub(target, b"", XLIFF.encode())
+
+
+def test_xliff_2_states_and_notes() -> None:
+    content = as_text(
+        translated("b.xliff", XLIFF2, replaced(Hello="Hallo"), review=lambda *_: ["why"])
+    )
+    assert '<segment state="translated" subState="heedful:model">' in content
+    assert '<target>Hallo <pc id="1">you</pc></target>' in content
+    assert 'trgLang="de"' in content
+    assert re.search(
+        r'<notes><note category="heedful" [^>]*>needs review: why</note></notes>\s*<orig', content
+    )
+    assert '<segment state="final"><source>Two</source><target>Zwei</target></segment>' in content
+    etree.fromstring(content.encode())
+
+
+def test_tmx_gets_the_missing_variants() -> None:
+    content, counts, _ = translated("a.tmx", TMX, replaced(Hi="Hallo"), (None, "de"))
+    new = (
+        '<tuv xml:lang="de"><prop type="x-origin">machine</prop><seg>Hallo <bpt i="1">&lt;b></bpt>'
+    )
+    assert new in content.decode()
+    assert counts.kept == 1
+    assert re.sub(rb'\n  <tuv xml:lang="de"><prop.*?</tuv>', b"", content) == TMX.encode()
+
+
+@pytest.mark.parametrize("damage", [("<g1>", ""), ("<x2/>", "<x2/><x2/>"), ("</g1>", "")])
+def test_damaged_tags_fall_back_to_the_texts_between_them(damage: tuple[str, str]) -> None:
+    translate = replaced(**dict([damage]), go="geh")
+    content, counts, _ = translated("a.xlf", XLIFF, translate)
+    expected = '>Click <g id="1">here &amp; now</g>. Then <x id="2"/> geh.</target>'
+    assert expected in content.decode()
+    assert (counts.in_pieces, counts.to_review) == (1, 1)
+
+
+def test_a_sentence_without_a_translation_keeps_its_source() -> None:
+    content, counts, _ = translated("a.txt", "One. Two.", lambda t: "" if "Two" in t else "Eins.")
+    assert content == b"Eins. Two."
+    assert (counts.to_review, counts.blank) == (1, 0)
+
+
+def test_a_memory_is_for_texts_without_the_blanks_around_them() -> None:
+    content, counts, _ = translated("a.html", HTML, memory={"tail": "Ende", "Hello": "Hallo"})
+    assert content == HTML.replace(" tail", " Ende").replace("Hello", "Hallo").encode()
+    assert counts.from_memory == 2
+
+
+def test_subtitles_keep_times_and_lines() -> None:
+    content = as_text(translated("a.srt", SRT, replaced(friend="very old friend", Yes="Ja")))
+    assert "00:00:02,000\r\nHello my <i>dear</i> very\r\nold friend\r\n\r\n2\r\n" in content
+    assert content.endswith("- Ja.\r\n- No.\r\n")
+    before, after = (pysubs2.SSAFile.from_string(text) for text in (SRT, content))
+    assert [(line.start, line.end) for line in before] == [(line.start, line.end) for line in after]
+    text = as_text(translated("a.vtt", VTT, replaced(you="dich --> x")))
+    assert text == VTT.replace("<b>you</b>", "<b>dich -> x</b>")
+
+
+def test_html_keeps_tags_code_and_attributes() -> None:
+    _, _, document = translated("a.html", HTML)
+    assert [segment.text for segment in document.segments] == [
+        "My page",
+        "Hello",
+        "This is <g1>bold</g1> & <g2>a link</g2>. Café!",
+        "Next <x1/> line",
+        " tail",
+    ]
+    content = as_text(translated("a.html", HTML, replaced(This="a<b", Next="Neu", tail="Ende")))
+    expected = HTML.replace("This", "a&lt;b").replace("Next", "Neu").replace("tail", "Ende")
+    assert content == expected.replace("a\n   link", "a link").replace("&eacute;", "é")
+
+
+def test_markdown_has_the_same_blocks() -> None:
+    _, _, document = translated("a.md", MARKDOWN)
+    texts = [segment.text for segment in document.segments]
+    assert "A para with <x1/> and a <g2>link</g2> continued here. See <g3>bold</g3> text." in texts
+    assert texts[0] == "Hello <g1>world</g1>"
+    assert "item <g1>two</g1>" in texts
+    content = as_text(
+        translated("a.md", MARKDOWN, lambda t: t.replace("c1", "a|b").replace("para", "P*"))
+    )
+    kinds = [
+        [token.type for token in MarkdownIt("commonmark").enable("table").parse(text)]
+        for text in (MARKDOWN, content)
+    ]
+    assert kinds[0] == kinds[1]
+    assert "| a\\|b | c **2** |" in content
+    assert '`code` and a [link](http://x.y/a_b "t") continued' in content
+    starts = as_text(translated("a.md", "A paragraph\n", lambda t: "1. not a list"))
+    assert starts == "1\\. not a list\n"
+
+
+def test_docx_keeps_formats_and_other_parts() -> None:
+    data = make_docx(DOCX_RUNS)
+    content, counts, document = translated("a.docx", data)
+    assert content == data
+    assert [segment.text for segment in document.segments] == [
+        "Some <g1>bold</g1> text & more. Second.",
+        "All bold",
+    ]
+    content, counts, _ = translated("a.docx", data, replaced(Some="Ein <", more="mehr"))
+    assert counts.translated == 2
+    first, second, third = docx.Document(io.BytesIO(content)).paragraphs
+    assert first.text == "Ein < bold text & mehr. Second."
+    assert [(run.text, run.bold) for run in first.runs if run.bold] == [("bold", True)]
+    assert second.runs[0].bold
+    assert third.text == ""
+    before, after = (zipfile.ZipFile(io.BytesIO(file)) for file in (data, content))
+    assert before.namelist() == after.namelist()
+    different = [name for name in before.namelist() if before.read(name) != after.read(name)]
+    assert different == ["word/document.xml"]
+
+
+def test_sentences_are_translated_one_by_one_and_joined() -> None:
+    seen: list[str] = []
+
+    def shout(text: str) -> str:
+        seen.append(text)
+        return text.upper()
+
+    text = as_text(translated("a.txt", "  One two.  Mr. Smith came.\tOk!\n", shout))
+    assert text == "  ONE TWO.  MR. SMITH CAME.\tOK!\n"
+    assert seen == ["One two.", "Mr. Smith came.", "Ok!"]
+    chinese = as_text(translated("a.txt", "One. Two.\n", lambda t: f"好{len(t)}。", ("en", "zh")))
+    assert chinese == "好4。好4。\n"
+    english = as_text(translated("a.txt", "一个。两个。\n", lambda t: "Good.", ("zh", "en")))
+    assert english == "Good. Good.\n"
+
+
+def test_long_sentences_are_cut_at_clauses() -> None:
+    seen: list[str] = []
+    text = "one two three, four five six; seven eight nine " * 3 + "x" * 50
+    content, counts, _ = translated(
+        "a.txt", text, lambda t: (seen.append(t), t)[1], fits=lambda t: len(t) <= 20
+    )
+    assert content.decode() == text
+    assert counts.to_review == 1  # the word of 50 letters
+    assert max(map(len, seen)) <= 20
+    assert seen[0] in ("one two three,", "one two three, four five six;")
+
+
+def test_a_text_is_translated_once() -> None:
+    seen: list[str] = []
+    translated("a.txt", "same\n" * 2_000, lambda t: (seen.append(t), t)[1])
+    assert seen == ["same"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.html", "a.srt", "a.md"])
+def test_a_blank_translation_leaves_the_source(name: str) -> None:
+    content, counts, _ = translated(name, TEXTS[name], lambda text: "")
+    assert content == TEXTS[name].encode()
+    assert counts.blank == counts.segments
+
+
+def test_policies() -> None:
+    def targets(**options: Any) -> list[str]:
+        text = as_text(translated("a.po", PO, str.upper, **options))
+        return [e.msgstr for e in polib.pofile(text) if e.msgid in ("old", "kept")]
+
+    assert targets() == ["OLD", "behalten"]
+    assert targets(policy=Policy(only_empty=True)) == ["alt", "behalten"]
+    assert targets(policy=OVERWRITE) == ["OLD", "KEPT"]

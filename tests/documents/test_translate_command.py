@@ -1,0 +1,98 @@
+"""`heedful translate` of documents: the file whole or not at all, what is kept and what is said."""
+
+from pathlib import Path
+from typing import Any
+
+import polib
+import pytest
+
+from backend_models import model_of
+from commands import Outcome, assert_refused, tree
+from document_samples import DOCX_RUNS, HTML, PO, SRT, make_docx
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    model_of("vaswani2017").save(folder)
+    return folder
+
+
+SHORT = ("--beam-size", 1, "--max-new-tokens", 4)
+
+
+def test_a_catalogue_with_a_memory(commands: Any, model: Path, tmp_path: Path) -> None:
+    def translate(*words: object) -> Outcome:
+        return commands.run("translate", model, *words, *SHORT)
+
+    source, output, memory = (tmp_path / name for name in ("a.po", "b.po", "memory.csv"))
+    source.write_text(PO)
+    memory.write_text('en,de\n"long text","langer, Text"\n')
+    result = translate("-i", source, "-o", output, "--memory", memory, "--tgt-lang", "de")
+    # The tiny model names no languages.
+    assert result.code == 2
+    assert "no --tgt-lang de" in result.err
+    source.write_text(PO.replace('UTF-8\\n"', 'UTF-8\\n"\n"Language: de\\n"'))
+    result = translate("-i", source, "-o", output, "--memory", memory)
+    assert result.code == 0, result.err
+    assert "1 from the memory" in result.err
+    assert "1 kept" in result.err
+    catalogue = polib.pofile(str(output))
+    assert catalogue.find("long text").msgstr == "langer, Text"
+    assert catalogue.find("kept").msgstr == "behalten"
+    again = translate("-i", output, "-o", tmp_path / "c.po", "--only-empty")
+    assert again.code == 0
+    assert (tmp_path / "c.po").read_bytes() == output.read_bytes()
+
+
+def test_documents_on_stdout_and_in_binary(commands: Any, model: Path, tmp_path: Path) -> None:
+    def translate(*words: object) -> Outcome:
+        return commands.run("translate", model, *words, *SHORT)
+
+    page, book = tmp_path / "a.html", tmp_path / "a.docx"
+    page.write_text(HTML)
+    book.write_bytes(make_docx(DOCX_RUNS))
+    result = translate("-i", page)
+    assert result.code == 0
+    assert "<code>x=1</code>" in result.out
+    assert "5 segments" in result.err
+    result = translate("-i", book)
+    assert result.code == 2
+    assert "name the translated file with --output" in result.err
+    assert translate("-i", book, "-o", tmp_path / "b.docx").code == 0
+    assert (tmp_path / "b.docx").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("-i", "a.srt", "--json"), "--json is for lines of text, not for documents"),
+        (("-i", "a.srt", "--scores"), "--scores is for lines of text"),
+        (("-i", "a.srt", "--num-return", 2, "--temperature", 1), "--num-return is for lines"),
+        (("-i", "a.srt", "--alignments", "x"), "--alignments is for lines"),
+        (("-i", "a.srt", "-o", "b.vtt"), "a translated .srt file is .srt again"),
+        (("-i", "a.srt", "-o", "b.srt/c.srt"), "cannot write"),
+        (("-i", "none.po"), "none.po: No such file"),
+        (("-i", "broken.xlf", "-o", "b.xlf"), "broken.xlf, line 1, column"),
+        (("-i", "a.srt", "--only-empty", "--overwrite-targets"), "not both"),
+        (("-i", "a.srt", "--memory", "none.tmx"), "none.tmx"),
+        (("-i", "a.srt", "--memory", "broken.xlf"), "broken.xlf, line 1, column"),
+        (("text", "-i", "a.srt"), "give texts or --input, not both"),
+        (("text", "--memory", "a.tmx"), "--memory is for documents"),
+        (("text", "--only-empty"), "--only-empty is for documents"),
+    ],
+)
+def test_wrong_uses_are_one_line(
+    commands: Any,
+    model: Path,
+    tmp_path: Path,
+    words: tuple[object, ...],
+    problem: str,
+) -> None:
+    (tmp_path / "a.srt").write_text(SRT)
+    (tmp_path / "b.srt").write_text("no folder")
+    (tmp_path / "broken.xlf").write_text("<xliff>")
+    before = tree(tmp_path)
+    outcome = commands.run("translate", model, *words, cwd=tmp_path)
+    assert_refused(outcome, problem)
+    assert tree(tmp_path) == before

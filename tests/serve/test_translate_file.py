@@ -1,0 +1,170 @@
+"""LibreTranslate's routes for files, by forms as its clients send them."""
+
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib import error, request
+
+import pytest
+
+from document_samples import DOCX_RUNS, SRT, TEXTS, make_docx
+from heedful.documents import FORMATS, read_document
+from running_server import running, wait_for_free_slots
+
+
+def upload(served: Any, name: str, data: bytes, **fields: str) -> tuple[int, Any]:
+    """The call of LibreTranslate's page and clients: a form with file, source and target."""
+    boundary = uuid.uuid4().hex
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
+        for key, value in fields.items()
+    ]
+    head = f'Content-Disposition: form-data; name="file"; filename="{name}"\r\n'
+    head += "Content-Type: application/octet-stream\r\n\r\n"
+    parts.append(f"--{boundary}\r\n{head}".encode() + data + b"\r\n")
+    body = b"".join(parts) + f"--{boundary}--\r\n".encode()
+    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    sent = request.Request(served.url + "/translate_file", body, headers)
+    return _answer(sent)
+
+
+def _answer(sent: request.Request) -> tuple[int, Any]:
+    try:
+        with request.urlopen(sent, timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except error.HTTPError as refused:
+        return refused.code, json.loads(refused.read())
+
+
+def download(url: str) -> tuple[bytes, Any]:
+    """The content of a translated file, and the headers."""
+    with request.urlopen(url, timeout=20) as answer:
+        return answer.read(), answer.headers
+
+
+@pytest.mark.parametrize("name", ["a.po", "a.xlf", "a.srt", "a.html", "a.md", "a.txt"])
+def test_a_file_is_translated_and_downloaded(served: Any, name: str) -> None:
+    data = TEXTS[name].encode()
+    status, answer = upload(served, name, data, source="de", target="en")
+    assert status == 200, answer
+    content, headers = download(answer["translatedFileUrl"])
+    assert headers["Content-Disposition"] == f"attachment; filename*=UTF-8''{name}"
+    assert headers["Content-Type"] == "application/octet-stream"
+    assert content != data
+    read_document(content, name, ("de", "en"))
+    wait_for_free_slots(served)
+
+
+def test_the_texts_are_those_of_the_model(served: Any) -> None:
+    model = served.models["de-en"]
+    for source in ("de", "auto"):
+        _, answer = upload(
+            served, "ü b.txt", b"the cat sat\n\na dog ran", source=source, target="en"
+        )
+        content, headers = download(answer["translatedFileUrl"])
+        expected = f"{model.translate('the cat sat')}\n\n{model.translate('a dog ran')}"
+        assert content.decode() == expected
+        assert headers["Content-Disposition"].endswith("%C3%BC_b.txt")
+
+
+def test_a_binary_file_and_json(served: Any) -> None:
+    import base64
+
+    data = make_docx(DOCX_RUNS)
+    _, answer = upload(served, "a.docx", data, source="de", target="en")
+    content, _ = download(answer["translatedFileUrl"])
+    before, after = (read_document(file, "a.docx") for file in (data, content))
+    assert len(before.segments) == len(after.segments)
+    body = {"file": base64.b64encode(data).decode(), "filename": "a.docx", "target": "en"}
+    headers = {"Content-Type": "application/json"}
+    sent = request.Request(f"{served.url}/translate_file", json.dumps(body).encode(), headers)
+    status, answer = _answer(sent)
+    assert status == 200
+    assert download(answer["translatedFileUrl"])[0] == content
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "fields", "message"),
+    [
+        ("a.exe", b"x", {"target": "en"}, "Invalid request: file format not supported"),
+        ("a.xlf", b"<a>", {"target": "en"}, "a.xlf, line 1, column 4: broken XML"),
+        ("a.docx", b"PK", {"target": "en"}, "not a Word document"),
+        ("a.txt", b"x", {"target": "fr", "source": "de"}, "fr is not supported"),
+        ("a.txt", b"x", {"target": "en", "other": "x"}, "'other' is unknown"),
+    ],
+)
+def test_wrong_files_are_refused(
+    served: Any, name: str, data: bytes, fields: dict[str, str], message: str
+) -> None:
+    status, answer = upload(served, name, data, **fields)
+    assert status == 400
+    assert message in answer["error"]
+
+
+def test_broken_forms_are_refused(served: Any) -> None:
+    for content_type, body in (
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=a", b"x"),
+        ("multipart/form-data; boundary=a", b"--a\r\n\r\nx\r\n--a--\r\n"),
+        (
+            "multipart/form-data; boundary=a",
+            b'--a\r\nContent-Disposition: form-data; name="target"\r\n\r\n\xff\r\n--a--\r\n',
+        ),
+        ("multipart/form-data; boundary=a", b"--a\r\n\r\n" * 500),
+        ("application/json", b'{"file": "%%%", "filename": "a.txt"}'),
+    ):
+        headers = {"Content-Type": content_type}
+        sent = request.Request(f"{served.url}/translate_file", body, headers)
+        assert _answer(sent)[0] == 400
+
+
+def test_an_unknown_file_is_404(served: Any) -> None:
+    for name in ("x.po", "..%2f..%2fetc%2fpasswd"):
+        sent = request.Request(f"{served.url}/download_file/{name}")
+        assert _answer(sent)[0] == 404
+
+
+def test_the_settings_of_the_page_name_the_formats(served: Any) -> None:
+    _, settings = _answer(request.Request(f"{served.url}/frontend/settings"))
+    assert settings["filesTranslation"] is True
+    assert settings["supportedFilesFormat"] == list(FORMATS)
+
+
+def test_a_key_is_needed_for_a_translation_and_not_for_its_download(
+    served: Any, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-of-a-user\n")
+    with running({"de-en": served.models["de-en"]}, keys) as server:
+        assert upload(server, "a.srt", SRT.encode(), target="en")[0] == 401
+        fields = {"target": "en", "api_key": "a-key-of-a-user"}
+        status, answer = upload(server, "a.srt", SRT.encode(), **fields)
+        assert status == 200
+        assert b"-->" in download(answer["translatedFileUrl"])[0]
+
+
+def test_documents_leave_room_for_each_other(served: Any) -> None:
+    """More texts than the queue holds are translated part by part, also by several requests."""
+    lines = [f"the cat {number}" for number in range(40)]
+    model = served.models["de-en"]
+    data = "\n".join(lines).encode()
+    with running({"de-en": model}, max_queue=8) as server, ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: upload(server, "a.txt", data, target="en"), range(3)))
+        contents = {download(answer["translatedFileUrl"])[0] for _, answer in answers}
+        wait_for_free_slots(server)
+    assert contents == {"\n".join(model.translate(lines)).encode()}
+
+
+def test_old_files_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from heedful.serve import documents
+
+    files = documents.Files()
+    first = files.add("a", bytes(10))
+    monkeypatch.setattr(documents, "_KEPT_BYTES", 15)
+    second = files.add("b", bytes(10))
+    assert files.get(first) is None
+    assert files.get(second) is not None
+    monkeypatch.setattr(documents.time, "monotonic", lambda: float("inf"))
+    assert files.get(second) is None
