@@ -205,7 +205,7 @@ def heedful_step(net: Any, precision: str, *, compiled: bool = False) -> Callabl
     )
     hooks = TrainingHooks(
         plan_epoch=lambda epoch: upcoming,
-        load_batch=lambda batch: batch,
+        load_batch=lambda epoch, batch: batch,
         evaluate=_never,
         save_best=_never,
     )

@@ -98,7 +98,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     plan = epochs.plan_epoch(0)
     size = recipe.training.gradient_accumulation
     steps = [plan[start : start + size] for start in range(0, len(plan), size)]
-    batches = ([epochs.load_batch(item).to(device) for item in items] for items in cycle(steps))
+    batches = ([epochs.load_batch(0, item).to(device) for item in items] for items in cycle(steps))
     cost = _measure(run, batches, device, precision)
     total = epochs.total_steps()
     ends = [] if total is None else [total * cost.seconds]

@@ -266,7 +266,7 @@ def _started(run: PreparedRun, trainer: Trainer, out: Path) -> RunStarted:
     data, recipe = run.data, run.task.recipe
     training = recipe.training.model_copy(update={"precision": trainer.precision})
     recipe = recipe.model_copy(update={"training": training})
-    batches = map(run.epochs.load_batch, run.epochs.plan_epoch(0))
+    batches = (run.epochs.load_batch(0, item) for item in run.epochs.plan_epoch(0))
     starts = session_starts(out / "log.jsonl") if trainer.resumed_from else []
     return RunStarted(
         recipe=recipe.model_dump(mode="json"),

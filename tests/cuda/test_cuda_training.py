@@ -70,7 +70,7 @@ def test_a_step_does_not_wait_for_the_device(task: str, precision: str, tmp_path
     batches = [run.load_batch(item) for item in run.plan_epoch(0)]
     hooks = TrainingHooks(
         plan_epoch=lambda epoch: range(len(batches)),
-        load_batch=lambda place: batches[place],
+        load_batch=lambda epoch, place: batches[place],
         evaluate=lambda: pytest.fail("no evaluation is due"),
         save_best=lambda: None,
     )

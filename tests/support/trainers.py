@@ -77,7 +77,9 @@ def trainer_of(
     """A trainer over batches of a store; each item of `plan` is the rows of a batch."""
     parts = {
         "plan_epoch": plan if callable(plan) else lambda epoch: plan,
-        "load_batch": lambda rows: collate_pairs(*store, np.array(rows), start_ids=[1], pad_id=0),
+        "load_batch": lambda epoch, rows: collate_pairs(
+            *store, np.array(rows), start_ids=[1], pad_id=0
+        ),
         "evaluate": evaluation,
         "save_best": lambda: None,
     }

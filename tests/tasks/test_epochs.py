@@ -27,7 +27,7 @@ def sampled(task: str, folder: Path, **changes: Any) -> Any:
 
 
 def batches(epochs: EpochBatches, epoch: int) -> list[dict[str, Any]]:
-    actual = [epochs.load_batch(item) for item in epochs.plan_epoch(epoch)]
+    actual = [epochs.load_batch(epoch, item) for item in epochs.plan_epoch(epoch)]
     return [{"ids": b.tokens.ids.tolist(), "targets": b.targets.tolist()} for b in actual]
 
 
@@ -40,13 +40,14 @@ def test_an_epoch_is_independent_of_earlier_epochs(tmp_path, task):
     assert batches(other, 1) == second
     assert batches(other, 0) == first
     # A batch depends on no other: any process or resumed run may load any of them, in any order.
-    planned = sorted([*other.plan_epoch(1), *other.plan_epoch(0)], key=lambda item: len(repr(item)))
-    loaded = {(item.epoch, str(item.item)): other.load_batch(item) for item in planned[::-1]}
+    planned = [(number, item) for number in (1, 0) for item in other.plan_epoch(number)]
+    planned.sort(key=lambda pair: len(repr(pair)), reverse=True)
+    loaded = {(number, str(item)): other.load_batch(number, item) for number, item in planned}
     for number, expected in ((0, first), (1, second)):
         plan = one.plan_epoch(number)
         assert len(plan) == len(expected) > 1
         for item, batch in zip(plan, expected, strict=True):
-            if (key := (number, str(item.item))) in loaded:
+            if (key := (number, str(item))) in loaded:
                 assert loaded[key].tokens.ids.tolist() == batch["ids"]
     plain = sampled(task, tmp_path, training__subword_sampling=None)
     assert batches(EpochBatches(PreparedTask(plain, tmp_path / "data").task, run.data), 0) != first
@@ -70,7 +71,9 @@ def test_no_batch_has_more_tokens_than_its_limit(tmp_path, task):
     )
     run = PreparedTask(recipe, tmp_path / "data")
     epochs = EpochBatches(run.task, run.data)
-    loaded = [epochs.load_batch(item) for epoch in (0, 1) for item in epochs.plan_epoch(epoch)]
+    loaded = [
+        epochs.load_batch(epoch, item) for epoch in (0, 1) for item in epochs.plan_epoch(epoch)
+    ]
     sizes = [padded_tokens(batch) for batch in loaded]
     assert max(sizes) <= limit
     assert np.mean(sizes) > 0.5 * limit
@@ -85,7 +88,7 @@ def test_resampled_subwords_decode_to_the_same_text(tmp_path):
     run = PreparedTask(sampled("translation", tmp_path), tmp_path / "data")
     epochs, tokenizer = EpochBatches(run.task, run.data), run.tokenizer
     texts = [tokenizer.decode(ids.tolist()) for ids in run.data.ids("train", "src")]
-    for batch in (epochs.load_batch(item) for item in epochs.plan_epoch(0)):
+    for batch in (epochs.load_batch(0, item) for item in epochs.plan_epoch(0)):
         read = batch.source.ids.tolist()
         for index, source in zip(batch.indices.tolist(), read, strict=True):
             assert tokenizer.decode(source) == texts[index]

@@ -167,7 +167,7 @@ def test_a_step_between_reports_does_not_wait_for_the_device(
     batches = [run.load_batch(item) for item in run.plan_epoch(0)]  # made on the CPU, beforehand
     hooks = TrainingHooks(
         plan_epoch=lambda epoch: range(len(batches)),
-        load_batch=lambda place: batches[place],
+        load_batch=lambda epoch, place: batches[place],
         evaluate=lambda: pytest.fail("no evaluation is due"),
         save_best=lambda: None,
     )

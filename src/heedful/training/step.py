@@ -174,7 +174,7 @@ class MicroBatches:
     def __init__(
         self,
         plan_epoch: Callable[[int], Sequence[Any]],
-        load_batch: Callable[[Any], Batch],
+        load_batch: Callable[[int, Any], Batch],
         processes: Processes,
         *,
         num_batches: int,
@@ -225,7 +225,7 @@ class MicroBatches:
         micro_batches = []
         for index, part, has_share in own:
             if index not in loaded:
-                loaded[index] = self._load_batch(batches[index])
+                loaded[index] = self._load_batch(epoch, batches[index])
             rows = loaded[index].part(part, self._num_parts)
             is_counted = has_share and rows is not None
             if rows is None:  # the batch has fewer rows than parts

@@ -60,13 +60,13 @@ class TrainingHooks:
     Attributes:
         plan_epoch: returns the batches of an epoch by its number. A pure function, so that a run's
             position in the data is two integers.
-        load_batch: returns a planned batch as tensors on the CPU; called in a thread.
+        load_batch: returns a planned batch of an epoch as tensors on the CPU; called in a thread.
         evaluate: evaluates the net; called as in `share_evaluation`.
         save_best: saves the net, which is the best so far or the first, in the main process.
     """
 
     plan_epoch: Callable[[int], Sequence[Any]]
-    load_batch: Callable[[Any], Batch]
+    load_batch: Callable[[int, Any], Batch]
     evaluate: Callable[[], EvaluationResult]
     save_best: Callable[[], None]
 
