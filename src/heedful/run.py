@@ -48,7 +48,6 @@ from heedful.tasks.threads import fastest_threads
 from heedful.training.checkpoint import BestModel, average_weights
 from heedful.training.events import (
     Event,
-    EventCallback,
     Listener,
     RunFinished,
     RunStarted,
@@ -172,9 +171,9 @@ def train(
 
             # Build the trainer.
             trainer = make_trainer(run, out, device, resume, is_temporary=temporary is not None)
-            trainer.listeners = [*listeners, *_listeners(trainer, recipe, out, resume, print_line)]
+            writers = _listeners(stack, trainer, recipe, out, resume, print_line)
+            trainer.listeners = [*listeners, *writers]
             started = _started(run, trainer, out)
-        stack.callback(trainer.close_listeners)
         folder.update_facts(report=(report := _report_of(run, trainer, device, command)))
 
         # Loop: optimizer steps, evaluations, checkpoints.
@@ -231,34 +230,46 @@ def _displayed(
 
     With `progress` they include a display, unless the caller displays progress already.
     """
-    listeners: list[Listener] = [] if on_event is None else [EventCallback(on_event)]
+    listeners: list[Listener] = [] if on_event is None else [on_event]
     if not progress or has_display():
         yield listeners, print_line or (lambda line: None)
         return
     display = RunDisplay(Console(stderr=True))
     try:
         with use_display(display.track):
-            yield [display, *listeners], print_line or display.print_line
+            yield [display.on, *listeners], print_line or display.print_line
     finally:
         display.close()
 
 
 def _listeners(
-    trainer: Trainer, recipe: Recipe, out: Path, resume: bool, print_line: PrintLine
+    stack: ExitStack,
+    trainer: Trainer,
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    print_line: PrintLine,
 ) -> list[Listener]:
-    """Write the recipe of this session, and return the listeners that write its log and compare it
-    with the recipe's bands."""
+    """Write the recipe of a resumed session, and return the listeners that write its log, until
+    `stack` closes it, and compare it with the recipe's bands."""
     if not trainer.trained.evaluates_in_all:
         print_line(
             "           the main process evaluates alone: the whole weights take more than "
             "half the memory of a process"
         )
     step = (trainer.resumed_from or 0) if resume else None
-    logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
-    save_recipe(recipe, out / "recipe.yaml")
+    log = JsonlLog(out / "log.jsonl", resume_step=step)
+    stack.callback(log.close)
+    listeners: list[Listener] = [log.on]
+    if resume:
+        save_recipe(recipe, out / "recipe.yaml")
     if recipe.training.tensorboard:
-        logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
-    return [*logs, ExpectationListener(recipe.expect, print_line)] if recipe.expect else logs
+        board = TensorBoardLog(out / "tensorboard", resume_step=step)
+        stack.callback(board.close)
+        listeners.append(board.on)
+    if recipe.expect:
+        listeners.append(ExpectationListener(recipe.expect, print_line).on)
+    return listeners
 
 
 def _started(run: PreparedRun, trainer: Trainer, out: Path) -> RunStarted:

@@ -11,7 +11,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import EvaluationResult
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, TrainingHooks
+from heedful.training.trainer import Trainer
 from heedful.zoo import vaswani2017
 from heedful.zoo.names import weights_of
 
@@ -24,11 +24,8 @@ class EventRecorder:
     def __init__(self):
         self.events = []
 
-    def on(self, event):
+    def __call__(self, event):
         self.events.append(event)
-
-    def close(self):
-        pass
 
     def of_type(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
@@ -86,7 +83,6 @@ def trainer_of(
     loss = hooks.pop("loss", lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
     trainer = Trainer(
         TrainStep(net, loss),
-        TrainingHooks(**(parts | hooks)),
         keys,
         rate or (lambda step: 0.01),
         Checkpoints(
@@ -94,5 +90,6 @@ def trainer_of(
         ),
         [EventRecorder()],
         precision=precision,
+        **(parts | hooks),
     )
     return trainer, trainer.listeners[0]

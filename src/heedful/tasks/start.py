@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from heedful import extras, plugins, processes
-from heedful.config import Recipe
+from heedful.config import Distillation, Recipe
 from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.files import plain_name, remove_unfinished
@@ -50,7 +50,7 @@ from heedful.training.parallel import parallelism_of
 from heedful.training.precision import resolve_precision
 from heedful.training.schedules import make_schedule
 from heedful.training.step import LossFunction, TrainStep, parts_per_batch
-from heedful.training.trainer import Trainer, TrainingHooks
+from heedful.training.trainer import Trainer
 from heedful.zoo.names import trainable, weights_of
 from heedful.zoo.saved import Base, load_tensors
 
@@ -80,7 +80,8 @@ def checked_task(recipe: Recipe) -> Task:
     """The recipe's task; raises UserError for errors that show before any data are read."""
     task: Task = plugins.task.get(recipe.task)(recipe)
     task.check()
-    check_distillation(recipe, task.distillation_levels)
+    if recipe.distillation != Distillation():
+        check_distillation(recipe, task.distillation_levels)
     if recipe.training.tensorboard:
         extras.require("tensorboard", "training.tensorboard")
     make_schedule(recipe.training.schedule, d_model=1, max_steps=recipe.training.max_steps)
@@ -320,12 +321,6 @@ def make_trainer(
     run.epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
     trainer = Trainer(
         run.train_step(),
-        TrainingHooks(
-            plan_epoch=run.epochs.plan_epoch,
-            load_batch=run.epochs.load_batch,
-            evaluate=lambda: task.evaluate(model, run.data),
-            save_best=lambda: _save_best(best, trainer),
-        ),
         training,
         make_schedule(training.schedule, d_model=model.config.d_model, max_steps=max_steps),
         Checkpoints(
@@ -334,6 +329,10 @@ def make_trainer(
             best=training.average_of == "best",
             processes=group.for_thread(),
         ),
+        plan_epoch=run.epochs.plan_epoch,
+        load_batch=run.epochs.load_batch,
+        evaluate=lambda: task.evaluate(model, run.data),
+        save_best=lambda: _save_best(best, trainer),
         precision=_precision(recipe, out, device),
         compiler=BlockCompiler(model.net) if training.compile else None,
         stored_weights=weights_of if model.adapter is None else trainable,
