@@ -319,15 +319,15 @@ def tail(texts: list[str], size: float, unit: Any) -> tuple[list[str], list[str]
     sides: tuple[list[str], list[str]] = ([], [])
     for number, chunk in enumerate(chunks):
         indices = np.arange(3 * number, 3 * number + len(chunk))
-        for side, choose in zip(sides, (split.train, split.valid), strict=True):
-            side.extend(choose(chunk, indices)["text"])
+        for side, held_out in zip(sides, (False, True), strict=True):
+            side.extend(split.take(chunk, indices, held_out=held_out)["text"])
     return sides
 
 
 def sides_of(rows: Rows, size: float) -> tuple[Rows, Rows]:
     split = split_by_source(hash_cells(sources_of(rows)), size, "texts")
     indices = np.arange(len(rows))
-    return split.train(rows, indices), split.valid(rows, indices)
+    return split.take(rows, indices, held_out=False), split.take(rows, indices, held_out=True)
 
 
 def names_of(labels: list[str]) -> list[str]:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from encoder_runs import PreparedTask, assert_resumes, recipe_of
+from heedful import plugins
 from heedful.cost.batches import padded_tokens
 from heedful.data import epoch_windows
 from heedful.errors import UserError
 from heedful.tasks.epochs import EpochBatches
 
-TASKS = ("translation", "language_modeling", "masked_lm", "denoising", "classification")
+TASKS = ("translation", "masked_lm", "denoising", "classification")
 SAMPLED = {
     "tokenizer": {"kind": "bpe", "vocab_size": 35},
     "training__subword_sampling": 0.3,
@@ -22,8 +23,7 @@ SAMPLED = {
 
 def sampled(task: str, folder: Path, **changes: Any) -> Any:
     """A recipe with new subword splits in each epoch."""
-    limit = {} if task == "language_modeling" else {"data__max_length": 40}
-    return recipe_of(task, folder, **SAMPLED | limit | changes)
+    return recipe_of(task, folder, **SAMPLED | {"data__max_length": 40} | changes)
 
 
 def batches(epochs: EpochBatches, epoch: int) -> list[dict[str, Any]]:
@@ -56,10 +56,7 @@ def test_an_epoch_is_independent_of_earlier_epochs(tmp_path, task):
 @pytest.mark.parametrize("task", [*TASKS, "packed"])
 def test_no_batch_has_more_tokens_than_its_limit(tmp_path, task):
     """Padding included, and although samples are longer than the stored rows."""
-    changes = {
-        "packed": {"objective": {"pack": True}},
-        "language_modeling": {"objective": {"context": 40}},
-    }
+    changes = {"packed": {"objective": {"pack": True}}}
     limit = 160
     recipe = sampled(
         {"packed": "masked_lm"}.get(task, task),
@@ -94,12 +91,16 @@ def test_resampled_subwords_decode_to_the_same_text(tmp_path):
             assert tokenizer.decode(source) == texts[index]
 
 
-@pytest.mark.parametrize(
-    "task", ["translation", "language_modeling", "masked_lm", "classification"]
-)
+@pytest.mark.parametrize("task", ["translation", "masked_lm", "classification"])
 def test_a_resumed_run_has_the_same_subwords(tmp_path, task):
     packed = {"objective": {"pack": True}} if task == "masked_lm" else {}
     assert_resumes(sampled(task, tmp_path, **packed), tmp_path, ["scores.json"])
+
+
+def test_language_modeling_refuses_subword_sampling(tmp_path):
+    recipe = recipe_of("language_modeling", tmp_path, training__subword_sampling=0.1)
+    with pytest.raises(UserError, match="task language_modeling does not support it; leave it"):
+        plugins.task.get(recipe.task)(recipe).check()
 
 
 def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
@@ -109,7 +110,7 @@ def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
         EpochBatches(run.task, run.data)
 
 
-@pytest.mark.parametrize("task", [*TASKS, "packed", "compiled"])
+@pytest.mark.parametrize("task", [*TASKS, "language_modeling", "packed", "compiled"])
 def test_an_epoch_of_several_windows_reads_every_row_and_resumes(tmp_path, task, monkeypatch):
     monkeypatch.setattr(epoch_windows, "BLOCK_ROWS", 8)
     monkeypatch.setattr(epoch_windows, "WINDOW_BLOCKS", 2)

@@ -30,7 +30,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_LINES", 8)
     monkeypatch.setattr(text_files, "_READ_BYTES", 100)
     monkeypatch.setattr(prepared_data, "SHARD_CHUNKS", 2)
-    monkeypatch.setattr(prepared_data, "_READ_ROWS", 2)
 
 
 def write_pairs(folder: Path) -> dict[str, Any]:

@@ -149,8 +149,8 @@ class Chunk:
         place: of its lines in plain files, for `RowSource.chunks`; None: it has none.
         source: the index of the file, or of the group of line-parallel files, among those read.
         corpus: the name of the rows' corpus; "": none.
-        kept: after a first pass (`heedful.data.scan`): the rows that filters keep, as bits; None:
-            all.
+        kept: after a first pass (`heedful.data.scan`): the rows that filters keep, as bits in
+            hexadecimal; None: all.
         first: likewise, the index of the first of these rows among all that are kept.
     """
 
@@ -159,7 +159,7 @@ class Chunk:
     place: BlockPlace | None = None
     source: int = 0
     corpus: str = ""
-    kept: bytes | None = None
+    kept: str | None = None
     first: int = 0
 
     @property
@@ -186,7 +186,7 @@ class Chunk:
         rows = self.parse_block(self.block)
         if self.kept is None:
             return rows
-        bits = np.unpackbits(np.frombuffer(self.kept, np.uint8), count=len(rows))
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.kept), np.uint8), count=len(rows))
         return rows.filtered(np.flatnonzero(bits))
 
     def parse_indexed(self) -> tuple[Rows, Int64[np.ndarray, " N"]]:

@@ -127,7 +127,7 @@ def _tokens_of(
     task: Task, data: RunData, epochs: EpochBatches, plan: Sequence[Any]
 ) -> Int64[np.ndarray, " N"]:
     """Tokens of each planned batch, with padding."""
-    if isinstance(plan[0], Windows) and task.recipe.training.subword_sampling is None:
+    if isinstance(plan[0], Windows):
         sizes = [len(item.starts) * int(item.sizes.max()) for item in plan]
         return np.array(sizes, dtype=np.int64)
     return np.array([padded_tokens(epochs.load_batch(0, item)) for item in plan], dtype=np.int64)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.config import Files, Recipe
+from heedful.config import Files, Filters, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import EpochDraw
@@ -91,6 +91,8 @@ def raw_data(recipe: Recipe, open_files: Callable[[SplitFiles], FileRows]) -> Ra
 
 def training_filters(recipe: Recipe, columns: Iterable[str]) -> list[Filter]:
     """The filters of the recipe for rows with these columns; raises UserError as `make_filters`."""
+    if recipe.data.filters == Filters():
+        return []
     texts = [name for name in columns if name not in (LABEL, CORPUS)]
     languages = {name: languages_of(recipe, name) for name in recipe.data.corpora or [""]}
     return make_filters(recipe.data.filters, texts, languages)
