@@ -392,7 +392,6 @@ def test_tasks_of_texts_read_corpora_too(task: str, tmp_path: Path) -> None:
         ("denoising", {}),
         ("translation", {"training__subword_sampling": 0.5}),
         ("classification", {"training__subword_sampling": 0.5}),
-        ("language_modeling", {"training__subword_sampling": 0.5}),
     ],
 )
 def test_copies_of_a_row_in_an_epoch_have_other_random_numbers(task, keys, tmp_path) -> None:
@@ -402,8 +401,7 @@ def test_copies_of_a_row_in_an_epoch_have_other_random_numbers(task, keys, tmp_p
     content = recipe_of(task, tmp_path, **keys).model_dump(exclude_unset=True)
     files = content["data"].pop("train")
     content["data"].pop("valid_size", None)
-    if task != "language_modeling":
-        content["data"]["max_length"] = 90
+    content["data"]["max_length"] = 90
     lines = [" ".join(words) for words in np.array(sentences(80)).reshape(16, 5).tolist()]
     ending = "\t{}" if task == "classification" else "{}"
     labels = ["x", "y"] if task == "classification" else ["", ""]
@@ -412,29 +410,17 @@ def test_copies_of_a_row_in_an_epoch_have_other_random_numbers(task, keys, tmp_p
     content["data"]["corpora"] = {"a": {**corpus, "weight": 2.5, "valid": corpus}}
     content["data"]["drop_held_out"] = False
     content["training"] |= {"batch_sentences": None, "batch_tokens": 4096}
-    if task == "language_modeling":
-        content["objective"]["context"] = 300
     run = PreparedTask(parse_recipe(content), tmp_path / "data")
     epochs = EpochBatches(run.task, run.data)
     seen: dict[int, list[tuple[int, ...]]] = {}
     for planned in epochs.plan_epoch(0):
         batch = epochs.load_batch(0, planned)
         tokens = batch.tokens if batch.source is None else batch.source
-        if task != "language_modeling":
-            sizes = [tokens.ids.size(1)] if tokens.lengths is None else tokens.lengths.tolist()
-            for row, ids, size in zip(batch.indices, tokens.ids.tolist(), sizes, strict=True):
-                seen.setdefault(int(row), []).append(tuple(ids[:size]))
-            continue
-        item, segments = planned, tokens.segments
-        firsts = np.searchsorted(item.offsets, item.starts, side="right") - 1
-        for window, first in enumerate(firsts.tolist()):
-            for number in range(1, int(segments[window].max())):  # the texts that are whole
-                ids = tokens.ids[window][segments[window] == number]
-                row = int(rows_of(item.order[[first + number]])[0])
-                seen.setdefault(row, []).append(tuple(ids.tolist()))
-    if task != "language_modeling":
-        assert {len(copies) for copies in seen.values()} == {2, 3}
-        assert len(seen) == 16
+        sizes = [tokens.ids.size(1)] if tokens.lengths is None else tokens.lengths.tolist()
+        for row, ids, size in zip(batch.indices, tokens.ids.tolist(), sizes, strict=True):
+            seen.setdefault(int(row), []).append(tuple(ids[:size]))
+    assert {len(copies) for copies in seen.values()} == {2, 3}
+    assert len(seen) == 16
     num_copies = sum(len(copies) - 1 for copies in seen.values())
     assert num_copies > 4
     equal = sum(len(copies) - len(set(copies)) for copies in seen.values())

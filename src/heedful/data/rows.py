@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -48,7 +48,7 @@ class Rows:
         self.columns = dict(columns)
         count = len(next(iter(self.columns.values())))
         assert all(len(texts) == count for texts in self.columns.values())
-        noun = _noun(self.columns)
+        noun = "pairs" if "tgt" in columns else "chats" if MESSAGES in columns else "texts"
         self.report = DataReport(count, count, noun=noun) if report is None else report
         self.sources = tuple(sources)
         self.locations = locations
@@ -272,11 +272,6 @@ def hash_cells(columns: Sequence[list[str]]) -> NDArray[np.uint64]:
         for cells in zip(*columns, strict=True)
     )
     return np.frombuffer(b"".join(digests), np.uint64)
-
-
-def _noun(columns: Iterable[str]) -> str:
-    """The word for rows with these columns in messages."""
-    return "pairs" if "tgt" in columns else "chats" if MESSAGES in columns else "texts"
 
 
 def same_rows(rows: Rows) -> Rows:

@@ -26,7 +26,7 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import unpredicted, window_sums
-from heedful.tasks.inputs import joint_tokenizer, plan_epoch_windows, raw_text_data, rows_per_batch
+from heedful.tasks.inputs import joint_tokenizer, plan_epoch_rows, raw_text_data, rows_per_batch
 from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
@@ -117,19 +117,19 @@ class LanguageModeling(Task):
         texts, context = data.ids("train"), self.objective.context
         batch_size = rows_per_batch(self.recipe, context)
 
-        def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
+        def plan(buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
             return plan_windows(
                 texts.lengths_of(rows),
                 context=context,
                 batch_size=batch_size,
                 seed=self.recipe.training.seed,
                 epoch=epoch,
-                window=window,
+                buffer=buffer,
                 rows=rows,
             )
 
         corpora = data.splits["train"].corpora
-        return plan_epoch_windows(self.recipe, epoch, corpora, len(texts), plan)
+        return plan_epoch_rows(self.recipe, epoch, corpora, len(texts), plan)
 
     def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """All windows are of one width."""

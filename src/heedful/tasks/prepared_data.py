@@ -367,7 +367,8 @@ def _checked_train(
     if report.num_held_out == num_rows:
         refuse_held_out(num_rows, report.noun)
     encoder.check(report, num_rows - report.num_held_out)
-    check_ranges(task.recipe, corpora)
+    if task.recipe.data.corpora:
+        check_ranges(task.recipe, corpora)
     return report
 
 
