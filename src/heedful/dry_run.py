@@ -9,13 +9,14 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from heedful.config import Recipe, Training
-from heedful.cost.flops import step_flops
+from heedful.config import Recipe
+from heedful.cost.flops import ProductCounter
 from heedful.cost.parameters import parameters_by_part
 from heedful.cost.timing import StepTimer, is_enough, without_first
 from heedful.data.collate import Batch
 from heedful.data.file_names import store_stdin
 from heedful.data.prepared import cache_folder
+from heedful.kernels import training as kernels
 from heedful.pipelines import choose_device
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
@@ -139,8 +140,7 @@ def _measure(
 ) -> _StepCost:
     """Means over some steps, each of one or more batches; the first is not counted.
 
-    FLOPs are counted after the last step: between steps, counting would leave other data in the
-    processor's caches than a run does.
+    FLOPs are counted in passes over the last batches, after all steps.
     """
     settings, net = run.task.recipe.training, run.model.net
     timer = StepTimer(run.train_step(), settings, precision, device)
@@ -156,27 +156,14 @@ def _measure(
         taken.append(batches)
         if is_enough(seconds):
             break
-    flops = [_flops(net, batches, settings, device) for batches in without_first(taken)]
-    counted = [without_first(seconds), without_first(tokens), flops]
-    seconds_per_step, mean_tokens, mean_flops = (sum(v) / len(v) for v in counted)
-    return _StepCost(seconds_per_step, mean_tokens, mean_flops, state_bytes)
-
-
-def _flops(
-    net: torch.nn.Module, batches: list[Batch], settings: Training, device: torch.device
-) -> int:
-    """FLOPs of the products of a step."""
-    flops = (
-        step_flops(
-            net,
-            batch.to("cpu"),
-            passes=2 if settings.r_drop else 1,
-            checkpointed=settings.activation_checkpointing,
-            on_accelerator=device.type != "cpu",
-        )
-        for batch in batches
+    seconds_per_step, mean_tokens = (
+        sum(values) / len(values) for values in map(without_first, (seconds, tokens))
     )
-    return sum(step.total for step in flops)
+    with kernels.unused(), ProductCounter() as products:
+        for batch in taken[-1]:
+            timer.step(batch).loss.backward()
+    flops = mean_tokens * products.flops / tokens[-1]
+    return _StepCost(seconds_per_step, mean_tokens, flops, state_bytes)
 
 
 def _state_bytes(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -17,7 +17,6 @@ import torch
 from heedful.config import Recipe
 from heedful.cost.batches import first_rows, padded_tokens
 from heedful.cost.devices import CPU, find_accelerator
-from heedful.cost.flops import Flops, step_flops
 from heedful.cost.parameters import active_parameters, parameters_by_part
 from heedful.cost.sharing import (
     Evenness,
@@ -34,7 +33,7 @@ from heedful.cost.timing import (
     is_enough,
     without_first,
 )
-from heedful.cost.trace import StepMemory, trace_step, with_random_weights
+from heedful.cost.trace import StepCost, trace_step, with_random_weights
 from heedful.data.collate import Batch
 from heedful.data.file_names import store_stdin
 from heedful.data.prepared import cache_folder
@@ -48,6 +47,7 @@ from heedful.training.step import LossFunction, TrainStep
 from heedful.zoo.architectures import host_memory
 
 GPUS_PER_MACHINE = 8
+_TRACED_BATCHES = 4  # whose FLOPs are counted
 _USED_MEMORY = 0.8  # share of the memory for steps that are taken to measure their time
 NETWORK = 50e9  # bytes/s of a GPU to other machines: 400 Gb/s each (NVIDIA DGX H100 data sheet)
 
@@ -106,7 +106,8 @@ class Plan:
         active_parameters: without the experts that a token is not sent to.
         lengths: where the lengths of the inputs are from.
         flops_per_token: of the products of a step; tokens are those of all sides without padding.
-        forward_per_token, backward_per_token, recomputed_per_token: their parts.
+        forward_per_token, backward_per_token: their parts; the backward pass includes what
+            activation checkpointing repeats.
         tokens_per_step: of all processes.
         memory: of the main process at the largest batch, by part.
         memory_peak: bytes at the peak of a step.
@@ -133,7 +134,6 @@ class Plan:
     flops_per_token: float
     forward_per_token: float
     backward_per_token: float
-    recomputed_per_token: float
     tokens_per_step: float
     memory: RankMemory
     memory_peak: int
@@ -184,11 +184,10 @@ class _Planner:
     def plan(self) -> Plan:
         """The whole plan."""
         work, options, net = self.work, self.options, self.work.net
-        flops, mean_tokens = self.flops()
-        per_token = [value / mean_tokens for value in (flops.forward, flops.backward)]
-        recomputed = flops.recomputed / mean_tokens
+        per_token = self.flops()
+        mean_tokens = sum(batch.num_tokens for batch in work.batches) / len(work.batches)
         tokens = mean_tokens * self.training.gradient_accumulation
-        step_cost = (sum(per_token) + recomputed) * tokens
+        step_cost = sum(per_token) * tokens
         memory = self.memory(self.training.activation_checkpointing, options.sharing)
         available = self.available()
         sent = bytes_sent(net, options.sharing, options.gpus, in_bf16=self.in_bf16)
@@ -206,10 +205,9 @@ class _Planner:
             num_parameters=parameters_by_part(net),
             active_parameters=active_parameters(net),
             lengths="data" if work.tokens is not None else "maximum lengths",
-            flops_per_token=sum(per_token) + recomputed,
+            flops_per_token=sum(per_token),
             forward_per_token=per_token[0],
             backward_per_token=per_token[1],
-            recomputed_per_token=recomputed,
             tokens_per_step=tokens,
             memory=memory,
             memory_peak=memory.peak,
@@ -231,29 +229,21 @@ class _Planner:
         """FSDP gathers weights in bf16."""
         return self.precision == "bf16"
 
-    def flops(self) -> tuple[Flops, float]:
-        """FLOPs of a batch and its tokens, means over the sampled batches."""
-        passes = 2 if self.training.r_drop else 1
-        on_gpu = self.accelerator is not None
-        total, tokens = Flops(), 0
-        for batch in self.work.batches:
-            total += step_flops(
-                self.work.net,
-                batch,
-                passes=passes,
-                checkpointed=self.training.activation_checkpointing,
-                on_accelerator=on_gpu,
-            )
-            tokens += batch.num_tokens
-        count = len(self.work.batches)
-        return Flops(*(round(value / count) for value in vars(total).values())), tokens / count
+    def flops(self) -> tuple[float, float]:
+        """FLOPs of the forward and of the backward pass for each token, by some batches."""
+        stride = -(-len(self.work.batches) // _TRACED_BATCHES)
+        batches = self.work.batches[::stride]
+        checkpointed = self.training.activation_checkpointing
+        costs = [self.step_cost([batch], checkpointed=checkpointed) for batch in batches]
+        tokens = sum(batch.num_tokens for batch in batches)
+        forward = sum(cost.forward_flops for cost in costs)
+        return forward / tokens, sum(cost.backward_flops for cost in costs) / tokens
 
-    def step_memory(self, batch: Batch, *, checkpointed: bool) -> StepMemory:
-        """The memory of an optimizer step of a process that shares the net with no other."""
+    def step_cost(self, batches: Sequence[Batch], *, checkpointed: bool) -> StepCost:
+        """The cost of an optimizer step of a process that shares the net with no other."""
         step = TrainStep(
             deepcopy(self.work.net), self.loss(), activation_checkpointing=checkpointed
         )
-        batches = [batch] * min(2, self.per_rank)
         on_gpu = self.accelerator is not None
         return trace_step(step, batches, self.training, self.precision, on_accelerator=on_gpu)
 
@@ -271,7 +261,8 @@ class _Planner:
 
     def memory(self, checkpointed: bool, parallel: Parallel, share: float = 1.0) -> RankMemory:
         """Bytes of the main process at the largest batch, or at a share of it."""
-        memory = self.step_memory(self.rank_batch(share), checkpointed=checkpointed)
+        batches = [self.rank_batch(share)] * min(2, self.per_rank)
+        memory = self.step_cost(batches, checkpointed=checkpointed)
         count = self.options.gpus
         return rank_memory(memory, self.work.net, parallel, count, in_bf16=self.in_bf16)
 
@@ -303,7 +294,7 @@ class _Planner:
             share /= 2
         if gpus == 1 and min(peaks.values(), default=available + 1) > available:
             fsdp = rank_memory(
-                self.step_memory(self.rank_batch(), checkpointed=True),
+                self.step_cost([self.rank_batch()] * min(2, self.per_rank), checkpointed=True),
                 self.work.net, "fsdp", GPUS_PER_MACHINE, in_bf16=self.in_bf16,
             )  # fmt: skip
             peaks[f"--gpus {GPUS_PER_MACHINE} --parallel fsdp"] = fsdp.peak

@@ -32,7 +32,7 @@ from heedful.zoo import architecture
 from heedful.zoo.architectures import meta_net
 
 _AUTO_VOCABULARY = 8_000  # of `tokenizer.vocab_size: auto`
-_SAMPLED_BATCHES = 32  # of an epoch, whose FLOPs and tokens are counted
+_SAMPLED_BATCHES = 32  # of an epoch, whose tokens are counted
 _NO_FILE = "no file"  # in place of data.train, for the checks of a recipe without data
 
 
