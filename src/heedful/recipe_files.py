@@ -177,9 +177,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         "data": data,
         "objective": objective,
         "tokenizer": changed(recipe.tokenizer, "path"),
-        "distillation": changed(
-            recipe.distillation, "teacher", "more_teachers", "back_translation_models"
-        ),
+        "distillation": changed(recipe.distillation, "teacher", "back_translation_models"),
     }
     update = {
         name: section for name, section in sections.items() if section != getattr(recipe, name)
