@@ -14,8 +14,6 @@ from heedful.cost.flops import ProductCounter
 from heedful.cost.parameters import parameters_by_part
 from heedful.cost.timing import StepTimer, is_enough, without_first
 from heedful.data.collate import Batch
-from heedful.data.file_names import store_stdin
-from heedful.data.prepared import cache_folder
 from heedful.kernels import training as kernels
 from heedful.pipelines import choose_device
 from heedful.progress import PrintLine
@@ -71,14 +69,12 @@ class RunEstimate:
 
 def prepare_run(recipe: Recipe, print_line: PrintLine) -> RunData:
     """Prepare the data of a run, so that it begins at once; raises UserError as the run does."""
-    return prepare_data(
-        checked_task(with_absolute_paths(store_stdin(recipe, cache_folder()))), print_line
-    )
+    return prepare_data(checked_task(with_absolute_paths(recipe)), print_line)
 
 
 def count_run(recipe: Recipe) -> DataSummary:
     """The counts of all data of a run, which are not stored; raises UserError as the run does."""
-    return count_data(checked_task(with_absolute_paths(store_stdin(recipe, cache_folder()))))
+    return count_data(checked_task(with_absolute_paths(recipe)))
 
 
 def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
@@ -86,7 +82,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
 
     No folder is written but the cache. Raises UserError as the run does.
     """
-    recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+    recipe = with_absolute_paths(recipe)
     task = checked_task(recipe)
     if recipe.training.compile:
         print_line("the steps are measured without training.compile, in the shapes that it pads to")
@@ -156,9 +152,7 @@ def _measure(
         taken.append(batches)
         if is_enough(seconds):
             break
-    seconds_per_step, mean_tokens = (
-        sum(values) / len(values) for values in map(without_first, (seconds, tokens))
-    )
+    seconds_per_step, mean_tokens = fmean(without_first(seconds)), fmean(without_first(tokens))
     with kernels.unused(), ProductCounter() as products:
         for batch in taken[-1]:
             timer.step(batch).loss.backward()

@@ -256,7 +256,7 @@ def read_setting(setting: str, example: str) -> tuple[str, Any]:
         raise UserError(f"overrides: {setting}: write key=value, for example {example}")
     if any("\ud800" <= character <= "\udfff" for character in setting):
         raise UserError(f"overrides: {setting}: not UTF-8; convert it")
-    if text == "-":  # standard input; in YAML a list with an empty item
+    if text == "-":  # in YAML a list with an empty item
         return key, text
     try:
         return key, parse_yaml(text, "overrides") if text else None

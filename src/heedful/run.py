@@ -21,8 +21,6 @@ from rich.console import Console
 import heedful
 from heedful import extras, plugins, processes
 from heedful.config import Recipe
-from heedful.data.file_names import store_stdin
-from heedful.data.prepared import cache_folder
 from heedful.errors import UserError, describe, error_line
 from heedful.evaluation.likelihood import unigram_entropy
 from heedful.files import as_path
@@ -147,7 +145,7 @@ def train(
         _check_arguments(out, resume, on_event)
         temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
         out = as_path(temporary.name if temporary is not None else out or "", "out")
-        recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+        recipe = with_absolute_paths(recipe)
         rows = None if data is None else _rows_of(recipe, data, out)
         if rows is not None:
             recipe = rows.recipe

@@ -13,7 +13,7 @@ from commands import Commands, assert_refused, write_recipe
 from heedful.cli.app import make_app
 from heedful.cli.plan import rows
 from heedful.cost.devices import ACCELERATORS
-from heedful.cost.sharing import bytes_sent, evenness, unit_sizes
+from heedful.cost.parallelism import bytes_sent, evenness, unit_sizes
 from heedful.cost.timing import ProductTimer, StepTimer
 from heedful.data.collate import Batch
 from heedful.plan import planner

@@ -495,7 +495,7 @@ def test_held_out_rows_are_dropped_from_training_and_counted(
     remaining = known.drop_from(rows(train))
     assert [*zip(remaining["src"], remaining["tgt"], strict=True)] == expected
     assert (remaining.report.num_lines, remaining.report.num_kept) == (len(train), len(expected))
-    assert remaining.report.num_held_out == len(train) - len(expected)
+    assert remaining.report.num_also_held_out == len(train) - len(expected)
 
 
 def test_a_damaged_file_is_named_among_line_parallel_ones(tmp_path: Path) -> None:

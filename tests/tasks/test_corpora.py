@@ -448,7 +448,7 @@ def test_a_source_of_several_corpora_is_on_one_side(tmp_path) -> None:
     assert len(held) == 30
     assert {src for src, _ in held}.isdisjoint({src for src, _ in pairs})
     assert pairs.isdisjoint({(tgt, src) for src, tgt in held})
-    num_dropped = run.data.splits["train"].report.num_held_out
+    num_dropped = run.data.splits["train"].report.num_also_held_out
     assert num_dropped > 0
     assert len(src) == 120 - 30 - num_dropped
 

@@ -260,7 +260,7 @@ class KnownRows:
         is_new[known] = False
         remaining = rows.select(np.flatnonzero(is_new))
         num_kept = len(remaining)
-        remaining.report = replace(rows.report, num_kept=num_kept, num_held_out=len(known))
+        remaining.report = replace(rows.report, num_kept=num_kept, num_also_held_out=len(known))
         return remaining
 
 

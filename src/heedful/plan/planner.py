@@ -17,8 +17,7 @@ import torch
 from heedful.config import Recipe
 from heedful.cost.batches import first_rows, padded_tokens
 from heedful.cost.devices import CPU, find_accelerator
-from heedful.cost.parameters import active_parameters, parameters_by_part
-from heedful.cost.sharing import (
+from heedful.cost.parallelism import (
     Evenness,
     Parallel,
     RankMemory,
@@ -26,6 +25,7 @@ from heedful.cost.sharing import (
     evenness,
     rank_memory,
 )
+from heedful.cost.parameters import active_parameters, parameters_by_part
 from heedful.cost.timing import (
     MEASURED_STEPS,
     ProductTimer,
@@ -35,8 +35,6 @@ from heedful.cost.timing import (
 )
 from heedful.cost.trace import StepCost, trace_step, with_random_weights
 from heedful.data.collate import Batch
-from heedful.data.file_names import store_stdin
-from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.plan.work import Work
 from heedful.progress import PrintLine, track
@@ -92,7 +90,7 @@ class PlanOptions:
             )
 
     @property
-    def sharing(self) -> Parallel:
+    def parallelism(self) -> Parallel:
         """The kind of data parallelism: none, ddp or fsdp."""
         return "none" if self.gpus == 1 else self.parallel or "ddp"
 
@@ -157,7 +155,7 @@ class Plan:
 
 def make_plan(recipe: Recipe, options: PlanOptions, print_line: PrintLine) -> Plan:
     """Plan a run; raises UserError for an error in the recipe or its data."""
-    recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+    recipe = with_absolute_paths(recipe)
     if options.parallel is None and recipe.training.parallel in ("ddp", "fsdp"):
         options = replace(options, parallel=recipe.training.parallel)
     work = Work.open(recipe, uses_data=options.tokens is None, print_line=print_line)
@@ -188,9 +186,9 @@ class _Planner:
         mean_tokens = sum(batch.num_tokens for batch in work.batches) / len(work.batches)
         tokens = mean_tokens * self.training.gradient_accumulation
         step_cost = sum(per_token) * tokens
-        memory = self.memory(self.training.activation_checkpointing, options.sharing)
+        memory = self.memory(self.training.activation_checkpointing, options.parallelism)
         available = self.available()
-        sent = bytes_sent(net, options.sharing, options.gpus, in_bf16=self.in_bf16)
+        sent = bytes_sent(net, options.parallelism, options.gpus, in_bf16=self.in_bf16)
         speed = self.measured() if self.accelerator is None else self.estimated(step_cost, sent)
         seconds, rate = speed or (None, None)
         used = None if speed is None else step_cost / (speed[0] * speed[1] * options.gpus)
@@ -200,7 +198,7 @@ class _Planner:
             architecture=work.architecture,
             device=options.gpu,
             gpus=options.gpus,
-            parallel=options.sharing,
+            parallel=options.parallelism,
             precision=self.precision,
             num_parameters=parameters_by_part(net),
             active_parameters=active_parameters(net),
@@ -274,21 +272,21 @@ class _Planner:
 
     def remedies(self, available: float) -> dict[str, int]:
         """Changes of settings in the order of their cost, until one fits, with their peaks."""
-        sharing, gpus = self.options.sharing, self.options.gpus
+        parallelism, gpus = self.options.parallelism, self.options.gpus
         peaks: dict[str, int] = {}
         checkpointed = self.training.activation_checkpointing
         if not checkpointed:
-            peak = self.memory(True, sharing).peak
+            peak = self.memory(True, parallelism).peak
             peaks["training.activation_checkpointing=true"] = peak
-        if sharing == "ddp" and not min(peaks.values(), default=available + 1) <= available:
+        if parallelism == "ddp" and not min(peaks.values(), default=available + 1) <= available:
             peaks["--parallel fsdp"] = self.memory(True, "fsdp").peak
-            sharing = "fsdp"
+            parallelism = "fsdp"
         size = self.training.batch_tokens
         share = 0.5
         while size is not None and min(peaks.values(), default=available + 1) > available:
             if self.rank_batch().tokens.ids.size(0) * share < 1:
                 break
-            peak = self.memory(True, sharing, share).peak
+            peak = self.memory(True, parallelism, share).peak
             peaks = {k: v for k, v in peaks.items() if not k.startswith("training.batch_tokens")}
             peaks[f"training.batch_tokens={int(size * share)}"] = peak
             share /= 2

@@ -26,7 +26,7 @@ from heedful.data.columns import ColumnsWriter, open_columns
 from heedful.data.prepared import content_key, prepare_once, remove_folder
 from heedful.data.reports import DataReport
 from heedful.errors import UserError, format_names
-from heedful.evaluation.target_scores import target_states
+from heedful.evaluation.likelihood import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load

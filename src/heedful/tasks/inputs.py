@@ -125,7 +125,7 @@ def raw_text_data(recipe: Recipe) -> RawData:
                 "data.valid_size of data.corpora is a share of each corpus, below 1, for texts; "
                 f"give a share instead of {size}"
             )
-        return Split(tails=tuple(corpus_tails(raw.train, scan.chunks, size, unit)))
+        return Split(tails=tuple(corpus_tails(raw.rows_of("train"), scan.chunks, size, unit)))
 
     drops = is_table if data.drop_held_out is None else data.drop_held_out
     return replace(raw, hold_out=hold_out, holds_out_tail=True, drops_held_out=drops)

@@ -33,7 +33,7 @@ from heedful.files import read_json, remove, remove_unfinished, write_json, writ
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine, track
 from heedful.tasks.corpora import SOURCES, SPLITS, check_ranges, resolve_paths, split_files
-from heedful.tasks.run_data import FILTERS, DataSummary, Inherited, RawData, RunData, joined
+from heedful.tasks.run_data import FILTERS, DataSummary, Inherited, RawData, RunData
 from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
@@ -115,13 +115,13 @@ class FirstPass:
         held_out, summaries = {}, dict[str, str]()
         for name in SPLITS[1:]:
             if name in raw.sources:
-                source = joined(raw.sources[name])
+                source = raw.rows_of(name)
                 workers = choose_workers(recipe.data.workers, source.num_bytes)
                 workers = min(workers, 1 + source.num_bytes // POOL_BYTES)
                 read = scan_rows(source, num_workers=workers, problem=problem)
                 held_out[name] = read.sample
                 summaries |= _summaries(raw.sources[name], read)
-        train = raw.train
+        train = raw.rows_of("train")
         workers = choose_workers(recipe.data.workers, train.num_bytes)
         with_sources = "valid" not in held_out and not raw.holds_out_tail
         scan = scan_rows(
@@ -190,7 +190,7 @@ def count(task: Task, inherited: Inherited) -> DataSummary:
     encoder = _encoder(task, "train", tokenizers, read.labels, inherited)
     encode = ChunkEncoder(encoder, read.split, read.known)
     totals, num_of_label = _TrainTotals(), Counter[str]()
-    train = raw.train
+    train = raw.rows_of("train")
     workers = choose_workers(task.recipe.data.workers, train.num_bytes)
     with track("tokenizing", read.scan.num_rows) as advance:
         results = map_in_order(encode, scanned_chunks(train, read.scan.chunks), workers)
@@ -316,7 +316,7 @@ def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Pat
     )
     encoder = _encoder(task, "train", load_tokenizers(directory), first.labels, inherited)
     encode, writer = ChunkEncoder(encoder, split, known), ColumnsWriter(directory / "train")
-    train = raw.train
+    train = raw.rows_of("train")
     workers = choose_workers(task.recipe.data.workers, train.num_bytes)
     starts = chunks.starts
     with track("tokenizing", starts[-1]) as advance, closing(writer):
@@ -364,9 +364,9 @@ def _checked_train(
 ) -> DataReport:
     """The report on all training rows; raises UserError if none is left, or none of a corpus."""
     assert report is not None
-    if report.num_held_out == num_rows:
+    if report.num_also_held_out == num_rows:
         refuse_held_out(num_rows, report.noun)
-    encoder.check(report, num_rows - report.num_held_out)
+    encoder.check(report, num_rows - report.num_also_held_out)
     if task.recipe.data.corpora:
         check_ranges(task.recipe, corpora)
     return report

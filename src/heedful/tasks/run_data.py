@@ -86,18 +86,13 @@ class RawData:
         }
         return replace(self, sources=sources, problem=problem)
 
-    @property
-    def train(self) -> RowSource:
-        """The source of the training rows."""
-        return joined(self.sources["train"])
-
-
-def joined(sources: dict[str, FileRows] | Rows) -> RowSource:
-    """The rows of all sources, one after the other."""
-    if isinstance(sources, Rows):
-        return sources
-    first, *others = sources.values()
-    return JoinedRows((first, *others)) if others else first
+    def rows_of(self, split: str) -> RowSource:
+        """The rows of all sources of a split, one after the other."""
+        sources = self.sources[split]
+        if isinstance(sources, Rows):
+            return sources
+        first, *others = sources.values()
+        return JoinedRows((first, *others)) if others else first
 
 
 @dataclass(frozen=True)
