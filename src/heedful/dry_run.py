@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
         tokens_per_step=cost.tokens,
         flops_per_token=cost.flops / cost.tokens,
         state_bytes=cost.state_bytes,
-        peak_bytes=_peak_bytes(device),
+        peak_bytes=cost.peak_bytes,
         seconds_per_step=cost.seconds,
         seconds=min(ends, default=None),
     )
@@ -126,6 +127,7 @@ class _StepCost:
     tokens: float
     flops: float
     state_bytes: int
+    peak_bytes: int
 
 
 def _measure(
@@ -153,11 +155,12 @@ def _measure(
         if is_enough(seconds):
             break
     seconds_per_step, mean_tokens = fmean(without_first(seconds)), fmean(without_first(tokens))
+    peak_bytes = _peak_bytes(device)  # before more is computed without the kernels
     with kernels.unused(), ProductCounter() as products:
         for batch in taken[-1]:
             timer.step(batch).loss.backward()
     flops = mean_tokens * products.flops / tokens[-1]
-    return _StepCost(seconds_per_step, mean_tokens, flops, state_bytes)
+    return _StepCost(seconds_per_step, mean_tokens, flops, state_bytes, peak_bytes)
 
 
 def _state_bytes(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -44,8 +44,9 @@ class StepCost:
             the head, which the chunked loss computes in the forward pass, included.
         peak: the largest sum at any time of the step, with temporary tensors. It may be less than
             the sum of the parts: activations are freed while gradients are made.
-        forward_flops, backward_flops: of the matrix products; the backward pass includes those of
-            blocks that activation checkpointing repeats.
+        forward_flops, backward_flops: of the matrix products. The gradients of the head, which the
+            chunked loss computes, are in the forward pass; what activation checkpointing repeats
+            is in the backward pass.
     """
 
     weights: int

@@ -104,8 +104,7 @@ class Plan:
         active_parameters: without the experts that a token is not sent to.
         lengths: where the lengths of the inputs are from.
         flops_per_token: of the products of a step; tokens are those of all sides without padding.
-        forward_per_token, backward_per_token: their parts; the backward pass includes what
-            activation checkpointing repeats.
+        forward_per_token, backward_per_token: their parts, see `StepCost`.
         tokens_per_step: of all processes.
         memory: of the main process at the largest batch, by part.
         memory_peak: bytes at the peak of a step.
