@@ -118,7 +118,7 @@ def trained(size: str, precision: str, batches: Sequence[Batch]) -> Work:
     updates = WeightUpdates(TrainedNet(step), settings, alone, precision=precision, compiler=None)
     micro_batches = MicroBatches(
         lambda epoch: range(len(batches)),
-        lambda index: batches[index],
+        lambda epoch, index: batches[index],
         alone,
         num_batches=1,
         num_parts=1,

@@ -45,7 +45,7 @@ from heedful.kernels import training as kernels
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, TrainingHooks
+from heedful.training.trainer import Trainer
 from heedful.zoo import vaswani2017
 from step_products import record_products, runner
 
@@ -203,20 +203,17 @@ def heedful_step(net: Any, precision: str, *, compiled: bool = False) -> Callabl
             "optimizer": {"betas": BETAS, "eps": EPS},
         }
     )
-    hooks = TrainingHooks(
-        plan_epoch=lambda epoch: upcoming,
-        load_batch=lambda batch: batch,
-        evaluate=_never,
-        save_best=_never,
-    )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
     train_step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
     trainer = Trainer(
         train_step,
-        hooks,
         settings,
         lambda step: RATE,
         nowhere,
+        plan_epoch=lambda epoch: upcoming,
+        load_batch=lambda epoch, batch: batch,
+        evaluate=_never,
+        save_best=_never,
         precision=precision,
         compiler=BlockCompiler(net) if compiled else None,
     )

@@ -29,9 +29,10 @@ from common import (
     whole,
     write_results,
 )
-from heedful.cost.flops import step_flops
+from heedful.cost.flops import ProductCounter
 from heedful.data.buckets import BatchShape, pad_batch
 from heedful.data.collate import Batch
+from heedful.kernels import training as kernels
 from heedful.parts.tokens import Tokens
 from heedful.zoo import gpt2
 from training_speed import (
@@ -117,12 +118,12 @@ def measure(size: Size, has_pairs: bool, device: torch.device, rounds: int, step
             compiled = way == "compiled"
             if name == "heedful":
                 parameters = sum(parameter.numel() for parameter in net.parameters())
-                if not compiled:
-                    on_gpu = device.type == "cuda"
-                    cost = [step_flops(net, batch, on_accelerator=on_gpu) for batch in batches]
-                    tokens = sum(batch.num_tokens for batch in batches)
-                    flops = sum(step.total for step in cost) / tokens
                 step = heedful_step(net, PRECISION, compiled=compiled)
+                if not compiled:
+                    with kernels.unused(), ProductCounter() as products:
+                        for batch in batches:
+                            step(batch)
+                    flops = products.flops / sum(batch.num_tokens for batch in batches)
             else:
                 if compiled:
                     net.compile_body()

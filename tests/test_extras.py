@@ -85,7 +85,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("onnx", "export onnx run new"),
         ("parquet", f"{TRANSLATION}.file=table.parquet --set evaluation.metric=loss"),
         ("report", "report run"),
-        ("report", "compare run other -o page.html"),
         ("tensorboard", "train copy --out new --set training.tensorboard=true"),
     ],
 )

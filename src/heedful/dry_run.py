@@ -5,17 +5,17 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from heedful.config import Recipe, Training
-from heedful.cost.flops import step_flops
+from heedful.config import Recipe
+from heedful.cost.flops import ProductCounter
 from heedful.cost.parameters import parameters_by_part
 from heedful.cost.timing import StepTimer, is_enough, without_first
 from heedful.data.collate import Batch
-from heedful.data.file_names import store_stdin
-from heedful.data.prepared import cache_folder
+from heedful.kernels import training as kernels
 from heedful.pipelines import choose_device
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths
@@ -70,14 +70,12 @@ class RunEstimate:
 
 def prepare_run(recipe: Recipe, print_line: PrintLine) -> RunData:
     """Prepare the data of a run, so that it begins at once; raises UserError as the run does."""
-    return prepare_data(
-        checked_task(with_absolute_paths(store_stdin(recipe, cache_folder()))), print_line
-    )
+    return prepare_data(checked_task(with_absolute_paths(recipe)), print_line)
 
 
 def count_run(recipe: Recipe) -> DataSummary:
     """The counts of all data of a run, which are not stored; raises UserError as the run does."""
-    return count_data(checked_task(with_absolute_paths(store_stdin(recipe, cache_folder()))))
+    return count_data(checked_task(with_absolute_paths(recipe)))
 
 
 def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
@@ -85,7 +83,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
 
     No folder is written but the cache. Raises UserError as the run does.
     """
-    recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+    recipe = with_absolute_paths(recipe)
     task = checked_task(recipe)
     if recipe.training.compile:
         print_line("the steps are measured without training.compile, in the shapes that it pads to")
@@ -98,7 +96,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     plan = epochs.plan_epoch(0)
     size = recipe.training.gradient_accumulation
     steps = [plan[start : start + size] for start in range(0, len(plan), size)]
-    batches = ([epochs.load_batch(item).to(device) for item in items] for items in cycle(steps))
+    batches = ([epochs.load_batch(0, item).to(device) for item in items] for items in cycle(steps))
     cost = _measure(run, batches, device, precision)
     total = epochs.total_steps()
     ends = [] if total is None else [total * cost.seconds]
@@ -117,7 +115,7 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
         tokens_per_step=cost.tokens,
         flops_per_token=cost.flops / cost.tokens,
         state_bytes=cost.state_bytes,
-        peak_bytes=_peak_bytes(device),
+        peak_bytes=cost.peak_bytes,
         seconds_per_step=cost.seconds,
         seconds=min(ends, default=None),
     )
@@ -129,6 +127,7 @@ class _StepCost:
     tokens: float
     flops: float
     state_bytes: int
+    peak_bytes: int
 
 
 def _measure(
@@ -139,8 +138,7 @@ def _measure(
 ) -> _StepCost:
     """Means over some steps, each of one or more batches; the first is not counted.
 
-    FLOPs are counted after the last step: between steps, counting would leave other data in the
-    processor's caches than a run does.
+    FLOPs are counted in passes over the last batches, after all steps.
     """
     settings, net = run.task.recipe.training, run.model.net
     timer = StepTimer(run.train_step(), settings, precision, device)
@@ -156,27 +154,13 @@ def _measure(
         taken.append(batches)
         if is_enough(seconds):
             break
-    flops = [_flops(net, batches, settings, device) for batches in without_first(taken)]
-    counted = [without_first(seconds), without_first(tokens), flops]
-    seconds_per_step, mean_tokens, mean_flops = (sum(v) / len(v) for v in counted)
-    return _StepCost(seconds_per_step, mean_tokens, mean_flops, state_bytes)
-
-
-def _flops(
-    net: torch.nn.Module, batches: list[Batch], settings: Training, device: torch.device
-) -> int:
-    """FLOPs of the products of a step."""
-    flops = (
-        step_flops(
-            net,
-            batch.to("cpu"),
-            passes=2 if settings.r_drop else 1,
-            checkpointed=settings.activation_checkpointing,
-            on_accelerator=device.type != "cpu",
-        )
-        for batch in batches
-    )
-    return sum(step.total for step in flops)
+    seconds_per_step, mean_tokens = fmean(without_first(seconds)), fmean(without_first(tokens))
+    peak_bytes = _peak_bytes(device)  # before more is computed without the kernels
+    with kernels.unused(), ProductCounter() as products:
+        for batch in taken[-1]:
+            timer.step(batch).loss.backward()
+    flops = mean_tokens * products.flops / tokens[-1]
+    return _StepCost(seconds_per_step, mean_tokens, flops, state_bytes, peak_bytes)
 
 
 def _state_bytes(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -177,9 +177,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         "data": data,
         "objective": objective,
         "tokenizer": changed(recipe.tokenizer, "path"),
-        "distillation": changed(
-            recipe.distillation, "teacher", "more_teachers", "back_translation_models"
-        ),
+        "distillation": changed(recipe.distillation, "teacher", "back_translation_models"),
     }
     update = {
         name: section for name, section in sections.items() if section != getattr(recipe, name)
@@ -258,7 +256,7 @@ def read_setting(setting: str, example: str) -> tuple[str, Any]:
         raise UserError(f"overrides: {setting}: write key=value, for example {example}")
     if any("\ud800" <= character <= "\udfff" for character in setting):
         raise UserError(f"overrides: {setting}: not UTF-8; convert it")
-    if text == "-":  # standard input; in YAML a list with an empty item
+    if text == "-":  # in YAML a list with an empty item
         return key, text
     try:
         return key, parse_yaml(text, "overrides") if text else None

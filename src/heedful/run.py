@@ -21,8 +21,6 @@ from rich.console import Console
 import heedful
 from heedful import extras, plugins, processes
 from heedful.config import Recipe
-from heedful.data.file_names import store_stdin
-from heedful.data.prepared import cache_folder
 from heedful.errors import UserError, describe, error_line
 from heedful.evaluation.likelihood import unigram_entropy
 from heedful.files import as_path
@@ -48,7 +46,6 @@ from heedful.tasks.threads import fastest_threads
 from heedful.training.checkpoint import BestModel, average_weights
 from heedful.training.events import (
     Event,
-    EventCallback,
     Listener,
     RunFinished,
     RunStarted,
@@ -148,7 +145,7 @@ def train(
         _check_arguments(out, resume, on_event)
         temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
         out = as_path(temporary.name if temporary is not None else out or "", "out")
-        recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+        recipe = with_absolute_paths(recipe)
         rows = None if data is None else _rows_of(recipe, data, out)
         if rows is not None:
             recipe = rows.recipe
@@ -172,9 +169,9 @@ def train(
 
             # Build the trainer.
             trainer = make_trainer(run, out, device, resume, is_temporary=temporary is not None)
-            trainer.listeners = [*listeners, *_listeners(trainer, recipe, out, resume, print_line)]
+            writers = _listeners(stack, trainer, recipe, out, resume, print_line)
+            trainer.listeners = [*listeners, *writers]
             started = _started(run, trainer, out)
-        stack.callback(trainer.close_listeners)
         folder.update_facts(report=(report := _report_of(run, trainer, device, command)))
 
         # Loop: optimizer steps, evaluations, checkpoints.
@@ -231,34 +228,46 @@ def _displayed(
 
     With `progress` they include a display, unless the caller displays progress already.
     """
-    listeners: list[Listener] = [] if on_event is None else [EventCallback(on_event)]
+    listeners: list[Listener] = [] if on_event is None else [on_event]
     if not progress or has_display():
         yield listeners, print_line or (lambda line: None)
         return
     display = RunDisplay(Console(stderr=True))
     try:
         with use_display(display.track):
-            yield [display, *listeners], print_line or display.print_line
+            yield [display.on, *listeners], print_line or display.print_line
     finally:
         display.close()
 
 
 def _listeners(
-    trainer: Trainer, recipe: Recipe, out: Path, resume: bool, print_line: PrintLine
+    stack: ExitStack,
+    trainer: Trainer,
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    print_line: PrintLine,
 ) -> list[Listener]:
-    """Write the recipe of this session, and return the listeners that write its log and compare it
-    with the recipe's bands."""
+    """Write the recipe of a resumed session, and return the listeners that write its log, until
+    `stack` closes it, and compare it with the recipe's bands."""
     if not trainer.trained.evaluates_in_all:
         print_line(
             "           the main process evaluates alone: the whole weights take more than "
             "half the memory of a process"
         )
     step = (trainer.resumed_from or 0) if resume else None
-    logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
-    save_recipe(recipe, out / "recipe.yaml")
+    log = JsonlLog(out / "log.jsonl", resume_step=step)
+    stack.callback(log.close)
+    listeners: list[Listener] = [log.on]
+    if resume:
+        save_recipe(recipe, out / "recipe.yaml")
     if recipe.training.tensorboard:
-        logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
-    return [*logs, ExpectationListener(recipe.expect, print_line)] if recipe.expect else logs
+        board = TensorBoardLog(out / "tensorboard", resume_step=step)
+        stack.callback(board.close)
+        listeners.append(board.on)
+    if recipe.expect:
+        listeners.append(ExpectationListener(recipe.expect, print_line).on)
+    return listeners
 
 
 def _started(run: PreparedRun, trainer: Trainer, out: Path) -> RunStarted:
@@ -266,7 +275,7 @@ def _started(run: PreparedRun, trainer: Trainer, out: Path) -> RunStarted:
     data, recipe = run.data, run.task.recipe
     training = recipe.training.model_copy(update={"precision": trainer.precision})
     recipe = recipe.model_copy(update={"training": training})
-    batches = map(run.epochs.load_batch, run.epochs.plan_epoch(0))
+    batches = (run.epochs.load_batch(0, item) for item in run.epochs.plan_epoch(0))
     starts = session_starts(out / "log.jsonl") if trainer.resumed_from else []
     return RunStarted(
         recipe=recipe.model_dump(mode="json"),

@@ -381,7 +381,7 @@ def test_a_pickled_run_is_never_unpickled(commands, model, tmp_path):
     newest = sorted((model / "checkpoints").glob("step-*"))[-1]
     parts = ("model.safetensors", "training.safetensors", "state.json")
     prepared = json.loads((model / "run.json").read_text())["data"]
-    ids = Path(os.environ["HEEDFUL_CACHE"]) / "data" / prepared / "train/src.ids.npy"
+    ids = Path(os.environ["HEEDFUL_CACHE"]) / "data" / prepared / "train/src.ids.bin"
     best = model / "checkpoints/best.safetensors"
     for file in (*(newest / name for name in parts), best, ids):
         whole = file.read_bytes()

@@ -81,27 +81,10 @@ def test_prepared_data_are_found_by_the_run(
     assert prepared() == entries
 
 
-def test_a_run_on_standard_input_equals_one_on_a_file_and_resumes_without_it(
-    commands: Commands, tmp_path: Path
-) -> None:
-    content = "".join(f"{i} {i % 7}\t{i % 5} b\n" for i in range(60)).encode()
-    (tmp_path / "pairs.tsv").write_bytes(content)
-    path = write_recipe(tmp_path / "r.json", task="translation", data={"train": {"file": "-"}})
-    known, runs = prepared(), [tmp_path / "piped", tmp_path / "read"]
-    for out, file in zip(runs, ["-", tmp_path / "pairs.tsv"], strict=True):
-        words = ("train", path, "--out", out, "--quiet", "--set", f"data.train.file={file}")
-        done = commands.run(*words, "--steps", 2, stdin=content)
-        assert done.code == 0, done.err
-    new = [entry for entry in list_entries(cache_folder()) if str(entry.path) not in known]
-    # Standard input is stored; its pairs are those of the file, and prepared once.
-    assert sorted(entry.about["task"] for entry in new) == ["standard input", "translation"]
-    weights = [tree(run)["model.safetensors"] for run in runs]
-    assert weights[0] == weights[1] is not None
-    done = commands.run("train", runs[0], "--resume", "--steps", 3, "--quiet")
-    assert done.code == 0, done.err
-    assert tree(runs[0])["model.safetensors"] != weights[0]
-    refused = commands.run("prepare", path, "--set", "data.valid.file=-", stdin=content)
-    assert_refused(refused, "names - (standard input) 2 times")
+def test_standard_input_is_no_data_of_a_run(commands: Commands, tmp_path: Path) -> None:
+    path = write_recipe(tmp_path / "r.json", task="translation", data={"train": {"file": "x"}})
+    words = ("train", path, "--out", tmp_path / "run", "--set", "data.train.file=-")
+    assert_refused(commands.run(*words, stdin=b"a\tb\n"), "store standard input in a file first")
 
 
 @pytest.mark.parametrize("words", [("prepare",), ("train", "--dry-run")])

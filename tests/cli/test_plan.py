@@ -13,7 +13,7 @@ from commands import Commands, assert_refused, write_recipe
 from heedful.cli.app import make_app
 from heedful.cli.plan import rows
 from heedful.cost.devices import ACCELERATORS
-from heedful.cost.sharing import bytes_sent, evenness, unit_sizes
+from heedful.cost.parallelism import bytes_sent, evenness, unit_sizes
 from heedful.cost.timing import ProductTimer, StepTimer
 from heedful.data.collate import Batch
 from heedful.plan import planner
@@ -53,7 +53,7 @@ def test_a_plan_without_data(gpt: Path) -> None:
     assert one["total_steps"] == 10
     assert one["ranks"] is None
     blocks = 3 * (12 * 64 * 64)
-    products = 6 * (blocks + 64 * 1000)
+    products = 6 * (blocks + 64 * 1024)  # on a GPU the head's rows are a multiple of 64
     scores = 3 * (4 + 10) * 128 * 64  # forward, and backward of a fused kernel
     assert one["flops_per_token"] == pytest.approx(products + scores)
     flops = one["flops_per_token"] * 1024
@@ -62,7 +62,7 @@ def test_a_plan_without_data(gpt: Path) -> None:
     assert tokens["total_steps"] == 1000
     keys = ("--set", "training.activation_checkpointing=true", "--gpu", "h100")
     checkpointed = planned(gpt, *keys)
-    assert checkpointed["recomputed_per_token"] > 0
+    assert checkpointed["backward_per_token"] > one["backward_per_token"]
     assert checkpointed["memory_peak"] < one["memory_peak"]
 
 

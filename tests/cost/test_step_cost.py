@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from architectures import ARCHITECTURES, SIZES, config_of, one_layer
 from heedful.config import Training
 from heedful.cost.batches import first_rows, full_batch, padded_tokens
-from heedful.cost.flops import step_flops
+from heedful.cost.flops import ProductCounter
 from heedful.cost.parameters import active_parameters, parameters_by_part
 from heedful.cost.timing import StepTimer
 from heedful.cost.trace import (
-    StepMemory,
+    StepCost,
     StorageCounter,
     count_step,
     trace_step,
@@ -31,7 +31,6 @@ from heedful.parts.tokens import Tokens
 from heedful.training.step import TrainStep
 from heedful.zoo import architecture
 from heedful.zoo.architectures import meta_net
-from products import ProductCounter
 
 LOSS = partial(batch_loss, label_smoothing=0.1)
 
@@ -76,6 +75,12 @@ def executed_flops(step: TrainStep, batch: Batch) -> int:
     return counter.flops
 
 
+def traced_flops(step: TrainStep, batch: Batch) -> int:
+    """Of a step whose net is on the meta device."""
+    cost = trace_step(step, [batch], training(), "fp32")
+    return cost.forward_flops + cost.backward_flops
+
+
 # All layers are equal: one is traced; two in an architecture of each family, and where they differ.
 ALIKE = ("roberta", "distilbert", "bart", "marian", "pegasus", "llama", "mistral", "qwen3")
 ALIKE += ("mixtral", "gpt")
@@ -97,13 +102,9 @@ def test_flops_and_memory_are_those_of_a_real_step(index: int, name: str) -> Non
     net = net_of(name, **keys)
     batch = batch_of(net)
     step = TrainStep(net, LOSS, activation_checkpointing=checkpointed)
-    flops = step_flops(net, batch, checkpointed=checkpointed)
-    assert flops.total == executed_flops(step, batch)
-    net.zero_grad()
     with kernels.unused():  # plans count what torch allocates
         real = count_step(step, [batch, batch], settings, "fp32")
     meta = meta_net(name, config_of(name, SIZES, keys), "model")
-    assert step_flops(meta, batch, checkpointed=checkpointed) == flops
     step = TrainStep(meta, LOSS, activation_checkpointing=checkpointed)
     assert trace_step(step, [batch, batch], settings, "fp32") == real
     assert parameters_by_part(meta)["total"] == sum(p.numel() for p in net.parameters())
@@ -127,24 +128,28 @@ def test_flops_with_settings(
     net = net_of(name, **keys)
     batch = batch_of(net, rows=2, width=width)
     step = TrainStep(net, LOSS, activation_checkpointing=checkpointed)
-    assert step_flops(net, batch, checkpointed=checkpointed).total == executed_flops(step, batch)
+    meta = meta_net(name, config_of(name, SIZES, keys), "model")
+    planned = TrainStep(meta, LOSS, activation_checkpointing=checkpointed)
+    assert traced_flops(planned, batch) == executed_flops(step, batch)
 
 
 def test_flops_of_frozen_nets_and_adapters() -> None:
     for patterns in ([], ["embedding"], ["blocks.0", "embedding"], ["encoder", "src_embedding"]):
         name = "vaswani2017" if "encoder" in patterns else "llama"
-        net = net_of(name, tie_embeddings="none" if name == "vaswani2017" else False)
-        if patterns:
-            freeze(net, patterns, "training.freeze")
+        keys = {"tie_embeddings": "none" if name == "vaswani2017" else False}
+        net, meta = net_of(name, **keys), meta_net(name, config_of(name, SIZES, keys), "model")
+        for own in (net, meta) if patterns else ():
+            freeze(own, patterns, "training.freeze")
         batch = batch_of(net)
-        planned = step_flops(net, batch)
-        actual = executed_flops(TrainStep(net, LOSS), batch)
-        assert planned.total == actual, patterns
-    net = net_of("llama", tie_embeddings=False)
-    add_lora(net, LoRA(2, 4.0, 0.0, ("q", "v", "down")))
+        planned = traced_flops(TrainStep(meta, LOSS), batch)
+        assert planned == executed_flops(TrainStep(net, LOSS), batch), patterns
+    keys = {"tie_embeddings": False}
+    net, meta = net_of("llama", **keys), meta_net("llama", config_of("llama", SIZES, keys), "model")
+    for own in (net, meta):
+        add_lora(own, LoRA(2, 4.0, 0.0, ("q", "v", "down")))
     batch = batch_of(net)
-    planned = step_flops(net, batch)
-    assert planned.total == executed_flops(TrainStep(net, LOSS), batch)
+    planned = traced_flops(TrainStep(meta, LOSS), batch)
+    assert planned == executed_flops(TrainStep(net, LOSS), batch)
 
 
 def test_activations_are_what_autograd_saves() -> None:
@@ -195,10 +200,13 @@ def test_an_accelerator_keeps_no_attention_weights_and_calls_all_experts() -> No
 
     weights = 2 * 2 * 3 * 40 * 40  # elements in two layers, two heads, three rows
     assert activations(on_accelerator=False) - activations(on_accelerator=True) >= 2 * weights
-    experts = net_of("mixtral")
-    batch = batch_of(experts)
-    few, all_ = (step_flops(experts, batch, on_accelerator=on).forward for on in (False, True))
-    assert all_ > few
+    batch = batch_of(net_of("mixtral"))
+    flops = []
+    for on_accelerator in (False, True):
+        step = TrainStep(meta_net("mixtral", config_of("mixtral", SIZES, {}), "model"), LOSS)
+        traced = trace_step(step, [batch], training(), "bf16", on_accelerator=on_accelerator)
+        flops.append(traced.forward_flops)
+    assert flops[0] < flops[1]
 
 
 def test_active_parameters_leave_out_experts() -> None:
@@ -229,7 +237,7 @@ def test_the_optimizers_state_is_counted() -> None:
     steps = 4 * len([*net.parameters()])
     assert memory["adam"].optimizer_state == 8 * count + steps
     assert memory["muon"].optimizer_state < memory["adam"].optimizer_state
-    assert isinstance(memory["adam"], StepMemory)
+    assert isinstance(memory["adam"], StepCost)
 
 
 @pytest.mark.parametrize("name", ["vaswani2017", "gemma3"])

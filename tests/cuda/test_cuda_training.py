@@ -25,7 +25,7 @@ from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import StepDone
 from heedful.training.listeners import read_log
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, TrainingHooks
+from heedful.training.trainer import Trainer
 from option_space import VOCAB
 
 if not torch.cuda.is_available():
@@ -68,16 +68,20 @@ def test_a_step_does_not_wait_for_the_device(task: str, precision: str, tmp_path
     recipe = recipe_of(task, tmp_path, training__ema_decay=0.9)
     run = PreparedTask(recipe, tmp_path / "data")
     batches = [run.load_batch(item) for item in run.plan_epoch(0)]
-    hooks = TrainingHooks(
-        plan_epoch=lambda epoch: range(len(batches)),
-        load_batch=lambda place: batches[place],
-        evaluate=lambda: pytest.fail("no evaluation is due"),
-        save_best=lambda: None,
-    )
     settings = recipe.training.model_copy(update={"log_every": 1000})
     step = train_step(run, "cuda")
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
-    trainer = Trainer(step, hooks, settings, lambda step: 0.01, checkpoints, precision=precision)
+    trainer = Trainer(
+        step,
+        settings,
+        lambda step: 0.01,
+        checkpoints,
+        plan_epoch=lambda epoch: range(len(batches)),
+        load_batch=lambda epoch, place: batches[place],
+        evaluate=lambda: pytest.fail("no evaluation is due"),
+        save_best=lambda: None,
+        precision=precision,
+    )
     for _ in range(3):
         trainer._step()
     before = torch.cuda.get_sync_debug_mode()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from heedful.data import draws
 from heedful.data.columns import CorpusRange, rows_of
 from heedful.data.draws import CorpusShare, EpochDraw
-from heedful.data.epoch_windows import window_rows
+from heedful.data.shuffle_buffers import plan_by_buffers
 from heedful.errors import UserError
 
 
@@ -123,8 +123,11 @@ def test_the_rows_of_an_epoch_are_not_in_memory() -> None:
     ]
     tracemalloc.start()
     draw = EpochDraw(shares, seed=1, epoch=1)
-    windows = window_rows(len(draw), seed=1, epoch=1, rows_of=draw.rows)
-    rows = windows[1]()
+
+    def plan(number: int, rows: np.ndarray) -> list[np.ndarray]:
+        return [rows]
+
+    rows = plan_by_buffers(len(draw), plan, seed=1, epoch=1, rows_of=draw.rows)[1]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(draw) == size // 2 + 500_000 + size - 10

@@ -269,14 +269,12 @@ def test_a_writer_that_is_killed_continues_at_its_last_commit(
     assert [ids.tolist() for ids in stored.sequences("src")] == rows
     assert [ids.tolist() for ids in stored.sequences("tgt")] == backwards
     assert stored.numbers("sum").tolist() == [sum(row) for row in rows]
-    assert stored.sequences("src").offsets.dtype == np.uint32
-    assert not [
-        path for path in (folder / "parts").iterdir() if path.suffix not in (".npy", ".json")
-    ]
+    assert stored.sequences("src").offsets.dtype == np.int64
+    assert {path.suffix for path in (folder / "parts").iterdir()} == {".bin", ".json"}
     for name, sequences in (("src", pack_ids(rows, vocab_size)), ("tgt", pack_ids(backwards, 10))):
         np.testing.assert_array_equal(stored.sequences(name).offsets, sequences.offsets)
-    np.save(folder / "ids.npy", pack_ids(rows, vocab_size).ids)
-    assert (folder / "ids.npy").read_bytes() == (folder / "parts" / "src.ids.npy").read_bytes()
+    ids = (folder / "parts" / "src.ids.bin").read_bytes()
+    assert ids == pack_ids(rows, vocab_size).ids.tobytes()
 
 
 @pytest.mark.parametrize("truncation", ["drop", "truncate"])

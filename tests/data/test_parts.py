@@ -49,7 +49,7 @@ def test_processes_share_the_parts_of_every_step(count: int) -> None:
     def parts_of(rank: int, processes: int) -> list[list[tuple[int, ...]]]:
         micro_batches = MicroBatches(
             lambda epoch: range(5),
-            lambda item: batch,
+            lambda epoch, item: batch,
             _Process(rank, processes),
             num_batches=2,
             num_parts=2,
@@ -78,7 +78,7 @@ def test_steps_from_a_position_are_those_that_follow_it() -> None:
     batch = batch_for(tiny("vaswani2017"))
     micro_batches = MicroBatches(
         lambda epoch: range(5),
-        lambda item: batch,
+        lambda epoch, item: batch,
         Processes(),
         num_batches=2,
         num_parts=1,
@@ -102,7 +102,7 @@ def test_an_epoch_without_rows_is_an_error_and_no_endless_search() -> None:
     batch = batch_for(tiny("vaswani2017"))
     micro_batches = MicroBatches(
         lambda epoch: [] if epoch else [0],
-        lambda item: batch,
+        lambda epoch, item: batch,
         Processes(),
         num_batches=1,
         num_parts=1,

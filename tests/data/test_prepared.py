@@ -96,8 +96,8 @@ def test_a_folder_does_not_appear_if_preparing_fails(error: BaseException, tmp_p
 @pytest.mark.parametrize(
     "change",
     [
-        lambda path: (path / "train/x.ids.npy").write_bytes(b"x"),
-        lambda path: (path / "train/n.npy").unlink(),
+        lambda path: (path / "train/x.ids.bin").write_bytes(b"x"),
+        lambda path: (path / "train/n.bin").unlink(),
         lambda path: (path / "train/more").touch(),
         lambda path: (path / "tokenizer.json").write_text("[]"),
         lambda path: (path / "prepared.json").unlink(),

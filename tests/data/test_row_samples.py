@@ -1,17 +1,20 @@
 """The sample has the rows with the smallest keys that its limits allow, in their order."""
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heedful.data import row_samples
-from heedful.data.row_samples import PackedRows, RowSample, SampledRows
+from heedful.data.row_samples import RowSample, SampledRows
 from heedful.data.rows import Rows
 
 TEXT = st.text(st.sampled_from("ab\n\ud800é今😀"), max_size=9)
+
+
+def sampled(rows: Rows, keys: np.ndarray, sizes: np.ndarray, threshold: float) -> SampledRows:
+    """The rows of a chunk with keys below a threshold."""
+    return SampledRows(keys, sizes, np.arange(len(rows)), rows).select(keys < threshold)
 
 
 @given(
@@ -44,16 +47,11 @@ def test_a_sample_has_the_rows_with_the_smallest_keys(
         rows = Rows({"text": chunk}, None, ("file",), np.stack([np.zeros_like(lines), lines]))
         sizes = np.array([*map(len, chunk)], np.int64)
         threshold = thresholds[max(0, len(thresholds) - 1 - lag)]  # as of chunks sent earlier
-        part = SampledRows.choose(rows, keys[lines - 1], sizes, threshold)
-        assert (np.diff(part.keys) > 0).all()
-        sample.add(part)
-    sample._cut()
-    num_held = sum(map(len, sample._rows))
+        sample.add(sampled(rows, keys[lines - 1], sizes, threshold))
     rows, indices = sample.rows(starts)
     assert indices.tolist() == expected(texts, keys.tolist(), *limits)
     assert rows["text"] == [texts[i] for i in indices.tolist()]
     assert [rows.location(i) for i in range(len(rows))] == [f"file, line {i + 1}" for i in indices]
-    assert num_held <= 2 * len(indices)  # the others do not stay in memory
 
 
 def expected(texts: list[str], keys: list[float], most: int, characters: int) -> list[int]:
@@ -74,7 +72,7 @@ def test_a_sample_without_limits_has_all_rows(monkeypatch: pytest.MonkeyPatch) -
     for first in (0, 5):
         rows = Rows({"text": [f"text {first + i}" for i in range(5)]})
         keys = np.random.default_rng(first).random(5)
-        sample.add(SampledRows.choose(rows, keys, np.full(5, 6), sample.threshold))
+        sample.add(sampled(rows, keys, np.full(5, 6), sample.threshold))
     rows, indices = sample.rows([0, 5])
     assert indices.tolist() == [*range(10)]
     assert rows["text"] == [f"text {i}" for i in range(10)]
@@ -83,39 +81,8 @@ def test_a_sample_without_limits_has_all_rows(monkeypatch: pytest.MonkeyPatch) -
 def test_rows_that_are_left_out_later_keep_the_indices_of_the_rest() -> None:
     keys = np.array([0.5, 0.1, 0.9, 0.2])
     rows = Rows({"text": ["a", "b", "c", "d"]})
-    part = SampledRows.choose(rows, keys, np.ones(4, np.int64), 0.8)
-    assert part.rows.unpack(np.arange(3))["text"] == ["b", "d", "a"]
-    part = part.select(np.array([1, 2]))
-    assert part.rows.unpack(np.arange(2))["text"] == ["d", "a"]
-    assert part.indices.tolist() == [3, 0]
-
-
-@given(
-    rows=st.lists(st.tuples(TEXT, TEXT), max_size=20),
-    data=st.data(),
-)
-def test_packed_rows_are_those_that_were_packed(
-    rows: list[tuple[str, str]], data: st.DataObject
-) -> None:
-    columns = {"src": [a for a, _ in rows], "tgt": [b for _, b in rows]}
-    lines = [*range(7, 7 + len(rows))]
-    locations = np.array([[0] * len(rows), lines], np.int64)
-    packed = PackedRows.pack(Rows(columns, None, ("file",), locations))
-    for _ in range(4):
-        unpacked = pickle.loads(pickle.dumps(packed)).unpack(np.arange(len(rows)))
-        assert [*zip(unpacked["src"], unpacked["tgt"], strict=True)] == rows
-        assert len(packed) == len(unpacked) == len(rows)
-        found = [unpacked.location(index) for index in range(len(rows))]
-        assert found == [f"file, line {line}" for line in lines]
-        order = data.draw(st.permutations(range(len(rows))))
-        chosen = order[: data.draw(st.integers(0, len(rows)))]
-        packed, rows = packed.select(np.array(chosen, np.int64)), [rows[i] for i in chosen]
-        lines = [lines[i] for i in chosen]
-        count = data.draw(st.integers(0, len(rows)))
-        packed, rows, lines = packed.first(count), rows[:count], lines[:count]
-        assert sum(map(len, packed.texts.values())) == size_of(rows)
-
-
-def size_of(rows: list[tuple[str, str]]) -> int:
-    """The bytes of the texts of rows."""
-    return sum(len(text.encode("utf-8", "surrogatepass")) for row in rows for text in row)
+    part = sampled(rows, keys, np.ones(4, np.int64), 0.8)
+    assert part.rows["text"] == ["a", "b", "d"]
+    part = part.filtered(np.array([False, True, True, True]))
+    assert part.rows["text"] == ["b", "d"]
+    assert part.indices.tolist() == [0, 2]

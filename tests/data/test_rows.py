@@ -320,15 +320,15 @@ def tail(texts: list[str], size: float, unit: Any) -> tuple[list[str], list[str]
     sides: tuple[list[str], list[str]] = ([], [])
     for number, chunk in enumerate(chunks):
         indices = np.arange(3 * number, 3 * number + len(chunk))
-        for side, choose in zip(sides, (split.train, split.valid), strict=True):
-            side.extend(choose(chunk, indices)["text"])
+        for side, held_out in zip(sides, (False, True), strict=True):
+            side.extend(split.take(chunk, indices, held_out=held_out)["text"])
     return sides
 
 
 def sides_of(rows: Rows, size: float) -> tuple[Rows, Rows]:
     split = split_by_source(hash_cells(sources_of(rows)), size, "texts")
     indices = np.arange(len(rows))
-    return split.train(rows, indices), split.valid(rows, indices)
+    return split.take(rows, indices, held_out=False), split.take(rows, indices, held_out=True)
 
 
 def names_of(labels: list[str]) -> list[str]:
@@ -496,7 +496,7 @@ def test_held_out_rows_are_dropped_from_training_and_counted(
     remaining = known.drop_from(rows(train))
     assert [*zip(remaining["src"], remaining["tgt"], strict=True)] == expected
     assert (remaining.report.num_lines, remaining.report.num_kept) == (len(train), len(expected))
-    assert remaining.report.num_held_out == len(train) - len(expected)
+    assert remaining.report.num_also_held_out == len(train) - len(expected)
 
 
 def test_a_damaged_file_is_named_among_line_parallel_ones(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from heedful.data import subword_sampling
-from heedful.data.collate import collate_windows
 from heedful.data.columns import Columns, Sequences, pack_ids
 from heedful.data.encoding import TextColumn, encode_rows
-from heedful.data.plans import pack_rows, plan_windows
+from heedful.data.plans import pack_rows
 from heedful.data.rows import Rows
 from heedful.data.subword_sampling import SubwordSampler
 from heedful.data.subwords import BpeDropout, UnigramSampling, make_splitter
@@ -230,52 +229,6 @@ def test_words_of_rows_have_the_distribution_of_the_library() -> None:
         p = other.get(split, 0.0)
         deviation = math.sqrt(max(p, 1e-4) * (1 - p) * (1 / len(actual) + 1 / len(expected)))
         assert one.get(split, 0.0) == pytest.approx(p, abs=5 * deviation), split
-
-
-@pytest.mark.parametrize("isolate", [False, True])
-def test_windows_have_sampled_tokens_of_the_same_text(isolate: bool) -> None:
-    tokenizer, context = tokenizer_of("bpe"), 32
-    columns = many_rows(tokenizer, 200)
-    sampler = sampler_of(tokenizer, 0.3, columns)
-    texts, stored = sampler.epoch(2).sequences("text"), columns.sequences("text")
-    size = texts.window_size(context)
-    assert 10 < size < context
-    plan = plan_windows(stored.lengths, context=size, batch_size=7, seed=1, epoch=2)
-    options = {"isolate": isolate, "pad_id": tokenizer.pad_id}
-    num_longer = num_windows = 0
-    for windows in plan:
-        batch = collate_windows(texts, windows, context=context, **options)
-        plain = collate_windows(stored, windows, **options)
-        assert batch.tokens.ids.size(1) <= context
-        assert (batch.indices == plain.indices).all()
-        read = zip(batch.tokens.ids.tolist(), batch.tokens.lengths.tolist(), strict=True)
-        inputs = [ids[:length] for ids, length in read]
-        expected = plain.tokens.ids.tolist()
-        assert [*map(tokenizer.decode, inputs)] == [*map(tokenizer.decode, expected)]
-        assert [ids[0] for ids in inputs] == [ids[0] for ids in expected]
-        num_longer += sum(len(ids) > size for ids in inputs)
-        num_windows += len(inputs)
-        if not isolate:  # all inputs but the first, and the token after the window
-            targets = batch.targets.tolist()
-            lengths = batch.tokens.lengths.tolist()
-            rows = [
-                targets[end - n : end] for n, end in zip(lengths, np.cumsum(lengths), strict=True)
-            ]
-            assert [row[:-1] for row in rows] == [ids[1:] for ids in inputs]
-            lasts = plain.targets.view(len(rows), size)[:, -1].tolist()
-            assert [row[-1] for row in rows] == lasts
-        else:
-            begins = sum(ids[1:].count(tokenizer.bos_id) for ids in inputs)
-            numbers = batch.tokens.segments
-            num_borders = 0
-            if numbers is not None:
-                borders = numbers[:, 1:] > numbers[:, :-1]
-                if batch.tokens.real is not None:  # padding is a segment of its own
-                    borders &= batch.tokens.real[:, 1:]
-                num_borders = int(borders.sum())
-            assert num_borders == begins
-            assert tokenizer.bos_id not in batch.targets.tolist()
-    assert num_longer > 0.9 * num_windows
 
 
 def test_packed_rows_have_sampled_tokens_of_the_same_texts() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.invisible import invisible_in
+from heedful.data.invisible import INVISIBLE_CHARACTER
 from heedful.data.tokenizer import train_tokenizer
 from heedful.data.tokenizer_training import (
     SPECIALS,
@@ -35,7 +35,7 @@ def test_training_on_words_equals_training_on_texts(
     choices = TrainingSettings(kind, 300, True, normalization, SPECIALS, False, "none", True)
     assert choices.separation is not None
     words = count_words(texts, choices.separation)
-    known = set().union(*map(invisible_in, texts))
+    known = {*INVISIBLE_CHARACTER.findall("".join(texts))}
     one, other = _untrained(choices, known), _untrained(choices, known)
     trainer = _trainer(one, texts, choices, 300)
     one.train_from_iterator(texts, trainer=trainer)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from architectures import ARCHITECTURES, tiny
 from heedful.data.collate import Batch, collate_pairs, collate_texts
 from heedful.data.columns import pack_ids
-from heedful.evaluation.likelihood import batch_loss
-from heedful.evaluation.target_scores import target_states
+from heedful.evaluation.likelihood import batch_loss, target_states
 from heedful.models.adapters import LoRA, add_lora
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack

@@ -15,7 +15,7 @@ from heedful.backends.torch.eager import Eager
 from heedful.data.collate import Batch
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
-from heedful.evaluation import target_scores
+from heedful.evaluation import likelihood
 from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import architecture
 
@@ -132,7 +132,7 @@ def test_distributions_over_the_vocabulary_are_formed_a_bounded_number_at_a_time
 ) -> None:
     model = models[name]
     whole = model.score(*([TEXTS] * (2 if name in TWO_STACKS else 1)))
-    monkeypatch.setattr(target_scores, "SCORED_ROWS", 3)
+    monkeypatch.setattr(likelihood, "SCORED_ROWS", 3)
     sizes: list[int] = []
     hook = model.net.head.out.register_forward_hook(
         lambda module, inputs, logits: sizes.append(logits[..., 0].numel())

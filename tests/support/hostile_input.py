@@ -99,7 +99,7 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "train {recipe} --dry-run",
     "plan {recipe} --gpu h100 --gpus 2 --memory 1",
     "report {run} -o out",
-    "compare {w}/run {w}/fast -o out",
+    "compare {w}/run {w}/fast",
     "list models",
     "list metrics --json",
     "tokenizer train {w}/lines -o out",

@@ -11,7 +11,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import EvaluationResult
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, TrainingHooks
+from heedful.training.trainer import Trainer
 from heedful.zoo import vaswani2017
 from heedful.zoo.names import weights_of
 
@@ -24,11 +24,8 @@ class EventRecorder:
     def __init__(self):
         self.events = []
 
-    def on(self, event):
+    def __call__(self, event):
         self.events.append(event)
-
-    def close(self):
-        pass
 
     def of_type(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
@@ -77,14 +74,15 @@ def trainer_of(
     """A trainer over batches of a store; each item of `plan` is the rows of a batch."""
     parts = {
         "plan_epoch": plan if callable(plan) else lambda epoch: plan,
-        "load_batch": lambda rows: collate_pairs(*store, np.array(rows), start_ids=[1], pad_id=0),
+        "load_batch": lambda epoch, rows: collate_pairs(
+            *store, np.array(rows), start_ids=[1], pad_id=0
+        ),
         "evaluate": evaluation,
         "save_best": lambda: None,
     }
     loss = hooks.pop("loss", lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
     trainer = Trainer(
         TrainStep(net, loss),
-        TrainingHooks(**(parts | hooks)),
         keys,
         rate or (lambda step: 0.01),
         Checkpoints(
@@ -92,5 +90,6 @@ def trainer_of(
         ),
         [EventRecorder()],
         precision=precision,
+        **(parts | hooks),
     )
     return trainer, trainer.listeners[0]

@@ -231,111 +231,18 @@ def test_a_run_of_corpora_whose_weights_change_resumes_exactly(recipe, tmp_path)
     assert PreparedTask(recipe, tmp_path / "data").data.directory == run.data.directory
 
 
-def by_step(*changes: tuple[int, float]) -> list[dict[str, float]]:
-    return [{"from_step": step, "weight": weight} for step, weight in changes]
-
-
-BY_STEP = {
-    "data.corpora.de.weight": by_step((0, 1.0), (5, 0.0), (11, 0.5)),
-    "data.corpora.fr.weight": by_step((0, 0.0), (5, 2.0)),
-    "data.corpora.back.weight": by_step((0, 0.5), (9, 0.0)),
-}
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_weights_change_exactly_after_their_steps(recipe, tmp_path, accumulation) -> None:
-    keys = {"training.gradient_accumulation": accumulation, "training.batch_tokens": 160}
-    run = PreparedTask(recipe.replace(BY_STEP | keys), tmp_path)
-    epochs, corpora = EpochBatches(run.task, run.data), run.data.splits["train"].corpora
-    steps: list[np.ndarray] = []  # rows of each corpus
-    by_epoch: list[np.ndarray] = []
-    epoch = 0
-    while len(steps) < 16:
-        plan = epochs.plan_epoch(epoch)
-        batches = [item.item for item in plan]
-        assert len(batches) == len(plan) > 0
-        for first in range(0, len(plan), accumulation):
-            rows = rows_of(np.concatenate(batches[first : first + accumulation]))
-            steps.append(np.histogram(rows, [c.start for c in corpora] + [corpora[-1].end])[0])
-        by_epoch.append(np.bincount(rows_of(np.concatenate(batches)), minlength=94))
-        epoch += 1
-    counts = np.array(steps)
-    names = ["de", "fr", "back"]
-    end = len(counts)
-    expected = {"de": [(0, 5), (11, end)], "fr": [(5, end)], "back": [(0, 9)]}
-    for number, name in enumerate(names):
-        read = np.zeros(len(counts), bool)
-        for first, last in expected[name]:
-            read[first:last] = True
-            assert counts[first:last, number].sum() > 0, name
-        assert (counts[~read, number] == 0).all(), name
-    # Between two changes fr is read twice in each whole epoch.
-    whole = [rows for rows in by_epoch if (rows[40:64] == 2).all()]
-    assert whole
-    # An epoch is a function of its number alone, as after a resumption.
-    again = EpochBatches(run.task, run.data)
-    for number in (epoch - 1, 0, 2):
-        plans = [batches.plan_epoch(number) for batches in (epochs, again)]
-        assert [str(item) for item in plans[0]] == [str(item) for item in plans[1]]
-        assert str(plans[0][len(plans[0]) - 1]) == str([*plans[1]][-1])
-        with pytest.raises(IndexError):
-            plans[0][len(plans[0])]
-
-
-def test_equal_weights_by_step_change_no_plan_but_end_an_epoch(recipe, tmp_path) -> None:
-    same = recipe.replace({"data.corpora.de.weight": by_step((0, 1.0), (3, 1.0))})
-    runs = [PreparedTask(r, tmp_path) for r in (recipe, same)]
-    plain, cut = (EpochBatches(run.task, run.data) for run in runs)
-    assert [*map(str, plain.plan_epoch(0)[:3])] == [*map(str, cut.plan_epoch(0))]
-    assert len(plain.plan_epoch(0)) > 3
-    assert [*map(str, plain.plan_epoch(1))] == [*map(str, cut.plan_epoch(1))]
-
-
-def test_a_run_resumes_across_changes_by_step_and_logs_the_shares(recipe, tmp_path) -> None:
-    keys = {"training.max_steps": 12, "training.evaluate_every": 4, "training.log_every": 1}
-    assert_resumes(recipe.replace(BY_STEP | keys), tmp_path, ())
-    events = read_log(tmp_path / "killed" / "log.jsonl")
-    shares = {event.step: event.corpora for event in events if isinstance(event, StepDone)}
-    assert all(shares[step]["fr"] == 0 for step in range(1, 6))
-    assert shares[5]["de"] > 0 == shares[6]["de"]
-    assert shares[6]["fr"] > 0
-    assert shares[12]["de"] > 0 == shares[10]["back"]
-    page = (tmp_path / "killed" / "report.html").read_text()
-    assert "<td>1, 0 after step 5, 0.5 after step 11</td>" in page
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("weight", "message"),
     [
-        ({"fr.weight": [[0, 1.0], [2, 0.5]]}, r"de\.weight changes by step.*fr\.weight by epoch"),
-        ({"max_epochs": 3}, r"by step, which ends an epoch early, so training\.max_epochs"),
-        ({"max_steps": 5}, r"changes after step 5, but the run ends at training\.max_steps 5"),
-        (
-            {"de.weight": by_step((0, 1), (4, 0)), "fr.weight": by_step((0, 1), (4, 0))},
-            "after step 4 every corpus has weight 0; raise one",
-        ),
-        ({"de.weight": by_step((1, 1))}, r"begin at epoch or step 0 and ascend.*not \[\(1, 1"),
-        ({"de.weight": by_step((0, 1), (0, 2))}, "begin at epoch or step 0 and ascend"),
-        ({"de.weight": by_step((0, 0), (5, 0))}, r"de\.weight: a corpus of weight .* never read"),
-        ({"de.weight": [{"from_step": 0}]}, "the keys from_step and weight, not from_step$"),
-        ({"de.weight": [{"step": 0, "weight": 1}]}, r"de\.weight: a weight by step has the keys"),
-        ({"de.weight": by_step((0, -1), (5, 1))}, r"data\.corpora\.de\.weight"),
+        ([[1, 1]], "begin at epoch 0 and ascend.*not .*1, 1"),
+        ([[0, 1], [0, 2]], "begin at epoch 0 and ascend"),
+        ([[0, 0], [5, 0]], r"de\.weight: a corpus of weight .* never read"),
+        ([[0, -1], [5, 1]], r"data\.corpora\.de\.weight"),
     ],
 )
-def test_weights_by_step_that_cannot_be_honored_are_refused(recipe, changes, message) -> None:
-    keys: dict[str, Any] = {"data.corpora.de.weight": by_step((0, 1), (5, 0.5))}
-    for name, value in changes.items():
-        is_training = name.startswith("max_")
-        keys[f"training.{name}" if is_training else f"data.corpora.{name}"] = value
-    if "after step" in message:
-        keys["data.corpora.back.weight"] = by_step((0, 1), (4, 0))
-
-    def check() -> None:
-        changed = recipe.replace(keys)
-        Translation(changed).check()
-
+def test_weights_by_epoch_that_cannot_be_honored_are_refused(recipe, weight, message) -> None:
     with pytest.raises(UserError, match=message):
-        check()
+        recipe.replace({"data.corpora.de.weight": weight})
 
 
 def test_a_run_logs_the_share_and_the_loss_of_each_corpus(run: Path) -> None:
@@ -465,7 +372,7 @@ def test_tasks_of_texts_read_corpora_too(task: str, tmp_path: Path) -> None:
         train(run.recipe.replace({"training.max_steps": 1}), tmp_path / "run", progress=False)
         run.model = heedful.load(tmp_path / "run", backend="eager")
     batches = EpochBatches(run.task, run.data)
-    loaded = [batches.load_batch(item).corpora for item in batches.plan_epoch(0)]
+    loaded = [batches.load_batch(0, item).corpora for item in batches.plan_epoch(0)]
     tokens = columns.sequences("text").lengths
     if task == "language_modeling":
         sums = {name: sum(counts[name] for counts in loaded) for name in ("a", "b")}
@@ -485,7 +392,6 @@ def test_tasks_of_texts_read_corpora_too(task: str, tmp_path: Path) -> None:
         ("denoising", {}),
         ("translation", {"training__subword_sampling": 0.5}),
         ("classification", {"training__subword_sampling": 0.5}),
-        ("language_modeling", {"training__subword_sampling": 0.5}),
     ],
 )
 def test_copies_of_a_row_in_an_epoch_have_other_random_numbers(task, keys, tmp_path) -> None:
@@ -495,8 +401,7 @@ def test_copies_of_a_row_in_an_epoch_have_other_random_numbers(task, keys, tmp_p
     content = recipe_of(task, tmp_path, **keys).model_dump(exclude_unset=True)
     files = content["data"].pop("train")
     content["data"].pop("valid_size", None)
-    if task != "language_modeling":
-        content["data"]["max_length"] = 90
+    content["data"]["max_length"] = 90
     lines = [" ".join(words) for words in np.array(sentences(80)).reshape(16, 5).tolist()]
     ending = "\t{}" if task == "classification" else "{}"
     labels = ["x", "y"] if task == "classification" else ["", ""]
@@ -505,29 +410,17 @@ def test_copies_of_a_row_in_an_epoch_have_other_random_numbers(task, keys, tmp_p
     content["data"]["corpora"] = {"a": {**corpus, "weight": 2.5, "valid": corpus}}
     content["data"]["drop_held_out"] = False
     content["training"] |= {"batch_sentences": None, "batch_tokens": 4096}
-    if task == "language_modeling":
-        content["objective"]["context"] = 300
     run = PreparedTask(parse_recipe(content), tmp_path / "data")
     epochs = EpochBatches(run.task, run.data)
     seen: dict[int, list[tuple[int, ...]]] = {}
     for planned in epochs.plan_epoch(0):
-        batch = epochs.load_batch(planned)
+        batch = epochs.load_batch(0, planned)
         tokens = batch.tokens if batch.source is None else batch.source
-        if task != "language_modeling":
-            sizes = [tokens.ids.size(1)] if tokens.lengths is None else tokens.lengths.tolist()
-            for row, ids, size in zip(batch.indices, tokens.ids.tolist(), sizes, strict=True):
-                seen.setdefault(int(row), []).append(tuple(ids[:size]))
-            continue
-        item, segments = planned.item, tokens.segments
-        firsts = np.searchsorted(item.offsets, item.starts, side="right") - 1
-        for window, first in enumerate(firsts.tolist()):
-            for number in range(1, int(segments[window].max())):  # the texts that are whole
-                ids = tokens.ids[window][segments[window] == number]
-                row = int(rows_of(item.order[[first + number]])[0])
-                seen.setdefault(row, []).append(tuple(ids.tolist()))
-    if task != "language_modeling":
-        assert {len(copies) for copies in seen.values()} == {2, 3}
-        assert len(seen) == 16
+        sizes = [tokens.ids.size(1)] if tokens.lengths is None else tokens.lengths.tolist()
+        for row, ids, size in zip(batch.indices, tokens.ids.tolist(), sizes, strict=True):
+            seen.setdefault(int(row), []).append(tuple(ids[:size]))
+    assert {len(copies) for copies in seen.values()} == {2, 3}
+    assert len(seen) == 16
     num_copies = sum(len(copies) - 1 for copies in seen.values())
     assert num_copies > 4
     equal = sum(len(copies) - len(set(copies)) for copies in seen.values())
@@ -555,7 +448,7 @@ def test_a_source_of_several_corpora_is_on_one_side(tmp_path) -> None:
     assert len(held) == 30
     assert {src for src, _ in held}.isdisjoint({src for src, _ in pairs})
     assert pairs.isdisjoint({(tgt, src) for src, tgt in held})
-    num_dropped = run.data.splits["train"].report.num_held_out
+    num_dropped = run.data.splits["train"].report.num_also_held_out
     assert num_dropped > 0
     assert len(src) == 120 - 30 - num_dropped
 

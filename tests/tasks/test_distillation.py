@@ -27,12 +27,10 @@ from heedful.config import Distillation, parse_recipe
 from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
-from heedful.evaluation.metrics import sentence_chrf
 from heedful.progress import Advance, use_display
 from heedful.run import train
 from heedful.tasks.distillation import (
     DistillationLoss,
-    OtherTeachers,
     copy_layers,
     cosine_loss,
     sequence_distillation,
@@ -338,14 +336,13 @@ def data_with_teacher_outputs(teachers):
     folder, teacher = teachers("translation")
     master = heedful.load(teacher, device="cpu")
 
-    def make(others: Any = None, **keys: Any) -> tuple[PreparedTask, Any]:
+    def make(backward: Any = (), **keys: Any) -> tuple[PreparedTask, Any]:
         keys = {"teacher": str(teacher), "level": "sequence", **keys}
         recipe = student_of("translation", folder, teacher, distillation=keys)
         tokenizers = master.src_tokenizer, master.tgt_tokenizer
         run = PreparedTask(recipe, cache_folder(), inherited=Inherited(tokenizers))
-        others = others or OtherTeachers()
         cache, print_line = cache_folder(), run.printed_lines.append
-        return run, sequence_distillation(run.data, run.task, master, others, cache, print_line)
+        return run, sequence_distillation(run.data, run.task, master, backward, cache, print_line)
 
     return master, make
 
@@ -387,13 +384,12 @@ def test_references_and_back_translations_are_included(teachers, data_with_teach
     _, teacher = teachers("translation")
     more = {
         "include_references": True,
-        "more_teachers": str(teacher),
         "back_translation_models": [str(teacher)],
     }
     master, make = data_with_teacher_outputs
     tokenizers = master.src_tokenizer, master.tgt_tokenizer
     run, first = make(beam_size=1)
-    _, both = make(OtherTeachers([master], [master]), beam_size=1, **more)
+    _, both = make([master], beam_size=1, **more)
     own, actual = pairs_of(run.data), [pairs_of(first), pairs_of(both)]
 
     def written(rows: Any, read: Any, write: Any) -> list[list[int]]:
@@ -403,37 +399,10 @@ def test_references_and_back_translations_are_included(teachers, data_with_teach
         texts = [best.text if best.finished else "" for best, *_ in outputs]
         return [write.encode_target(write.encode(text)) if text else [] for text in texts]
 
-    sources, targets = zip(*own, strict=True)
-    forward = [*zip(sources, written(sources, *tokenizers), strict=True)]
+    _, targets = zip(*own, strict=True)
     back = [*zip(written(targets, *reversed(tokenizers)), targets, strict=True)]
-    assert actual[1] == actual[0] + [pair for pair in [*forward, *own, *back] if all(pair)]
+    assert actual[1] == actual[0] + [pair for pair in [*own, *back] if all(pair)]
     assert len(actual[1]) > len(actual[0]) + len(own)
-
-
-def test_the_output_with_the_highest_chrf_is_selected(data_with_teacher_outputs):
-    master, make = data_with_teacher_outputs
-    actual_pairs = []
-    for by_chrf in (False, True):
-        run, data = make(OtherTeachers((), [master]), beam_size=3, select_by_chrf=by_chrf)
-        actual_pairs.append(pairs_of(data))
-    own = pairs_of(run.data)
-    src, tgt = master.src_tokenizer, master.tgt_tokenizer
-    sources, targets = zip(*own, strict=True)
-    texts = src.decode_batch(sources), tgt.decode_batch(targets)
-    forward, back = [], []
-    for prompts, references, actual in ((*texts, forward), (*reversed(texts), back)):
-        beams = master.generate(
-            prompts, beam_size=3, num_return=3, stop_rule="optimal", return_details=True
-        )
-        for beam, text in zip(beams, references, strict=True):
-            ended = [item for item in beam if item.finished]
-            scores = [sentence_chrf([item.text], [text]) for item in ended]
-            actual.append(ended[scores.index(max(scores))] if ended else None)
-    expected = [(ids, best.ids) for (ids, _), best in zip(own, forward, strict=True) if best]
-    for (_, ids), best in zip(own, back, strict=True):
-        expected += [(src.encode_target(src.encode(best.text)), ids)] if best else []
-    assert actual_pairs[1] == expected
-    assert actual_pairs[1] != actual_pairs[0]
 
 
 def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, data_with_teacher_outputs):
@@ -444,7 +413,7 @@ def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, data_wit
     targets = [tgt for _, tgt in pairs_of(run.data)]
     lengths = [len(ids) for ids in short.prompt_ids(master.tgt_tokenizer.decode_batch(targets))]
     short.config = replace(short.config, max_length=max(lengths) - 1)
-    _, outputs = make(OtherTeachers((), [short]), beam_size=3, back_translation_models=str(teacher))
+    _, outputs = make([short], beam_size=3, back_translation_models=str(teacher))
     left_out = [ids for ids, n in zip(targets, lengths, strict=True) if n == max(lengths)]
     remaining = [tgt for _, tgt in pairs_of(outputs)]
     assert left_out
@@ -479,9 +448,9 @@ def test_an_interruption_loses_at_most_one_shard(data_with_teacher_outputs, monk
         requested.clear()
         for _ in stops:
             with pytest.raises(KeyboardInterrupt):
-                make(OtherTeachers((), [master]), **settings)
+                make([master], **settings)
         with use_display(show):
-            _, data = make(OtherTeachers((), [master]), **settings)
+            _, data = make([master], **settings)
         assert reports.pop() == ("translating", 3 * 64, 3 * 64)
         outputs[name] = tree(data.outputs)
         # Twice all rows, and again the shards that were interrupted.
@@ -547,11 +516,9 @@ def test_contradictory_settings_are_refused(changes, parts, teachers, tmp_path):
     refused(student_of("masked_lm", folder, teacher, **changes), tmp_path, *parts)
 
 
-@pytest.mark.parametrize(
-    "key", ["include_references", "back_translation_models", "select_by_chrf", "more_teachers"]
-)
+@pytest.mark.parametrize("key", ["include_references", "back_translation_models"])
 def test_settings_of_level_sequence_need_that_level(key, tmp_path):
-    value = "runs/x" if key in ("back_translation_models", "more_teachers") else True
+    value = "runs/x" if key == "back_translation_models" else True
     alone = parse_recipe(tiny(distillation={key: value}))
     refused(alone, tmp_path, key, "distillation.teacher")
     data_with_teacher_outputs = parse_recipe(tiny(distillation={"teacher": "x", key: value}))

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from encoder_runs import PreparedTask, assert_resumes, recipe_of
+from heedful import plugins
 from heedful.cost.batches import padded_tokens
-from heedful.data import epoch_windows
+from heedful.data import shuffle_buffers
 from heedful.errors import UserError
 from heedful.tasks.epochs import EpochBatches
 
-TASKS = ("translation", "language_modeling", "masked_lm", "denoising", "classification")
+TASKS = ("translation", "masked_lm", "denoising", "classification")
 SAMPLED = {
     "tokenizer": {"kind": "bpe", "vocab_size": 35},
     "training__subword_sampling": 0.3,
@@ -22,12 +23,11 @@ SAMPLED = {
 
 def sampled(task: str, folder: Path, **changes: Any) -> Any:
     """A recipe with new subword splits in each epoch."""
-    limit = {} if task == "language_modeling" else {"data__max_length": 40}
-    return recipe_of(task, folder, **SAMPLED | limit | changes)
+    return recipe_of(task, folder, **SAMPLED | {"data__max_length": 40} | changes)
 
 
 def batches(epochs: EpochBatches, epoch: int) -> list[dict[str, Any]]:
-    actual = [epochs.load_batch(item) for item in epochs.plan_epoch(epoch)]
+    actual = [epochs.load_batch(epoch, item) for item in epochs.plan_epoch(epoch)]
     return [{"ids": b.tokens.ids.tolist(), "targets": b.targets.tolist()} for b in actual]
 
 
@@ -40,13 +40,14 @@ def test_an_epoch_is_independent_of_earlier_epochs(tmp_path, task):
     assert batches(other, 1) == second
     assert batches(other, 0) == first
     # A batch depends on no other: any process or resumed run may load any of them, in any order.
-    planned = sorted([*other.plan_epoch(1), *other.plan_epoch(0)], key=lambda item: len(repr(item)))
-    loaded = {(item.epoch, str(item.item)): other.load_batch(item) for item in planned[::-1]}
+    planned = [(number, item) for number in (1, 0) for item in other.plan_epoch(number)]
+    planned.sort(key=lambda pair: len(repr(pair)), reverse=True)
+    loaded = {(number, str(item)): other.load_batch(number, item) for number, item in planned}
     for number, expected in ((0, first), (1, second)):
         plan = one.plan_epoch(number)
         assert len(plan) == len(expected) > 1
         for item, batch in zip(plan, expected, strict=True):
-            if (key := (number, str(item.item))) in loaded:
+            if (key := (number, str(item))) in loaded:
                 assert loaded[key].tokens.ids.tolist() == batch["ids"]
     plain = sampled(task, tmp_path, training__subword_sampling=None)
     assert batches(EpochBatches(PreparedTask(plain, tmp_path / "data").task, run.data), 0) != first
@@ -55,10 +56,7 @@ def test_an_epoch_is_independent_of_earlier_epochs(tmp_path, task):
 @pytest.mark.parametrize("task", [*TASKS, "packed"])
 def test_no_batch_has_more_tokens_than_its_limit(tmp_path, task):
     """Padding included, and although samples are longer than the stored rows."""
-    changes = {
-        "packed": {"objective": {"pack": True}},
-        "language_modeling": {"objective": {"context": 40}},
-    }
+    changes = {"packed": {"objective": {"pack": True}}}
     limit = 160
     recipe = sampled(
         {"packed": "masked_lm"}.get(task, task),
@@ -70,7 +68,9 @@ def test_no_batch_has_more_tokens_than_its_limit(tmp_path, task):
     )
     run = PreparedTask(recipe, tmp_path / "data")
     epochs = EpochBatches(run.task, run.data)
-    loaded = [epochs.load_batch(item) for epoch in (0, 1) for item in epochs.plan_epoch(epoch)]
+    loaded = [
+        epochs.load_batch(epoch, item) for epoch in (0, 1) for item in epochs.plan_epoch(epoch)
+    ]
     sizes = [padded_tokens(batch) for batch in loaded]
     assert max(sizes) <= limit
     assert np.mean(sizes) > 0.5 * limit
@@ -85,18 +85,22 @@ def test_resampled_subwords_decode_to_the_same_text(tmp_path):
     run = PreparedTask(sampled("translation", tmp_path), tmp_path / "data")
     epochs, tokenizer = EpochBatches(run.task, run.data), run.tokenizer
     texts = [tokenizer.decode(ids.tolist()) for ids in run.data.ids("train", "src")]
-    for batch in (epochs.load_batch(item) for item in epochs.plan_epoch(0)):
+    for batch in (epochs.load_batch(0, item) for item in epochs.plan_epoch(0)):
         read = batch.source.ids.tolist()
         for index, source in zip(batch.indices.tolist(), read, strict=True):
             assert tokenizer.decode(source) == texts[index]
 
 
-@pytest.mark.parametrize(
-    "task", ["translation", "language_modeling", "masked_lm", "classification"]
-)
+@pytest.mark.parametrize("task", ["translation", "masked_lm", "classification"])
 def test_a_resumed_run_has_the_same_subwords(tmp_path, task):
     packed = {"objective": {"pack": True}} if task == "masked_lm" else {}
     assert_resumes(sampled(task, tmp_path, **packed), tmp_path, ["scores.json"])
+
+
+def test_language_modeling_refuses_subword_sampling(tmp_path):
+    recipe = recipe_of("language_modeling", tmp_path, training__subword_sampling=0.1)
+    with pytest.raises(UserError, match="task language_modeling does not support it; leave it"):
+        plugins.task.get(recipe.task)(recipe).check()
 
 
 def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
@@ -106,10 +110,10 @@ def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
         EpochBatches(run.task, run.data)
 
 
-@pytest.mark.parametrize("task", [*TASKS, "packed", "compiled"])
-def test_an_epoch_of_several_windows_reads_every_row_and_resumes(tmp_path, task, monkeypatch):
-    monkeypatch.setattr(epoch_windows, "BLOCK_ROWS", 8)
-    monkeypatch.setattr(epoch_windows, "WINDOW_BLOCKS", 2)
+@pytest.mark.parametrize("task", [*TASKS, "language_modeling", "packed", "compiled"])
+def test_an_epoch_of_several_buffers_reads_every_row_and_resumes(tmp_path, task, monkeypatch):
+    monkeypatch.setattr(shuffle_buffers, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(shuffle_buffers, "BUFFER_BLOCKS", 2)
     changes = {}
     if task == "packed":
         changes = {"objective": {"pack": True}}

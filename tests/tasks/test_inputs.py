@@ -71,7 +71,7 @@ def test_held_out_rows_are_removed_from_training(task, split, tmp_path):
                 write(path, [*lines, *lines, *path.read_text().splitlines()])
     run = PreparedTask(parse_recipe(content), tmp_path / "data")
     columns = run.data.splits["train"]
-    assert columns.report.num_held_out == 2 * len(TWICE)
+    assert columns.report.num_also_held_out == 2 * len(TWICE)
     assert "6 dropped as also held out" in "\n".join(run.printed_lines)
     name = next(iter(columns.columns))
     texts = {run.tokenizer.decode(ids.tolist()) for ids in columns.sequences(name)}
@@ -97,7 +97,7 @@ def speaker_lines(run: PreparedTask, split: str) -> int:
 @pytest.mark.parametrize("task", TEXT_TASKS)
 def test_lines_that_recur_in_the_held_out_tail_stay_in_training(task, tmp_path):
     run = play(task, tmp_path)
-    assert run.data.splits["train"].report.num_held_out == 0
+    assert run.data.splits["train"].report.num_also_held_out == 0
     sides = [speaker_lines(run, split) for split in ("train", "valid")]
     assert sum(sides) == 40
     assert min(sides) > 0
@@ -110,14 +110,14 @@ def test_the_recipe_says_if_lines_of_validation_files_are_dropped(task, drop, tm
     """By default not: lines of running text recur."""
     valid = {"text": write(tmp_path / "held", ["anna :", "a line  of the play"])}
     run = play(task, tmp_path, valid=valid, drop_held_out=drop)
-    num_dropped = run.data.splits["train"].report.num_held_out
+    num_dropped = run.data.splits["train"].report.num_also_held_out
     assert (num_dropped, speaker_lines(run, "train")) == ((40, 0) if drop else (0, 40))
 
 
 def test_a_test_file_is_compared_where_the_tail_is_not(tmp_path):
     test = {"text": write(tmp_path / "test", ["line 3 of  the play"])}
     run = play("masked_lm", tmp_path, test=test, drop_held_out=True)
-    assert run.data.splits["train"].report.num_held_out == 1
+    assert run.data.splits["train"].report.num_also_held_out == 1
     assert speaker_lines(run, "train") + speaker_lines(run, "valid") == 40
 
 
@@ -161,7 +161,7 @@ def test_all_rows_of_a_source_are_on_one_side(task, tmp_path):
     assert (len(train_sources), len(held)) == (80, 40)
     train_sources = [" ".join(text.split()) for text in train_sources]
     assert set(train_sources).isdisjoint(held)
-    assert run.data.splits["train"].report.num_held_out == 0
+    assert run.data.splits["train"].report.num_also_held_out == 0
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_training_rows_with_a_held_out_source_are_dropped(task, drop, held, num_
     content["data"]["drop_held_out"] = drop
     run = PreparedTask(parse_recipe(content), tmp_path / "data")
     expected = 0 if drop is False else num_dropped
-    assert run.data.splits["train"].report.num_held_out == expected
+    assert run.data.splits["train"].report.num_also_held_out == expected
 
 
 def test_the_source_of_a_labeled_pair_is_both_texts(tmp_path):
@@ -197,7 +197,7 @@ def test_the_source_of_a_labeled_pair_is_both_texts(tmp_path):
     for split, lines in files.items():
         content["data"][split] = {"file": write(tmp_path / f"{split}.tsv", lines), **fields}
     run = PreparedTask(parse_recipe(content), tmp_path / "data")
-    assert run.data.splits["train"].report.num_held_out == 1
+    assert run.data.splits["train"].report.num_also_held_out == 1
     assert len(run.data.splits["train"]) == 3
 
 
@@ -239,7 +239,7 @@ def test_a_run_whose_training_text_is_all_held_out_is_refused(tmp_path):
 @pytest.mark.parametrize("task", ["copy", "reverse", "sort"])
 def test_generated_training_data_have_no_held_out_example(task, tmp_path):
     run = PreparedTask(parse_recipe(tiny(task=task)), tmp_path / "data")
-    assert run.data.splits["train"].report.num_held_out == 0
+    assert run.data.splits["train"].report.num_also_held_out == 0
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from torch.nn import functional as F
 
 from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import batch_loss
-from heedful.evaluation.target_scores import target_states
+from heedful.evaluation.likelihood import batch_loss, target_states
 from heedful.parts import losses
 from heedful.tasks.rdrop import RDropLoss
 

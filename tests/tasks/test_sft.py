@@ -142,7 +142,7 @@ def test_batches_of_fixed_shapes_have_the_same_loss(tmp_path: Path, packing: boo
     epochs = EpochBatches(task.task, task.data)
     shapes = {shape[:2] for shape in task.task.batch_shapes(task.data)}
     for item in epochs.plan_epoch(1):
-        plain, padded = task.load_batch(item.item), epochs.load_batch(item)
+        plain, padded = task.load_batch(item), epochs.load_batch(0, item)
         assert tuple(padded.tokens.ids.shape) in shapes
         with torch.no_grad():
             losses = [batch_loss(task.model.net, batch).nll for batch in (plain, padded)]

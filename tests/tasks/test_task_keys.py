@@ -1,6 +1,5 @@
 """Keys of a recipe: each task reads the keys that it declares, and refuses all others."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,6 @@ from commands import assert_refused, tiny
 from encoder_runs import recipe_of
 from heedful import plugins
 from heedful.config import (
-    RENAMED,
     Recipe,
     Strict,
     TokenizerRecipe,
@@ -148,32 +146,6 @@ def test_a_validation_size_is_a_number_of_rows_or_a_share(size: float) -> None:
     recipe = {"task": "translation", "training": {"max_steps": 1}, "data": {"valid_size": size}}
     with pytest.raises(UserError, match=rf"data\.valid_size: give a number of rows.*, not {size}$"):
         parse_recipe(recipe)
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_earlier_name_of_a_key_is_refused_with_the_new_one(
-    old: str, new: str, tmp_path: Path
-) -> None:
-    """In a file, and on the command line; names of other sections stay unknown."""
-    assert old.rpartition(".")[0] == new.rpartition(".")[0]
-    owner = {
-        "objective.noise_density": {"task": "denoising", "objective": {"kind": "t5"}},
-        "objective.mlm_probability": {"task": "masked_lm"},
-        "objective.add_bos_eos": {"task": "language_modeling"},
-    }
-    content = {"training": {"max_steps": 1}, **owner.get(new, {})}
-    set_key(content, old, 0)
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(content))
-    if old.startswith("objective."):
-        recipe = load_recipe(path)
-        with pytest.raises(UserError, match=f"^{old} is now {new}$"):
-            plugins.task.get(recipe.task)(recipe)
-        return
-    with pytest.raises(UserError, match=f"mine.json: {old} is now {new}$"):
-        load_recipe(path)
-    with pytest.raises(UserError, match=f"^overrides: {old} is now {new}$"):
-        load_recipe("translation", [f"{old}=0"])
 
 
 def test_a_teacher_s_settings_without_a_teacher_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from heedful.kernels import training as kernels
 from heedful.parts import losses
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, TrainingHooks
+from heedful.training.trainer import Trainer
 from trainers import batch_for
 from waits import Waits
 
@@ -165,15 +165,15 @@ def test_a_step_between_reports_does_not_wait_for_the_device(
     recipe = recipe_named(name, tmp_path, training__clip_norm=clip, **keys)
     run = PreparedTask(recipe, tmp_path / "data")
     batches = [run.load_batch(item) for item in run.plan_epoch(0)]  # made on the CPU, beforehand
-    hooks = TrainingHooks(
-        plan_epoch=lambda epoch: range(len(batches)),
-        load_batch=lambda place: batches[place],
-        evaluate=lambda: pytest.fail("no evaluation is due"),
-        save_best=lambda: None,
-    )
+    hooks: dict[str, Any] = {
+        "plan_epoch": lambda epoch: range(len(batches)),
+        "load_batch": lambda epoch, place: batches[place],
+        "evaluate": lambda: pytest.fail("no evaluation is due"),
+        "save_best": lambda: None,
+    }
     settings = recipe.training.model_copy(update={"log_every": 1000})
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
-    trainer = Trainer(train_step(run), hooks, settings, lambda step: 0.01, checkpoints)
+    trainer = Trainer(train_step(run), settings, lambda step: 0.01, checkpoints, **hooks)
     trainer._step()  # the optimizer's state is made
     with Waits() as waits:
         for _ in range(3):

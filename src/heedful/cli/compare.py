@@ -5,33 +5,20 @@ from pathlib import Path
 import typer
 
 from heedful.cli.flags import Json
-from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_json
 
 
 def compare(
     runs: list[Path] = typer.Argument(..., metavar="RUN", help="Folders of two to six runs."),
-    output: Path | None = typer.Option(
-        None,
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Also write a page with the curves (HTML).",
-        rich_help_panel=IN_OUT,
-    ),
     json: Json = False,
 ) -> None:
     """Print scores, sizes and differing settings of runs, finished or not, side by side.
 
-    The page has the curves of all runs too: losses, scores and speed by step.
-
-    Example: heedful compare runs/adam runs/muon -o comparison.html
+    Example: heedful compare runs/adam runs/muon
     """
     from heedful.training.comparison import Comparison
 
     comparison = Comparison.read(runs)
-    if output is not None:
-        comparison.write(output)
     if json:
         print_json({"runs": [*comparison.runs], "scores": comparison.scores()})
         return
@@ -45,5 +32,3 @@ def compare(
             table.add_row(name, *cells)
         console.print(table)
         console.print()
-    if output is not None:
-        typer.echo(f"{output}: the curves")

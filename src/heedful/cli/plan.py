@@ -102,8 +102,7 @@ def rows(result: "Plan") -> dict[str, str]:
         "model": f"{result.architecture}, {total[1]:,} parameters{active} ({sizes})",
         "device": _device(result),
         "FLOPs": f"{_si(result.flops_per_token)} per token: forward "
-        f"{_si(result.forward_per_token)}, backward {_si(result.backward_per_token)}"
-        + (f", recomputed {_si(result.recomputed_per_token)}" * bool(result.recomputed_per_token)),
+        f"{_si(result.forward_per_token)}, backward {_si(result.backward_per_token)}",
         "memory": f"{decimal(result.memory_peak)} at the peak, {fits} "
         f"{decimal(int(result.memory_available))}: {memory}",
     }

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.estimate import estimate
 from heedful.cli.flags import Json, Out, Quiet, RecipeName, spread
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 from heedful.cli.training_flags import TrainingFlags
@@ -46,6 +45,8 @@ def train(
     with join() as processes:
         if dry_run:
             if processes.is_main:
+                from heedful.cli.estimate import estimate
+
                 estimate(load_recipe(recipe, flags.overrides), quiet=quiet, json=json)
             return
         folder = out or _default_folder(recipe_path(recipe))

@@ -6,13 +6,12 @@ from heedful.config.corpora import Corpus, Files
 from heedful.config.data import Data, Filters, Generated, TokenizerRecipe
 from heedful.config.distillation import Distillation
 from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
-from heedful.config.problems import RENAMED, wrong_key
+from heedful.config.problems import wrong_key
 from heedful.config.recipe import Recipe, default_values, drop_stale_bands, parse_recipe, task_keys
 from heedful.config.training import Optimizer, Schedule, Training
 
 __all__ = [
     "OWN_METRICS",
-    "RENAMED",
     "Adapter",
     "Corpus",
     "Data",

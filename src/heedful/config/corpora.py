@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from heedful.config.base import Paths, Strict
-from heedful.errors import UserError, format_names
+from heedful.errors import UserError
 
 FieldName = int | str | None
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -92,46 +92,19 @@ class Files(Strict):
         return [path for paths in lists for path in paths]
 
 
-class WeightFrom(Strict):
-    """A weight from a step on."""
-
-    from_step: int = Field(ge=0, description="Steps before the first one with the weight.")
-    weight: float = Field(ge=0, description="Passes over the corpus in an epoch.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, content: object) -> object:
-        if isinstance(content, dict) and content.keys() != {"from_step", "weight"}:
-            names = format_names([*content], str) or "none"
-            raise UserError(f"a weight by step has the keys from_step and weight, not {names}")
-        return content
-
-
-WeightValue = float | list[tuple[int, float]] | list[WeightFrom]
+WeightValue = float | list[tuple[int, float]]
 
 
 def _check_weight(weight: WeightValue) -> WeightValue:
-    changes = _changes(weight)
+    changes = weight if isinstance(weight, list) else [(0, weight)]
     firsts = [first for first, _ in changes]
     if not changes or firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise UserError(
-            "weights of a list begin at epoch or step 0 and ascend, as [[0, 1], [5, 0.2]] by epoch "
-            "or [{from_step: 0, weight: 1}, {from_step: 5000, weight: 0.2}] by step, not "
-            f"{changes}"
+            f"weights of a list begin at epoch 0 and ascend, as [[0, 1], [5, 0.2]], not {changes}"
         )
     if min(value for _, value in changes) < 0 or not any(value for _, value in changes):
-        raise UserError(
-            f"a corpus of weight {weight if isinstance(weight, float) else changes} is never read; "
-            "raise it, or leave it out"
-        )
+        raise UserError(f"a corpus of weight {weight} is never read; raise it, or leave it out")
     return weight
-
-
-def _changes(weight: WeightValue) -> list[tuple[int, float]]:
-    """The weight from each epoch or step on at which it changes."""
-    if not isinstance(weight, list):
-        return [(0, weight)]
-    return [(w.from_step, w.weight) if isinstance(w, WeightFrom) else w for w in weight]
 
 
 def _check_tag(tag: str | None) -> str | None:
@@ -169,8 +142,7 @@ class Corpus(Files):
         1.0,
         description="Passes over the corpus in an epoch: 2 reads each row twice, 0.25 another "
         "quarter of the rows in each epoch; a list of [epoch, weight] changes it from these epochs "
-        "on (the first is 0), a list of {from_step, weight} after these steps, at which an epoch "
-        "ends.",
+        "on (the first is 0).",
     )
     src_tag: Tag = Field(
         None,
@@ -198,10 +170,6 @@ class Corpus(Files):
             raise UserError("names no files of training rows: give src and tgt, file or text")
         return self
 
-    def changes_by_step(self) -> bool:
-        """True for a list of weights by step."""
-        return isinstance(self.weight, list) and isinstance(self.weight[0], WeightFrom)
-
     def weights(self) -> list[tuple[int, float]]:
-        """The weight from each epoch on (with `changes_by_step` each step) at which it changes."""
-        return _changes(self.weight)
+        """The weight from each epoch on at which it changes."""
+        return self.weight if isinstance(self.weight, list) else [(0, self.weight)]

@@ -132,8 +132,8 @@ class Data(Strict):
     train: Files = Field(
         default_factory=Files,
         description="Files of the training split; a name may also be a folder, for all files in "
-        "it, a pattern such as part-*.gz, for all files that it matches in the order of their "
-        "names, or -, for standard input.",
+        "it, or a pattern such as part-*.gz, for all files that it matches in the order of their "
+        "names.",
     )
     valid: Files = Field(
         default_factory=Files,

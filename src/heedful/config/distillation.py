@@ -52,16 +52,6 @@ class Distillation(Strict):
         description="Train on the data's own targets beside the teacher's outputs (level "
         "sequence).",
     )
-    select_by_chrf: bool = Field(
-        False,
-        description="Take from each beam the output with the highest chrF against the data's "
-        "target, in place of the most probable one (level sequence).",
-    )
-    more_teachers: Paths = Field(
-        None,
-        description="Folder, or list of folders, of further teachers whose outputs are added "
-        "(level sequence); null: none.",
-    )
     back_translation_models: Paths = Field(
         None,
         description="Folder, or list of folders, of models of the reverse direction, whose "

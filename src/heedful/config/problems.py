@@ -12,23 +12,6 @@ from heedful.config.descriptions import type_name
 from heedful.nested_keys import keys_of
 from heedful.plugins import nearest
 
-# Keys by their earlier name; `objective` is the task's own section.
-RENAMED = {
-    "data.documents": "data.text_unit",
-    "data.hold_out": "data.valid_size",
-    "data.valid_fraction": "data.valid_size",
-    "distillation.backward": "distillation.back_translation_models",
-    "distillation.hard_weight": "distillation.cross_entropy_weight",
-    "distillation.keep_targets": "distillation.include_references",
-    "distillation.nearest": "distillation.select_by_chrf",
-    "distillation.soft_weight": "distillation.distillation_weight",
-    "objective.density": "objective.noise_density",
-    "objective.fraction": "objective.mlm_probability",
-    "objective.marks": "objective.add_bos_eos",
-    "training.average_last": "training.average_checkpoints",
-    "training.early_stopping": "training.patience",
-    "training.schedule.final_fraction": "training.schedule.min_lr_ratio",
-}
 _OTHER_NAMES = {  # last parts of keys in other toolkits, and ours
     "batch_size": "batch_tokens",
     "epochs": "max_epochs",
@@ -56,9 +39,6 @@ def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "")
     )
     if first["type"] == "extra_forbidden":
         known = _fields_at(keys[:-1], model)
-        new_name = RENAMED.get(key, "")
-        if new_name.rpartition(".")[2] in known:
-            return key, f"{key} is now {new_name}{more}"
         return key, f"unknown key {key}; {_hint(key, known, model)}{more}"
     if len(problems) > 1 and first["type"].endswith(_OF_TYPE):  # of no member of a union
         expected = type_name(_fields_at(keys[:-1], model)[keys[-1]].annotation)

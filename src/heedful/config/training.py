@@ -156,7 +156,7 @@ class Training(Strict):
         description="Sample new subword splits each epoch: with bpe and byte_bpe the probability "
         "that a merge is skipped (BPE-dropout), with unigram the exponent of a split's "
         "probability; null: always the best split. A row whose sample is longer than max_length or "
-        "batch_tokens keeps its best split, as does a window longer than the context.",
+        "batch_tokens keeps its best split.",
     )
     freeze: list[str] = Field(
         [],

@@ -6,11 +6,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from heedful import openmp
 from heedful.config import Training
+from heedful.cost.flops import ProductCounter
 from heedful.data.collate import Batch
 from heedful.training.optimizer import make_optimizer
 from heedful.training.precision import AUTOCAST
@@ -65,28 +64,26 @@ class StepTimer:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-class ProductTimer(TorchDispatchMode):
-    """Times the matrix products of the steps in the block, on a CPU; FLOPs by torch's formulas."""
+class ProductTimer(ProductCounter):
+    """Times the matrix products of the steps in the block, on a CPU."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._flops = self._seconds = 0.0
+        super().__init__()
+        self._seconds = 0.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        began = time.perf_counter()
-        out = func(*args, **(kwargs or {}))
-        seconds = time.perf_counter() - began
-        if (formula := flop_registry.get(func._overloadpacket)) is not None:
-            self._seconds += seconds
-            self._flops += formula(*args, **(kwargs or {}), out_val=out)
+        before, began = self.flops, time.perf_counter()
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.flops > before:
+            self._seconds += time.perf_counter() - began
         return out
 
     @property
     def rate(self) -> float:
         """FLOP/s of the products."""
-        return self._flops / self._seconds
+        return self.flops / self._seconds
 
 
 def is_enough(seconds: Sequence[float]) -> bool:

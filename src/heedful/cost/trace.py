@@ -1,4 +1,4 @@
-"""A training step on tensors without data: the memory that it takes.
+"""A training step on tensors without data: its memory and its FLOPs.
 
 The step is that of a run (`TrainStep`, optimizer, clipping), on torch's fake tensors, which have
 shapes and storages but no values. All storages are counted while they live.
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from heedful.config import Training
+from heedful.cost.flops import ProductCounter
 from heedful.data.collate import Batch
 from heedful.parts.attention import MultiHead
 from heedful.parts.helpers import simulated_device
@@ -31,8 +32,8 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class StepMemory:
-    """Bytes of a process in a training step.
+class StepCost:
+    """Bytes and FLOPs of a process in a training step.
 
     Attributes:
         weights: of all parameters and tables.
@@ -43,6 +44,9 @@ class StepMemory:
             the head, which the chunked loss computes in the forward pass, included.
         peak: the largest sum at any time of the step, with temporary tensors. It may be less than
             the sum of the parts: activations are freed while gradients are made.
+        forward_flops, backward_flops: of the matrix products. The gradients of the head, which the
+            chunked loss computes, are in the forward pass; what activation checkpointing repeats
+            is in the backward pass.
     """
 
     weights: int
@@ -51,6 +55,8 @@ class StepMemory:
     averages: int
     activations: int
     peak: int
+    forward_flops: int
+    backward_flops: int
 
 
 class StorageCounter(TorchDispatchMode):
@@ -100,8 +106,8 @@ def trace_step(
     precision: str,
     *,
     on_accelerator: bool = False,
-) -> StepMemory:
-    """Run an optimizer step without data, and return its memory.
+) -> StepCost:
+    """Run an optimizer step without data, and return its cost.
 
     Args:
         step: with a net on the meta device, whose tensors are replaced by fake ones of the CPU.
@@ -120,8 +126,8 @@ def trace_step(
 
 def count_step(
     step: TrainStep, batches: Sequence[Batch], settings: Training, precision: str
-) -> StepMemory:
-    """Run an optimizer step whose optimizer has its state, and count its memory."""
+) -> StepCost:
+    """Run an optimizer step whose optimizer has its state, and count its memory and FLOPs."""
     net = step.train().net
     parameters = [*trainable(net).values()]
     optimizer = make_optimizer(net, settings.optimizer, layer_decay=settings.layer_lr_decay)
@@ -138,16 +144,18 @@ def count_step(
         if isinstance(value, Tensor)
     )
     averages = 0 if average is None else _sizes(average.tensors().values())
-    counter = StorageCounter()
-    activations = 0
+    counter, products = StorageCounter(), ProductCounter()
+    activations = forward_flops = 0
     num_targets = max(1, sum(batch.num_targets for batch in batches))
     with counter:
         for batch in batches:
-            before = counter.live
-            with torch.autocast("cpu", AUTOCAST[precision], enabled=precision != "fp32"):
+            before, flops_before = counter.live, products.flops
+            with products, torch.autocast("cpu", AUTOCAST[precision], enabled=precision != "fp32"):
                 sums = step(batch)
             activations = max(activations, counter.live - before)
-            (sums.loss / num_targets).backward()
+            forward_flops += products.flops - flops_before
+            with products:
+                (sums.loss / num_targets).backward()
             del sums
         gradients = _sizes(p.grad for p in parameters if p.grad is not None)
         used = [p for p in parameters if p.grad is not None]
@@ -158,7 +166,8 @@ def count_step(
         if average is not None:
             average.update(1)
     peak = weights + state + averages + counter.peak
-    return StepMemory(weights, gradients, state, averages, activations, peak)
+    flops = forward_flops, products.flops - forward_flops
+    return StepCost(weights, gradients, state, averages, activations, peak, *flops)
 
 
 def fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from heedful.data.columns import Sequences, rows_of
 from heedful.data.plans import Windows
-from heedful.data.subword_sampling import SampledSequences
 from heedful.parts.tokens import Tokens
 
 # `Tokens.longest_text` is rounded up to a multiple of this: a compiled training step is
@@ -155,9 +154,7 @@ def collate_texts(
     )
 
 
-def collate_windows(
-    texts: Sequences, windows: Windows, *, isolate: bool, pad_id: int, context: int | None = None
-) -> Batch:
+def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id: int) -> Batch:
     """Windows of `plan_windows` or `plan_evaluation_windows`, one a row.
 
     `indices` holds the index of the text in which each window begins.
@@ -167,25 +164,16 @@ def collate_windows(
             no row has two texts), and leave out targets that are the first token of a text.
             Without it attention and targets cross the borders of texts, as in Radford et al.
             (2019).
-        context: the largest number of inputs of a window with sampled splits.
     """
-    stored = texts.stored if isinstance(texts, SampledSequences) else texts
     last = np.diff(windows.offsets[-2:])
-    assert (stored.lengths_of(windows.order[-1:]) == last).all(), "the plan is for other texts"
+    assert (texts.lengths_of(windows.order[-1:]) == last).all(), "the plan is for other texts"
     # All arrays are (B, T + 1): the inputs of each window and the token after them, then padding.
     columns = np.arange(int(windows.sizes.max()) + 1)
     inside = columns <= windows.sizes[:, None]
     stream_indices = windows.starts[:, None] + np.where(inside, columns, 0)
     text = np.searchsorted(windows.offsets, stream_indices, side="right") - 1  # as in the stream
-    indices_in_text = stream_indices - windows.offsets[text]
-    starts = stored.offsets[rows_of(windows.order)[text]]
-    ids = stored.ids[starts + indices_in_text].astype(np.int64)
-    if isinstance(texts, SampledSequences):
-        assert context is not None
-        ids, text, inside = texts.sample_windows(
-            ids, text, indices_in_text, inside, rows=windows.order, context=context
-        )
-        columns = np.arange(ids.shape[1])
+    starts = texts.offsets[rows_of(windows.order)[text]]
+    ids = texts.ids[starts + stream_indices - windows.offsets[text]].astype(np.int64)
     real = inside[:, 1:]
     scored = real & (columns[1:] >= windows.first_scored[:, None])
     segments, longest = None, None

@@ -5,7 +5,7 @@ A folder is written chunk by chunk; an interrupted writer continues at its last 
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -23,8 +22,6 @@ from heedful.files import read_json, read_object, write_json
 
 DESCRIPTION = "columns.json"  # of the columns of a folder
 PROGRESS = "progress.json"  # of a writer that has not finished
-_HEADER = 128  # bytes of the header of a NumPy file with a one-dimensional array
-_BLOCK = 1 << 20  # lengths in memory while offsets are computed
 # An epoch may read a row several times. Its copy k, from 0, has the index row + k · COPY, by which
 # random numbers of the copies differ; tokens and numbers are those of the row.
 COPY = 1 << 36
@@ -37,11 +34,11 @@ class Sequences:
     Args:
         ids: (M,), all ids, uint16 or uint32.
         offsets: (N + 1,), the index in `ids` at which each sequence begins, then the length of
-            `ids`; uint32 or int64.
+            `ids`.
     """
 
     ids: NDArray[np.integer[Any]]
-    offsets: NDArray[np.integer[Any]]
+    offsets: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -53,23 +50,23 @@ class Sequences:
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """(N,), the length of each sequence, in tokens; in memory, unlike mapped offsets."""
-        return np.diff(self.offsets).astype(np.int64, copy=False)
+        return np.diff(self.offsets)
 
     def lengths_of(self, rows: NDArray[np.integer[Any]] | slice) -> NDArray[np.int64]:
         """The lengths of some sequences, in tokens; reads no other offsets."""
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             assert step == 1
-            return np.diff(self.offsets[start : max(start, stop) + 1]).astype(np.int64, copy=False)
+            return np.diff(self.offsets[start : max(start, stop) + 1])
         rows = rows_of(rows)
-        return self.offsets[rows + 1].astype(np.int64) - self.offsets[rows].astype(np.int64)
+        return self.offsets[rows + 1] - self.offsets[rows]
 
     def take(self, indices: NDArray[np.integer[Any]]) -> "Sequences":
         """The sequences at `indices`, in that order, in new arrays."""
         indices = rows_of(indices)
         lengths = self.lengths_of(indices)
         offsets = offsets_from_lengths(lengths)
-        shift = np.repeat(self.offsets[indices].astype(np.int64) - offsets[:-1], lengths)
+        shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
         return Sequences(self.ids[shift + np.arange(offsets[-1])], offsets)
 
     def joined(self, borders: NDArray[np.integer[Any]]) -> "Sequences":
@@ -192,11 +189,14 @@ def open_columns(directory: Path) -> Columns:
     content = read_json(directory / DESCRIPTION)
 
     def mapped(name: str) -> np.ndarray:
-        return np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        dtype, size = content["arrays"][name]
+        if not size:  # no memory can be mapped for it
+            return np.zeros(0, dtype)
+        return np.memmap(directory / f"{name}.bin", dtype, "r", shape=(size,))
 
     columns: dict[str, Column] = {
         name: mapped(name)
-        if (directory / f"{name}.npy").exists()
+        if name in content["arrays"]
         else Sequences(mapped(f"{name}.ids"), mapped(f"{name}.offsets"))
         for name in content["columns"]
     }
@@ -205,26 +205,19 @@ def open_columns(directory: Path) -> Columns:
 
 
 def write_columns(directory: Path, columns: Columns) -> None:
-    """Write columns into a new folder of NumPy files; `open_columns` opens it."""
+    """Write columns into a new folder, which `open_columns` opens."""
     writer = ColumnsWriter(directory)
     writer.append(columns)
     writer.complete(columns.report, columns.info)
 
 
 @dataclass
-class _File:
-    """An array of one dimension that grows; `size` is the number of its items."""
+class _Array:
+    """The file of an array of one dimension that grows; `size` is the number of its items."""
 
     handle: BinaryIO
     dtype: np.dtype[Any]
     size: int = 0
-    header: int = _HEADER
-
-    def append(self, array: NDArray[Any]) -> None:
-        array = np.ascontiguousarray(array)
-        assert array.dtype == self.dtype, (array.dtype, self.dtype)
-        self.handle.write(array.data)
-        self.size += len(array)
 
 
 class ColumnsWriter:
@@ -246,7 +239,7 @@ class ColumnsWriter:
         self.report: DataReport | None = None
         self._names: list[str] = []
         self._corpora: dict[str, int] = {}  # rows by corpus, in order
-        self._files: dict[str, _File] = {}
+        self._arrays: dict[str, _Array] = {}
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / PROGRESS).is_file():
             self._resume(read_object(directory / PROGRESS))
@@ -255,12 +248,14 @@ class ColumnsWriter:
         """Append rows of the same columns."""
         self._names = list(columns.columns)
         for name, column in columns.columns.items():
-            if isinstance(column, Sequences):
-                self._append(f"{name}.ids.npy", column.ids)
-                lengths = column.lengths_of(slice(None)).astype(np.uint32)
-                self._append(f"{name}.lengths", lengths, header=0)
-            else:
-                self._append(f"{name}.npy", column)
+            if not isinstance(column, Sequences):
+                self._append(name, column)
+                continue
+            offsets = offsets_from_lengths(column.lengths_of(slice(None)))
+            if before := self._arrays.get(f"{name}.ids"):
+                offsets = offsets[1:] + before.size
+            self._append(f"{name}.ids", column.ids)
+            self._append(f"{name}.offsets", offsets)
         for corpus in columns.corpora:
             self._corpora[corpus.name] = self._corpora.get(corpus.name, 0) + corpus.size
         report = columns.report
@@ -275,16 +270,15 @@ class ColumnsWriter:
 
     def commit(self, position: int) -> None:
         """Make everything that was appended durable, as the result of the work up to `position`."""
-        for file in self._files.values():
-            file.handle.flush()
-            os.fsync(file.handle.fileno())
+        for stored in self._arrays.values():
+            stored.handle.flush()
+            os.fsync(stored.handle.fileno())
         self.position = position
-        files = {name: [f.dtype.str, f.size, f.header] for name, f in self._files.items()}
         content = {
             "position": position,
             "columns": self._names,
             "corpora": self._corpora,
-            "files": files,
+            "arrays": self._sizes(),
             "report": None if self.report is None else asdict(self.report),
         }
         write_json(self.directory / PROGRESS, content)
@@ -296,70 +290,45 @@ class ColumnsWriter:
             report: to store with the columns.
             info: as in `Columns`; the ranges of corpora are added.
         """
-        for name, file in self._files.items():
-            if file.header:
-                file.handle.seek(0)
-                _write_header(file.handle, file.dtype, file.size)
-            file.handle.close()
-            if not file.header:
-                lengths = self.directory / name
-                _write_offsets(lengths, lengths.with_suffix(".offsets.npy"), file.size)
-                lengths.unlink()
+        for stored in self._arrays.values():
+            stored.handle.close()
         if self._corpora:
             info = {**info, "corpora": self.corpora}
-        description = {"columns": self._names, "info": info, "report": asdict(report)}
-        write_json(self.directory / DESCRIPTION, description)
+        content = {
+            "columns": self._names,
+            "arrays": self._sizes(),
+            "info": info,
+            "report": asdict(report),
+        }
+        write_json(self.directory / DESCRIPTION, content)
         (self.directory / PROGRESS).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files of an unfinished folder."""
-        for file in self._files.values():
+        for stored in self._arrays.values():
             with suppress(OSError):
-                file.handle.close()
+                stored.handle.close()
 
-    def _append(self, name: str, array: NDArray[Any], *, header: int = _HEADER) -> None:
-        file = self._files.get(name)
-        if file is None:
-            handle = (self.directory / name).open("wb")
-            handle.write(b"\0" * header)
-            file = self._files[name] = _File(handle, array.dtype, header=header)
-        file.append(array)
+    def _append(self, name: str, values: NDArray[Any]) -> None:
+        if name not in self._arrays:
+            handle = (self.directory / f"{name}.bin").open("wb")
+            self._arrays[name] = _Array(handle, values.dtype)
+        stored = self._arrays[name]
+        assert values.dtype == stored.dtype, (values.dtype, stored.dtype)
+        stored.handle.write(np.ascontiguousarray(values).data)
+        stored.size += len(values)
+
+    def _sizes(self) -> dict[str, tuple[str, int]]:
+        """The type and the number of items of each array."""
+        return {name: (stored.dtype.str, stored.size) for name, stored in self._arrays.items()}
 
     def _resume(self, progress: Mapping[str, Any]) -> None:
         self.position, self._names = progress["position"], progress["columns"]
         self._corpora = dict(progress["corpora"])
         if progress["report"] is not None:
             self.report = TypeAdapter(DataReport).validate_python(progress["report"])
-        for name, (dtype, size, header) in progress["files"].items():
-            handle = (self.directory / name).open("r+b")
-            file = _File(handle, np.dtype(dtype), size, header)
-            handle.truncate(header + size * file.dtype.itemsize)
+        for name, (dtype, size) in progress["arrays"].items():
+            handle = (self.directory / f"{name}.bin").open("r+b")
+            handle.truncate(size * np.dtype(dtype).itemsize)
             handle.seek(0, os.SEEK_END)
-            self._files[name] = file
-
-
-def _write_header(handle: BinaryIO, dtype: np.dtype[Any], size: int) -> None:
-    start = handle.tell()
-    description = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
-    npy.write_array_header_1_0(handle, description)
-    assert handle.tell() - start == _HEADER, handle.tell()
-
-
-def _write_offsets(lengths: Path, path: Path, count: int) -> None:
-    """Write the running sums of lengths as a NumPy file: uint32 if they fit, else int64."""
-    total = sum(int(block.sum()) for block in _blocks(lengths))
-    dtype = np.dtype(np.uint32 if total < 2**32 else np.int64)
-    with path.open("wb") as file:
-        _write_header(file, dtype, count + 1)
-        file.write(np.zeros(1, dtype).tobytes())
-        end = 0
-        for block in _blocks(lengths):
-            ends = end + np.cumsum(block, dtype=np.int64)
-            file.write(ends.astype(dtype).tobytes())
-            end = int(ends[-1])
-
-
-def _blocks(lengths: Path) -> Iterator[NDArray[np.int64]]:
-    with lengths.open("rb") as file:
-        while data := file.read(4 * _BLOCK):
-            yield np.frombuffer(data, np.uint32).astype(np.int64)
+            self._arrays[name] = _Array(handle, np.dtype(dtype), size)

@@ -300,7 +300,8 @@ class ChunkEncoder:
 
     def __call__(self, chunk: Chunk) -> Columns:
         """The columns of a chunk; errors as in `Encoder`."""
-        return self.encoder(self.known.drop_from(self.split.train(*chunk.parse_indexed())))
+        rows = self.split.take(*chunk.parse_indexed(), held_out=False)
+        return self.encoder(self.known.drop_from(rows))
 
 
 def encode_rows(rows: Rows, columns: Mapping[str, TextColumn], **options: Any) -> Columns:

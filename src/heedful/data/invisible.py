@@ -11,7 +11,7 @@ INVISIBLE = (
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-_INVISIBLE = re.compile(f"[{INVISIBLE}]")
+INVISIBLE_CHARACTER = re.compile(f"[{INVISIBLE}]")
 _BLANK = re.compile(rf"[\s{INVISIBLE}]*")
 
 
@@ -20,11 +20,6 @@ def is_blank(text: str) -> bool:
     return _BLANK.fullmatch(text) is not None
 
 
-def invisible_in(text: str) -> set[str]:
-    """The invisible characters of a text."""
-    return {*_INVISIBLE.findall(text)}
-
-
 def without_invisible(text: str) -> str:
     """The text without its invisible characters."""
-    return _INVISIBLE.sub("", text)
+    return INVISIBLE_CHARACTER.sub("", text)

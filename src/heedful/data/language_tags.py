@@ -44,7 +44,7 @@ def standard_tag(tag: str) -> str:
 
 def language_of(tag: str | None) -> str:
     """The language of a tag, without script and region: `pt` for `pt_BR` and `por`; "" for None."""
-    return standard_tag(tag or "").partition("-")[0]
+    return standard_tag(tag).partition("-")[0] if tag else ""
 
 
 @cache

@@ -21,7 +21,7 @@ def plan_batches(
     max_sentences: int | None,
     seed: int,
     epoch: int,
-    window: int = 0,
+    buffer: int = 0,
     rows: Int64[np.ndarray, " N"] | None = None,
     shuffle: bool = True,
 ) -> list[Int64[np.ndarray, " n"]]:
@@ -38,7 +38,7 @@ def plan_batches(
         tgt_lengths: length of each target; None for single texts.
         max_tokens: maximum of (longest source + longest target) x rows of a batch; None: no limit.
         max_sentences: maximum number of rows in a batch; None: no limit.
-        window: the number of the window of the epoch that has these rows.
+        buffer: the number of the shuffle buffer of the epoch that has these rows.
         rows: (N,), the index of each row among all, by which batches have it; None: they are all.
 
     Raises:
@@ -59,7 +59,7 @@ def plan_batches(
             f" {src[longest] + tgt[longest]} tokens ({'padded' if tgt_lengths is None else sides}),"
             f" more than training.batch_tokens {max_tokens}; raise it or lower data.max_length"
         )
-    rng = _epoch_rng(seed, epoch, window)
+    rng = _epoch_rng(seed, epoch, buffer)
     ties = rng.random(num_rows) if shuffle else np.arange(num_rows)
     phase = int(rng.integers(_BAND)) if shuffle else 0
     band = -((src + phase) // _BAND)
@@ -107,7 +107,7 @@ def plan_packed_rows(
     batch_size: int,
     seed: int,
     epoch: int,
-    window: int = 0,
+    buffer: int = 0,
     rows: Int64[np.ndarray, " N"] | None = None,
 ) -> list[list[Int64[np.ndarray, " n"]]]:
     """Training batches of packed rows: the indices of the texts of each row, for each batch.
@@ -117,10 +117,10 @@ def plan_packed_rows(
 
     Args:
         batch_size: rows in a batch; the last batch may have fewer.
-        window: the number of the window of the epoch that has these texts.
+        buffer: the number of the shuffle buffer of the epoch that has these texts.
         rows: (N,), the index of each text in the data; None: `lengths` are of all texts.
     """
-    order = _epoch_rng(seed, epoch, window).permutation(len(lengths))
+    order = _epoch_rng(seed, epoch, buffer).permutation(len(lengths))
     borders = pack_rows(lengths[order], max_length)[1:-1]
     packed = np.split(order if rows is None else rows[order], borders)
     return [packed[first : first + batch_size] for first in range(0, len(packed), batch_size)]
@@ -159,7 +159,7 @@ def plan_windows(
     batch_size: int,
     seed: int,
     epoch: int,
-    window: int = 0,
+    buffer: int = 0,
     rows: Int64[np.ndarray, " n"] | None = None,
 ) -> list[Windows]:
     """Training batches of windows of `context` inputs, in random order.
@@ -173,13 +173,13 @@ def plan_windows(
     Args:
         lengths: length of each text, in tokens.
         batch_size: windows in a batch; the last batch may have fewer.
-        window: the number of the window of the epoch that has these texts.
+        buffer: the number of the shuffle buffer of the epoch that has these texts.
         rows: (N,), the index of each text in the data; None: `lengths` are of all texts.
 
     Raises:
         UserError: fewer than `context` + 1 tokens.
     """
-    rng = _epoch_rng(seed, epoch, window)
+    rng = _epoch_rng(seed, epoch, buffer)
     order, offsets = _stream(lengths, rng.permutation(len(lengths)))
     order = order if rows is None else rows[order]
     spare = int(offsets[-1]) - 1 - context  # tokens beyond what one window needs
@@ -240,9 +240,9 @@ def plan_evaluation_windows(
     return [windows.select(rows) for rows in batches]
 
 
-def _epoch_rng(seed: int, epoch: int, window: int) -> np.random.Generator:
-    # Trailing zeros of a seed sequence are ignored: window 0 is as an epoch of one window.
-    return np.random.default_rng(np.random.SeedSequence([seed, epoch, window]))
+def _epoch_rng(seed: int, epoch: int, buffer: int) -> np.random.Generator:
+    # Trailing zeros of a seed sequence are ignored: buffer 0 is as an epoch of one buffer.
+    return np.random.default_rng(np.random.SeedSequence([seed, epoch, buffer]))
 
 
 def _stream(

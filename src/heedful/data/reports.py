@@ -44,7 +44,7 @@ class DataReport:
         num_dropped: rows dropped because a sequence was too long.
         num_truncated: rows with a truncated sequence.
         num_filtered: training rows dropped by filters.
-        num_held_out: training rows dropped because their source is in a held-out set too.
+        num_also_held_out: training rows dropped because their source is in a held-out set too.
         num_headers: first lines of files, with names of columns, that are no rows.
         left_out: units of translators' files that are no rows, by reason, such as "fuzzy".
         noun: the word for a row in messages: "texts" or "pairs".
@@ -57,7 +57,7 @@ class DataReport:
     num_empty: int = 0
     num_dropped: int = 0
     num_truncated: int = 0
-    num_held_out: int = 0
+    num_also_held_out: int = 0
     num_filtered: int = 0
     num_headers: int = 0
     noun: str = "texts"
@@ -94,8 +94,8 @@ class DataReport:
             parts.append(f"{self.num_dropped:,} dropped as too long")
         if self.num_filtered:
             parts.append(f"{self.num_filtered:,} dropped by filters")
-        if self.num_held_out:
-            parts.append(f"{self.num_held_out:,} dropped as also held out")
+        if self.num_also_held_out:
+            parts.append(f"{self.num_also_held_out:,} dropped as also held out")
         if self.num_truncated:
             parts.append(f"{self.num_truncated:,} truncated to the maximum length")
         if any(counts.tokens for counts in self.counts.values()):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -48,7 +48,7 @@ class Rows:
         self.columns = dict(columns)
         count = len(next(iter(self.columns.values())))
         assert all(len(texts) == count for texts in self.columns.values())
-        noun = _noun(self.columns)
+        noun = "pairs" if "tgt" in columns else "chats" if MESSAGES in columns else "texts"
         self.report = DataReport(count, count, noun=noun) if report is None else report
         self.sources = tuple(sources)
         self.locations = locations
@@ -149,8 +149,8 @@ class Chunk:
         place: of its lines in plain files, for `RowSource.chunks`; None: it has none.
         source: the index of the file, or of the group of line-parallel files, among those read.
         corpus: the name of the rows' corpus; "": none.
-        kept: after a first pass (`heedful.data.scan`): the rows that filters keep, as bits; None:
-            all.
+        kept: after a first pass (`heedful.data.scan`): the rows that filters keep, as bits in
+            hexadecimal; None: all.
         first: likewise, the index of the first of these rows among all that are kept.
     """
 
@@ -159,7 +159,7 @@ class Chunk:
     place: BlockPlace | None = None
     source: int = 0
     corpus: str = ""
-    kept: bytes | None = None
+    kept: str | None = None
     first: int = 0
 
     @property
@@ -186,7 +186,7 @@ class Chunk:
         rows = self.parse_block(self.block)
         if self.kept is None:
             return rows
-        bits = np.unpackbits(np.frombuffer(self.kept, np.uint8), count=len(rows))
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.kept), np.uint8), count=len(rows))
         return rows.filtered(np.flatnonzero(bits))
 
     def parse_indexed(self) -> tuple[Rows, Int64[np.ndarray, " N"]]:
@@ -272,11 +272,6 @@ def hash_cells(columns: Sequence[list[str]]) -> NDArray[np.uint64]:
         for cells in zip(*columns, strict=True)
     )
     return np.frombuffer(b"".join(digests), np.uint64)
-
-
-def _noun(columns: Iterable[str]) -> str:
-    """The word for rows with these columns in messages."""
-    return "pairs" if "tgt" in columns else "chats" if MESSAGES in columns else "texts"
 
 
 def same_rows(rows: Rows) -> Rows:

@@ -1,11 +1,10 @@
 """The first pass over training rows: check, filter and count them, and sample texts."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import accumulate, compress, groupby, islice
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
@@ -39,7 +38,7 @@ class ChunkFacts:
     num_rows: list[int] = field(default_factory=list)
     num_characters: list[int] = field(default_factory=list)
     corpora: list[str] = field(default_factory=list)
-    kept: list[bytes | None] = field(default_factory=list)
+    kept: list[str | None] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     places: list[BlockPlace | None] = field(default_factory=list)
 
@@ -67,18 +66,6 @@ class ChunkFacts:
         self.kept.append(found.bits)
         self.sources.append(chunk.source)
         self.places.append(chunk.place)
-
-    def to_json(self) -> dict[str, Any]:
-        """The facts as JSON, which `from_json` reads."""
-        bitmaps = [None if bits is None else bits.hex() for bits in self.kept]
-        return {**asdict(self), "kept": bitmaps}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "ChunkFacts":
-        """The facts that `to_json` made."""
-        bitmaps = [None if bits is None else bytes.fromhex(bits) for bits in content["kept"]]
-        places = [place and BlockPlace.from_json(place) for place in content["places"]]
-        return cls(**{**content, "kept": bitmaps, "places": places})
 
 
 @dataclass(frozen=True)
@@ -183,14 +170,9 @@ def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Ite
         yield replace(chunk, first=first, kept=kept)
 
 
-@dataclass(frozen=True)
-class _HeldOutRows:
-    """`Split.valid` of a chunk, in a worker process."""
-
-    split: Split
-
-    def __call__(self, chunk: Chunk) -> Rows:
-        return self.split.valid(*chunk.parse_indexed())
+def _held_out_rows(split: Split, chunk: Chunk) -> Rows:
+    """The held-out rows of a chunk, in a worker process."""
+    return split.take(*chunk.parse_indexed(), held_out=True)
 
 
 def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split, num_workers: int) -> Rows:
@@ -199,7 +181,7 @@ def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split, num_worke
     is_needed = [split.holds_out_some(first, end) for first, end in ends]
     needed = compress(scanned_chunks(source, chunks), is_needed)
     count = min(num_workers, max(1, sum(is_needed) // _CHUNKS_A_WORKER))
-    return Rows.concatenate([*map_in_order(_HeldOutRows(split), needed, count)])
+    return Rows.concatenate([*map_in_order(partial(_held_out_rows, split), needed, count)])
 
 
 def corpus_tails(
@@ -243,13 +225,13 @@ class _ChunkScan:
     sources: UInt64[np.ndarray, " N"] | None
 
     @property
-    def bits(self) -> bytes | None:
+    def bits(self) -> str | None:
         """`Chunk.kept`."""
         if len(self.indices) == self.read.num_kept:
             return None
         is_kept = np.zeros(self.read.num_kept, bool)
         is_kept[self.indices] = True
-        return np.packbits(is_kept).tobytes()
+        return np.packbits(is_kept).tobytes().hex()
 
     def filtered(self, is_kept: Bool[np.ndarray, " N"]) -> "_ChunkScan":
         """The same after further filters, which keep the rows at which `is_kept` is True."""
@@ -293,7 +275,7 @@ class _ChunkScanner:
             read=read.report,
             report=rows.report,
             filters=chain.report,
-            sampled=SampledRows.choose(rows, keys, sizes, threshold),
+            sampled=SampledRows(keys, sizes, np.arange(len(rows)), rows).select(keys < threshold),
             indices=indices,
             sizes=sizes,
             hashes=tuple(filter.hashes(rows) for filter in self.unique),

@@ -1,7 +1,7 @@
 """Split rows into training and held-out rows, and remove rows whose source is in both."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import floor
@@ -57,48 +57,30 @@ class Split:
             tail.start - (tail.cut is not None) < end and start < tail.end for tail in self.tails
         )
 
-    def train(self, rows: Rows, indices: Int64[np.ndarray, " N"]) -> Rows:
-        """The training rows among `rows`, whose indices in the whole source are `indices`."""
-        if not len(self.held_out) and not self.tails:
+    def take(self, rows: Rows, indices: Int64[np.ndarray, " N"], *, held_out: bool) -> Rows:
+        """The held-out rows, or the training rows, of some rows of the source.
+
+        Of a divided row each side has its part.
+
+        Args:
+            indices: of `rows` among all rows of the source.
+        """
+        if not held_out and not len(self.held_out) and not self.tails:
             return rows
-        is_train = ~self._is_held_out(indices)
-        train_rows = rows.select(np.flatnonzero(is_train))
-        for index, cut in self._divided(indices[is_train]):
-            train_rows["text"][index] = train_rows["text"][index][:cut]
-        return train_rows
-
-    def valid(self, rows: Rows, indices: Int64[np.ndarray, " N"]) -> Rows:
-        """The held-out rows among `rows`, whose indices in the whole source are `indices`."""
-        divided = [index for index, _ in self._divided(indices)]
-        is_valid = self._is_held_out(indices)
-        is_valid[divided] = True
-        valid_rows = rows.select(np.flatnonzero(is_valid))
-        for index, cut in self._divided(indices[is_valid]):
-            valid_rows["text"][index] = valid_rows["text"][index][cut:]
-        return valid_rows
-
-    def _is_held_out(self, indices: Int64[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
-        held_out = np.isin(indices, self.held_out, assume_unique=True)
+        is_held_out = np.isin(indices, self.held_out, assume_unique=True)
         for tail in self.tails:
-            held_out |= (indices >= tail.start) & (indices < tail.end)
-        return held_out
-
-    def _divided(self, indices: Int64[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
-        """The divided rows, by their index in `indices`, each with its number of characters."""
+            is_held_out |= (indices >= tail.start) & (indices < tail.end)
+        is_chosen = is_held_out if held_out else ~is_held_out
+        parts: dict[int, str] = {}
         for tail in self.tails:
-            if tail.cut is not None:
-                for index in np.flatnonzero(indices == tail.start - 1).tolist():
-                    yield index, tail.cut
-
-    def to_json(self) -> dict[str, Any]:
-        """The split as JSON, which `from_json` reads."""
-        return {"held_out": self.held_out.tolist(), "tails": self.tails}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Split":
-        """The split that `to_json` made."""
-        tails = tuple(Tail(*tail) for tail in content["tails"])
-        return cls(np.array(content["held_out"], np.int64), tails)
+            for index in np.flatnonzero(indices == tail.start - 1).tolist() if tail.cut else ():
+                text = rows["text"][index]
+                parts[index] = text[tail.cut :] if held_out else text[: tail.cut]
+                is_chosen[index] = True
+        chosen = rows.select(np.flatnonzero(is_chosen))
+        for index, part in parts.items():
+            chosen["text"][int(is_chosen[:index].sum())] = part
+        return chosen
 
 
 def normalized(text: str) -> str:
@@ -278,7 +260,7 @@ class KnownRows:
         is_new[known] = False
         remaining = rows.select(np.flatnonzero(is_new))
         num_kept = len(remaining)
-        remaining.report = replace(rows.report, num_kept=num_kept, num_held_out=len(known))
+        remaining.report = replace(rows.report, num_kept=num_kept, num_also_held_out=len(known))
         return remaining
 
 

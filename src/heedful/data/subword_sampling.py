@@ -4,29 +4,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer
+from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 
 from heedful.data.columns import Columns, Sequences, offsets_from_lengths
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.word_sampling import SampledWords, StoredTokens, WordSampler, tokens_of
 
-# By which the growth of lengths is measured: spans of some tokens, sampled in some epochs.
-_PROBED_SPANS, _PROBED_TOKENS, _PROBED_EPOCHS = 500, 64, 4
-_DEVIATIONS = 3.0  # between the expected length of a window and its planned one
 _MEASURED_ROWS = 1 << 14  # whose lengths are computed at once
-
-
-class _Growth(NamedTuple):
-    """L stored tokens become L · mean tokens, with a standard deviation of spread · √L."""
-
-    mean: float
-    spread: float
-
-    def bounds(self, lengths: NDArray[np.integer]) -> Int64[np.ndarray, " n"]:
-        """Lengths that few samples exceed; at least the stored lengths."""
-        expected = self.mean * lengths + _DEVIATIONS * self.spread * np.sqrt(lengths)
-        return np.maximum(lengths, np.ceil(expected - 1e-9).astype(np.int64))
 
 
 class RowLengths(NamedTuple):
@@ -74,7 +59,6 @@ class SubwordSampler:
         self._numbers = {name: number for number, name in enumerate(self._samplers)}
         nothing = RowLengths(np.zeros(0, bool), {})
         self._last: tuple[int, NDArray[np.integer], RowLengths] = (-1, np.zeros(0, int), nothing)
-        self._growth: dict[str, _Growth] = {}  # where it was needed
 
     @property
     def names(self) -> list[str]:
@@ -123,35 +107,6 @@ class SubwordSampler:
         kept = {name: np.where(fits, sampled[name], stored[name]) for name in sampled}
         return RowLengths(fits, kept)
 
-    def window_size(self, name: str, context: int) -> int:
-        """The inputs of windows of stored tokens whose samples mostly fit `context` inputs."""
-        if name not in self._growth:
-            self._growth[name] = self._measure_growth(name)
-        bounds = self._growth[name].bounds(np.arange(1, context + 2))
-        return max(1, int(np.searchsorted(bounds, context + 1, side="right")) - 1)
-
-    def _measure_growth(self, name: str) -> _Growth:
-        """The growth of some spans of tokens in the first epochs."""
-        stored = self.columns.sequences(name)
-        total = int(stored.offsets[-1])
-        begins = np.unique(np.linspace(0, max(total - 1, 0), _PROBED_SPANS).astype(np.int64))
-        # The type of the offsets, which are mapped: a search with another type would copy them.
-        keys = begins.astype(stored.offsets.dtype)
-        rows = np.searchsorted(stored.offsets, keys, side="right") - 1
-        ends = np.minimum(stored.offsets[rows + 1].astype(np.int64), begins + _PROBED_TOKENS)
-        lengths = ends - begins
-        groups = np.repeat(np.arange(len(begins)), lengths)
-        indices = begins[groups] + np.arange(len(groups)) - (np.cumsum(lengths) - lengths)[groups]
-        token_rows = rows[groups]
-        places = indices - stored.offsets[token_rows].astype(np.int64)
-        tokens = StoredTokens(stored.ids[indices], token_rows, places, groups)
-        sampled = np.stack(
-            [self.sample(name, e, tokens).lengths(len(lengths)) for e in range(_PROBED_EPOCHS)]
-        )
-        mean = float(sampled.mean(axis=0).sum() / max(1, lengths.sum()))
-        spread = float(np.sqrt(np.mean((sampled - mean * lengths) ** 2 / np.maximum(lengths, 1))))
-        return _Growth(mean, spread)
-
 
 class SampledSequences(Sequences):
     """The sequences of a column in an epoch; `ids` and `offsets` are the stored ones.
@@ -198,55 +153,6 @@ class SampledSequences(Sequences):
         words = np.searchsorted(sampled.starts, offsets[:-1] + places)
         begins = offsets_from_lengths(sampled.lengths(len(indices)))[:-1]
         return np.asarray(sampled.words.offsets[words] - begins)
-
-    def window_size(self, context: int) -> int:
-        """The inputs of planned windows of stored tokens, for windows of `context` inputs."""
-        return self._sampler.window_size(self._name, context)
-
-    def sample_windows(
-        self,
-        ids: Integer[np.ndarray, "B T"],
-        texts: Int64[np.ndarray, "B T"],
-        places: Int64[np.ndarray, "B T"],
-        inside: Bool[np.ndarray, "B T"],
-        *,
-        rows: Int64[np.ndarray, " N"],
-        context: int,
-    ) -> tuple[Int64[np.ndarray, "B W"], Int64[np.ndarray, "B W"], Bool[np.ndarray, "B W"]]:
-        """Windows of stored tokens with other splits, padded on the right.
-
-        The first and the last token of a window, which it shares with others, are not split. A
-        window whose sample has more than `context` inputs keeps its stored tokens.
-
-        Args:
-            texts, places: the number of each token's text in the stream, and its index in the text.
-            inside: True for tokens, False for padding.
-            rows: the row of each text of the stream.
-
-        Returns:
-            Token ids, the numbers of their texts, and True for tokens, False for padding.
-        """
-        num_windows = len(ids)
-        is_fixed = np.zeros_like(inside)
-        is_fixed[:, 0] = True
-        is_fixed[np.arange(num_windows), inside.sum(axis=1) - 1] = True
-        groups = np.nonzero(inside)[0]
-        tokens = StoredTokens(
-            ids[inside].astype(self.stored.ids.dtype),
-            rows[texts[inside]],
-            places[inside],
-            groups,
-            is_fixed[inside],
-        )
-        limits = np.full(num_windows, context + 1)
-        sampled = self._sampler.sample(self._name, self._epoch, tokens, limits)
-        lengths = sampled.lengths(num_windows)
-        is_token = np.arange(lengths.max()) < lengths[:, None]
-        padded = np.zeros(is_token.shape, np.int64)
-        padded[is_token] = sampled.words.ids
-        text_of = np.repeat(texts[:, :1], is_token.shape[1], axis=1)
-        text_of[is_token] = np.repeat(texts[inside][sampled.starts], sampled.words.lengths)
-        return padded, text_of, is_token
 
     def _sample(
         self, indices: NDArray[np.integer]

@@ -65,12 +65,6 @@ class BlockPlace(NamedTuple):
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
 
-    @classmethod
-    def from_json(cls, content: Sequence[Any]) -> "BlockPlace":
-        """The place of which JSON has made lists."""
-        first, starts, sizes = content
-        return cls(first, tuple(starts), tuple(sizes))
-
 
 class LineBlock(NamedTuple):
     """Consecutive lines of one file, or the same lines of line-parallel files, as bytes.

@@ -79,8 +79,7 @@ def train_tokenizer(
 
     Raises:
         UserError: an unknown kind or normalization; a vocabulary larger than the text allows, or
-            too small for its characters; no text; a setting that the kind does not support; a
-            wrong number of workers.
+            too small for its characters; no text; a setting that the kind does not support.
 
     Example: `heedful.train_tokenizer(lines, kind="bpe", vocab_size=8000).encode("A dog runs.")`
     """
@@ -121,8 +120,6 @@ class Tokenizer:
 
     Attributes:
         special_ids: ids of special tokens, which `decode` leaves out.
-        spelling: of its pieces, as text and in texts.
-        decoder: of ids.
         prefix_ids, suffix_ids: special tokens of the template before and after a text.
         pair_middle_ids: special tokens between the texts of a pair; `None` if the template of a
             pair begins or ends differently than that of one text.
@@ -149,16 +146,12 @@ class Tokenizer:
         self.files = dict(files or {})
         assert chat_template is None or isinstance(chat_template, str), "chat_template is no text"
         self.chat_template = chat_template
-        self.spelling = Pieces(backend)
         id_of = backend.token_to_id if piece_ids is None else piece_ids.get
         self.specials = find_specials(self.roles, id_of)
         added = backend.get_added_tokens_decoder().values()
         names = [*self.roles.values(), *(token.content for token in added if token.special)]
         ids = (*map(id_of, names), *self.specials.sentinel_ids)
         self.special_ids = frozenset(i for i in ids if i is not None)
-        self.decoder = TextDecoder(
-            backend, self.spelling, self.special_ids, self.piece, self.has_own_pieces
-        )
         self.prefix_ids, self.suffix_ids, self.pair_middle_ids = read_template(backend)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -171,6 +164,18 @@ class Tokenizer:
             chat_template=self.chat_template,
         )
         return make, (self._backend, self.kind, self.roles)
+
+    @cached_property
+    def spelling(self) -> Pieces:
+        """The spelling of its pieces, as text and in texts."""
+        return Pieces(self._backend)
+
+    @cached_property
+    def decoder(self) -> TextDecoder:
+        """The decoder of its ids."""
+        return TextDecoder(
+            self._backend, self.spelling, self.special_ids, self.piece, self.has_own_pieces
+        )
 
     @property
     def pad_id(self) -> int:

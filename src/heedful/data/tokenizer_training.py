@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.invisible import INVISIBLE, invisible_in
+from heedful.data.invisible import INVISIBLE, INVISIBLE_CHARACTER
 from heedful.data.words import Separation, count_words, train_on_words
 from heedful.errors import UserError, describe
 from heedful.progress import has_display
@@ -149,7 +150,8 @@ def train_backend(lines: list[str], settings: TrainingSettings, num_workers: int
     texts = lines if settings.keeps_whitespace else (line.strip() for line in lines)
     if settings.kind != "byte" and not any(texts):
         raise UserError("no text to train a tokenizer on; give at least one line that is not blank")
-    backend = _untrained(settings, set().union(*map(invisible_in, lines)))
+    invisible = {*chain.from_iterable(map(INVISIBLE_CHARACTER.findall, lines))}
+    backend = _untrained(settings, invisible)
     if settings.kind != "byte":
         _train(backend, lines, settings, num_workers)
     backend = _canonical(backend, settings)

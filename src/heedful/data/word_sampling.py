@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt64
+from jaxtyping import Int64, UInt64
 from numpy.typing import NDArray
 
 from heedful.data.columns import Sequences, offsets_from_lengths
@@ -20,20 +20,18 @@ _CACHED_SPLITS = 1 << 17  # of a tokenizer, about 40 MB
 
 
 class StoredTokens(NamedTuple):
-    """M stored tokens of G groups: rows, or windows.
+    """M stored tokens of G rows.
 
     Attributes:
         ids: (M,).
         rows, places: (M,), the row of each token and its index in the row.
         groups: (M,), the number of its group, ascending.
-        is_fixed: (M,), True for tokens that are not split; None: all may be.
     """
 
     ids: NDArray[np.integer]
     rows: Int64[np.ndarray, " M"]
     places: Int64[np.ndarray, " M"]
     groups: Int64[np.ndarray, " M"]
-    is_fixed: Bool[np.ndarray, " M"] | None = None
 
 
 class SampledWords(NamedTuple):
@@ -102,14 +100,14 @@ class WordSampler:
                 keep their stored tokens.
         """
         ids = np.ascontiguousarray(tokens.ids)
-        starts, is_fixed = self._word_starts(tokens)
+        starts = self._word_starts(tokens)
         numbers = self._numbers(tokens, starts, column, epoch)
         content, dtype, size = ids.tobytes(), ids.dtype.str, ids.itemsize
         borders = [*(starts * size).tolist(), len(content)]
         stored = [content[a:b] for a, b in pairwise(borders)]
         parts = [
-            word if fixed else self._sample(epoch, number, word, dtype)
-            for word, number, fixed in zip(stored, numbers.tolist(), is_fixed, strict=True)
+            self._sample(epoch, number, word, dtype)
+            for word, number in zip(stored, numbers.tolist(), strict=True)
         ]
         groups = tokens.groups[starts]
         if limits is not None:
@@ -127,9 +125,8 @@ class WordSampler:
 
         Words are compared by 64-bit hashes, so that Python reads each distinct one once.
         """
-        assert tokens.is_fixed is None
         ids = np.ascontiguousarray(tokens.ids)
-        starts, _ = self._word_starts(tokens)
+        starts = self._word_starts(tokens)
         if not len(starts):
             return np.zeros(num_groups, np.int64)
         numbers = self._numbers(tokens, starts, column, epoch)
@@ -154,28 +151,22 @@ class WordSampler:
         chosen = _hash(self._seed, epoch, column, tokens.rows[starts], tokens.places[starts])
         return np.asarray((chosen % np.uint64(_MAX_SPLITS)).astype(np.int64))
 
-    def _word_starts(self, tokens: StoredTokens) -> tuple[Int64[np.ndarray, " W"], list[bool]]:
-        """(W,), the index of the first token of each word, and True for words that are fixed."""
-        ids, is_fixed = tokens.ids, tokens.is_fixed
+    def _word_starts(self, tokens: StoredTokens) -> Int64[np.ndarray, " W"]:
+        """(W,), the index of the first token of each word."""
+        ids = tokens.ids
         is_start = self._begins[ids]
         is_start[:1] = True
         is_start[1:] |= self._special[ids[:-1]]
         is_start[1:] |= tokens.groups[1:] != tokens.groups[:-1]
         is_start[1:] |= tokens.places[1:] != tokens.places[:-1] + 1  # another row
-        if is_fixed is None:
-            starts = np.flatnonzero(is_start)
-            return starts, [False] * len(starts)
-        is_start |= is_fixed
-        is_start[1:] |= is_fixed[:-1]
-        starts = np.flatnonzero(is_start)
-        return starts, is_fixed[starts].tolist()
+        return np.flatnonzero(is_start)
 
 
 def tokens_of(stored: Sequences, rows: NDArray[np.integer]) -> StoredTokens:
     """The stored tokens of some rows, one group each."""
     taken = stored.take(rows)
     groups = np.repeat(np.arange(len(rows)), taken.lengths)
-    places = np.arange(len(taken.ids)) - taken.offsets.astype(np.int64)[groups]
+    places = np.arange(len(taken.ids)) - taken.offsets[groups]
     return StoredTokens(taken.ids, rows.astype(np.int64)[groups], places, groups)
 
 

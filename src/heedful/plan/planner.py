@@ -17,9 +17,7 @@ import torch
 from heedful.config import Recipe
 from heedful.cost.batches import first_rows, padded_tokens
 from heedful.cost.devices import CPU, find_accelerator
-from heedful.cost.flops import Flops, step_flops
-from heedful.cost.parameters import active_parameters, parameters_by_part
-from heedful.cost.sharing import (
+from heedful.cost.parallelism import (
     Evenness,
     Parallel,
     RankMemory,
@@ -27,6 +25,7 @@ from heedful.cost.sharing import (
     evenness,
     rank_memory,
 )
+from heedful.cost.parameters import active_parameters, parameters_by_part
 from heedful.cost.timing import (
     MEASURED_STEPS,
     ProductTimer,
@@ -34,10 +33,8 @@ from heedful.cost.timing import (
     is_enough,
     without_first,
 )
-from heedful.cost.trace import StepMemory, trace_step, with_random_weights
+from heedful.cost.trace import StepCost, trace_step, with_random_weights
 from heedful.data.collate import Batch
-from heedful.data.file_names import store_stdin
-from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.plan.work import Work
 from heedful.progress import PrintLine, track
@@ -48,6 +45,7 @@ from heedful.training.step import LossFunction, TrainStep
 from heedful.zoo.architectures import host_memory
 
 GPUS_PER_MACHINE = 8
+_TRACED_BATCHES = 4  # whose FLOPs are counted
 _USED_MEMORY = 0.8  # share of the memory for steps that are taken to measure their time
 NETWORK = 50e9  # bytes/s of a GPU to other machines: 400 Gb/s each (NVIDIA DGX H100 data sheet)
 
@@ -92,7 +90,7 @@ class PlanOptions:
             )
 
     @property
-    def sharing(self) -> Parallel:
+    def parallelism(self) -> Parallel:
         """The kind of data parallelism: none, ddp or fsdp."""
         return "none" if self.gpus == 1 else self.parallel or "ddp"
 
@@ -106,7 +104,7 @@ class Plan:
         active_parameters: without the experts that a token is not sent to.
         lengths: where the lengths of the inputs are from.
         flops_per_token: of the products of a step; tokens are those of all sides without padding.
-        forward_per_token, backward_per_token, recomputed_per_token: their parts.
+        forward_per_token, backward_per_token: their parts, see `StepCost`.
         tokens_per_step: of all processes.
         memory: of the main process at the largest batch, by part.
         memory_peak: bytes at the peak of a step.
@@ -133,7 +131,6 @@ class Plan:
     flops_per_token: float
     forward_per_token: float
     backward_per_token: float
-    recomputed_per_token: float
     tokens_per_step: float
     memory: RankMemory
     memory_peak: int
@@ -157,7 +154,7 @@ class Plan:
 
 def make_plan(recipe: Recipe, options: PlanOptions, print_line: PrintLine) -> Plan:
     """Plan a run; raises UserError for an error in the recipe or its data."""
-    recipe = with_absolute_paths(store_stdin(recipe, cache_folder()))
+    recipe = with_absolute_paths(recipe)
     if options.parallel is None and recipe.training.parallel in ("ddp", "fsdp"):
         options = replace(options, parallel=recipe.training.parallel)
     work = Work.open(recipe, uses_data=options.tokens is None, print_line=print_line)
@@ -184,14 +181,13 @@ class _Planner:
     def plan(self) -> Plan:
         """The whole plan."""
         work, options, net = self.work, self.options, self.work.net
-        flops, mean_tokens = self.flops()
-        per_token = [value / mean_tokens for value in (flops.forward, flops.backward)]
-        recomputed = flops.recomputed / mean_tokens
+        per_token = self.flops()
+        mean_tokens = sum(batch.num_tokens for batch in work.batches) / len(work.batches)
         tokens = mean_tokens * self.training.gradient_accumulation
-        step_cost = (sum(per_token) + recomputed) * tokens
-        memory = self.memory(self.training.activation_checkpointing, options.sharing)
+        step_cost = sum(per_token) * tokens
+        memory = self.memory(self.training.activation_checkpointing, options.parallelism)
         available = self.available()
-        sent = bytes_sent(net, options.sharing, options.gpus, in_bf16=self.in_bf16)
+        sent = bytes_sent(net, options.parallelism, options.gpus, in_bf16=self.in_bf16)
         speed = self.measured() if self.accelerator is None else self.estimated(step_cost, sent)
         seconds, rate = speed or (None, None)
         used = None if speed is None else step_cost / (speed[0] * speed[1] * options.gpus)
@@ -201,15 +197,14 @@ class _Planner:
             architecture=work.architecture,
             device=options.gpu,
             gpus=options.gpus,
-            parallel=options.sharing,
+            parallel=options.parallelism,
             precision=self.precision,
             num_parameters=parameters_by_part(net),
             active_parameters=active_parameters(net),
             lengths="data" if work.tokens is not None else "maximum lengths",
-            flops_per_token=sum(per_token) + recomputed,
+            flops_per_token=sum(per_token),
             forward_per_token=per_token[0],
             backward_per_token=per_token[1],
-            recomputed_per_token=recomputed,
             tokens_per_step=tokens,
             memory=memory,
             memory_peak=memory.peak,
@@ -231,29 +226,21 @@ class _Planner:
         """FSDP gathers weights in bf16."""
         return self.precision == "bf16"
 
-    def flops(self) -> tuple[Flops, float]:
-        """FLOPs of a batch and its tokens, means over the sampled batches."""
-        passes = 2 if self.training.r_drop else 1
-        on_gpu = self.accelerator is not None
-        total, tokens = Flops(), 0
-        for batch in self.work.batches:
-            total += step_flops(
-                self.work.net,
-                batch,
-                passes=passes,
-                checkpointed=self.training.activation_checkpointing,
-                on_accelerator=on_gpu,
-            )
-            tokens += batch.num_tokens
-        count = len(self.work.batches)
-        return Flops(*(round(value / count) for value in vars(total).values())), tokens / count
+    def flops(self) -> tuple[float, float]:
+        """FLOPs of the forward and of the backward pass for each token, by some batches."""
+        stride = -(-len(self.work.batches) // _TRACED_BATCHES)
+        batches = self.work.batches[::stride]
+        checkpointed = self.training.activation_checkpointing
+        costs = [self.step_cost([batch], checkpointed=checkpointed) for batch in batches]
+        tokens = sum(batch.num_tokens for batch in batches)
+        forward = sum(cost.forward_flops for cost in costs)
+        return forward / tokens, sum(cost.backward_flops for cost in costs) / tokens
 
-    def step_memory(self, batch: Batch, *, checkpointed: bool) -> StepMemory:
-        """The memory of an optimizer step of a process that shares the net with no other."""
+    def step_cost(self, batches: Sequence[Batch], *, checkpointed: bool) -> StepCost:
+        """The cost of an optimizer step of a process that shares the net with no other."""
         step = TrainStep(
             deepcopy(self.work.net), self.loss(), activation_checkpointing=checkpointed
         )
-        batches = [batch] * min(2, self.per_rank)
         on_gpu = self.accelerator is not None
         return trace_step(step, batches, self.training, self.precision, on_accelerator=on_gpu)
 
@@ -271,7 +258,8 @@ class _Planner:
 
     def memory(self, checkpointed: bool, parallel: Parallel, share: float = 1.0) -> RankMemory:
         """Bytes of the main process at the largest batch, or at a share of it."""
-        memory = self.step_memory(self.rank_batch(share), checkpointed=checkpointed)
+        batches = [self.rank_batch(share)] * min(2, self.per_rank)
+        memory = self.step_cost(batches, checkpointed=checkpointed)
         count = self.options.gpus
         return rank_memory(memory, self.work.net, parallel, count, in_bf16=self.in_bf16)
 
@@ -283,27 +271,27 @@ class _Planner:
 
     def remedies(self, available: float) -> dict[str, int]:
         """Changes of settings in the order of their cost, until one fits, with their peaks."""
-        sharing, gpus = self.options.sharing, self.options.gpus
+        parallelism, gpus = self.options.parallelism, self.options.gpus
         peaks: dict[str, int] = {}
         checkpointed = self.training.activation_checkpointing
         if not checkpointed:
-            peak = self.memory(True, sharing).peak
+            peak = self.memory(True, parallelism).peak
             peaks["training.activation_checkpointing=true"] = peak
-        if sharing == "ddp" and not min(peaks.values(), default=available + 1) <= available:
+        if parallelism == "ddp" and not min(peaks.values(), default=available + 1) <= available:
             peaks["--parallel fsdp"] = self.memory(True, "fsdp").peak
-            sharing = "fsdp"
+            parallelism = "fsdp"
         size = self.training.batch_tokens
         share = 0.5
         while size is not None and min(peaks.values(), default=available + 1) > available:
             if self.rank_batch().tokens.ids.size(0) * share < 1:
                 break
-            peak = self.memory(True, sharing, share).peak
+            peak = self.memory(True, parallelism, share).peak
             peaks = {k: v for k, v in peaks.items() if not k.startswith("training.batch_tokens")}
             peaks[f"training.batch_tokens={int(size * share)}"] = peak
             share /= 2
         if gpus == 1 and min(peaks.values(), default=available + 1) > available:
             fsdp = rank_memory(
-                self.step_memory(self.rank_batch(), checkpointed=True),
+                self.step_cost([self.rank_batch()] * min(2, self.per_rank), checkpointed=True),
                 self.work.net, "fsdp", GPUS_PER_MACHINE, in_bf16=self.in_bf16,
             )  # fmt: skip
             peaks[f"--gpus {GPUS_PER_MACHINE} --parallel fsdp"] = fsdp.peak

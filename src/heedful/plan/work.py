@@ -22,7 +22,7 @@ from heedful.parts.heads import ClassificationHead
 from heedful.pipelines import load
 from heedful.progress import PrintLine
 from heedful.tasks.corpora import SOURCES, split_files
-from heedful.tasks.epochs import EpochBatches, EpochPlan
+from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.init_from import VOCABULARIES
 from heedful.tasks.new_model import architecture_and_config
 from heedful.tasks.run_data import RunData
@@ -32,7 +32,7 @@ from heedful.zoo import architecture
 from heedful.zoo.architectures import meta_net
 
 _AUTO_VOCABULARY = 8_000  # of `tokenizer.vocab_size: auto`
-_SAMPLED_BATCHES = 32  # of an epoch, whose FLOPs and tokens are counted
+_SAMPLED_BATCHES = 32  # of an epoch, whose tokens are counted
 _NO_FILE = "no file"  # in place of data.train, for the checks of a recipe without data
 
 
@@ -92,8 +92,8 @@ class Work:
         plan = epochs.plan_epoch(0)
         tokens = _tokens_of(task, data, epochs, plan)
         step = -(-len(plan) // _SAMPLED_BATCHES)
-        batches = [epochs.load_batch(item) for item in plan[::step]]
-        largest = epochs.load_batch(plan[int(tokens.argmax())])
+        batches = [epochs.load_batch(0, item) for item in plan[::step]]
+        largest = epochs.load_batch(0, plan[int(tokens.argmax())])
         return cls(task, name, net, batches, largest, tokens, epochs.total_steps())
 
 
@@ -124,13 +124,13 @@ def _with_placeholder(recipe: Recipe) -> Recipe:
 
 
 def _tokens_of(
-    task: Task, data: RunData, epochs: EpochBatches, plan: EpochPlan
+    task: Task, data: RunData, epochs: EpochBatches, plan: Sequence[Any]
 ) -> Int64[np.ndarray, " N"]:
     """Tokens of each planned batch, with padding."""
-    if isinstance(plan[0].item, Windows) and task.recipe.training.subword_sampling is None:
-        sizes = [len(item.starts) * int(item.sizes.max()) for _, item in plan]
+    if isinstance(plan[0], Windows):
+        sizes = [len(item.starts) * int(item.sizes.max()) for item in plan]
         return np.array(sizes, dtype=np.int64)
-    return np.array([padded_tokens(epochs.load_batch(batch)) for batch in plan], dtype=np.int64)
+    return np.array([padded_tokens(epochs.load_batch(0, item)) for item in plan], dtype=np.int64)
 
 
 def _with_vocabulary(recipe: Recipe, name: str, config: Any) -> Any:

@@ -20,9 +20,8 @@ from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.labels import answer_texts, score_answers
-from heedful.evaluation.likelihood import sum_losses, target_loss
+from heedful.evaluation.likelihood import sum_losses, target_loss, target_states
 from heedful.evaluation.sharing import current_shares
-from heedful.evaluation.target_scores import target_states
 from heedful.files import write_lines
 from heedful.parts.losses import LossSum
 from heedful.pipelines import Classifier

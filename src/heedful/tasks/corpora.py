@@ -141,8 +141,7 @@ def language_tags(recipe: Recipe) -> dict[str, str]:
 
 
 def check_corpora(recipe: Recipe) -> None:
-    """Raise UserError for weights that contradict the end of the run, and for wrong tags."""
-    _check_weight_steps(recipe)
+    """Raise UserError for wrong tags, and for corpora whose rows are replaced."""
     language_tags(recipe)
     is_new = recipe.tokenizer.path is recipe.init_from is recipe.distillation.teacher is None
     for tag in all_tags(recipe):
@@ -156,61 +155,6 @@ def check_corpora(recipe: Recipe) -> None:
             "distillation.level sequence replaces the rows of data.train, so data.corpora has no "
             "effect; give one corpus, or use level word"
         )
-
-
-def weight_steps(recipe: Recipe) -> list[int]:
-    """The steps after which the weight of a corpus changes, ascending; empty: by epoch, or none."""
-    corpora = [corpus for corpus in recipe.data.corpora.values() if corpus.changes_by_step()]
-    return sorted({step for corpus in corpora for step, _ in corpus.weights() if step})
-
-
-def recipe_after(recipe: Recipe, step: int) -> Recipe:
-    """The recipe with the weights of corpora after `step` steps, where they change by step."""
-    corpora = {
-        name: corpus.model_copy(update={"weight": _weight_after(corpus, step)})
-        if corpus.changes_by_step()
-        else corpus
-        for name, corpus in recipe.data.corpora.items()
-    }
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpora": corpora})})
-
-
-def _weight_after(corpus: Corpus, step: int) -> float:
-    return [weight for first, weight in corpus.weights() if first <= step][-1]
-
-
-def _check_weight_steps(recipe: Recipe) -> None:
-    """Raise UserError for weights by step that cannot be honoured."""
-    corpora, training = recipe.data.corpora, recipe.training
-    by_step = [name for name, corpus in corpora.items() if corpus.changes_by_step()]
-    if not by_step:
-        return
-    by_epoch = [
-        n for n, corpus in corpora.items() if n not in by_step and len(corpus.weights()) > 1
-    ]
-    key = f"data.corpora.{by_step[0]}.weight"
-    if by_epoch:
-        raise UserError(
-            f"{key} changes by step, which ends an epoch, and data.corpora.{by_epoch[0]}.weight by "
-            "epoch; give all of them by step, or by epoch"
-        )
-    if training.max_epochs is not None:
-        raise UserError(
-            f"{key} changes by step, which ends an epoch early, so training.max_epochs would be no "
-            "length of a run; set it to null, and training.max_steps, or give weights by epoch"
-        )
-    steps = weight_steps(recipe)
-    if training.max_steps is not None and steps and steps[-1] >= training.max_steps:
-        raise UserError(
-            f"data.corpora: a weight changes after step {steps[-1]}, but the run ends at "
-            f"training.max_steps {training.max_steps}; lower from_step, or raise max_steps"
-        )
-    for step in [0, *steps]:
-        after = recipe_after(recipe, step).data.corpora.values()
-        if not any(corpus.weight for corpus in after):
-            raise UserError(
-                f"data.corpora: after step {step} every corpus has weight 0; raise one of them"
-            )
 
 
 def corpus_tag_ids(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
@@ -232,7 +176,7 @@ def corpus_shares(recipe: Recipe, ranges: Sequence[CorpusRange]) -> list[CorpusS
     With a temperature T, n_c rows of corpus c and N of all, the factor is
     N · n_c^(1/T - 1) / Σ_k n_k^(1/T): the shares are in proportion to n_c^(1/T), and the rows of an
     epoch are N in all (Arivazhagan et al. 2019, "Massively Multilingual Neural Machine Translation
-    in the Wild", section 4.2). Of weights by step those of step 0 count, see `recipe_after`.
+    in the Wild", section 4.2).
     """
     temperature = recipe.data.temperature
     sizes = [entry.size for entry in ranges]
@@ -244,8 +188,7 @@ def corpus_shares(recipe: Recipe, ranges: Sequence[CorpusRange]) -> list[CorpusS
             passes = sum(sizes) * entry.size ** (1 / temperature) / (total * entry.size)
             factor = Fraction(f"{passes:.6f}")  # rounded, so that no last bit of a power decides
         corpus = recipe.data.corpora[entry.name]
-        weights = corpus.weights()[:1] if corpus.changes_by_step() else corpus.weights()
-        steps = [(epoch, factor * Fraction(str(weight))) for epoch, weight in weights]
+        steps = [(epoch, factor * Fraction(str(weight))) for epoch, weight in corpus.weights()]
         shares.append(CorpusShare(entry, steps))
     return shares
 

@@ -20,14 +20,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful import extras
 from heedful.config import Distillation, Recipe
 from heedful.data.collate import Batch
 from heedful.data.columns import ColumnsWriter, open_columns
 from heedful.data.prepared import content_key, prepare_once, remove_folder
 from heedful.data.reports import DataReport
 from heedful.errors import UserError, format_names
-from heedful.evaluation.target_scores import target_states
+from heedful.evaluation.likelihood import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load
@@ -39,8 +38,7 @@ from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
 
-_OTHER_TEACHERS = "more_teachers", "back_translation_models"
-_SEQUENCE_KEYS = "include_references", "select_by_chrf", *_OTHER_TEACHERS
+_SEQUENCE_KEYS = "include_references", "back_translation_models"
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
 
 
@@ -112,8 +110,6 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
         levels: the distillation levels that the task supports.
     """
     settings = recipe.distillation
-    if settings.select_by_chrf:
-        extras.require("eval", "distillation.select_by_chrf")
     weights = settings.distillation_weight, settings.cross_entropy_weight, settings.cosine_weight
     problems = {
         f"distillation.level {settings.level} is for pairs of texts; the task {recipe.task} has "
@@ -180,42 +176,24 @@ def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: 
     teacher.net.eval().requires_grad_(False)
 
 
-@dataclass(frozen=True)
-class OtherTeachers:
-    """Further teachers, with any tokenizers.
-
-    Attributes:
-        forward: models that translate from source to target.
-        backward: models that translate from target to source.
-    """
-
-    forward: Sequence[Translator] = ()
-    backward: Sequence[Translator] = ()
-
-    @classmethod
-    def open(cls, settings: Distillation, device: str) -> "OtherTeachers":
-        """Load `more_teachers` and `back_translation_models`, which must be translators."""
-        forward, backward = (
-            [
-                expect(
-                    load(path, device=device, backend="eager"), Translator, f"distillation.{key}"
-                )
-                for path in resolve_paths(getattr(settings, key))
-            ]
-            for key in _OTHER_TEACHERS
-        )
-        return cls(forward, backward)
+def open_backward(settings: Distillation, device: str) -> list[Translator]:
+    """Load `back_translation_models`, which must be translators, with any tokenizers."""
+    key = "distillation.back_translation_models"
+    return [
+        expect(load(path, device=device, backend="eager"), Translator, key)
+        for path in resolve_paths(settings.back_translation_models)
+    ]
 
 
 def sequence_distillation(
     data: RunData,
     task: Task,
     teacher: Translator,
-    others: OtherTeachers,
+    backward: Sequence[Translator],
     cache: Path,
     print_line: PrintLine,
 ) -> RunData:
-    """The data with the teachers' translations as targets (Kim and Rush 2016, sec. 3.2).
+    """The data with the teacher's translations as targets (Kim and Rush 2016, sec. 3.2).
 
     The pairs of the data follow with `include_references`, and pairs of a back-translation and its
     target with `back_translation_models`. All are computed once for these models and stored in
@@ -224,28 +202,25 @@ def sequence_distillation(
 
     Args:
         teacher: a model with the tokenizers of the data.
+        backward: models that translate from target to source.
 
     Raises:
         UserError: no translation is left.
     """
     settings, longest = task.recipe.distillation, task.recipe.data.max_length
-    forward = [*resolve_paths(settings.teacher), *resolve_paths(settings.more_teachers)]
+    sides = [resolve_paths(path) for path in (settings.teacher, settings.back_translation_models)]
     key = {
         "prepared": data.directory.name,
-        "models": [
-            [content_key([path / WEIGHTS]) for path in side]
-            for side in (forward, resolve_paths(settings.back_translation_models))
-        ],
+        "models": [[content_key([path / WEIGHTS]) for path in side] for side in sides],
         "include_references": settings.include_references,
         "beam_size": settings.beam_size,
-        "select_by_chrf": settings.select_by_chrf,
         "max_length": longest,
     }
-    passes = [Pass("teacher", teacher), *(Pass("forward", model) for model in others.forward)]
+    passes = [Pass("teacher", teacher)]
     passes += [Pass("targets")] if settings.include_references else []
-    passes += [Pass("backward", model) for model in others.backward]
+    passes += [Pass("backward", model) for model in backward]
     total = len(data.splits["train"]) * len(passes)
-    models = [str(path) for path in (*forward, *resolve_paths(settings.back_translation_models))]
+    models = [str(path) for side in sides for path in side]
     about = {"task": f"{task.recipe.task}, outputs of a teacher", "files": models}
     writer = ShardWriter(data, settings, longest, key, about, cache, print_line)
     shards: list[Path] = []

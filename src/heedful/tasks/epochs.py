@@ -1,11 +1,9 @@
 """The training batches of a run, epoch by epoch."""
 
-from collections.abc import Iterator, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -16,7 +14,7 @@ from heedful.data.columns import Columns, Sequences, rows_of
 from heedful.data.draws import CorpusShare
 from heedful.data.plans import Windows
 from heedful.data.subword_sampling import SubwordSampler
-from heedful.tasks.corpora import corpus_shares, recipe_after, weight_steps
+from heedful.tasks.corpora import corpus_shares
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 
@@ -25,48 +23,11 @@ _TOKENS_PER_ROW = 32  # that are planned in the time of a row
 _SAMPLING_COST = 20  # times that of planning, of the lengths of sampled subword splits
 
 
-class EpochItem(NamedTuple):
-    """A planned batch of an epoch; `item`: as in `Task.plan_epoch`."""
-
-    epoch: int
-    item: Any
-
-
-class EpochPlan(Sequence[EpochItem]):
-    """The planned batches of an epoch; those of large epochs are planned when they are read.
-
-    Args:
-        limit: the number of batches after which the epoch ends; None: all are read.
-    """
-
-    def __init__(self, epoch: int, items: Sequence[Any], limit: int | None = None) -> None:
-        self._epoch, self._items, self._limit = epoch, items, limit
-
-    def __len__(self) -> int:
-        size = len(self._items)
-        return size if self._limit is None else min(size, self._limit)
-
-    @overload
-    def __getitem__(self, index: int) -> EpochItem: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[EpochItem]: ...
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return EpochItem(self._epoch, self._items[range(len(self))[index]])
-
-    def __iter__(self) -> Iterator[EpochItem]:
-        return (EpochItem(self._epoch, item) for item in islice(self._items, self._limit))
-
-
 class EpochBatches:
     """The batches of a task.
 
     With `training.subword_sampling`, words have new subword splits in each epoch, sampled when a
-    batch is loaded; with `training.compile`, batches are padded to few shapes. Where weights of
-    corpora change by step, an epoch ends at that step, and the next one has the new weights.
+    batch is loaded; with `training.compile`, batches are padded to few shapes.
 
     Raises:
         UserError: a tokenizer that does not support subword sampling; a task without fixed shapes.
@@ -78,10 +39,8 @@ class EpochBatches:
         self._shapes = task.batch_shapes(data) if training.compile else None
         self._sampler: SubwordSampler | None = None
         self._current: tuple[int, RunData] | None = None
-        self._last: tuple[int, EpochPlan] | None = None  # to plan
+        self._last: tuple[int, Sequence[Any]] | None = None  # to plan
         self._num_steps_of: dict[Any, int] = {}
-        self._weight_steps = weight_steps(task.recipe)
-        self._first_steps = [0]  # of the epochs whose predecessors were planned
         if training.subword_sampling is not None:
             columns = task.text_columns(data.tokenizers)
             has_limit = task.recipe_keys.includes("data.max_length")
@@ -94,29 +53,11 @@ class EpochBatches:
                 max_tokens=training.batch_tokens,
             )
 
-    def plan_epoch(self, epoch: int) -> EpochPlan:
-        """The batches of an epoch, a pure function, as items for `load_batch`.
-
-        With weights by step all epochs before it are planned too, to count their steps, unless
-        they were planned before.
-        """
-        if not self._weight_steps:
-            if self._last is None or self._last[0] != epoch:
-                items = self._task.plan_epoch(self._data_of(epoch), epoch)
-                self._last = epoch, EpochPlan(epoch, items)
-            return self._last[1]
-        for earlier in range(len(self._first_steps) - 1, epoch):
-            self.plan_epoch(earlier)
-        first, steps = self._first_steps[epoch], self._weight_steps
-        accumulation = self._task.recipe.training.gradient_accumulation
-        end = next((step for step in steps if step > first), None)
-        task = copy(self._task)
-        task.recipe = recipe_after(task.recipe, first)
-        items = task.plan_epoch(self._data_of(epoch), epoch)
-        plan = EpochPlan(epoch, items, None if end is None else (end - first) * accumulation)
-        if len(self._first_steps) == epoch + 1:
-            self._first_steps.append(first + -(-len(plan) // accumulation))
-        return plan
+    def plan_epoch(self, epoch: int) -> Sequence[Any]:
+        """The batches of an epoch, a pure function, as items for `load_batch`."""
+        if self._last is None or self._last[0] != epoch:
+            self._last = epoch, self._task.plan_epoch(self._data_of(epoch), epoch)
+        return self._last[1]
 
     def total_steps(self) -> int | None:
         """The optimizer steps until `max_steps` or `max_epochs`, whichever is first; else None.
@@ -135,8 +76,6 @@ class EpochBatches:
 
     def num_epochs(self, steps: int) -> float:
         """The epochs of the first `steps` optimizer steps."""
-        if self._weight_steps:  # epochs end at given steps
-            return steps / self._num_steps(0)
         epoch = 0
         while steps > (size := self._num_steps(epoch)):
             steps -= size
@@ -170,13 +109,13 @@ class EpochBatches:
         cost = len(train) + sum(int(side.offsets[-1]) for side in sides) // _TOKENS_PER_ROW
         return passes * cost * (_SAMPLING_COST if self._sampler else 1) <= _COUNTED_ROWS
 
-    def load_batch(self, planned: EpochItem) -> Batch:
-        """A planned batch as tensors on the CPU, a pure function."""
-        data = self._data_of(planned.epoch)
-        batch = self._task.collate(data, planned.item)
+    def load_batch(self, epoch: int, item: Any) -> Batch:
+        """A planned batch of an epoch as tensors on the CPU, a pure function."""
+        data = self._data_of(epoch)
+        batch = self._task.collate(data, item)
         train = data.splits["train"]
         if train.corpora:
-            corpora = corpus_tokens(train, planned.item, batch.indices)
+            corpora = corpus_tokens(train, item, batch.indices)
             batch = replace(batch, corpora=corpora, indices=rows_of(batch.indices))
         return batch if self._shapes is None else pad_batch(batch, self._shapes)
 

@@ -8,15 +8,15 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.config import Files, Recipe
+from heedful.config import Files, Filters, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import EpochDraw
-from heedful.data.epoch_windows import BLOCK_ROWS, RowsOf, plan_windows_of_rows, window_rows
 from heedful.data.filters import Filter, make_filters
 from heedful.data.row_files import FileRows, open_rows
 from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.scan import Scan, corpus_tails
+from heedful.data.shuffle_buffers import BLOCK_ROWS, RowsOf, plan_by_buffers
 from heedful.data.splits import Split, split_by_source
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.data.workers import choose_workers
@@ -91,6 +91,8 @@ def raw_data(recipe: Recipe, open_files: Callable[[SplitFiles], FileRows]) -> Ra
 
 def training_filters(recipe: Recipe, columns: Iterable[str]) -> list[Filter]:
     """The filters of the recipe for rows with these columns; raises UserError as `make_filters`."""
+    if recipe.data.filters == Filters():
+        return []
     texts = [name for name in columns if name not in (LABEL, CORPUS)]
     languages = {name: languages_of(recipe, name) for name in recipe.data.corpora or [""]}
     return make_filters(recipe.data.filters, texts, languages)
@@ -123,7 +125,7 @@ def raw_text_data(recipe: Recipe) -> RawData:
                 "data.valid_size of data.corpora is a share of each corpus, below 1, for texts; "
                 f"give a share instead of {size}"
             )
-        return Split(tails=tuple(corpus_tails(raw.train, scan.chunks, size, unit)))
+        return Split(tails=tuple(corpus_tails(raw.rows_of("train"), scan.chunks, size, unit)))
 
     drops = is_table if data.drop_held_out is None else data.drop_held_out
     return replace(raw, hold_out=hold_out, holds_out_tail=True, drops_held_out=drops)
@@ -178,28 +180,27 @@ def epoch_draw(recipe: Recipe, epoch: int, corpora: Sequence[CorpusRange]) -> Ep
     return EpochDraw(corpus_shares(recipe, corpora), seed=recipe.training.seed, epoch=epoch)
 
 
-def plan_epoch_windows(
+def plan_epoch_rows(
     recipe: Recipe,
     epoch: int,
     corpora: Sequence[CorpusRange],
     num_rows: int,
     plan: Callable[[int, Int64[np.ndarray, " n"]], Sequence[Item]],
 ) -> Sequence[Item]:
-    """The batches of an epoch, planned window by window (`data/epoch_windows.py`).
+    """The batches of an epoch, by `plan_by_buffers`.
 
     Args:
         corpora: the ranges of the corpora of which `epoch_draw` chooses rows; empty: an epoch
             reads all rows.
         num_rows: training rows.
-        plan: returns the batches of a window, by its number and the indices of its rows.
+        plan: as there.
     """
     size: int = num_rows
     rows_of: RowsOf = np.arange
     if corpora:
         draw = epoch_draw(recipe, epoch, corpora)
         size, rows_of = len(draw), draw.rows
-    windows = window_rows(size, seed=recipe.training.seed, epoch=epoch, rows_of=rows_of)
-    return plan_windows_of_rows(len(windows), lambda number: plan(number, windows[number]()))
+    return plan_by_buffers(size, plan, seed=recipe.training.seed, epoch=epoch, rows_of=rows_of)
 
 
 def check_derived_keys(recipe: Recipe) -> None:

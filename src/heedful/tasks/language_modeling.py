@@ -17,8 +17,8 @@ from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import Windows, plan_windows
 from heedful.data.rows import Rows
-from heedful.data.subword_sampling import SampledSequences
 from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError
 from heedful.evaluation.likelihood import token_metrics
 from heedful.evaluation.sharing import current_shares, from_main
 from heedful.files import write_text
@@ -26,7 +26,7 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import unpredicted, window_sums
-from heedful.tasks.inputs import joint_tokenizer, plan_epoch_windows, raw_text_data, rows_per_batch
+from heedful.tasks.inputs import joint_tokenizer, plan_epoch_rows, raw_text_data, rows_per_batch
 from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
@@ -75,6 +75,15 @@ class LanguageModeling(Task):
     length_key = "objective.context"
     unit = "tokens"
 
+    def check(self) -> None:
+        """See `Task.check`: refuse subword sampling."""
+        super().check()
+        if self.recipe.training.subword_sampling is not None:
+            raise UserError(
+                "training.subword_sampling: windows are cut from stored tokens, so the task "
+                f"{self.recipe.task} does not support it; leave it out"
+            )
+
     def raw_data(self) -> RawData:
         return raw_text_data(self.recipe)
 
@@ -107,23 +116,20 @@ class LanguageModeling(Task):
         """See `Task.plan_epoch`: windows of the texts."""
         texts, context = data.ids("train"), self.objective.context
         batch_size = rows_per_batch(self.recipe, context)
-        if isinstance(texts, SampledSequences):  # tokens are sampled when windows are collated
-            context = texts.window_size(context)
-            texts = texts.stored
 
-        def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
+        def plan(buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
             return plan_windows(
                 texts.lengths_of(rows),
                 context=context,
                 batch_size=batch_size,
                 seed=self.recipe.training.seed,
                 epoch=epoch,
-                window=window,
+                buffer=buffer,
                 rows=rows,
             )
 
         corpora = data.splits["train"].corpora
-        return plan_epoch_windows(self.recipe, epoch, corpora, len(texts), plan)
+        return plan_epoch_rows(self.recipe, epoch, corpora, len(texts), plan)
 
     def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """All windows are of one width."""
@@ -131,9 +137,9 @@ class LanguageModeling(Task):
         return [BatchShape(rows_per_batch(self.recipe, context), context)]
 
     def collate(self, data: RunData, item: Windows) -> Batch:
-        keys, pad_id = self.objective, data.tokenizer.pad_id
+        pad_id = data.tokenizer.pad_id
         return collate_windows(
-            data.ids("train"), item, isolate=keys.isolate, pad_id=pad_id, context=keys.context
+            data.ids("train"), item, isolate=self.objective.isolate, pad_id=pad_id
         )
 
     def evaluate(self, model: LanguageModel, data: RunData) -> EvaluationResult:

@@ -21,9 +21,8 @@ from heedful.data.plans import pack_rows
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import token_metrics
+from heedful.evaluation.likelihood import target_states, token_metrics
 from heedful.evaluation.sharing import from_main
-from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel

@@ -36,27 +36,26 @@ from heedful.zoo.names import set_weights, trainable, weights_of
 from heedful.zoo.saved import Base, initialized_net, make_config
 
 
-def inherited_parts(
-    path: str | None, source: SavedModel | None, teacher: SavedModel | None
-) -> Inherited:
+def inherited_parts(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> Inherited:
     """Tokenizers, start token, labels and problem that the run inherits.
 
     Args:
-        path: the recipe's `tokenizer.path`.
         source: the model of `init_from`.
         teacher: the model of `distillation.teacher`, which takes precedence over `source`.
 
     Raises:
-        UserError: tokenizers at `path` that differ from those of the model.
+        UserError: as `architecture_and_config`; tokenizers of the recipe's `tokenizer.path` that
+            differ from those of the model, or that the task cannot use.
     """
-    parent = teacher or source
+    architecture_and_config(task, None, source, teacher)
+    path, parent = task.recipe.tokenizer.path, teacher or source
     tokenizers = None
     if path is not None:
         src = open_tokenizer(Path(path), "source")
         tgt = open_tokenizer(Path(path), "target")
         tokenizers = (src, src if src.content() == tgt.content() else tgt)
     if parent is None:
-        return Inherited(tokenizers)
+        return Inherited(tokenizers and task.adapt_tokenizers(tokenizers))
     contents = [parent.src_tokenizer.content(), parent.tgt_tokenizer.content()]
     if tokenizers is not None and [t.content() for t in tokenizers] != contents:
         raise UserError(
@@ -66,7 +65,7 @@ def inherited_parts(
     start_id = None
     if isinstance(source, Translator) and _is_imported(source):
         start_id = source.ids.decoder_start_ids[-1]
-    tokenizers = parent.src_tokenizer, parent.tgt_tokenizer
+    tokenizers = task.adapt_tokenizers((parent.src_tokenizer, parent.tgt_tokenizer))
     return Inherited(tokenizers, start_id, tuple(parent.metadata.labels), _problem_of(source))
 
 

@@ -6,15 +6,15 @@ The first pass reads, filters, holds out and trains tokenizers; the second one w
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from heedful.config import Recipe
 from heedful.data.columns import Columns, ColumnsWriter, open_columns, write_columns
@@ -23,29 +23,21 @@ from heedful.data.labels import Problem, count_labels, label_columns, label_coun
 from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
 from heedful.data.reports import DataReport
 from heedful.data.row_files import FileRows, depends_on_languages, format_of
-from heedful.data.rows import Rows, RowSource
+from heedful.data.rows import Rows
 from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out
-from heedful.data.splits import KnownRows, Split
+from heedful.data.splits import KnownRows, Split, Tail
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import POOL_BYTES, choose_workers, map_in_order
 from heedful.errors import UserError
-from heedful.files import (
-    atomic_open,
-    read_json,
-    read_object,
-    remove,
-    remove_unfinished,
-    write_json,
-)
+from heedful.files import read_json, remove, remove_unfinished, write_json, write_text
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine, track
 from heedful.tasks.corpora import SOURCES, SPLITS, check_ranges, resolve_paths, split_files
-from heedful.tasks.run_data import FILTERS, DataSummary, Inherited, RawData, RunData, joined
+from heedful.tasks.run_data import FILTERS, DataSummary, Inherited, RawData, RunData
 from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
 SUMMARIES = "read.json"  # in a prepared folder: a line on each source that was read
-_READ_ROWS = 4_096  # held-out rows that are read back at once
 _FIRST_PASS = "first_pass.json"  # its result, in an unfinished folder
 
 
@@ -63,23 +55,18 @@ def prepare(task: Task, cache: Path, inherited: Inherited, print_line: PrintLine
         key["objective_files"] = content_key(named)
     directory = prepare_once(cache, key, partial(fill, task, inherited), about, resumable=True)
     data = open_data(directory, inherited.start_id)
-    summary = _summary(data)
-    if not inherited.labels:
+    summary = DataSummary(
+        read_json(directory / SUMMARIES),
+        data.filters,
+        data.tokenizers,
+        {name: columns.report for name, columns in data.splits.items()},
+        label_counts(data.splits["train"], data.labels, data.problem) if data.labels else {},
+    )
+    if summary.labels and not inherited.labels:
         summary.check_labels()
     for line in summary.lines():
         print_line(line)
     return data
-
-
-def _summary(data: RunData) -> DataSummary:
-    train = data.splits["train"]
-    return DataSummary(
-        read_json(data.directory / SUMMARIES),
-        data.filters,
-        data.tokenizers,
-        {name: columns.report for name, columns in data.splits.items()},
-        label_counts(train, data.labels, data.problem),
-    )
 
 
 def open_data(directory: Path, start_id: int | None) -> RunData:
@@ -118,30 +105,27 @@ class FirstPass:
         return self.scan.num_rows - self.split.num_valid
 
     @classmethod
-    def read(cls, recipe: Recipe, raw: RawData, sample_size: int, problem: Problem) -> "FirstPass":
+    def read(cls, recipe: Recipe, raw: RawData, sample_size: int) -> "FirstPass":
         """Read all rows; raises UserError for wrong ones.
 
         Args:
             sample_size: maximum number of sampled training rows.
-            problem: what the labels are.
         """
+        problem = raw.problem
         held_out, summaries = {}, dict[str, str]()
         for name in SPLITS[1:]:
             if name in raw.sources:
-                source = joined(raw.sources[name])
-                num_workers = min(_num_workers(recipe, source), 1 + source.num_bytes // POOL_BYTES)
-                read = scan_rows(source, num_workers=num_workers, problem=problem)
+                source = raw.rows_of(name)
+                workers = choose_workers(recipe.data.workers, source.num_bytes)
+                workers = min(workers, 1 + source.num_bytes // POOL_BYTES)
+                read = scan_rows(source, num_workers=workers, problem=problem)
                 held_out[name] = read.sample
                 summaries |= _summaries(raw.sources[name], read)
-        num_workers = _num_workers(recipe, raw.train)
+        train = raw.rows_of("train")
+        workers = choose_workers(recipe.data.workers, train.num_bytes)
         with_sources = "valid" not in held_out and not raw.holds_out_tail
         scan = scan_rows(
-            raw.train,
-            raw.filters,
-            sample_size,
-            num_workers,
-            with_sources=with_sources,
-            problem=problem,
+            train, raw.filters, sample_size, workers, with_sources=with_sources, problem=problem
         )
         summaries = _summaries(raw.sources["train"], scan) | summaries
         has_labels = bool(scan.labels) or problem != "single_label"
@@ -151,7 +135,7 @@ class FirstPass:
         split = Split()
         if "valid" not in held_out:
             split = raw.hold_out(scan)
-            valid = take_held_out(raw.train, scan.chunks, split, num_workers)
+            valid = take_held_out(train, scan.chunks, split, workers)
             num_chosen = len(valid)
             if labels and problem != "regression":
                 split, valid = _keep_labels(scan, split, valid, problem)
@@ -160,14 +144,18 @@ class FirstPass:
             summaries["valid"] = f"{len(valid):,} of {key} (data.valid_size)"
             if num_kept := num_chosen - len(valid):
                 summaries["valid"] += f"; {num_kept:,} kept in train, for labels without other rows"
-        compared = (held_out[name] for name in raw.compared_splits if name in held_out)
-        known = _known_rows(recipe, compared)
+        known = KnownRows.from_rows(
+            [held_out[name] for name in raw.compared_splits if name in held_out],
+            both_directions=len(recipe.data.corpora) > 1,  # they may be of both directions
+        )
         has_files = not isinstance(raw.sources["train"], Rows)
         return cls(scan, split, held_out, labels, summaries if has_files else {}, known)
 
     def sample(self) -> Rows:
         """The sampled training rows; raises UserError if all rows are in a held-out set."""
-        rows = self.known.drop_from(self.split.train(self.scan.sample, self.scan.sample_indices))
+        scan = self.scan
+        rows = self.split.take(scan.sample, scan.sample_indices, held_out=False)
+        rows = self.known.drop_from(rows)
         if not len(rows):
             refuse_held_out(self.num_rows, self.scan.noun)
         return rows
@@ -194,21 +182,21 @@ def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tup
 
 def count(task: Task, inherited: Inherited) -> DataSummary:
     """The summary of the data that `fill` would write; nothing is written."""
-    raw, problem = _raw_data(task, inherited)
-    read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited), problem)
-    tokenizers = inherited.tokenizers or task.train_tokenizers(read.sample())
+    raw = task.raw_data().of_problem(task.problem(inherited.problem))
+    read, tokenizers = _first_pass(task, inherited, raw)
     held_out = {}
     for name, rows in read.held_out.items():
         held_out[name] = _encode(task, name, rows, tokenizers, read.labels, inherited).report
     encoder = _encoder(task, "train", tokenizers, read.labels, inherited)
     encode = ChunkEncoder(encoder, read.split, read.known)
     totals, num_of_label = _TrainTotals(), Counter[str]()
+    train = raw.rows_of("train")
+    workers = choose_workers(task.recipe.data.workers, train.num_bytes)
     with track("tokenizing", read.scan.num_rows) as advance:
-        items = scanned_chunks(raw.train, read.scan.chunks)
-        results = map_in_order(encode, items, _num_workers(task.recipe, raw.train))
+        results = map_in_order(encode, scanned_chunks(train, read.scan.chunks), workers)
         for columns, num_rows in zip(results, read.scan.chunks.num_rows, strict=True):
             totals.add(columns)
-            num_of_label.update(label_counts(columns, encoder.labels, problem))
+            num_of_label.update(label_counts(columns, encoder.labels, encoder.problem))
             advance(num_rows)
     report = _checked_train(task, encoder, totals.report, read.num_rows, totals.corpora)
     summary = DataSummary(
@@ -236,6 +224,27 @@ class _TrainTotals:
         self.corpora |= {corpus.name for corpus in columns.corpora}
 
 
+@dataclass(frozen=True)
+class _FirstResult:
+    """What the second pass needs of the first one, as JSON in an unfinished folder.
+
+    Attributes:
+        held_out, tails: of `Split`.
+        digests, checksums, both_directions: of `KnownRows`.
+    """
+
+    chunks: ChunkFacts
+    labels: tuple[str, ...]
+    held_out: list[int]
+    tails: tuple[Tail, ...]
+    digests: list[int]
+    checksums: list[int]
+    both_directions: bool
+
+
+_FIRST_RESULT = TypeAdapter(_FirstResult)
+
+
 def fill(task: Task, inherited: Inherited, directory: Path) -> None:
     """Write ids by split, held-out texts, tokenizers, and the summaries of the files.
 
@@ -243,13 +252,13 @@ def fill(task: Task, inherited: Inherited, directory: Path) -> None:
     in the second pass.
     """
     remove_unfinished(directory)
-    raw, problem = _raw_data(task, inherited)
+    raw = task.raw_data().of_problem(task.problem(inherited.problem))
     if not (directory / _FIRST_PASS).is_file():
         for left in directory.iterdir():
             if left.name != MANIFEST:
                 remove(left)
-        _write_first_pass(task, raw, problem, inherited, directory)
-    _encode_train(task, raw, inherited, directory)
+        _write_first_pass(task, inherited, raw, directory)
+    _encode_train(task, inherited, raw, directory)
 
 
 def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
@@ -258,46 +267,61 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
     return src, Tokenizer.load(other) if other.is_file() else src
 
 
-def _raw_data(task: Task, inherited: Inherited) -> tuple[RawData, Problem]:
-    """The sources of a task's rows, and what their labels are."""
-    problem = task.problem(inherited.problem)
-    return task.raw_data().of_problem(problem), problem
+def _first_pass(
+    task: Task, inherited: Inherited, raw: RawData
+) -> tuple[FirstPass, tuple[Tokenizer, Tokenizer]]:
+    """All rows read once, and the tokenizers: inherited, or trained on a sample."""
+    size = 0 if inherited.tokenizers else task.recipe.tokenizer.sample_size
+    read = FirstPass.read(task.recipe, raw, size)
+    return read, inherited.tokenizers or task.train_tokenizers(read.sample())
 
 
-def _write_first_pass(
-    task: Task, raw: RawData, problem: Problem, inherited: Inherited, directory: Path
-) -> None:
+def _write_first_pass(task: Task, inherited: Inherited, raw: RawData, directory: Path) -> None:
     """The first pass: write everything but the training ids."""
-    read = FirstPass.read(task.recipe, raw, _sample_size(task, inherited), problem)
-    tokenizers = inherited.tokenizers or task.train_tokenizers(read.sample())
+    read, tokenizers = _first_pass(task, inherited, raw)
     for name, rows in read.held_out.items():
         encoded = _encode(task, name, rows, tokenizers, read.labels, inherited)
         write_columns(directory / name, encoded)
-        _write_rows(directory / f"{name}.jsonl", rows)
+        cells = zip(*rows.columns.values(), strict=True)
+        records = (dict(zip(rows.columns, row, strict=True)) for row in cells)
+        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        write_text(directory / f"{name}.jsonl", "".join(lines))
     write_json(directory / SUMMARIES, read.summaries)
     if read.scan.filters.filters:
         write_json(directory / FILTERS, read.scan.filters.to_json())
     for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
         if side == "src" or tokenizer is not tokenizers[0]:
             tokenizer.save(directory / f"{side}.json")
-    result = {"labels": read.labels, "split": read.split.to_json()}
-    write_json(directory / _FIRST_PASS, {**result, "chunks": read.scan.chunks.to_json()})
+    split, known = read.split, read.known
+    result = _FirstResult(
+        read.scan.chunks,
+        read.labels,
+        split.held_out.tolist(),
+        split.tails,
+        known.digests.tolist(),
+        known.checksums.tolist(),
+        known.both_directions,
+    )
+    write_text(directory / _FIRST_PASS, _FIRST_RESULT.dump_json(result).decode())
 
 
-def _encode_train(task: Task, raw: RawData, inherited: Inherited, directory: Path) -> None:
+def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Path) -> None:
     """The second pass: write the ids of the training rows, chunk by chunk."""
-    first = read_object(directory / _FIRST_PASS)
-    chunks, split = ChunkFacts.from_json(first["chunks"]), Split.from_json(first["split"])
-    encoder = _encoder(task, "train", load_tokenizers(directory), first["labels"], inherited)
-    files = (directory / f"{name}.jsonl" for name in raw.compared_splits)
-    held_out = (rows for path in files if path.is_file() for rows in _read_back(path))
-    encode = ChunkEncoder(encoder, split, _known_rows(task.recipe, held_out))
-    writer = ColumnsWriter(directory / "train")
+    first = _FIRST_RESULT.validate_json((directory / _FIRST_PASS).read_bytes())
+    chunks, split = first.chunks, Split(np.array(first.held_out, np.int64), first.tails)
+    known = KnownRows(
+        np.array(first.digests, np.uint64),
+        np.array(first.checksums, np.uint32),
+        first.both_directions,
+    )
+    encoder = _encoder(task, "train", load_tokenizers(directory), first.labels, inherited)
+    encode, writer = ChunkEncoder(encoder, split, known), ColumnsWriter(directory / "train")
+    train = raw.rows_of("train")
+    workers = choose_workers(task.recipe.data.workers, train.num_bytes)
     starts = chunks.starts
     with track("tokenizing", starts[-1]) as advance, closing(writer):
         advance(starts[writer.position])
-        items = scanned_chunks(raw.train, chunks, writer.position)
-        results = map_in_order(encode, items, _num_workers(task.recipe, raw.train))
+        results = map_in_order(encode, scanned_chunks(train, chunks, writer.position), workers)
         for number, columns in enumerate(results, writer.position + 1):
             writer.append(columns)
             if number % SHARD_CHUNKS == 0:
@@ -307,11 +331,6 @@ def _encode_train(task: Task, raw: RawData, inherited: Inherited, directory: Pat
         report = _checked_train(task, encoder, writer.report, num_rows, corpora)
         writer.complete(report, encoder.info)
     (directory / _FIRST_PASS).unlink()
-
-
-def _sample_size(task: Task, inherited: Inherited) -> int:
-    """The training rows that are sampled for a new tokenizer."""
-    return 0 if inherited.tokenizers else task.recipe.tokenizer.sample_size
 
 
 def _encoder(
@@ -345,10 +364,11 @@ def _checked_train(
 ) -> DataReport:
     """The report on all training rows; raises UserError if none is left, or none of a corpus."""
     assert report is not None
-    if report.num_held_out == num_rows:
+    if report.num_also_held_out == num_rows:
         refuse_held_out(num_rows, report.noun)
-    encoder.check(report, num_rows - report.num_held_out)
-    check_ranges(task.recipe, corpora)
+    encoder.check(report, num_rows - report.num_also_held_out)
+    if task.recipe.data.corpora:
+        check_ranges(task.recipe, corpora)
     return report
 
 
@@ -361,37 +381,12 @@ def refuse_held_out(num_rows: int, noun: str) -> NoReturn:
     )
 
 
-def _known_rows(recipe: Recipe, held_out: Iterable[Rows]) -> KnownRows:
-    """The held-out rows; the corpora of several may be of both directions."""
-    return KnownRows.from_rows(held_out, both_directions=len(recipe.data.corpora) > 1)
-
-
-def _num_workers(recipe: Recipe, source: RowSource) -> int:
-    return choose_workers(recipe.data.workers, source.num_bytes)
-
-
 def _summaries(sources: dict[str, FileRows] | Rows, scan: Scan) -> dict[str, str]:
     """A line on each source of a split, by its key; none on rows in memory."""
     if isinstance(sources, Rows):
         return {}
     reports = zip(sources, scan.reports.values(), strict=True)
     return {key: report.summary() for key, report in reports}
-
-
-def _write_rows(path: Path, rows: Rows) -> None:
-    """Write rows of text, one JSON object per line."""
-    names = list(rows.columns)
-    with atomic_open(path) as file:
-        for texts in zip(*rows.columns.values(), strict=True):
-            row = dict(zip(names, texts, strict=True))
-            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-
-
-def _read_back(path: Path) -> Iterator[Rows]:
-    """The rows that `_write_rows` has written, some at a time."""
-    with path.open(encoding="utf-8") as lines:
-        while rows := [json.loads(line) for line in islice(lines, _READ_ROWS)]:
-            yield Rows({name: [row[name] for row in rows] for name in rows[0]})
 
 
 def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:

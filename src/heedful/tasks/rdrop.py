@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from heedful.data.collate import Batch
-from heedful.evaluation.target_scores import target_states
+from heedful.evaluation.likelihood import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss
 
 

@@ -57,6 +57,7 @@ class RawData:
         holds_out_tail: `hold_out` chooses the last texts, which are not compared with train,
             as lines of running text recur. Otherwise it chooses whole sources.
         drops_held_out: rows of train with the source of a held-out row are dropped.
+        problem: what the labels are.
     """
 
     sources: dict[str, dict[str, FileRows] | Rows]
@@ -64,6 +65,7 @@ class RawData:
     filters: Sequence[Filter] = ()
     holds_out_tail: bool = False
     drops_held_out: bool = True
+    problem: Problem = "single_label"
 
     @property
     def compared_splits(self) -> tuple[str, ...]:
@@ -74,23 +76,23 @@ class RawData:
 
     def of_problem(self, problem: Problem) -> "RawData":
         """The sources with labels of a problem."""
+        if problem == self.problem:
+            return self
         sources = {
             split: rows
             if isinstance(rows, Rows)
             else {key: replace(files, problem=problem) for key, files in rows.items()}
             for split, rows in self.sources.items()
         }
-        return replace(self, sources=sources)
+        return replace(self, sources=sources, problem=problem)
 
-    @property
-    def train(self) -> RowSource:
-        """The source of the training rows."""
-        return joined(self.sources["train"])
-
-
-def joined(sources: dict[str, FileRows] | Rows) -> RowSource:
-    """The rows of all sources, one after the other."""
-    return sources if isinstance(sources, Rows) else JoinedRows(tuple(sources.values()))
+    def rows_of(self, split: str) -> RowSource:
+        """The rows of all sources of a split, one after the other."""
+        sources = self.sources[split]
+        if isinstance(sources, Rows):
+            return sources
+        first, *others = sources.values()
+        return JoinedRows((first, *others)) if others else first
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from heedful.tasks.inputs import (
     SomeRows,
     decoder_keys,
     make_tokenizer,
-    plan_epoch_windows,
+    plan_epoch_rows,
     raw_data,
     rows_per_batch,
 )
@@ -167,20 +167,20 @@ class SupervisedFineTuning(Task):
             return self.plan_rows(data, epoch, lambda indices: list(indices[:, None]))
         max_length = self.recipe.data.max_length
 
-        def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Plan]:
+        def plan(buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Plan]:
             batches = plan_packed_rows(
                 self.row_lengths(data, rows)[0],
                 max_length=max_length,
                 batch_size=rows_per_batch(self.recipe, max_length),
                 seed=self.recipe.training.seed,
                 epoch=epoch,
-                window=window,
+                buffer=buffer,
                 rows=rows,
             )
             return [*batches]
 
         corpora = data.splits["train"].corpora
-        return plan_epoch_windows(self.recipe, epoch, corpora, self.num_rows(data), plan)
+        return plan_epoch_rows(self.recipe, epoch, corpora, self.num_rows(data), plan)
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Inputs of each chat: all of its tokens but the last."""

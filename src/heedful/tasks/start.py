@@ -3,7 +3,7 @@
 The main process prepares data and model; other processes of the job then open its files.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from heedful import extras, plugins, processes
-from heedful.config import Recipe
+from heedful.config import Distillation, Recipe
 from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.files import plain_name, remove_unfinished
@@ -21,9 +21,9 @@ from heedful.pipelines import SavedModel, Translator, load, save_description
 from heedful.progress import PrintLine
 from heedful.tasks.distillation import (
     DistillationLoss,
-    OtherTeachers,
     check_distillation,
     initialize_from_layers,
+    open_backward,
     prepare_teacher,
     sequence_distillation,
 )
@@ -32,7 +32,6 @@ from heedful.tasks.in_memory import InMemoryData
 from heedful.tasks.init_from import load_matching_weights
 from heedful.tasks.new_model import (
     adapt_model,
-    architecture_and_config,
     build_model,
     inherited_parts,
     rebuild_model,
@@ -40,7 +39,7 @@ from heedful.tasks.new_model import (
 )
 from heedful.tasks.prepared_data import count, open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
-from heedful.tasks.run_data import DataSummary, Inherited, RunData
+from heedful.tasks.run_data import DataSummary, RunData
 from heedful.tasks.task import Task
 from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.block_compiler import BlockCompiler
@@ -50,7 +49,7 @@ from heedful.training.parallel import parallelism_of
 from heedful.training.precision import resolve_precision
 from heedful.training.schedules import make_schedule
 from heedful.training.step import LossFunction, TrainStep, parts_per_batch
-from heedful.training.trainer import Trainer, TrainingHooks
+from heedful.training.trainer import Trainer
 from heedful.zoo.names import trainable, weights_of
 from heedful.zoo.saved import Base, load_tensors
 
@@ -80,7 +79,8 @@ def checked_task(recipe: Recipe) -> Task:
     """The recipe's task; raises UserError for errors that show before any data are read."""
     task: Task = plugins.task.get(recipe.task)(recipe)
     task.check()
-    check_distillation(recipe, task.distillation_levels)
+    if recipe.distillation != Distillation():
+        check_distillation(recipe, task.distillation_levels)
     if recipe.training.tensorboard:
         extras.require("tensorboard", "training.tensorboard")
     make_schedule(recipe.training.schedule, d_model=1, max_steps=recipe.training.max_steps)
@@ -92,27 +92,18 @@ def prepare_data(task: Task, print_line: PrintLine) -> RunData:
 
     Outputs of a teacher (distillation of level sequence) are not computed.
     """
-    return prepare(task, cache_folder(), _inherited_by(task), print_line)
+    return prepare(task, cache_folder(), inherited_parts(task, *_origins(task)), print_line)
 
 
 def count_data(task: Task) -> DataSummary:
     """The summary of the data that `prepare_data` would store; nothing is stored."""
-    return count(task, _inherited_by(task))
+    return count(task, inherited_parts(task, *_origins(task)))
 
 
-def _inherited_by(task: Task) -> Inherited:
+def _origins(task: Task) -> tuple[SavedModel | None, SavedModel | None]:
+    """The model that the run starts from, and its teacher, on the CPU."""
     recipe = task.recipe
-    source = _open_model(recipe.init_from, "cpu")
-    return _inherited(task, source, _open_model(recipe.distillation.teacher, "cpu"))
-
-
-def _inherited(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> Inherited:
-    """What the data inherit from other models; raises UserError for a wrong model."""
-    architecture_and_config(task, None, source, teacher)
-    inherited = inherited_parts(task.recipe.tokenizer.path, source, teacher)
-    if inherited.tokenizers is not None:
-        inherited = replace(inherited, tokenizers=task.adapt_tokenizers(inherited.tokenizers))
-    return inherited
+    return _open_model(recipe.init_from, "cpu"), _open_model(recipe.distillation.teacher, "cpu")
 
 
 def start_run(
@@ -180,8 +171,8 @@ def new_run(
     recipe = task.recipe
     source = _open_model(recipe.init_from, "cpu")
     teacher = _open_model(recipe.distillation.teacher, str(device))
-    others = OtherTeachers.open(recipe.distillation, str(device)) if teacher else OtherTeachers()
-    data = prepare(task, cache_folder(), _inherited(task, source, teacher), print_line)
+    backward = open_backward(recipe.distillation, str(device)) if teacher else []
+    data = prepare(task, cache_folder(), inherited_parts(task, source, teacher), print_line)
     torch.manual_seed(recipe.training.seed)
     model = build_model(task, data, source, teacher, device)
     if source is not None:
@@ -194,7 +185,7 @@ def new_run(
             initialize_from_layers(model, teacher, print_line)
         if recipe.distillation.level == "sequence":
             assert isinstance(teacher, Translator)
-            data = sequence_distillation(data, task, teacher, others, cache_folder(), print_line)
+            data = sequence_distillation(data, task, teacher, backward, cache_folder(), print_line)
             teacher = None
     if recipe.training.freeze:
         freeze(model.net, recipe.training.freeze, "training.freeze")
@@ -320,12 +311,6 @@ def make_trainer(
     run.epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
     trainer = Trainer(
         run.train_step(),
-        TrainingHooks(
-            plan_epoch=run.epochs.plan_epoch,
-            load_batch=run.epochs.load_batch,
-            evaluate=lambda: task.evaluate(model, run.data),
-            save_best=lambda: _save_best(best, trainer),
-        ),
         training,
         make_schedule(training.schedule, d_model=model.config.d_model, max_steps=max_steps),
         Checkpoints(
@@ -334,6 +319,10 @@ def make_trainer(
             best=training.average_of == "best",
             processes=group.for_thread(),
         ),
+        plan_epoch=run.epochs.plan_epoch,
+        load_batch=run.epochs.load_batch,
+        evaluate=lambda: task.evaluate(model, run.data),
+        save_best=lambda: _save_best(best, trainer),
         precision=_precision(recipe, out, device),
         compiler=BlockCompiler(model.net) if training.compile else None,
         stored_weights=weights_of if model.adapter is None else trainable,

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 from pydantic import TypeAdapter, ValidationError
 
-from heedful.config import Recipe, Strict, wrong_key
+from heedful.config import Filters, Recipe, Strict, wrong_key
 from heedful.data.buckets import BatchShape, padded_lengths
 from heedful.data.collate import Batch
 from heedful.data.encoding import TextColumn
@@ -29,7 +29,7 @@ from heedful.tasks.inputs import (
     SomeRows,
     check_sources,
     joint_tokenizer,
-    plan_epoch_windows,
+    plan_epoch_rows,
     training_filters,
     training_shapes,
 )
@@ -102,7 +102,7 @@ class Task(ABC):
         check_sources(recipe, self.recipe_keys)
         if recipe.data.corpora:
             check_corpora(recipe)
-        if self.row_columns:
+        if self.row_columns and recipe.data.filters != Filters():
             pair = ["pair"] if is_paired(recipe) else []
             training_filters(recipe, [*self.row_columns, *pair])
 
@@ -200,7 +200,7 @@ class Task(ABC):
         settings = self.recipe.training
         shapes = self.batch_shapes(data) if settings.compile else None
 
-        def plan(window: int, rows: Int64[np.ndarray, " n"]) -> list[Item]:
+        def plan(buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Item]:
             """The batches of some rows."""
             lengths = self.row_lengths(data, rows)
             if shapes is not None:
@@ -211,13 +211,13 @@ class Task(ABC):
                 max_sentences=settings.batch_sentences,
                 seed=settings.seed,
                 epoch=epoch,
-                window=window,
+                buffer=buffer,
                 rows=rows,
             )
             return [item_of(batch) for batch in batches]
 
         corpora = data.splits["train"].corpora
-        return plan_epoch_windows(self.recipe, epoch, corpora, self.num_rows(data), plan)
+        return plan_epoch_rows(self.recipe, epoch, corpora, self.num_rows(data), plan)
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Lengths in tokens of training rows, or upper bounds; of source and target for pairs.

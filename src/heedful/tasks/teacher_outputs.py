@@ -10,7 +10,6 @@ from heedful.data.columns import Columns, pack_ids, write_columns
 from heedful.data.prepared import prepare_once
 from heedful.data.reports import DataReport
 from heedful.data.tokenizer import Tokenizer
-from heedful.evaluation.metrics import sentence_chrf
 from heedful.pipelines import Translator
 from heedful.pipelines.base import Texts
 from heedful.pipelines.generations import Generation
@@ -27,12 +26,11 @@ class Pass(NamedTuple):
 
     Attributes:
         kind: "teacher": the sources with outputs of a model with the tokenizers of the data;
-            "forward": with outputs of a model with other tokenizers, encoded again; "targets": the
-            pairs of the data; "backward": back-translations with their targets.
+            "targets": the pairs of the data; "backward": back-translations with their targets.
         model: None for "targets".
     """
 
-    kind: Literal["teacher", "forward", "targets", "backward"]
+    kind: Literal["teacher", "targets", "backward"]
     model: Translator | None = None
 
 
@@ -122,39 +120,27 @@ class ShardWriter:
             advance(len(rows))
             return list(zip(sources, targets, strict=True))
         src_tokenizer, tgt_tokenizer = self.data.tokenizers
-        source_texts = src_tokenizer.decode_batch(sources)
-        target_texts = tgt_tokenizer.decode_batch(targets)
         if translation.kind == "backward":
-            back = self._outputs(translation.model, target_texts, source_texts, advance)
+            texts = tgt_tokenizer.decode_batch(targets)
+            back = self._outputs(translation.model, texts, advance)
             return list(zip(_ids(back, src_tokenizer), targets, strict=True))
-        if translation.kind == "forward":
-            outputs = self._outputs(translation.model, source_texts, target_texts, advance)
-            return list(zip(sources, _ids(outputs, tgt_tokenizer), strict=True))
-        outputs = self._outputs(translation.model, sources, target_texts, advance)
+        outputs = self._outputs(translation.model, sources, advance)
         ids = [list(output.ids) if output.finished else [] for output in outputs]
         return list(zip(sources, ids, strict=True))
 
     def _outputs(
-        self,
-        model: Translator,
-        texts: Texts,
-        references: list[str],
-        advance: Callable[[int], None],
+        self, model: Translator, texts: Texts, advance: Callable[[int], None]
     ) -> list[Generation]:
-        """One output per text: the best, or with `select_by_chrf` the most like the reference."""
-        size, by_chrf = self.settings.beam_size, self.settings.select_by_chrf
+        """The most probable output for each text."""
         beams = model.generate(
             texts,
-            beam_size=size,
-            num_return=size if by_chrf else 1,
+            beam_size=self.settings.beam_size,
             stop_rule="optimal",
             too_long="leave_out",
             progress=advance,
             return_details=True,
         )
-        if not by_chrf:
-            return [best for best, *_ in beams]
-        return [_select_by_chrf(*pair) for pair in zip(beams, references, strict=True)]
+        return [best for best, *_ in beams]
 
 
 def _ids(outputs: list[Generation], tokenizer: Tokenizer) -> list[list[int]]:
@@ -164,10 +150,3 @@ def _ids(outputs: list[Generation], tokenizer: Tokenizer) -> list[list[int]]:
         tokenizer.encode_target(ids) if output.finished and ids else []
         for output, ids in zip(outputs, encoded, strict=True)
     ]
-
-
-def _select_by_chrf(outputs: list[Generation], reference: str) -> Generation:
-    """The output with the highest chrF, among those with EOS if there are any."""
-    candidates = [output for output in outputs if output.finished] or outputs[:1]
-    scores = sentence_chrf([output.text for output in candidates], [reference] * len(candidates))
-    return candidates[scores.index(max(scores))]

@@ -1,23 +1,19 @@
-"""Several runs side by side: scores, differing settings and curves, as tables and as a page."""
+"""Several runs side by side: scores, sizes and differing settings, as tables."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from heedful.config.descriptions import inline
 from heedful.errors import UserError
-from heedful.files import write_text
 from heedful.nested_keys import flatten
 from heedful.terminal import clock
-from heedful.training.charts import CURVES, Chart, Series
 from heedful.training.events import Evaluated, RunFinished, RunStarted, StepDone, format_score
 from heedful.training.events import score_label as label
 from heedful.training.listeners import REASONS
-from heedful.training.report import pages
 from heedful.training.run_report import RecordedRun
 
+_MOST_RUNS = 6  # columns that fit a terminal
 MISSING = ""  # the cell of a value that a run lacks
 
 
@@ -30,8 +26,8 @@ class Comparison:
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "Comparison":
         """Read the folders of two or more runs; raises UserError as `RecordedRun.read` does."""
-        if not 2 <= len(paths) <= len(CURVES):
-            raise UserError(f"give 2 to {len(CURVES)} runs, not {len(paths)}")
+        if not 2 <= len(paths) <= _MOST_RUNS:
+            raise UserError(f"give 2 to {_MOST_RUNS} runs, not {len(paths)}")
         folders = [path.resolve() for path in paths]
         if len({*folders}) < len(folders):
             raise UserError("a run is given twice; give each once")
@@ -66,42 +62,6 @@ class Comparison:
         }
         unset = {MISSING, inline(None)}  # a key that one task lacks and another leaves null
         return {key: cells for key, cells in rows.items() if len({*cells}) > 1 and {*cells} - unset}
-
-    def charts(self) -> list[Chart]:
-        """Curves of all runs over steps: losses and decoded scores of held-out text, speed."""
-        charts = [
-            self._chart("Held-out loss", Evaluated, lambda event: event.loss),
-            self._chart("Training loss", StepDone, lambda event: event.nll),
-        ]
-        events = (event for run in self.runs.values() for event in run.events)
-        metrics = dict.fromkeys(
-            name for event in events if isinstance(event, Evaluated) for name in event.scores
-        )
-        charts += [self._chart(label(name), Evaluated, _score_of(name)) for name in metrics]
-        charts.append(self._chart("Speed (tokens/s)", StepDone, lambda e: e.tokens_per_second))
-        return [chart for chart in (one.drawable() for one in charts) if chart.series]
-
-    def _chart(self, title: str, kind: type, value_of: Callable[[Any], float]) -> Chart:
-        series = []
-        for color, (name, run) in enumerate(self.runs.items()):
-            events: list[Any] = [event for event in run.events if isinstance(event, kind)]
-            series.append(Series(name, [(e.step, value_of(e)) for e in events], color))
-        return Chart(title, series)
-
-    def write(self, out: Path) -> None:
-        """Write the page, whole or not at all; raises UserError if it cannot be written."""
-        template = pages().get_template("comparison.html.j2")
-        page = template.render(
-            title=f"Comparison of {len(self.runs)} runs",
-            names=[*self.runs],
-            tables=self.tables(),
-            charts=self.charts(),
-        )
-        write_text(out, page)
-
-
-def _score_of(name: str) -> Callable[[Evaluated], float]:
-    return lambda event: event.scores.get(name, math.nan)
 
 
 def _scores(run: RecordedRun) -> dict[str, float]:

@@ -5,7 +5,7 @@ An event is a frozen dataclass, and one line of JSON in the run's log.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import to_json as dump
@@ -177,28 +177,7 @@ Event: TypeAlias = Annotated[
 _READER: TypeAdapter[Event] = TypeAdapter(Event)
 
 
-class Listener(Protocol):
-    """A receiver of a run's events: a progress bar, a log."""
-
-    def on(self, event: Event) -> None:
-        """Handle an event; called in the order of the events."""
-
-    def close(self) -> None:
-        """Called once at the end of the session, also after an error or an interruption."""
-
-
-@dataclass(frozen=True)
-class EventCallback:
-    """A listener that calls a function with each event."""
-
-    function: Callable[[Event], None]
-
-    def on(self, event: Event) -> None:
-        """Call the function."""
-        self.function(event)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+Listener: TypeAlias = Callable[[Event], None]  # called with the events in their order
 
 
 def to_json(event: Event) -> str:

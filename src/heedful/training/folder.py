@@ -134,17 +134,10 @@ class RunFolder:
         for name in (MARKER, "recipe.yaml") if resume else ():
             if not (path / name).is_file():
                 raise UserError(f"{path} holds no run to resume (no {name}); leave out resume=True")
-        self._check_content()
-
-    def _check_content(self) -> None:
-        """Raise UserError for a folder with files that no run wrote."""
-        if is_run(self.path) or not self.path.is_dir():
-            return
-        for name in sorted(os.listdir(self.path)):
+        is_new = path.is_dir() and not is_run(path)
+        for name in sorted(os.listdir(path)) if is_new else ():
             if name != LOCK and not is_leftover(name):
-                raise UserError(
-                    f"{self.path} holds {name}, which no run wrote; give a new out=FOLDER"
-                )
+                raise UserError(f"{path} holds {name}, which no run wrote; give a new out=FOLDER")
 
     def __enter__(self) -> Self:
         lock = self.path / LOCK

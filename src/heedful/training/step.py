@@ -4,12 +4,12 @@ In this order: `TrainStep` and `TrainedNet`, a net with its loss; `MicroBatches`
 step; `WeightUpdates`, whose `take` is the step.
 """
 
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import gcd
-from queue import Full, Queue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -35,7 +35,6 @@ from heedful.zoo.names import trainable
 Item = TypeVar("Item")
 Position: TypeAlias = tuple[int, int]  # epoch and batch
 STEPS_AHEAD = 4  # whose batches are read while a step is computed
-_POLL = 0.1  # seconds after which a full queue looks whether it is closed
 
 LossFunction = Callable[[Any, Batch], LossSum]
 
@@ -165,7 +164,7 @@ class MicroBatches:
     gradient depends on that number only by the order of sums.
 
     Args:
-        plan_epoch, load_batch: as in `TrainingHooks`.
+        plan_epoch, load_batch: as in `Trainer`.
         num_batches: planned batches per step, fewer at the end of an epoch.
         num_parts: parts that the rows of a batch are divided into.
         seed: the run's.
@@ -174,7 +173,7 @@ class MicroBatches:
     def __init__(
         self,
         plan_epoch: Callable[[int], Sequence[Any]],
-        load_batch: Callable[[Any], Batch],
+        load_batch: Callable[[int, Any], Batch],
         processes: Processes,
         *,
         num_batches: int,
@@ -225,7 +224,7 @@ class MicroBatches:
         micro_batches = []
         for index, part, has_share in own:
             if index not in loaded:
-                loaded[index] = self._load_batch(batches[index])
+                loaded[index] = self._load_batch(epoch, batches[index])
             rows = loaded[index].part(part, self._num_parts)
             is_counted = has_share and rows is not None
             if rows is None:  # the batch has fewer rows than parts
@@ -243,34 +242,14 @@ def read_ahead(items: Iterator[Item], count: int = STEPS_AHEAD) -> Generator[Ite
     An error of `items` is raised at its place. The thread ends with the items, or when this
     iterator is closed.
     """
-    queue: Queue[tuple[Item] | BaseException | None] = Queue(count)
-    is_closed = threading.Event()
-
-    def put(entry: tuple[Item] | BaseException | None) -> None:
-        while not is_closed.is_set():
-            with suppress(Full):
-                queue.put(entry, timeout=_POLL)
-                return
-
-    def fill() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = deque(pool.submit(next, items, None) for _ in range(count + 1))
         try:
-            for item in items:
-                put((item,))
-                if is_closed.is_set():
-                    return
-            put(None)
-        except BaseException as error:  # raised again in the reader
-            put(error)
-
-    # A daemon: a program that ends by an error does not wait for it.
-    threading.Thread(target=fill, daemon=True).start()
-    try:
-        while (entry := queue.get()) is not None:
-            if isinstance(entry, BaseException):
-                raise entry
-            yield entry[0]
-    finally:
-        is_closed.set()
+            while (item := waiting.popleft().result()) is not None:
+                waiting.append(pool.submit(next, items, None))
+                yield item
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class StepSums(NamedTuple):

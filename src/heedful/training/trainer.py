@@ -53,24 +53,6 @@ Result = TypeVar("Result")
 _SECONDS_TO_COMPLETE = 60.0  # for a checkpoint, after an error; another process may have ended
 
 
-@dataclass(frozen=True)
-class TrainingHooks:
-    """The functions of a run that the trainer calls.
-
-    Attributes:
-        plan_epoch: returns the batches of an epoch by its number. A pure function, so that a run's
-            position in the data is two integers.
-        load_batch: returns a planned batch as tensors on the CPU; called in a thread.
-        evaluate: evaluates the net; called as in `share_evaluation`.
-        save_best: saves the net, which is the best so far or the first, in the main process.
-    """
-
-    plan_epoch: Callable[[int], Sequence[Any]]
-    load_batch: Callable[[Any], Batch]
-    evaluate: Callable[[], EvaluationResult]
-    save_best: Callable[[], None]
-
-
 @dataclass(eq=False)
 class Trainer:
     """Trains a net, from its current state to the end of the run.
@@ -79,6 +61,11 @@ class Trainer:
 
     Args:
         step: the net and its loss.
+        plan_epoch: returns the batches of an epoch by its number. A pure function, so that a run's
+            position in the data is two integers.
+        load_batch: returns a planned batch of an epoch as tensors on the CPU; called in a thread.
+        evaluate: evaluates the net; called as in `share_evaluation`.
+        save_best: saves the net, which is the best so far or the first, in the main process.
         settings: the recipe's `training`.
         schedule: returns the learning rate of a step.
         precision: of matrix products in a step: fp32, bf16, or fp16 with a scaled loss.
@@ -91,12 +78,15 @@ class Trainer:
     """
 
     step: TrainStep
-    hooks: TrainingHooks
     settings: Training
     schedule: LearningRate
     checkpoints: Checkpoints
     listeners: Sequence[Listener] = ()
     _: KW_ONLY
+    plan_epoch: Callable[[int], Sequence[Any]]
+    load_batch: Callable[[int, Any], Batch]
+    evaluate: Callable[[], EvaluationResult]
+    save_best: Callable[[], None]
     precision: str = "fp32"
     compiler: BlockCompiler | None = None
     stored_weights: Callable[[nn.Module], Mapping[str, Tensor]] = weights_of
@@ -113,8 +103,8 @@ class Trainer:
             self.trained, settings, processes, precision=self.precision, compiler=self.compiler
         )
         self.micro_batches = MicroBatches(
-            self.hooks.plan_epoch,
-            self.hooks.load_batch,
+            self.plan_epoch,
+            self.load_batch,
             processes,
             num_batches=settings.gradient_accumulation,
             num_parts=self.batch_parts,
@@ -216,17 +206,12 @@ class Trainer:
     def _save_best(self) -> None:
         """Save the weights, or their average, as the best model."""
         with self._evaluation_weights():
-            self.processes.from_main(self.hooks.save_best)
+            self.processes.from_main(self.save_best)
 
     def emit(self, event: Event) -> None:
         """Pass an event to the listeners."""
         for listener in self.listeners:
-            listener.on(event)
-
-    def close_listeners(self) -> None:
-        """Let the listeners close their files, at the end of the session."""
-        for listener in self.listeners:
-            listener.close()
+            listener(event)
 
     def _stop_reason(self) -> StopReason | None:
         """The reason to end before another step, the same in all processes."""
@@ -342,7 +327,7 @@ class Trainer:
         try:
             with self.interruption.evaluating():
                 self.net.eval()
-                return self.hooks.evaluate()
+                return self.evaluate()
         except EvaluationInterrupted:
             return None
 
@@ -372,7 +357,7 @@ class Trainer:
                 of_labels = is_of_labels(evaluation.scores)
                 perplexity = {} if of_labels else {"perplexity": evaluation.perplexity}
                 state.best = {"step": state.step, **perplexity, **evaluation.scores}
-                self.processes.from_main(self.hooks.save_best)
+                self.processes.from_main(self.save_best)
             else:
                 state.evaluations_since_best += 1
         self._emit_evaluated(evaluation, is_best)

@@ -50,9 +50,6 @@ class ExpectationListener:
         if isinstance(event, Evaluated) and event.step in self._by_step:
             self._print_line(str(_check_band(self._by_step[event.step], event)))
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
 
 def verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
     """All checks of the run in `folder`: its recipe's bands, then those for any data."""

@@ -13,7 +13,7 @@ from heedful.backends.torch.generating import TorchGenerator
 from heedful.backends.torch.target_scoring import LogProbs
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.data.collate import Batch
-from heedful.evaluation.target_scores import log_softmax
+from heedful.evaluation.likelihood import log_softmax
 
 
 class Compiled(TorchGenerator):

@@ -15,7 +15,7 @@ from heedful.backends.torch.generating import TorchGenerator
 from heedful.backends.torch.target_scoring import net_log_probs
 from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
 from heedful.data.collate import Batch
-from heedful.evaluation.target_scores import TargetScores
+from heedful.evaluation.likelihood import TargetScores
 from heedful.generation.speculative import CachedScorer
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly

@@ -16,7 +16,7 @@ from heedful.backends.torch.target_scoring import LogProbs, net_log_probs
 from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
 from heedful.data.collate import Batch
 from heedful.errors import UserError
-from heedful.evaluation.target_scores import TargetScores
+from heedful.evaluation.likelihood import TargetScores
 
 
 class EnsembleState:

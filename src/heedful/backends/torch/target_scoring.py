@@ -13,7 +13,7 @@ from heedful.backends.base import GenerationRequest
 from heedful.backends.torch.cached_net import DecodingNet, checked_start_ids, right_padded
 from heedful.backends.torch.threads import ThreadPolicy
 from heedful.data.collate import Batch
-from heedful.evaluation.target_scores import (
+from heedful.evaluation.likelihood import (
     SCORED_ROWS,
     Net,
     TargetScores,

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int64
 from torch import nn
 
-from heedful.cost.trace import StepMemory
+from heedful.cost.trace import StepCost
 from heedful.models.stack import Block
 from heedful.zoo.names import trainable
 
@@ -16,7 +16,7 @@ Parallel = Literal["none", "ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of a process; see `StepMemory`.
+    """Bytes of a process; see `StepCost`.
 
     Attributes:
         gathered: weights that FSDP gathers: of the largest unit and the next one, and the gradient
@@ -38,7 +38,7 @@ class RankMemory:
 
 
 def rank_memory(
-    memory: StepMemory, net: nn.Module, parallel: Parallel, count: int, *, in_bf16: bool
+    memory: StepCost, net: nn.Module, parallel: Parallel, count: int, *, in_bf16: bool
 ) -> RankMemory:
     """The memory of the main process.
 
