@@ -10,7 +10,8 @@ import torch
 import heedful
 from backend_models import TEXTS, all_scores, model_of
 from heedful.backends.base import Settings
-from heedful.deploy.convert import convert_model, open_ctranslate2
+from heedful.backends.registry import open_conversion
+from heedful.deploy.convert import convert_model
 from heedful.errors import UserError
 from heedful.export.hf import export_hf
 from heedful.models.adapters import LoRA
@@ -242,7 +243,9 @@ def test_no_unknown_excludes_the_unknown_token(backend: bool, tmp_path: Path) ->
         model.net.head.out.weight[unknown] *= 8
     if backend:
         facts = convert_model(model, tmp_path, "float32")
-        model.backend = open_ctranslate2(tmp_path, facts, "float32", Settings(1))
+        model.backend = open_conversion(
+            tmp_path, tmp_path, "ctranslate2", "float32", facts, Settings(1)
+        )
     rows, options = model.prompt_ids(TEXTS), {"beam_size": 1, "max_new_tokens": 9}
     assert any(unknown in ids for ids in model.generate(rows, **options))
     actual = model.generate(rows, no_unknown=True, **options)
