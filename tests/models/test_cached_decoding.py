@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from architectures import DECODERS, tiny
-from heedful.backends.torch.state import DecodingState
+from heedful.backends.torch.cached_net import DecodingState
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest
-from heedful.data.chat_template import Messages
-from heedful.data.chats import ChatEncoder, check_messages, is_empty
 from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
@@ -17,6 +15,8 @@ from heedful.pipelines.keywords import GenerationKeywords
 from heedful.pipelines.text_generation import Generator
 
 if TYPE_CHECKING:
+    from heedful.data.chat_template import Messages
+    from heedful.data.chats import ChatEncoder
     from heedful.pipelines.scoring import TextScore
 
 _NEW_TOKENS = 64
@@ -27,12 +27,12 @@ class LanguageModel(Generator):
     """A decoder-only net, `net(ids, lengths) -> logits`, with its tokenizer."""
 
     kind = "language model"
-    _chat_encoder: ChatEncoder | None = None
+    _chat_encoder: "ChatEncoder | None" = None
 
     @overload
     def chat(
         self,
-        messages: Messages,
+        messages: "Messages",
         *,
         return_details: Literal[False] = False,
         **options: Unpack[GenerationKeywords],
@@ -41,7 +41,7 @@ class LanguageModel(Generator):
     @overload
     def chat(
         self,
-        messages: Messages,
+        messages: "Messages",
         *,
         return_details: Literal[True],
         **options: Unpack[GenerationKeywords],
@@ -50,7 +50,7 @@ class LanguageModel(Generator):
     @overload
     def chat(
         self,
-        messages: Sequence[Messages],
+        messages: "Sequence[Messages]",
         *,
         return_details: Literal[False] = False,
         **options: Unpack[GenerationKeywords],
@@ -59,7 +59,7 @@ class LanguageModel(Generator):
     @overload
     def chat(
         self,
-        messages: Sequence[Messages],
+        messages: "Sequence[Messages]",
         *,
         return_details: Literal[True],
         **options: Unpack[GenerationKeywords],
@@ -92,7 +92,7 @@ class LanguageModel(Generator):
         return results[0] if is_single else results
 
     def stream_chat(
-        self, messages: Messages, **options: Unpack[GenerationKeywords]
+        self, messages: "Messages", **options: Unpack[GenerationKeywords]
     ) -> collections.abc.Generator[str, None, str]:
         """The text of `chat` for one conversation in pieces, as in `stream`."""
         chats, is_single = as_chats(messages)
@@ -102,15 +102,17 @@ class LanguageModel(Generator):
         return self.stream_with(row, resolved)
 
     @property
-    def chat_encoder(self) -> ChatEncoder:
+    def chat_encoder(self) -> "ChatEncoder":
         """The encoder of chats, kept until the tokenizer changes."""
+        from heedful.data.chats import ChatEncoder
+
         encoder = self._chat_encoder
         if encoder is None or encoder.tokenizer is not self.tokenizer:
             encoder = self._chat_encoder = ChatEncoder(self.tokenizer)
         return encoder
 
     def chat_rows(
-        self, chats: Sequence[Messages], options: Options
+        self, chats: "Sequence[Messages]", options: Options
     ) -> tuple[list[list[int]], Options]:
         """The ids of conversations to answer, and the options with the ends and limit of an answer.
 
@@ -229,6 +231,8 @@ def as_chats(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
     Raises:
         UserError: anything but lists of messages; an empty message.
     """
+    from heedful.data.chats import check_messages, is_empty
+
     is_single = not isinstance(messages, list | tuple) or any(
         isinstance(message, Mapping) for message in messages
     )

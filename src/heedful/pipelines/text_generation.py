@@ -333,7 +333,10 @@ class Generator(SavedModel):
         Raises:
             UserError: options that a backend given by name does not support.
         """
-        backend: GenerationBackend = self.backend or self.eager
+        eager: GenerationBackend
+        if (backend := self.backend) is None:
+            eager = self.eager
+            return eager
         reasons = backend.unsupported_reasons(rows, request)
         if not reasons:
             if rule := own_stop_rule(backend, request.options):
@@ -349,7 +352,7 @@ class Generator(SavedModel):
                     "run the net: backend=eager"
                 )
         self._note_once(f"{backend.name} cannot run this ({'; '.join(reasons)}), so it runs eager")
-        eager: GenerationBackend = self.eager
+        eager = self.eager
         return eager
 
     def _completed(

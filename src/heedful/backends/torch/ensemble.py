@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.backends.base import Capability, GenerationRequest, Settings
-from heedful.backends.torch.cached_net import DecodingNet
+from heedful.backends.torch.cached_net import DecodingNet, DecodingState
 from heedful.backends.torch.eager import Eager
 from heedful.backends.torch.generating import TorchGenerator
-from heedful.backends.torch.state import DecodingState
 from heedful.backends.torch.target_scoring import LogProbs, net_log_probs
 from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
 from heedful.data.collate import Batch

@@ -143,7 +143,12 @@ class TorchGenerator:
         start, state = self.open(rows, request, size)
         arguments = self.arguments(rows, request) | {"on_done": request.on_output}
         next_log_probs = state.next_log_probs
-        widths = {"beam_size": size, "num_return": options.num_return, **vars(request.score)}
+        widths: dict[str, Any] = {
+            "beam_size": size,
+            "num_return": options.num_return,
+            "normalization": options.normalization,
+            "length_penalty": options.length_penalty,
+        }
         if request.required_ids:
             return constrained_beam_search(
                 next_log_probs, start, request.required_ids, state=state, **widths, **arguments
@@ -187,15 +192,15 @@ class TorchGenerator:
             request.decoder_start_ids,
             max(request.max_new_tokens),
             beams,
-            self._allowed_ids(rows, request),
+            None if self.shortlist is None else self._allowed_ids(rows, request, self.shortlist),
         )
 
     def _allowed_ids(
-        self, rows: list[list[int]], request: GenerationRequest
+        self, rows: list[list[int]], request: GenerationRequest, shortlist: Shortlist
     ) -> list[list[int]] | None:
         """The ids of the shortlist for each output, and the required ids."""
         options = request.options
-        if self.shortlist is None or not options.shortlist or not self.decoding.is_encoder_decoder:
+        if not options.shortlist or not self.decoding.is_encoder_decoder:
             return None
         if options.prefix_function is not None:  # which may require any token
             return None
@@ -209,7 +214,7 @@ class TorchGenerator:
                 required.add(forced_id)
         prefixes = request.output_prefixes or [[] for _ in rows]
         return [
-            [*required, *prefix, *self.shortlist.allowed_ids(row).tolist()]
+            [*required, *prefix, *shortlist.allowed_ids(row).tolist()]
             for row, prefix in zip(rows, prefixes, strict=True)
         ]
 
