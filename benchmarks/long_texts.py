@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,8 @@ def decode(contexts: tuple[int, ...], timing: dict[str, Any]) -> dict[str, dict[
 
         shape = (1, config.num_heads, 1, config.d_model // config.num_heads)
         query = torch.randn(shape)
-        stored = [store.transpose(1, 2).chunk(2, dim=1) for store in cache.stores]
+        stores = chain.from_iterable(group.stores for group in cache.groups)
+        stored = [store.transpose(1, 2).chunk(2, dim=1) for store in stores]
 
         def read(stored: Any = stored, query: Tensor = query) -> float:
             for keys, values in stored:

@@ -36,9 +36,10 @@ from common import (
 )
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import conversion_path
+from heedful.backends.registry import open_conversion
 from heedful.cli.lines import input_chunks
 from heedful.cli.optimize import optimize
-from heedful.deploy.convert import convert_model, open_ctranslate2
+from heedful.deploy.convert import convert_model
 from heedful.evaluation.metrics import corpus_scores
 from heedful.files import read_json, write_json
 from heedful.pipelines import Translator, parameter_count
@@ -269,7 +270,9 @@ def float32(folder: Path, model: Translator, text: Text, scratch: Path) -> dict[
     outputs = {"float32, the net itself": heedful_translate(net, text.path, stop_rule="beam_full")}
     assert model.backend is not None
     facts = convert_model(net, scratch, "float32")
-    net.backend = open_ctranslate2(scratch, facts, "float32", model.backend.settings)
+    net.backend = open_conversion(
+        scratch, scratch, "ctranslate2", "float32", facts, model.backend.settings
+    )
     outputs["float32"] = heedful_translate(net, text.path)
     return {name: scores(lines, text) for name, lines in outputs.items()}
 

@@ -76,10 +76,11 @@ def render() -> str:
 
 def _ctranslate2(model: Any, folder: Path) -> Any:
     from heedful.backends.base import Settings
-    from heedful.deploy.convert import convert_model, open_ctranslate2
+    from heedful.backends.registry import open_conversion
+    from heedful.deploy.convert import convert_model
 
     facts = convert_model(model, folder, "float32")
-    return open_ctranslate2(folder, facts, "float32", Settings(1))
+    return open_conversion(folder, folder, "ctranslate2", "float32", facts, Settings(1))
 
 
 def _cell(model: Any, backend: Any, kind: Any, case: str) -> str:

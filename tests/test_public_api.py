@@ -3,19 +3,50 @@
 support/typed_program.py is what a type checker knows of them.
 """
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import heedful
 from backend_models import TEXTS, model_of
+from heedful.options import Options, RunTimeOptions
+from heedful.pipelines.keywords import INTERNAL, GenerationKeywords, LoadKeywords
 
 
 def test_dir_lists_the_public_names_and_each_exists() -> None:
     assert set(dir(heedful)) == {*heedful.__all__, "__version__"}
     for name in dir(heedful):
         assert getattr(heedful, name) is not None
+
+
+def test_the_types_of_keywords_are_those_of_the_declared_options() -> None:
+    """An editor completes what `Options`, `RunTimeOptions` and `load` declare."""
+    declared = {field.name: field.type for field in fields(Options) if field.name != "explicit"}
+    assert get_type_hints(GenerationKeywords) == declared
+    keywords = get_type_hints(LoadKeywords)
+    signature = inspect.signature(heedful.load).parameters
+    assert keywords == {name: signature[name].annotation for name in [*signature][1:]}
+    run_time = {field.name for field in fields(RunTimeOptions)}
+    assert run_time - {"batch_tokens"} == keywords.keys() - {"use"}
+    for field in fields(RunTimeOptions):
+        if field.name in signature:
+            assert signature[field.name].default == field.default
+
+
+def test_dir_lists_the_public_methods_of_a_model() -> None:
+    """Nothing with an underscore, and nothing that is for other packages of heedful alone."""
+    models = [model_of("marian"), model_of("gpt2"), model_of("bert", head="classify")]
+    for model in models:
+        names = dir(model)
+        assert not [name for name in names if name.startswith("_")]
+        assert {"save", "embed", "config", "metadata"} < {*names}
+        assert not {*names} & INTERNAL
+    assert {"generate", "stream", "score", "translate"} < {*dir(models[0])}
+    known = {name for model in models for name in object.__dir__(model)}
+    assert known >= INTERNAL
 
 
 @pytest.mark.parametrize("name", ["marian", "gpt2"])

@@ -1,20 +1,22 @@
-"""Options of text generation, each declared once, with the help text of its command-line flag."""
+"""Options of text generation, and of where and how a model runs, each declared once.
 
-import collections.abc
+From here come the flags of the command line, fields of the server, and the checks of keywords.
+"""
+
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from numbers import Integral, Real
-from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from numbers import Integral
+from typing import Any, Literal
 
 from heedful.errors import UserError, describe
-from heedful.option_ranges import OFF_AT_0, RANGES
+from heedful.option_ranges import OFF_AT_0, RANGES, kind_of
 from heedful.plugins import nearest
 
 # Sections of --help.
 SEARCH, SAMPLING, CONSTRAINTS = "Search", "Sampling", "Constraints on the output"
+RUN_TIME = "Run time"
 
 TooLong = Literal["error", "truncate", "leave_out"]
 StopRule = Literal["optimal", "beam_full", "heuristic"]
@@ -37,26 +39,60 @@ DEFAULTS: Mapping[str, Any] = {  # where neither the call nor the model's metada
 }
 
 
-def _option(
+def option(
     help: str,
     default: Any = None,
     panel: str | None = None,
-    least: int | None = None,
-    most: int = LARGEST,
+    least: float | None = None,
+    most: float = LARGEST,
     shown: str = "",
     flag: str = "",
+    metavar: str = "",
 ) -> Any:
-    """A field of `Options`, which the command line offers as a flag of the same name.
+    """A field of a dataclass of options, which the command line offers as a flag of the same name.
 
     Args:
         panel: the section of `--help` that lists the flag; None: the option is Python's alone.
-        least, most: range of a whole number; `least` None: the option is no such number.
+        least, most: range of a number; `least` None: the option is no such number.
         shown: the default in `--help`, where `default` does not say it.
         flag: another name of the flag than that of the field.
+        metavar: of the value in `--help`; "": by the field's type.
     """
     limits = None if least is None else (least, most)
     metadata = {"help": help, "panel": panel, "limits": limits, "shown": shown, "flag": flag}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={**metadata, "metavar": metavar})
+
+
+BACKENDS = (
+    "eager (the torch module), compiled, ctranslate2, or auto: the fastest that `heedful optimize` "
+    "found, else eager. With auto a request that the backend does not support runs eager; of a "
+    "backend by name, options that it does not support are an error."
+)
+
+
+@dataclass(frozen=True)
+class RunTimeOptions:
+    """Where and how a model runs: in `heedful.load`, in commands and in the server."""
+
+    device: str = option("auto, cpu, cuda, cuda:N or mps.", "auto", RUN_TIME, metavar="DEVICE")
+    backend: str = option(BACKENDS, "auto", RUN_TIME, metavar="NAME")
+    precision: str = option(
+        "float32, bfloat16, int8, or auto: the one that is best for the backend.",
+        "auto", RUN_TIME, metavar="NAME",
+    )  # fmt: skip
+    threads: int | None = option(
+        "CPU cores per worker.",
+        panel=RUN_TIME, least=1, shown="found by heedful optimize, or by the size of the work",
+    )  # fmt: skip
+    trust_compiled: bool = option(
+        "Run the native code in MODEL/backends/compiled even if it was not compiled by you on this "
+        "machine; it can do all that you can.", False, RUN_TIME,
+    )  # fmt: skip
+    batch_tokens: int | None = option(
+        "Padded tokens (times beams) per batch.",
+        panel=RUN_TIME, least=1, most=2**63 - 1,
+        shown=f"found by heedful optimize, or {DEFAULTS['batch_tokens']:,}",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,176 +103,176 @@ class Options:
     Raises UserError for options that exclude each other.
     """
 
-    max_new_tokens: int | None = _option(
+    max_new_tokens: int | None = option(
         "Largest number of new tokens, the end token counted.",
         panel=SEARCH, least=1, shown="by the source's length, 64, or 512 in a chat",
     )  # fmt: skip
-    min_new_tokens: int | None = _option(
+    min_new_tokens: int | None = option(
         "Smallest number of new tokens, the end token counted.",
         panel=SEARCH, least=0, shown="the model's, or 0",
     )  # fmt: skip
-    beam_size: int | None = _option(
+    beam_size: int | None = option(
         "Hypotheses kept by beam search; 1 is greedy search or sampling.",
         panel=SEARCH, least=1, shown="the model's, or 5 for translators, 1 for others",
     )  # fmt: skip
-    num_return: int = _option("Outputs per prompt, best first.", 1, SEARCH, least=1)
-    length_penalty: float | None = _option(
+    num_return: int = option("Outputs per prompt, best first.", 1, SEARCH, least=1)
+    length_penalty: float | None = option(
         "Exponent of the length in the score of a hypothesis.",
         panel=SEARCH, shown="the model's, or 1.0",
     )  # fmt: skip
-    normalization: Literal["average", "gnmt", "none"] | None = _option(
+    normalization: Literal["average", "gnmt", "none"] | None = option(
         "Division of scores by length: average (length ** penalty), gnmt (Wu et al. 2016) or none.",
         panel=SEARCH, shown="the model's, or average",
     )  # fmt: skip
-    stop_rule: StopRule | None = _option(
+    stop_rule: StopRule | None = option(
         "End of a beam search: optimal (no hypothesis can still win), beam_full (beam-size "
         "hypotheses ended) or heuristic (a bound at the current length). CTranslate2 supports "
         "beam_full only, and has it where no rule is given.",
         panel=SEARCH, shown="the model's, or optimal",
     )  # fmt: skip
-    num_groups: int = _option(
+    num_groups: int = option(
         "Groups of a diverse beam search (Vijayakumar et al. 2018).", 1, SEARCH, least=1
     )
-    diversity_penalty: float = _option(
+    diversity_penalty: float = option(
         "Nats subtracted from a token for each earlier group that chose it.", 0.0, SEARCH
     )
-    coverage_penalty: float = _option(
+    coverage_penalty: float = option(
         "Weight of the penalty on source tokens with little attention, averaged over the heads of "
         "the last decoder layer (Wu et al. 2016, equation 14); runs eager.",
         0.0,
         SEARCH,
     )
-    temperature: float | None = _option(
+    temperature: float | None = option(
         "Sample, with logits divided by this; 0 is greedy search.",
         panel=SAMPLING, shown="no sampling",
     )  # fmt: skip
-    top_k: int | None = _option("Sample among the k most probable tokens.", panel=SAMPLING)
-    top_p: float | None = _option(
+    top_k: int | None = option("Sample among the k most probable tokens.", panel=SAMPLING)
+    top_p: float | None = option(
         "Nucleus sampling: the smallest set of tokens with total probability p.",
         panel=SAMPLING,
     )
-    min_p: float | None = _option(
+    min_p: float | None = option(
         "Sample among tokens with at least this share of the largest probability.",
         panel=SAMPLING,
     )
-    typical_p: float | None = _option(
+    typical_p: float | None = option(
         "Locally typical sampling (Meister et al. 2023) with total probability p.",
         panel=SAMPLING,
     )
-    top_h: float | None = _option(
+    top_h: float | None = option(
         "Sample among the most probable tokens with this share of the entropy (Potraghloo et al. "
         "2025)."
     )
-    epsilon_cutoff: float | None = _option(
+    epsilon_cutoff: float | None = option(
         "Sample among tokens of at least this probability (Hewitt et al. 2022); 0: among all."
     )
-    eta_cutoff: float | None = _option(
+    eta_cutoff: float | None = option(
         "Sample among tokens of at least a probability that falls with the entropy (Hewitt et al. "
         "2022); 0: among all."
     )
-    min_tokens_to_keep: int = _option(
+    min_tokens_to_keep: int = option(
         "Tokens that each of top_k, top_p, min_p, typical_p, epsilon_cutoff and eta_cutoff keeps.",
         1, least=1,
     )  # fmt: skip
-    seed: int | Sequence[int] | None = _option(
+    seed: int | Sequence[int] | None = option(
         "Seed of sampling (in Python also one per prompt).",
         panel=SAMPLING, least=0, most=2**63 - 1, shown="a new one each time",
     )  # fmt: skip
-    repetition_penalty: float | None = _option(
+    repetition_penalty: float | None = option(
         "Divide the scores of tokens that occurred before; 1 is no penalty.",
         panel=CONSTRAINTS, shown="the model's, or 1.0",
     )  # fmt: skip
-    presence_penalty: float | None = _option(
+    presence_penalty: float | None = option(
         "Subtracted from the score of a token that occurred before.",
         panel=CONSTRAINTS, shown="the model's, or 0.0",
     )  # fmt: skip
-    frequency_penalty: float | None = _option(
+    frequency_penalty: float | None = option(
         "Subtracted from the score of a token for each earlier occurrence.",
         panel=CONSTRAINTS, shown="the model's, or 0.0",
     )  # fmt: skip
-    no_repeat_ngram_size: int | None = _option(
+    no_repeat_ngram_size: int | None = option(
         "Forbid a second occurrence of any n-gram of this size, the prompt of a language model "
         "included; 0 forbids none.",
         panel=CONSTRAINTS, least=0, shown="the model's, or 0",
     )  # fmt: skip
-    encoder_repetition_penalty: float | None = _option(
+    encoder_repetition_penalty: float | None = option(
         "Multiply the scores of tokens of the source (of the prompt, in a language model)."
     )
-    encoder_no_repeat_ngram_size: int | None = _option(
+    encoder_no_repeat_ngram_size: int | None = option(
         "Forbid every n-gram of this size of the source (of the prompt, in a language model); 0 "
         "forbids none.", least=0,
     )  # fmt: skip
-    sequence_bias: Sequence[tuple[Sequence[int], float]] | None = _option(
+    sequence_bias: Sequence[tuple[Sequence[int], float]] | None = option(
         "Pairs of ids and a number that is added to the log-probability of the last id after the "
         "others."
     )
-    exponential_decay_length_penalty: Sequence[float] | None = _option(
+    exponential_decay_length_penalty: Sequence[float] | None = option(
         "Number of new tokens after which the end token becomes more probable, and the factor by "
         "which its log-probability does with each further token."
     )
-    begin_suppress_tokens: Sequence[int] | None = _option("Ids that do not begin an output.")
-    renormalize_logits: bool | None = _option(
+    begin_suppress_tokens: Sequence[int] | None = option("Ids that do not begin an output.")
+    renormalize_logits: bool | None = option(
         "Let beam search rank by probabilities that sum to 1 after all rules."
     )
-    banned: Sequence[str | int | Sequence[int]] = _option(
+    banned: Sequence[str | int | Sequence[int]] = option(
         "Text that no output contains, not even inside a word (in Python also ids); repeatable.",
         (),
         CONSTRAINTS,
     )
-    require: Sequence[str | Sequence[int]] = _option(
+    require: Sequence[str | Sequence[int]] = option(
         "Phrase that every output contains, by beam search (in Python also ids); repeatable.",
         (),
         CONSTRAINTS,
     )
-    json_schema: str | Mapping[str, Any] | None = _option(
+    json_schema: str | Mapping[str, Any] | None = option(
         "Write JSON of this JSON schema (text, or path of a file; extra `grammar`); runs eager.",
         None, CONSTRAINTS,
     )  # fmt: skip
-    regex: str | None = _option(
+    regex: str | None = option(
         "Write a text that matches this regular expression (extra `grammar`); runs eager.",
         None, CONSTRAINTS,
     )  # fmt: skip
-    tgt_language: str | None = _option(
+    tgt_language: str | None = option(
         "Language to translate into, such as de, for a model with several.",
         panel=CONSTRAINTS, shown="the model's, if it has one", flag="--tgt-lang",
     )  # fmt: skip
-    no_unknown: bool = _option("Forbid the unknown token.", False, CONSTRAINTS)
-    stop: Sequence[str] | None = _option(
+    no_unknown: bool = option("Forbid the unknown token.", False, CONSTRAINTS)
+    stop: Sequence[str] | None = option(
         "End the output before this text; repeatable.", panel=CONSTRAINTS
     )
-    stop_ids: Sequence[int] = _option("Ids that end the output, besides the model's EOS.", ())
-    draft: Any = _option(
+    stop_ids: Sequence[int] = option("Ids that end the output, besides the model's EOS.", ())
+    draft: Any = option(
         "Speculative decoding: a small model with the same vocabulary, or `lookup` for n-grams of "
         "the prompt. The output is the same, in fewer steps.",
         panel=SEARCH, shown="no draft",
     )  # fmt: skip
-    num_draft_tokens: int = _option("Tokens that the draft proposes per step.", 4, SEARCH, least=1)
-    prefixes: Sequence[str] | None = _option("Beginning of each output, one per prompt.")
-    forced: Mapping[int, int] | None = _option("Position among the new tokens -> its token id.")
-    prefix_function: Callable[[int, list[int]], Sequence[int]] | None = _option(
+    num_draft_tokens: int = option("Tokens that the draft proposes per step.", 4, SEARCH, least=1)
+    prefixes: Sequence[str] | None = option("Beginning of each output, one per prompt.")
+    forced: Mapping[int, int] | None = option("Position among the new tokens -> its token id.")
+    prefix_function: Callable[[int, list[int]], Sequence[int]] | None = option(
         "`(index of the prompt, new ids) -> ids allowed next`."
     )
-    shortlist: bool = _option(
+    shortlist: bool = option(
         "Restrict the output vocabulary by the model's shortlist, if it has one "
         "(heedful optimize --shortlist).", True, CONSTRAINTS,
     )  # fmt: skip
-    scores: bool = _option(
+    scores: bool = option(
         "Score each output. Without, a backend may skip work for scores and return NaN.", True
     )
-    too_long: TooLong = _option(
+    too_long: TooLong = option(
         "Prompts longer than the net allows: error, truncate, or leave_out (reported, with a blank "
         "output).", "error",
     )  # fmt: skip
-    first_number: int = _option("Number of the first prompt in error messages.", 1)
-    batch_tokens: int | None = _option(
+    first_number: int = option("Number of the first prompt in error messages.", 1)
+    batch_tokens: int | None = option(
         "Padded tokens times beams per batch.", least=1, most=2**63 - 1
     )
-    progress: Callable[[int], None] | None = _option("Called with the prompts of each batch.")
-    on_output: Callable[[int, list[Any]], None] | None = _option(
+    progress: Callable[[int], None] | None = option("Called with the prompts of each batch.")
+    on_output: Callable[[int, list[Any]], None] | None = option(
         "Called once for each prompt, with its index and its `Generation`s, as soon as they are "
         "complete, while others of the batch may be in progress."
     )
-    explicit: frozenset[str] = _option("Names of the options given by the caller.", frozenset())
+    explicit: frozenset[str] = option("Names of the options given by the caller.", frozenset())
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -282,7 +318,8 @@ class Options:
         for name in given:
             if name not in _NAMES:
                 raise UserError(f"unknown generation option {name}; {nearest(name, _NAMES)}")
-        return cls(**{"explicit": frozenset(given), **given})
+        explicit = frozenset(name for name, value in given.items() if value is not None)
+        return cls(**{"explicit": explicit, **given})
 
     @property
     def by_beams(self) -> bool:
@@ -355,96 +392,4 @@ _LIMITS = {
 }
 
 
-class _Kind(NamedTuple):
-    """The values that an option accepts, besides None where that is its default."""
-
-    accepts: Callable[[Any], bool]
-    description: str
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_list_of(*accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Lists and the like, whose items one of the functions accepts."""
-
-    def is_list(value: Any) -> bool:
-        if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__getitem__"):
-            return False
-        return all(any(accept(item) for accept in accepts) for item in value)
-
-    return is_list
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_forced(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_whole, [*value, *value.values()]))
-
-
-_IDS = _is_list_of(_is_whole)
-_NUMBERS = _is_list_of(_is_number)
-
-
-def _is_bias(value: Any) -> bool:
-    def is_pair(item: Any) -> bool:
-        if not isinstance(item, Sequence) or len(item) != 2:
-            return False
-        return _IDS(item[0]) and _is_number(item[1])
-
-    return _is_list_of(is_pair)(value)
-
-
-def _is_decay(value: Any) -> bool:
-    return _NUMBERS(value) and len(value) == 2 and _is_whole(value[0])
-
-
-_BY_TYPE = {
-    int: _Kind(_is_whole, "a whole number"),
-    float: _Kind(_is_number, "a number"),
-    bool: _Kind(lambda value: isinstance(value, bool), "True or False"),
-}
-_BY_NAME = {
-    "seed": _Kind(lambda value: _is_whole(value) or _IDS(value), "a whole number, or one a prompt"),
-    "stop": _Kind(_is_list_of(_is_text), "a list of texts"),
-    "json_schema": _Kind(
-        lambda value: _is_text(value) or isinstance(value, Mapping), "a JSON schema, or its path"
-    ),
-    "regex": _Kind(_is_text, "a regular expression"),
-    "tgt_language": _Kind(_is_text, "a language code, such as de"),
-    "prefixes": _Kind(_is_list_of(_is_text), "a list of texts, one for each prompt"),
-    "banned": _Kind(_is_list_of(_is_text, _is_whole, _IDS), "a list of texts, ids or lists of ids"),
-    "require": _Kind(_is_list_of(_is_text, _IDS), "a list of texts or lists of ids"),
-    "stop_ids": _Kind(_IDS, "a list of token ids"),
-    "begin_suppress_tokens": _Kind(_IDS, "a list of token ids"),
-    "sequence_bias": _Kind(_is_bias, "a list of pairs of token ids and a number"),
-    "exponential_decay_length_penalty": _Kind(_is_decay, "a whole number and a number"),
-    "forced": _Kind(_is_forced, "a mapping from positions to token ids"),
-}
-
-
-def _kind_of(option: "Field[Any]") -> _Kind | None:
-    """The values of an option, by its annotation; None: any."""
-    hints = [hint for hint in get_args(option.type) if hint is not NoneType] or [option.type]
-    if get_origin(option.type) is Literal:
-        hints = [option.type]
-    if get_origin(hints[0]) is Literal:
-        names = get_args(hints[0])
-        return _Kind(lambda value: isinstance(value, str) and value in names, ", ".join(names))
-    if get_origin(hints[0]) is collections.abc.Callable:
-        return _Kind(callable, "a function")
-    return _BY_TYPE.get(hints[0])
-
-
-_KINDS = {
-    name: kind
-    for name, option in _NAMES.items()
-    if (kind := _BY_NAME.get(name) or _kind_of(option)) is not None
-}
+_KINDS = {name: kind for name, option in _NAMES.items() if (kind := kind_of(option)) is not None}

@@ -13,8 +13,8 @@ from architectures import DECODERS, tiny
 from backend_models import model_of
 from heedful.backends.base import Settings
 from heedful.backends.torch import cached_net, captured
+from heedful.backends.torch.cached_net import DecodingState
 from heedful.backends.torch.captured import FixedStep, recorder_for
-from heedful.backends.torch.state import DecodingState
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.tokens import Tokens
 from option_space import SEARCH, VOCAB

@@ -17,7 +17,8 @@ from chance import fits_outcomes
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2 import runtime
 from heedful.backends.ctranslate2.runtime import CTranslate2
-from heedful.deploy.convert import convert_model, open_ctranslate2
+from heedful.backends.registry import open_conversion
+from heedful.deploy.convert import convert_model
 from heedful.generation import Hypothesis
 from heedful.pipelines import Generator
 
@@ -28,9 +29,8 @@ WRITERS = ["vaswani2017", "vaswani2017 rotary", "bart", "t5", "gpt2", "llama", "
 def backend_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
     """The model's float32 conversion, opened."""
     settings = {"threads": 1} | settings
-    return open_ctranslate2(
-        folder, convert_model(model, folder, "float32"), "float32", Settings(**settings)
-    )
+    facts = convert_model(model, folder, "float32")
+    return open_conversion(folder, folder, "ctranslate2", "float32", facts, Settings(**settings))
 
 
 @pytest.fixture(scope="module", params=WRITERS)

@@ -14,9 +14,10 @@ from heedful.backends import shortlist
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.vocabulary import write_vocabulary_map
 from heedful.backends.manifest import FOLDER, SHORTLIST, Manifest, conversion_path, sha256_of
+from heedful.backends.registry import open_conversion
 from heedful.backends.shortlist import Shortlist, make_shortlist
 from heedful.data.tokenizer import train_tokenizer
-from heedful.deploy.convert import convert_model, open_ctranslate2
+from heedful.deploy.convert import convert_model
 from heedful.deploy.optimize import Findings, _Converter
 from heedful.deploy.prove import Prover
 from heedful.errors import UserError
@@ -136,7 +137,7 @@ def test_ctranslate2_outputs_equal_eager_with_the_same_list(tmp_path: Path) -> N
     shortlist = Shortlist(always, np.arange(0, 201, 5), np.arange(200) % 37 + 3, 40)
     write_vocabulary_map(shortlist, conversion_path(tmp_path, "ctranslate2", "float32"))
     model.shortlist = shortlist
-    backend = open_ctranslate2(tmp_path, facts, "float32", Settings(1))
+    backend = open_conversion(tmp_path, tmp_path, "ctranslate2", "float32", facts, Settings(1))
     differ = 0
     for row in np.random.default_rng(0).integers(6, 40, (6, 4)).tolist():
         request, free = (

@@ -13,7 +13,7 @@ from chat_formats import chat_model, chat_of
 from commands import Commands, assert_refused
 from heedful.cli import chat as command
 from heedful.pipelines import LanguageModel
-from heedful.pipelines.chat import Conversation
+from heedful.pipelines.language_model import Conversation
 
 
 @pytest.fixture(scope="module")

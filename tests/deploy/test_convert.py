@@ -16,7 +16,7 @@ from heedful.backends import registry
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.manifest import BackendChoice, FileDigest, Manifest
-from heedful.deploy.convert import open_ctranslate2
+from heedful.backends.registry import open_conversion
 from heedful.deploy.optimize import optimize
 from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
@@ -210,19 +210,25 @@ def test_a_float32_conversion_is_proved_and_a_wrong_one_is_not(
     manifest = Manifest.read(tmp_path)
     assert manifest is not None
     facts = manifest.backends["ctranslate2"].facts
-    proof = prover.prove(open_ctranslate2(tmp_path, facts, "float32", Settings(1)))
+    proof = prover.prove(
+        open_conversion(tmp_path, tmp_path, "ctranslate2", "float32", facts, Settings(1))
+    )
     assert proof.metric == metric
     assert proof.failure() is None
     assert proof.same == 1
     assert proof.same_beams in (None if name == "bert" else 1, None)
     assert proof.eager == pytest.approx(proof.backend, rel=1e-4)
-    rough = prover.prove(open_ctranslate2(tmp_path, facts, "int8", Settings(1)))
+    rough = prover.prove(
+        open_conversion(tmp_path, tmp_path, "ctranslate2", "int8", facts, Settings(1))
+    )
     assert rough.difference > 1e-4
     with torch.no_grad():  # other weights than the form's
         for parameter in model.net.parameters():
             parameter.add_(torch.randn_like(parameter))
     spoilt = Prover(model, TEXTS, answers)
-    assert spoilt.prove(open_ctranslate2(tmp_path, facts, "float32", Settings(1))).failure()
+    assert spoilt.prove(
+        open_conversion(tmp_path, tmp_path, "ctranslate2", "float32", facts, Settings(1))
+    ).failure()
 
 
 def test_beams_run_on_the_net_if_those_of_ctranslate2_differ(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Decoding with a cache equals decoding without, for any sequence of cache operations."""
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from architectures import DECODERS, tiny
-from heedful.backends.torch.state import DecodingState
+from heedful.backends.torch.cached_net import DecodingState
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache
@@ -163,11 +163,11 @@ def test_rows_are_replaced_in_a_cache_while_others_continue(name: str) -> None:
         real = torch.tensor([[row in texts] for row in range(4)])
         lengths = [texts[row].ids.numel() if row in texts else 0 for row in range(4)]
         new = Tokens(torch.randint(VOCAB, (4, 1)), torch.tensor(lengths)[:, None], real)
-        before = [store.clone() for store in (cache.stores[0], cache.groups[0].positions)]
+        before = [store.clone() for store in (cache.groups[0].stores[0], cache.groups[0].positions)]
         logits = net.head(net.decode(new, cache))
         for row in range(4):
             if row not in texts:  # it writes nothing
-                assert torch.equal(cache.stores[0][row, :-1], before[0][row, :-1])
+                assert torch.equal(cache.groups[0].stores[0][row, :-1], before[0][row, :-1])
                 assert torch.equal(cache.groups[0].positions[row], before[1][row])
                 continue
             messages[row].append(logits[row])
@@ -197,7 +197,7 @@ def test_beams_share_source_and_prompt_without_copies() -> None:
     """Sources are projected once; reordering beams moves no keys."""
     net = two_stacks(Single())
     cache, _ = cache_with_beams(net, texts_of([3, 2]), "right", 16, 3)
-    stores = [*cache.stores, *cache.cross]
+    stores = [*chain.from_iterable(group.stores for group in cache.groups), *cache.cross]
     before = [store.data_ptr() for store in stores]
     assert all(store.size(0) == 2 for store in stores)
     with pytest.MonkeyPatch.context() as patch:
@@ -209,7 +209,7 @@ def test_beams_share_source_and_prompt_without_copies() -> None:
             assert all(torch.equal(*pair) for pair in zip(stores, copies, strict=True))
             ids = torch.full((6, 1), step)
             net.decode(Tokens(ids, torch.tensor([3, 3, 3, 2, 2, 2])[:, None] + step), cache)
-    stores = [*cache.stores, *cache.cross]
+    stores = [*chain.from_iterable(group.stores for group in cache.groups), *cache.cross]
     assert [store.data_ptr() for store in stores] == before
     assert [group.used.tolist() for group in cache.groups] == [[3 + 9, 2 + 9]] * len(cache.groups)
 
@@ -219,8 +219,8 @@ def test_a_cache_has_the_dtype_and_sizes_of_the_model() -> None:
     single = Single(num_heads=4, num_kv_heads=2, windows=(None,))
     for dtype in (torch.float32, torch.bfloat16):
         cache = decoder(single).to(dtype).start(3, capacity=5 + 2 * 4, branches=4)
-        assert cache.stores[0].shape == (3, 13 + 1, 2 * 2, single.head_dim)
-        assert cache.stores[0].dtype == dtype
+        assert cache.groups[0].stores[0].shape == (3, 13 + 1, 2 * 2, single.head_dim)
+        assert cache.groups[0].stores[0].dtype == dtype
         assert (cache.num_sources, cache.branches, cache.capacity) == (3, 4, 13)
 
 

@@ -11,7 +11,7 @@ from chat_formats import Chat, chat_model, chat_of
 from heedful.data.chats import ChatEncoder
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel
-from heedful.pipelines.chat import Conversation
+from heedful.pipelines.language_model import Conversation
 
 CHATS = [
     chat_of("hello there"),

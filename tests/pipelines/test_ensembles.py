@@ -10,7 +10,8 @@ import torch
 import heedful
 from backend_models import TEXTS, all_scores, model_of
 from heedful.backends.base import Settings
-from heedful.deploy.convert import convert_model, open_ctranslate2
+from heedful.backends.registry import open_conversion
+from heedful.deploy.convert import convert_model
 from heedful.errors import UserError
 from heedful.export.hf import export_hf
 from heedful.models.adapters import LoRA
@@ -166,13 +167,14 @@ def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
 
 
 COMBINED = {  # what an ensemble does with all of its models
-    "request", "backend_for_row", "chat", "generate", "generations", "iterate_generations", "score",
-    "stream", "stream_chat", "teacher_forced", "translate", "window_sums",
+    "request", "request_with", "backend_for_row", "chat", "generate", "generations", "score",
+    "iterate_generations", "stream", "stream_chat", "stream_with", "teacher_forced", "translate",
+    "window_sums",
 }  # fmt: skip
 SHARED = {  # equal in all models of an ensemble, or taken from the first
-    "batches", "chat_encoder", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer",
-    "ids", "kind", "leave_out", "length_limit", "options", "pair_ids", "prompt_ids", "rows_of",
-    "src_tokenizer", "tgt_tokenizer", "tokenizer", "default_options",
+    "batches", "chat_encoder", "chat_rows", "check_ids", "check_lengths", "completed", "encode",
+    "end_ids", "has_tokenizer", "ids", "kind", "leave_out", "length_limit", "options", "pair_ids",
+    "prompt_ids", "rows_of", "src_tokenizer", "tgt_tokenizer", "tokenizer", "default_options",
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
     "add_adapter": lambda joint, path: joint.add_adapter(LoRA(2, 2.0, 0.0, (), ())),
@@ -200,7 +202,7 @@ REFUSED: dict[str, Any] = {
 def test_no_method_uses_the_first_model_only(name: str, tmp_path: Path) -> None:
     """Each public method combines the models, is equal for all of them, or is refused by name."""
     joint = ensemble([model_of(name), model_of(name)])
-    offered = {attribute for attribute in dir(joint) if not attribute.startswith("_")}
+    offered = {name for name in object.__dir__(joint) if not name.startswith("_")}
     offered -= {*vars(joint)}
     assert offered <= COMBINED | SHARED | {*REFUSED}, "decide what an ensemble does with it"
     for what, use in REFUSED.items():
@@ -241,7 +243,9 @@ def test_no_unknown_excludes_the_unknown_token(backend: bool, tmp_path: Path) ->
         model.net.head.out.weight[unknown] *= 8
     if backend:
         facts = convert_model(model, tmp_path, "float32")
-        model.backend = open_ctranslate2(tmp_path, facts, "float32", Settings(1))
+        model.backend = open_conversion(
+            tmp_path, tmp_path, "ctranslate2", "float32", facts, Settings(1)
+        )
     rows, options = model.prompt_ids(TEXTS), {"beam_size": 1, "max_new_tokens": 9}
     assert any(unknown in ids for ids in model.generate(rows, **options))
     actual = model.generate(rows, no_unknown=True, **options)

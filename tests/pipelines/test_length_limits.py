@@ -9,8 +9,9 @@ import torch
 
 from backend_models import model_of
 from heedful.backends.base import Settings
+from heedful.backends.registry import open_conversion
 from heedful.backends.torch.eager import Eager
-from heedful.deploy.convert import convert_model, open_ctranslate2
+from heedful.deploy.convert import convert_model
 from heedful.errors import UserError
 from heedful.pipelines import GenerationIds
 from heedful.pipelines.ensembles import ensemble
@@ -138,8 +139,9 @@ def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(
     model = model_of("bart")
     model.metadata = replace(model.metadata, limits=Limits(factor=1.0, offset=3))
     if backend == "ctranslate2":
-        model.backend = open_ctranslate2(
-            tmp_path, convert_model(model, tmp_path, "float32"), "float32", Settings(1)
+        facts = convert_model(model, tmp_path, "float32")
+        model.backend = open_conversion(
+            tmp_path, tmp_path, "ctranslate2", "float32", facts, Settings(1)
         )
     rows = [[6, 7, 8, 9], [10], [6, 7]]
     assert len(model.generate(rows, beam_size=1, min_new_tokens=4)) == 3

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from heedful.errors import UserError
-from heedful.serve.batches import BatchEngine, call_all
-from heedful.serve.jobs import Job, OnOutput
+from heedful.serve.batches import BatchEngine, Job, OnOutput, call_all
 
 
 class Batches:

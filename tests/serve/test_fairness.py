@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from backend_models import model_of
-from heedful.backends.torch.continuous import ContinuousBatch
-from heedful.serve import continuous
+from heedful.serve import continuous, outputs
 from heedful.serve.batches import call_all
-from heedful.serve.continuous import ContinuousEngine, _Entry
-from heedful.serve.jobs import GenerationJob
+from heedful.serve.continuous import ContinuousBatch
+from heedful.serve.outputs import GenerationJob, Output
 
 MODEL = model_of("gpt2")
 MODEL.net.double()
@@ -28,46 +27,46 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 class Run:
-    """An engine without a thread, whose turns are checked."""
+    """A batch without a thread, whose turns are checked."""
 
     def __init__(self, budget: int, prefix_tokens: int = 0) -> None:
-        self.batch = ContinuousBatch(MODEL.eager.searcher, prefix_tokens)
-        self.engine = ContinuousEngine(self.batch, budget, call_all)
+        self.batch = ContinuousBatch(MODEL.eager, budget, call_all, prefix_tokens=prefix_tokens)
         self.turns = 0
         # Turns that an output has waited, and those that it may wait for each slice before it.
-        self.waits: dict[_Entry, tuple[int, dict[Any, int]]] = {}
+        self.waits: dict[Output, tuple[int, dict[Any, int]]] = {}
 
     def ask(self, row: list[int], limit: int, texts: int = 1, **options: Any) -> GenerationJob:
         options = {"beam_size": 1, "max_new_tokens": limit, "scores": False, **options}
-        request = MODEL.request([row], **options)
-        rows, requests = [row] * texts, [request] * texts
-        job = GenerationJob(rows, requests, 1, 0, len(row) + limit, False)
-        self.engine.add(job)
+        rows = [row] * texts
+        request = MODEL.request(rows, **options)
+        if request.seeds is not None:
+            request = request._replace(seeds=[options["seed"]] * texts)
+        job = GenerationJob(rows, request)
+        self.batch.add(job)
         return job
 
     def turn(self) -> bool:
-        has_work = self.engine.turn()
+        has_work = self.batch.turn()
         self.turns += 1
-        entries = list(self.engine._entries.values())
-        running = [entry for entry in entries if entry.runs]
-        assert self.batch.num_cached <= self.engine.batch_tokens or len(running) == 1
+        running = [output for output in self.batch.queue if output.runs]
+        assert self.batch.num_cached <= self.batch.batch_tokens or len(running) == 1
         assert len(running) <= continuous.MAX_ROWS
-        for number, entry in enumerate(entries):
-            if entry.runs:
-                self.waits.pop(entry, None)
+        for number, output in enumerate(self.batch.queue):
+            if output.runs:
+                self.waits.pop(output, None)
                 continue
-            waited, before = self.waits.get(entry, (0, {}))
-            for other in entries[:number]:
+            waited, before = self.waits.get(output, (0, {}))
+            for other in self.batch.queue[:number]:
                 before.setdefault((other, other.slice_end), _slice_turns(other))
             assert waited <= sum(before.values())
-            self.waits[entry] = waited + 1, before
+            self.waits[output] = waited + 1, before
         return has_work
 
 
-def _slice_turns(entry: _Entry) -> int:
+def _slice_turns(output: Output) -> int:
     """Most turns that the slice of an output takes while it runs, its own reading included."""
-    new = max(continuous.SLICE, entry.slice_end - len(entry.output.ids))
-    parts = -(-(entry.num_tokens + new) // continuous.READ_BESIDE)
+    new = max(continuous.SLICE, output.slice_end - len(output.ids))
+    parts = -(-(output.num_tokens + new) // continuous.READ_BESIDE)
     return new + parts * continuous.MAX_ROWS + 2
 
 
@@ -86,9 +85,10 @@ def ids_of(job: GenerationJob) -> list[int]:
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
     """Limits that outputs of a few tokens reach."""
-    values = {"READ_AT_ONCE": 12, "READ_BESIDE": 3, "SLICE": 4, "HEADROOM": 2, "MAX_ROWS": 5}
+    values = {"READ_AT_ONCE": 12, "READ_BESIDE": 3, "SLICE": 4, "MAX_ROWS": 5}
     for name, value in values.items():
         patch.setattr(continuous, name, value)
+    patch.setattr(outputs, "HEADROOM", 2)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_long_prompt_does_not_stop_short_ones(small: None) -> None:
 
     def test() -> None:
         run, sizes = Run(200), []
-        run.engine.observe = lambda rows, tokens: sizes.append(tokens)
+        run.batch.observe = lambda rows, tokens: sizes.append(tokens)
         first = endless(run, [4], 20)
         run.turn()
         long = endless(run, [5] * 40, 1)
@@ -256,8 +256,7 @@ def test_a_paused_output_goes_on_with_its_random_numbers(small: None) -> None:
         jobs = [run.ask([5, 6 + number], 16, **options) for number in range(4)]
         was_paused = False
         while run.turn():
-            entries = run.engine._entries.values()
-            was_paused |= any(entry.output.ids and not entry.runs for entry in entries)
+            was_paused |= any(output.ids and not output.runs for output in run.batch.queue)
         assert was_paused
         for number, job in enumerate(jobs):
             [alone] = MODEL.generate([[5, 6 + number]], beam_size=1, max_new_tokens=16, **options)

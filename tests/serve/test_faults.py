@@ -544,7 +544,7 @@ def test_a_thread_that_ends_is_reported_and_nothing_waits_for_it() -> None:
         model, url = ill.server.registry.models["gpt"], f"{ill.url}/v1/completions"
         bodies = [{**COMPLETION, "max_tokens": 40, "stream": stream} for stream in (True, False)]
         answers = [pool.submit(httpx.post, url, json=body, timeout=10) for body in bodies]
-        while len(model.generator._entries) < 2:
+        while len(model.generator.queue) < 2:
             time.sleep(0.002)
 
         def broken(*error: Exception) -> bool:

@@ -261,13 +261,16 @@ def hold_beside_ctranslate2(model: Any) -> None:
     """CTranslate2, imported later, has correct outputs in spite of kernels with torch's names."""
     if find_spec("ctranslate2") is None:
         return
-    from heedful.deploy.convert import convert_model, open_ctranslate2
+    from heedful.backends.registry import open_conversion
+    from heedful.deploy.convert import convert_model
 
     rows = [[5, 6, 7], [8, 9]]
     request = model.request(rows, beam_size=1, max_new_tokens=8)
     with tempfile.TemporaryDirectory() as place:
         facts = convert_model(model, Path(place), "float32")
-        backend = open_ctranslate2(Path(place), facts, "float32", Settings(1))
+        backend = open_conversion(
+            Path(place), Path(place), "ctranslate2", "float32", facts, Settings(1)
+        )
         actual = backend.outputs(rows, request)
     expected = model.eager.outputs(rows, request)
     assert [[o.ids for o in one] for one in actual] == [[o.ids for o in one] for one in expected]

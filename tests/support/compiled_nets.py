@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from architectures import one_layer, tiny
 from heedful.backends.aot.compile import decoder_graphs
-from heedful.backends.torch.state import DecodingState
+from heedful.backends.torch.cached_net import DecodingState
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.cache import Cache
 from heedful.parts.losses import LossSum, cross_entropy

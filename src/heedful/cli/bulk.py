@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from heedful.cli.flags import Json, ModelFolder, Quiet, spread
-from heedful.cli.help import IN_OUT, RUN_TIME
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import RunTime
 from heedful.cli.shared import make_console, note, print_json
 from heedful.errors import UserError
+from heedful.options import RUN_TIME
 
 if TYPE_CHECKING:
     from heedful.bulk.job import MapShards

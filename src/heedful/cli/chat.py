@@ -18,7 +18,7 @@ from heedful.cli.shared import note
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
-    from heedful.pipelines.chat import Conversation
+    from heedful.pipelines.language_model import Conversation
 
 _COMMANDS = {
     "/reset": "forget the conversation and begin again",
@@ -57,7 +57,7 @@ def chat(
 
     Example: heedful chat runs/assistant --system 'Be brief.' --temperature 0.7
     """
-    from heedful.pipelines.chat import Conversation
+    from heedful.pipelines.language_model import Conversation
 
     opened = run_time.open(model, pipelines.LanguageModel, "chat", many=False)
     draft = options.get("draft")

@@ -13,7 +13,6 @@ from heedful.cli.flags import Json, ModelFolder, Truncate, flag_of, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     RunTime,
-    backend_option,
     note_breaks,
     progress_bar,
     read_parallel,
@@ -23,7 +22,7 @@ from heedful.cli.lines import (
 from heedful.cli.shared import make_console, note, print_json
 from heedful.errors import UserError
 from heedful.files import write_lines
-from heedful.options import TooLong
+from heedful.options import BACKENDS, RUN_TIME, TooLong, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,7 +108,7 @@ class HeldOut:
 class EvaluationRunTime(RunTime):
     """Flags for device, backend and batches; the default backend is the net itself."""
 
-    backend: str = backend_option("eager")
+    backend: str = option(BACKENDS, "eager", RUN_TIME, metavar="NAME")
 
 
 @spread("num_return", "draft", "num_draft_tokens")

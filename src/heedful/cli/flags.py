@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from heedful.cli.help import IN_OUT, RUN_TIME
+from heedful.cli.help import IN_OUT
 from heedful.errors import UserError
-from heedful.options import Options
+from heedful.options import RUN_TIME, Options, RunTimeOptions
 
 TgtLang = Annotated[
     str | None,
@@ -66,7 +66,9 @@ JsonLines = Annotated[
 Device = Annotated[
     str,
     typer.Option(
-        metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=RUN_TIME
+        metavar="DEVICE",
+        help=RunTimeOptions.__dataclass_fields__["device"].metadata["help"],
+        rich_help_panel=RUN_TIME,
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")]
@@ -186,12 +188,7 @@ def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None
                 continue
             offered = [field for field in fields(kind) if field.name not in left_out]
             flags = [flag for flag in map(_parameter, offered) if flag is not None]
-            defaults = {
-                field.name: getattr(field.default, "default", field.default)
-                for field in fields(kind)
-                if field.name in left_out
-            }
-            make = _given_options if kind is Options else partial(kind, **defaults)
+            make = _given_options if kind is Options else partial(_group, kind)
             groups[parameter.name] = make, [flag.name for flag in flags]
             parameters += flags
 
@@ -218,6 +215,21 @@ def flag_of(option: str) -> str:
     return _OPTION_FLAGS[option]
 
 
+def _group(kind: Callable[..., Any], **values: Any) -> Any:
+    """A dataclass of options from its flags; those that are not given have their defaults."""
+    declared = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    given = {
+        name: value
+        for name, value in values.items()
+        if not declared[name].metadata or value not in (None, [])
+    }
+    for name in declared.keys() - given.keys():  # those of typer
+        if not declared[name].metadata:
+            default = declared[name].default
+            given[name] = getattr(default, "default", default)
+    return kind(**given)
+
+
 def _given_options(**values: Any) -> dict[str, Any]:
     """The options that are on the command line."""
     options = {name: value for name, value in values.items() if value not in (None, [])}
@@ -229,25 +241,23 @@ def _given_options(**values: Any) -> dict[str, Any]:
 def _parameter(field: "Field[Any]") -> inspect.Parameter | None:
     """The parameter that typer turns into a flag; None for a field without a flag.
 
-    The default of a flag of `Options` is None.
+    The default of a flag of `heedful.options.option` is None.
     """
     kind, default, metadata = field.type, field.default, field.metadata
     if metadata:
         if metadata["panel"] is None:
             return None
-        name = flag_of(field.name)
+        name = metadata["flag"] or f"--{field.name.replace('_', '-')}"
         plain = _plain(kind)
         flag = typer.Option(
             f"{name}/--no-{name[2:]}" if default is True else name,
             help=metadata["help"],
-            metavar=_metavar(kind, plain),
+            metavar=metadata["metavar"] or _metavar(kind, plain),
             min=metadata["limits"][0] if metadata["limits"] else None,
             show_default=metadata["shown"] or _default_text(default),
             rich_help_panel=metadata["panel"],
         )
         default, kind = None, Annotated[plain | None, flag]
-    elif get_args(kind)[:1] == (Sequence[str],):  # one value for typer; a list is several
-        kind = Annotated[list[str], *get_args(kind)[1:]]
     only = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(field.name, only, default=default, annotation=kind)
 

@@ -6,9 +6,11 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from heedful.options import RUN_TIME
+
 # Sections of --help, before and after those that a command names.
 ARGUMENTS, IN_OUT, OPTIONS = "Arguments", "Input and output", "Options"
-RUN_TIME, GENERAL = "Run time", "General"
+GENERAL = "General"
 _FIRST, _LAST = (ARGUMENTS, IN_OUT, OPTIONS), (RUN_TIME, GENERAL)
 _LONGEST_FLAG = 28  # columns; the help of a longer flag begins on the next line
 WIDTH = 80

@@ -15,11 +15,11 @@ from typing import Any, Self, TypeVar
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Device, Output, Truncate, flag_of
-from heedful.cli.help import IN_OUT, RUN_TIME
+from heedful.cli.flags import Output, Truncate, flag_of
+from heedful.cli.help import IN_OUT
 from heedful.cli.shared import note
 from heedful.errors import UserError
-from heedful.options import DEFAULTS, SAMPLING_OPTIONS, Options, TooLong
+from heedful.options import SAMPLING_OPTIONS, Options, RunTimeOptions, TooLong
 from heedful.progress import Advance, track, use_display
 
 Kind = TypeVar("Kind", bound="pipelines.SavedModel")
@@ -33,52 +33,9 @@ _RARE_BREAKS = re.compile(r"[\x85\u2028\u2029]")  # the others are escaped by th
 _LONGEST = 1_000_000  # characters of a line for a model
 
 
-def backend_option(
-    default: str,
-    help: str = "eager (the torch module), compiled, ctranslate2, or auto: the fastest that "
-    "`heedful optimize` found, else eager. With auto a request that the backend does not support "
-    "runs eager; of a backend by name, options that it does not support are an error.",
-) -> Any:
-    """The flag `--backend`."""
-    return typer.Option(default, metavar="NAME", help=help, rich_help_panel=RUN_TIME)
-
-
 @dataclass(frozen=True)
-class RunTime:
+class RunTime(RunTimeOptions):
     """Flags of every command that runs a model: where and how it runs."""
-
-    device: Device = "auto"
-    backend: str = backend_option("auto")
-    precision: str = typer.Option(
-        "auto",
-        metavar="NAME",
-        help="float32, bfloat16, int8, or auto: the one that is best for the backend.",
-        rich_help_panel=RUN_TIME,
-    )
-    threads: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        help="CPU cores per worker.",
-        show_default="found by heedful optimize, or by the size of the work",
-        rich_help_panel=RUN_TIME,
-    )
-    trust_compiled: bool = typer.Option(
-        False,
-        "--trust-compiled",
-        help="Run the native code in MODEL/backends/compiled even if it was not compiled by you on "
-        "this machine; it can do all that you can.",
-        rich_help_panel=RUN_TIME,
-    )
-    batch_tokens: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        max=2**63 - 1,
-        help="Padded tokens (times beams) per batch.",
-        show_default=f"found by heedful optimize, or {DEFAULTS['batch_tokens']:,}",
-        rich_help_panel=RUN_TIME,
-    )
 
     @property
     def batching(self) -> dict[str, int]:

@@ -8,10 +8,11 @@ import typer
 
 from heedful import pipelines
 from heedful.cli.flags import Json, ModelFolder, TgtLang, spread
-from heedful.cli.help import IN_OUT, RUN_TIME
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import bars_on_stderr, read_parallel
 from heedful.cli.shared import print_json
 from heedful.errors import UserError
+from heedful.options import RUN_TIME
 
 if TYPE_CHECKING:
     from heedful.backends.manifest import BackendChoice

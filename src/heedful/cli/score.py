@@ -14,7 +14,6 @@ from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     InputOutput,
     RunTime,
-    backend_option,
     json_line,
     line_writer,
     read_parallel,
@@ -22,7 +21,7 @@ from heedful.cli.lines import (
 )
 from heedful.cli.shared import note
 from heedful.errors import UserError
-from heedful.options import TooLong
+from heedful.options import RUN_TIME, TooLong, option
 
 _COLUMNS = ("log_prob", "perplexity", "bits_per_character")
 
@@ -31,7 +30,9 @@ _COLUMNS = ("log_prob", "perplexity", "bits_per_character")
 class ScoreRunTime(RunTime):
     """Flags for device, backend and batches; eager is the only backend."""
 
-    backend: str = backend_option("eager", "eager (the torch module); score supports no other.")
+    backend: str = option(
+        "eager (the torch module); score supports no other.", "eager", RUN_TIME, metavar="NAME"
+    )
 
 
 @spread()

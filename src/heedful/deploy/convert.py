@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from heedful import extras
-from heedful.backends.base import Backend, Settings
+from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.conversion import embeddings_of, longest_prompt, write
 from heedful.backends.ctranslate2.runtime import HEAD, CTranslate2, CTranslate2Facts
 from heedful.backends.ctranslate2.vocabulary import Vocabulary, names_of
@@ -102,10 +102,3 @@ def reusable_conversion(directory: Path, backend: str, precision: str) -> dict[s
     except UserError:  # damaged
         return None
     return known.facts
-
-
-def open_ctranslate2(
-    directory: Path, facts: dict[str, Any], precision: str, settings: Settings
-) -> Backend:
-    """Open a conversion for CTranslate2 that `convert_model` wrote."""
-    return open_conversion(directory, directory, CTranslate2.name, precision, facts, settings)

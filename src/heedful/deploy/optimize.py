@@ -149,8 +149,7 @@ def optimize(
         findings.manifest = replace(findings.manifest, best=best).with_files(folder)
         write_json(folder / MANIFEST, asdict(findings.manifest))
 
-    of_earlier_versions = "onnxruntime"
-    write_directory(directory / FOLDER, fill, {MANIFEST, SHORTLIST, *BACKENDS, of_earlier_versions})
+    write_directory(directory / FOLDER, fill, {MANIFEST, SHORTLIST, *BACKENDS})
     return findings
 
 

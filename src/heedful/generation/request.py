@@ -129,9 +129,9 @@ class SearchRequest:
             on_done,
             None if sources is None else _ids_per_sentence("sources", "sources", sources, batch),
         )
-        for sentence, tokens in enumerate(prefixes):
-            request._check_forced_prefix(sentence, tokens)
         if any(prefixes):
+            for sentence, tokens in enumerate(prefixes):
+                request._check_forced_prefix(sentence, tokens)
             positions = [dict(enumerate(tokens)) for tokens in prefixes]
             request.rules.append(ForcedTokens(positions, allow_impossible=False))
         return request

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from heedful.backends.torch.state import DecodingState
+from heedful.backends.torch.cached_net import DecodingState
 from heedful.insight import hugging_face
 from heedful.insight.checks import Failed, Outcome, Skipped, check, distances
 from heedful.insight.kind import parameters_of

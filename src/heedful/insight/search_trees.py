@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.backends.base import GenerationRequest
-from heedful.backends.torch.searching import Searcher, stop_function
+from heedful.backends.torch.generating import TorchGenerator, stop_function
 from heedful.errors import UserError
 from heedful.generation.beam import Beams, Choice
 from heedful.generation.sampling import sample_steps
@@ -191,12 +191,12 @@ def search_tree(model: SavedModel, text: Text, **options: Any) -> SearchTree:
     Raises:
         UserError: an encoder; options of another search (sampling, constraints, diverse beams).
     """
-    generator, row, request, searcher = _prepare(model, text, options, is_beam=True)
+    generator, row, request, backend = _prepare(model, text, options, is_beam=True)
     settings, width = request.options, request.options.beam_size or 1
     recorder = _Recorder(generator, request)
     with evaluating(generator.net):
-        start, state = searcher.open([row], request, width)
-        arguments = searcher.arguments([row], request)
+        start, state = backend.open([row], request, width)
+        arguments = backend.arguments([row], request)
         [outputs] = beam_search(
             state.next_log_probs,
             start,
@@ -227,13 +227,13 @@ def sampling_steps(
     Raises:
         UserError: an encoder; a beam size above 1; constraints by a search.
     """
-    generator, row, request, searcher = _prepare(model, text, options, is_beam=False)
+    generator, row, request, backend = _prepare(model, text, options, is_beam=False)
     steps: dict[int, list[tuple[str, Tensor]]] = {}
     tokens: list[int] = []
     reason = "length"
     with evaluating(generator.net):
-        start, state = searcher.open([row], request, 1)
-        arguments = searcher.arguments([row], request)
+        start, state = backend.open([row], request, 1)
+        arguments = backend.arguments([row], request)
         rules: Sequence[Rule] = arguments.pop("rules")
         arguments["rules"] = [_first_rule(steps), *(_recorded(rule, steps) for rule in rules)]
         for step in sample_steps(
@@ -278,7 +278,7 @@ def sampling_steps(
 
 def _prepare(
     model: SavedModel, text: Text, options: dict[str, Any], *, is_beam: bool
-) -> tuple[Generator, list[int], GenerationRequest, Searcher]:
+) -> tuple[Generator, list[int], GenerationRequest, TorchGenerator]:
     """The ids of a text, the request of its output, and the search of the net."""
     if not isinstance(model, Generator) or not model.has_net:
         raise UserError(f"a {model.kind} has no search: it generates no text")
@@ -301,10 +301,10 @@ def _prepare(
             raise UserError(f"the search with {name} is not shown; leave {name} out")
     if request.options.num_groups > 1:
         raise UserError("diverse beams are not shown; leave num_groups out")
-    if request.options.num_return > 1 and not is_beam:
-        request = request._replace(options=replace(request.options, num_return=1))
+    num_return = request.options.num_return if is_beam else 1
+    shown = replace(request.options, num_return=num_return, shortlist=False)
     model.eager.prepare()
-    return model, row, request, Searcher(model.eager.decoding, model.eager.threads)
+    return model, row, request._replace(options=shown), model.eager
 
 
 def _forces_eos(request: GenerationRequest) -> bool:

@@ -296,14 +296,6 @@ class Cache:
         """Slots C per text in the smallest group, for the tokens of all its branches."""
         return min(group.capacity for group in self.groups)
 
-    @property
-    def stores(self) -> list[Tensor]:
-        """Keys and values of each layer, in the order of the stack."""
-        stores: dict[int, Tensor] = {}
-        for group in self.groups:
-            stores |= zip(group.layers, group.stores, strict=True)
-        return [stores[index] for index in range(len(stores))]
-
     def begin(self, tokens: Tokens) -> tuple[list[LayerCache], list[MaskSpec], MaskSpec | None]:
         """Assign slots to new tokens, before a forward pass.
 

@@ -22,6 +22,7 @@ from heedful.files import as_path, in_hf_format, read_object, write_directory, w
 from heedful.options import TooLong
 from heedful.pipelines.batching import in_batches
 from heedful.pipelines.inputs import LengthError, as_batch, check_list, row_ids
+from heedful.pipelines.keywords import INTERNAL
 from heedful.pipelines.metadata import ModelMetadata
 from heedful.pipelines.pooling import Pooling, check_pooling, find_prompt, pool
 
@@ -102,6 +103,11 @@ class SavedModel:
         elif self._net is not None:
             parts.append(f"eager {self.eager.precision} on {self.device}")
         return f"{type(self).__name__}({', '.join(parts)})"
+
+    def __dir__(self) -> list[str]:
+        """The public names, which an editor or `dir` lists."""
+        names = super().__dir__()
+        return [name for name in names if not name.startswith("_") and name not in INTERNAL]
 
     @property
     def net(self) -> Any:

@@ -1,15 +1,17 @@
-"""Saved language models: continuations and log-probabilities of texts."""
+"""Saved language models: continuations and log-probabilities of texts, and chats."""
 
 import collections.abc
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest
 from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
 from heedful.pipelines.generations import Generation, texts_of
-from heedful.pipelines.inputs import EmptyTextError
+from heedful.pipelines.inputs import EmptyTextError, LengthError
+from heedful.pipelines.keywords import GenerationKeywords
 from heedful.pipelines.text_generation import Generator
 
 if TYPE_CHECKING:
@@ -18,22 +20,31 @@ if TYPE_CHECKING:
     from heedful.pipelines.scoring import TextScore
 
 _NEW_TOKENS = 64
+MAX_NEW_TOKENS = 512  # of an answer; fewer if the context is shorter
 
 
 class LanguageModel(Generator):
     """A decoder-only net, `net(ids, lengths) -> logits`, with its tokenizer."""
 
     kind = "language model"
-    chat_encoder: "ChatEncoder | None" = None  # see `heedful.pipelines.chat.encoder_of`
+    _chat_encoder: "ChatEncoder | None" = None
 
     @overload
     def chat(
-        self, messages: "Messages", *, return_details: Literal[False] = False, **options: Any
+        self,
+        messages: "Messages",
+        *,
+        return_details: Literal[False] = False,
+        **options: Unpack[GenerationKeywords],
     ) -> str: ...
 
     @overload
     def chat(
-        self, messages: "Messages", *, return_details: Literal[True], **options: Any
+        self,
+        messages: "Messages",
+        *,
+        return_details: Literal[True],
+        **options: Unpack[GenerationKeywords],
     ) -> list[Generation]: ...
 
     @overload
@@ -42,12 +53,16 @@ class LanguageModel(Generator):
         messages: "Sequence[Messages]",
         *,
         return_details: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[GenerationKeywords],
     ) -> list[str]: ...
 
     @overload
     def chat(
-        self, messages: "Sequence[Messages]", *, return_details: Literal[True], **options: Any
+        self,
+        messages: "Sequence[Messages]",
+        *,
+        return_details: Literal[True],
+        **options: Unpack[GenerationKeywords],
     ) -> list[list[Generation]]: ...
 
     def chat(self, messages: Any, *, return_details: bool = False, **options: Any) -> Any:
@@ -64,31 +79,67 @@ class LanguageModel(Generator):
             UserError: a model without a chat template; messages that the template refuses; an
                 option out of range; a conversation as long as the model's context.
         """
-        from heedful.pipelines.chat import as_chats, chat_rows
-
         chats, is_single = as_chats(messages)
         if not chats:
             return []
-        rows = chat_rows(self, chats, options)
         if not return_details:
             options = {"scores": False} | options
-        results = self.generate(rows, return_details=True, **options)
-        values = (
-            results if return_details else texts_of(results, self.options(**options).num_return)
-        )
-        return values[0] if is_single else values
+        self.options(**{"beam_size": 1} | options)  # refuses several greedy answers
+        rows, resolved = self.chat_rows(chats, self.options(**options))
+        results: list[Any] = self.generations(rows, self.completed(resolved))
+        if not return_details:
+            results = texts_of(results, resolved.num_return)
+        return results[0] if is_single else results
 
     def stream_chat(
-        self, messages: "Messages", **options: Any
+        self, messages: "Messages", **options: Unpack[GenerationKeywords]
     ) -> collections.abc.Generator[str, None, str]:
         """The text of `chat` for one conversation in pieces, as in `stream`."""
-        from heedful.pipelines.chat import as_chats, chat_rows
-
         chats, is_single = as_chats(messages)
         if not is_single:
             raise UserError("stream_chat answers one conversation; give a list of messages")
-        [row] = chat_rows(self, chats, options)
-        return self.stream(row, **options)
+        [row], resolved = self.chat_rows(chats, self.options(**{"beam_size": 1} | options))
+        return self.stream_with(row, resolved)
+
+    @property
+    def chat_encoder(self) -> "ChatEncoder":
+        """The encoder of chats, kept until the tokenizer changes."""
+        from heedful.data.chats import ChatEncoder
+
+        encoder = self._chat_encoder
+        if encoder is None or encoder.tokenizer is not self.tokenizer:
+            encoder = self._chat_encoder = ChatEncoder(self.tokenizer)
+        return encoder
+
+    def chat_rows(
+        self, chats: "Sequence[Messages]", options: Options
+    ) -> tuple[list[list[int]], Options]:
+        """The ids of conversations to answer, and the options with the ends and limit of an answer.
+
+        Raises:
+            UserError: no chat template, or one that refuses the messages; a conversation that
+                leaves no tokens of the context for an answer.
+        """
+        encoder = self.chat_encoder
+        rows = [encoder.encode_prompt(chat) for chat in chats]
+        longest = max(range(len(rows)), key=lambda index: len(rows[index]))
+        size, context = len(rows[longest]), self.config.max_length
+        if size >= context:
+            noun = "the chat" if len(rows) == 1 else f"chat {longest + 1}"
+            problem = (
+                f"{noun} has {size} tokens, but the model's context is {context}; leave out its "
+                "first messages, or shorten them"
+            )
+            raise LengthError(problem, size, context, hint="")
+        changes: dict[str, Any] = {"stop_ids": [*options.stop_ids, encoder.end_id]}
+        if encoder.end_id not in self.tokenizer.special_ids:  # then its name would be in the text
+            changes["stop"] = [*(options.stop or ()), self.tokenizer.piece(encoder.end_id)]
+        if "max_new_tokens" not in options.explicit:
+            limit = min(options.max_new_tokens or MAX_NEW_TOKENS, context - size)
+            changes["max_new_tokens"] = limit
+            if "min_new_tokens" not in options.explicit:
+                changes["min_new_tokens"] = min(options.min_new_tokens or 0, limit)
+        return rows, replace(options, **changes)
 
     def backend_for_row(self, row: list[int], request: GenerationRequest) -> GenerationBackend:
         """The backend that runs the request of one prompt: the model's, or the net itself."""
@@ -172,3 +223,111 @@ class LanguageModel(Generator):
         for numbers in by_size.values():
             for first in range(0, len(numbers), count):
                 yield numbers[first : first + count]
+
+
+def as_chats(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
+    """Conversations to answer, and True where a single one was given.
+
+    Raises:
+        UserError: anything but lists of messages; an empty message.
+    """
+    from heedful.data.chats import check_messages, is_empty
+
+    is_single = not isinstance(messages, list | tuple) or any(
+        isinstance(message, Mapping) for message in messages
+    )
+    chats = [messages] if is_single else list(messages)
+    for number, chat in enumerate(chats, 1):
+        where = "messages" if is_single else f"chat {number}"
+        check_messages(chat, where)
+        empty = next(
+            (i for i, m in enumerate(chat, 1) if is_empty(m) and not m.get("tool_calls")), None
+        )
+        if empty is not None:
+            raise EmptyTextError(
+                f"{where}, message {empty}: it is empty; write a text, or leave it out"
+            )
+    return [[dict(message) for message in chat] for chat in chats], is_single
+
+
+@dataclass
+class Conversation:
+    """A conversation with a model, whose oldest messages are left out when its context is full.
+
+    Args:
+        system: the system message; None: none.
+        options: those of `model.chat`.
+
+    Attributes:
+        messages: the system message, questions and answers.
+        num_left_out: messages that were left out because they no longer fit.
+        num_asked: messages so far, those that were dropped or left out too.
+    """
+
+    model: LanguageModel
+    system: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list, init=False)
+    num_left_out: int = field(default=0, init=False)
+    num_asked: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a model without a chat template, or that refuses the rest."""
+        self.reset()
+        self.model.chat_encoder.encode_prompt([*self.messages, {"role": "user", "content": "a"}])
+        self.model.options(**{"beam_size": 1, **self.options})
+
+    def reset(self) -> None:
+        """Begin again, with the system message alone."""
+        self.num_left_out = self.num_asked = 0
+        self.messages = []
+        if self.system is not None:
+            self.messages = [{"role": "system", "content": self.system}]
+
+    def ask(self, text: str) -> collections.abc.Generator[str, None, str]:
+        """The answer to a message in pieces, see `LanguageModel.stream_chat`.
+
+        The pieces that were read are added to the conversation; if they are blank, the message is
+        removed from it. With a seed, each answer has different random numbers.
+
+        Raises:
+            UserError: at the call: a message that is empty, or too long for the context.
+        """
+        if not text.strip():
+            raise UserError("the message is empty; write a text")
+        options = dict(self.options)
+        if isinstance(seed := options.get("seed"), int):
+            options["seed"] = [seed + (self.num_asked << 32)]
+        messages = [*self.messages, {"role": "user", "content": text}]
+        num_left_out = self._fit(messages)
+        pieces = self.model.stream_chat(messages, **options)
+        self.num_asked += 1
+        self.num_left_out += num_left_out
+        return self._read(pieces, messages)
+
+    def _read(
+        self, pieces: collections.abc.Generator[str, None, str], messages: list[dict[str, Any]]
+    ) -> collections.abc.Generator[str, None, str]:
+        """The pieces of an answer; at the end it is appended to `messages`."""
+        answer = ""
+        try:
+            for piece in pieces:
+                answer += piece
+                yield piece
+            return answer
+        finally:
+            if answer.strip():
+                self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _fit(self, messages: list[dict[str, Any]]) -> int:
+        """Remove the oldest questions and answers until there is room for a new answer.
+
+        Returns the number of removed messages. The last message stays: `stream_chat` refuses it if
+        it is too long for any answer.
+        """
+        context, encoder = self.model.config.max_length, self.model.chat_encoder
+        room = self.options.get("max_new_tokens") or min(MAX_NEW_TOKENS, context // 4)
+        first, count = int(self.system is not None), len(messages)
+        while len(messages) > first + 1 and len(encoder.encode_prompt(messages)) + room > context:
+            del messages[first : first + 2]
+        return count - len(messages)

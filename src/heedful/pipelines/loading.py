@@ -4,7 +4,7 @@ import logging
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from heedful import plugins
 from heedful.backends.base import Settings
@@ -15,6 +15,7 @@ from heedful.errors import UserError
 from heedful.files import as_path, in_hf_format, plain_name, read_object
 from heedful.pipelines.base import CONFIG, SIDES, SavedModel
 from heedful.pipelines.encoders import Classifier, Encoder, MaskedLanguageModel
+from heedful.pipelines.keywords import LoadKeywords
 from heedful.pipelines.kinds import KINDS, AnyModel
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import ModelMetadata
@@ -109,27 +110,31 @@ def load(
     return model
 
 
-def load_translator(path: str | PathLike[str], **settings: Any) -> Translator:
+def load_translator(path: str | PathLike[str], **settings: Unpack[LoadKeywords]) -> Translator:
     """Open an encoder-decoder; settings as in `load`. Raises UserError for other kinds."""
     return expect(load(path, **settings), Translator, "load_translator")
 
 
-def load_language_model(path: str | PathLike[str], **settings: Any) -> LanguageModel:
+def load_language_model(
+    path: str | PathLike[str], **settings: Unpack[LoadKeywords]
+) -> LanguageModel:
     """Open a decoder-only model; settings as in `load`. Raises UserError for other kinds."""
     return expect(load(path, **settings), LanguageModel, "load_language_model")
 
 
-def load_masked_language_model(path: str | PathLike[str], **settings: Any) -> MaskedLanguageModel:
+def load_masked_language_model(
+    path: str | PathLike[str], **settings: Unpack[LoadKeywords]
+) -> MaskedLanguageModel:
     """Open a masked language model; settings as in `load`. Raises UserError for other kinds."""
     return expect(load(path, **settings), MaskedLanguageModel, "load_masked_language_model")
 
 
-def load_classifier(path: str | PathLike[str], **settings: Any) -> Classifier:
+def load_classifier(path: str | PathLike[str], **settings: Unpack[LoadKeywords]) -> Classifier:
     """Open a text classifier; settings as in `load`. Raises UserError for other kinds."""
     return expect(load(path, **settings), Classifier, "load_classifier")
 
 
-def load_encoder(path: str | PathLike[str], **settings: Any) -> Encoder:
+def load_encoder(path: str | PathLike[str], **settings: Unpack[LoadKeywords]) -> Encoder:
     """Open an encoder-only model with any head; settings as in `load`.
 
     Raises UserError for other kinds.

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, Unpack, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest, Settings, own_stop_rule
 from heedful.errors import UserError, describe
@@ -16,17 +16,14 @@ from heedful.generation.outputs import Failure, Hypothesis
 from heedful.options import Options
 from heedful.pipelines.base import NUM_WARNINGS, SavedModel, Texts
 from heedful.pipelines.batching import by_length, split_among
-from heedful.pipelines.constraints import banned_texts, prefix_ids, required_ids
-from heedful.pipelines.generations import FAILURES, Generation, texts_of, to_generation
+from heedful.pipelines.generations import FAILURES, Generation, TextPieces, texts_of, to_generation
 from heedful.pipelines.inputs import as_batch, check_counts
+from heedful.pipelines.keywords import GenerationKeywords
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
-from heedful.pipelines.text_pieces import TextPieces
+from heedful.pipelines.requests import prefix_ids, without_rows
 
 _SEEDS = 2**31
 _PLAIN = {int, float, str, bool, type(None)}  # immutable: options of these can be cached
-
-
-_Wait = Callable[[], list[list[Hypothesis]]]  # for the outputs of a batch
 
 
 class Generator(SavedModel):
@@ -43,7 +40,7 @@ class Generator(SavedModel):
     # The last call's keywords, metadata and settings, and the resulting options. Checking them
     # takes as long as a small model takes to generate.
     _last: tuple[dict[str, Any], ModelMetadata, Settings | None, Options] | None = None
-    _last_request: dict[str, Any] | None = None
+    _last_request: GenerationRequest | None = None
 
     @property
     def ids(self) -> GenerationIds:
@@ -51,28 +48,44 @@ class Generator(SavedModel):
         return self.metadata.generation
 
     @overload
-    def generate(
-        self, prompts: str, *, return_details: Literal[False] = False, **options: Any
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence, too
+        self,
+        prompts: str,
+        *,
+        return_details: Literal[False] = False,
+        **options: Unpack[GenerationKeywords],
     ) -> str: ...
 
     @overload
-    def generate(
-        self, prompts: str, *, return_details: Literal[True], **options: Any
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence, too
+        self, prompts: str, *, return_details: Literal[True], **options: Unpack[GenerationKeywords]
     ) -> list[Generation]: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[str], *, return_details: Literal[False] = False, **options: Any
+        self,
+        prompts: Sequence[str],
+        *,
+        return_details: Literal[False] = False,
+        **options: Unpack[GenerationKeywords],
     ) -> list[str]: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[int], *, return_details: Literal[False] = False, **options: Any
+        self,
+        prompts: Sequence[int],
+        *,
+        return_details: Literal[False] = False,
+        **options: Unpack[GenerationKeywords],
     ) -> list[int]: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[int], *, return_details: Literal[True], **options: Any
+        self,
+        prompts: Sequence[int],
+        *,
+        return_details: Literal[True],
+        **options: Unpack[GenerationKeywords],
     ) -> list[Generation]: ...
 
     @overload
@@ -81,7 +94,7 @@ class Generator(SavedModel):
         prompts: Sequence[Sequence[int]],
         *,
         return_details: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[GenerationKeywords],
     ) -> list[list[int]]: ...
 
     @overload
@@ -90,7 +103,7 @@ class Generator(SavedModel):
         prompts: Sequence[str] | Sequence[Sequence[int]],
         *,
         return_details: Literal[True],
-        **options: Any,
+        **options: Unpack[GenerationKeywords],
     ) -> list[list[Generation]]: ...
 
     def generate(self, prompts: Any, *, return_details: bool = False, **options: Any) -> Any:
@@ -110,23 +123,28 @@ class Generator(SavedModel):
         Example: `model.generate("A dog", beam_size=4, num_return=2, return_details=True)[0].score`
         """
         batch, is_single = as_batch(prompts)
+        check_counts(batch, options)
         if not return_details:
             options = {"scores": False} | options
-        check_counts(batch, options)
+        resolved = self.completed(self.options(**options))
+        hypotheses = self._begin(batch, 0, resolved, waits=True)()
         results: list[Any]
         if len(batch) and not isinstance(batch[0], str) and not return_details:
-            resolved = self._seeded_options(options)
-            hypotheses = self._begin(batch, 0, resolved, waits=True)()
             ids = [[output.ids for output in outputs] for outputs in hypotheses]
             results = ids if resolved.num_return > 1 else [best for best, *_ in ids]
         else:
-            results = [*self.iterate_generations([batch], **options)]
+            results = [self._to_generations(outputs, resolved.stop) for outputs in hypotheses]
             if not return_details:
-                results = texts_of(results, self.options(**options).num_return)
+                results = texts_of(results, resolved.num_return)
         return results[0] if is_single else results
 
+    def generations(self, prompts: Texts, options: Options) -> list[list[Generation]]:
+        """`generate` with details of a list of prompts, by options of `completed`."""
+        hypotheses = self._begin(prompts, 0, options, waits=True)()
+        return [self._to_generations(outputs, options.stop) for outputs in hypotheses]
+
     def iterate_generations(
-        self, windows: Iterable[Texts], *, ahead: int = 0, **options: Any
+        self, windows: Iterable[Texts], *, ahead: int = 0, **options: Unpack[GenerationKeywords]
     ) -> Iterator[list[Generation]]:
         """`generate` with details for a stream of prompts, which may be endless, in their order.
 
@@ -138,7 +156,7 @@ class Generator(SavedModel):
         """
         if isinstance(windows, str) or not isinstance(windows, Iterable):
             raise UserError(f"windows must be lists of prompts, not {describe(windows)}")
-        resolved = self._seeded_options(options)
+        resolved = self.completed(self.options(**options))
         started: deque[Callable[[], list[list[Hypothesis]]]] = deque()
         number = 0
 
@@ -158,13 +176,19 @@ class Generator(SavedModel):
         yield from complete(0)
 
     def stream(
-        self, prompt: str | Sequence[int], **options: Any
+        self, prompt: str | Sequence[int], **options: Unpack[GenerationKeywords]
     ) -> collections.abc.Generator[str, None, str]:
         """The text of `generate` in pieces (`TextPieces`) while it is decoded; not by beam search.
 
         The final text is the generator's return value.
         """
-        resolved = self._seeded_options({"beam_size": 1} | options)
+        return (yield from self.stream_with(prompt, self.options(**{"beam_size": 1} | options)))
+
+    def stream_with(
+        self, prompt: str | Sequence[int], options: Options
+    ) -> collections.abc.Generator[str, None, str]:
+        """`stream` by options with the model's defaults."""
+        resolved = self.completed(options)
         if resolved.by_beams or resolved.num_return > 1:
             raise UserError("only greedy decoding and single samples can be streamed")
         prompts: Any = [prompt]
@@ -203,6 +227,18 @@ class Generator(SavedModel):
             self._last = keywords, metadata, settings, resolved
         return resolved
 
+    def completed(self, options: Options) -> Options:
+        """The options of one call: with its grammar, and a random seed for samples without one."""
+        if options.json_schema is not None or options.regex is not None:
+            from heedful.pipelines.grammar import with_grammar
+
+            options = with_grammar(self, options)
+        if not options.samples or options.seed is not None:
+            return options
+        torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
+        seed = int(torch.randint(_SEEDS, ())) if torch else secrets.randbelow(_SEEDS)
+        return replace(options, seed=seed)
+
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt with the model's special tokens; empty: the output is blank."""
         raise NotImplementedError
@@ -224,19 +260,6 @@ class Generator(SavedModel):
         raise UserError("this model has no EOS id; import it with its generation_config.json")
 
     # --- batches --------------------------------------------------------------------------------
-
-    def _seeded_options(self, keywords: dict[str, Any]) -> Options:
-        """The options of a call, with a random seed for sampling without one."""
-        resolved = self.options(**keywords)
-        if resolved.json_schema is not None or resolved.regex is not None:
-            from heedful.pipelines.grammar import with_grammar
-
-            resolved = with_grammar(self, resolved)
-        if not resolved.samples or resolved.seed is not None:
-            return resolved
-        torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
-        seed = int(torch.randint(_SEEDS, ())) if torch else secrets.randbelow(_SEEDS)
-        return replace(resolved, seed=seed)
 
     def _begin(
         self, prompts: Texts, first: int, options: Options, *, waits: bool
@@ -310,7 +333,10 @@ class Generator(SavedModel):
         Raises:
             UserError: options that a backend given by name does not support.
         """
-        backend: GenerationBackend = self.backend or self.eager
+        eager: GenerationBackend
+        if (backend := self.backend) is None:
+            eager = self.eager
+            return eager
         reasons = backend.unsupported_reasons(rows, request)
         if not reasons:
             if rule := own_stop_rule(backend, request.options):
@@ -326,7 +352,7 @@ class Generator(SavedModel):
                     "run the net: backend=eager"
                 )
         self._note_once(f"{backend.name} cannot run this ({'; '.join(reasons)}), so it runs eager")
-        eager: GenerationBackend = self.eager
+        eager = self.eager
         return eager
 
     def _completed(
@@ -356,10 +382,10 @@ class Generator(SavedModel):
         self, rows: list[list[int]], numbers: list[int], options: Options
     ) -> GenerationRequest:
         """The request of a batch; `numbers`: the index of each row among all prompts."""
-        shared, texts = self._last_request, options.prefixes
-        if shared is None or shared["options"] is not options:
-            shared = self._shared_fields(options)
-            self._last_request = shared if options.draft is None else None  # a draft may be large
+        request, texts = self._last_request, options.prefixes
+        if request is None or request.options is not options:
+            request = without_rows(self, options)
+            self._last_request = request if options.draft is None else None  # a draft may be large
         prefixes = None
         if texts is not None:
             prefixes = [prefix_ids(texts[number], self.tgt_tokenizer) for number in numbers]
@@ -372,54 +398,22 @@ class Generator(SavedModel):
                 f"tokens, but min_new_tokens is {least}: ask for fewer, or set "
                 "max_new_tokens"
             )
-        return GenerationRequest(
-            **shared,
-            decoder=self.tgt_tokenizer.decoder if self.has_tokenizer else None,
+        return request._replace(
             max_new_tokens=limits,
             prompt_numbers=numbers,
             output_prefixes=prefixes,
             seeds=options.seeds(numbers),
         )
 
-    def _shared_fields(self, options: Options) -> dict[str, Any]:
-        """The fields of a request that all prompts of a call share."""
-        ids, draft = self.ids, options.draft
-        banned = [_as_list(entry) for entry in options.banned if not isinstance(entry, str)]
-        texts = [entry for entry in options.banned if isinstance(entry, str)]
-        self.check_ids([*banned, list(options.stop_ids)], "tgt_")
-        banned = [*map(list, ids.suppressed_sequences), *banned]
-        required = [
-            required_ids(phrase, texts, self.tgt_tokenizer)
-            if isinstance(phrase, str)
-            else _as_list(phrase)
-            for phrase in options.require
-        ]
-        self.check_ids(required, "tgt_")
-        end_ids = ids.eos_ids if options.stop_ids else self.end_ids()
-        suppressed_ids = ids.suppressed_ids
-        if options.no_unknown and self.has_tokenizer and self.tgt_tokenizer.unk_id >= 0:
-            suppressed_ids = (*suppressed_ids, self.tgt_tokenizer.unk_id)
-        if isinstance(draft, Generator):
-            if draft.kind != self.kind:
-                raise UserError(f"draft must be a {self.kind}, not a {draft.kind}")
-            draft = (draft.eager, draft.ids.decoder_start_ids)
-        return {
-            "options": options,
-            "decoder_start_ids": ids.decoder_start_ids,
-            "eos_ids": tuple(dict.fromkeys((*end_ids, *options.stop_ids))),
-            "suppressed_ids": suppressed_ids,
-            "forced_bos_id": ids.forced_bos_id,
-            "forced_eos_id": ids.forced_eos_id,
-            "bad_words_ids": banned,
-            "banned_texts": banned_texts(texts, self.tgt_tokenizer) if texts else None,
-            "required_ids": required,
-            "max_length": self.config.max_length,
-            "draft": draft,
-        }
-
-    def request(self, rows: list[list[int]], **options: Any) -> GenerationRequest:
+    def request(
+        self, rows: list[list[int]], **options: Unpack[GenerationKeywords]
+    ) -> GenerationRequest:
         """The request of one batch of prompts as ids."""
-        return self._request(rows, list(range(len(rows))), self._seeded_options(options))
+        return self.request_with(rows, self.options(**options))
+
+    def request_with(self, rows: list[list[int]], options: Options) -> GenerationRequest:
+        """`request` by options with the model's defaults."""
+        return self._request(rows, list(range(len(rows))), self.completed(options))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tgt_tokenizer.decode(list(ids))
@@ -442,7 +436,3 @@ class Generator(SavedModel):
             logging.getLogger("heedful").warning(f"{noun} {number}: {FAILURES[failure]}")
         elif sum(self.failures.values()) == NUM_WARNINGS + 1:
             logging.getLogger("heedful").warning("more outputs of this kind are counted, not named")
-
-
-def _as_list(ids: int | Sequence[int]) -> list[int]:
-    return [ids] if isinstance(ids, int) else list(ids)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from heedful.data.invisible import is_blank
 from heedful.data.language_tags import matching_tag
@@ -10,6 +10,8 @@ from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
+from heedful.pipelines.generations import Generation
+from heedful.pipelines.keywords import GenerationKeywords
 from heedful.pipelines.metadata import GenerationIds
 from heedful.pipelines.text_generation import Generator
 
@@ -44,20 +46,45 @@ class Translator(Generator):
         )
 
     @overload
-    def translate(self, texts: str, **options: Any) -> str: ...
+    def translate(  # type: ignore[overload-overlap]  # a text is a sequence, too
+        self,
+        texts: str,
+        *,
+        return_details: Literal[False] = False,
+        **options: Unpack[GenerationKeywords],
+    ) -> str: ...
 
     @overload
-    def translate(self, texts: Sequence[str], **options: Any) -> list[str]: ...
+    def translate(  # type: ignore[overload-overlap]  # a text is a sequence, too
+        self, texts: str, *, return_details: Literal[True], **options: Unpack[GenerationKeywords]
+    ) -> list[Generation]: ...
 
-    def translate(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
+    @overload
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        return_details: Literal[False] = False,
+        **options: Unpack[GenerationKeywords],
+    ) -> list[str]: ...
+
+    @overload
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        return_details: Literal[True],
+        **options: Unpack[GenerationKeywords],
+    ) -> list[list[Generation]]: ...
+
+    def translate(self, texts: Any, **options: Any) -> Any:
         """The best translation of a text, or of each text of a list; options as in `generate`.
 
         With `num_return` above 1 a list of translations for each text.
 
         Example: `model.translate(["A dog runs.", "A man rides."], beam_size=5)`
         """
-        translations: str | list[str] = self.generate(texts, **options)
-        return translations
+        return self.generate(texts, **options)
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source with EOS; empty for a blank text; lists of ids are unchanged."""

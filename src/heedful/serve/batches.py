@@ -1,14 +1,75 @@
 """Batches of whole rows: translations, classes, vectors, and generation by compiled backends."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from heedful.errors import DamagedError, UserError
-from heedful.serve.jobs import Deliveries, Job
 
 WINDOW = 4_096  # rows among which those of similar length are looked for
+
+Deliveries = list[Callable[[], object]]
+"""Calls that the event loop is to make, in their order."""
+OnOutput = Callable[[int, Any], None]
+"""Called with the index of a row and its result."""
+Run = Callable[[list[Any], OnOutput], list[Any]]
+
+
+def _new_future() -> "asyncio.Future[list[Any]]":
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False)
+class Job:
+    """The rows of one request, which are queued together and may run in different batches.
+
+    Attributes:
+        key: rows of jobs with equal keys may share a batch.
+        rows: arguments of `run`, one for each text.
+        sizes: tokens of each row.
+        run: returns the results of some rows, in their order. It may pass the index and the result
+            of a row to its second argument as soon as it has it.
+        rows_each: rows of a batch that each text takes: beams or samples.
+        result: of all rows; set in the event loop.
+        cancelled: the results are not needed any more.
+    """
+
+    key: Hashable
+    rows: list[Any]
+    sizes: list[int]
+    run: Run
+    rows_each: int = 1
+    result: "asyncio.Future[list[Any]]" = field(default_factory=_new_future)
+    cancelled: bool = False
+    results: dict[int, Any] = field(default_factory=dict)
+
+    def cancel(self) -> None:
+        """Skip the rows that have not begun."""
+        self.cancelled = True
+
+    def add_result(self, index: int, value: Any) -> bool:
+        """Store a row's result, or the error that ends the job; returns True at the end."""
+        self.results[index] = value
+        return isinstance(value, Exception) or len(self.results) == len(self.rows)
+
+    def fail(self, error: Exception) -> None:
+        """End the job with an error; called in the event loop."""
+        if not self.result.done():
+            self.result.set_exception(error)
+
+    def complete(self) -> None:
+        """Deliver the results, or the first error; called in the event loop."""
+        if self.result.done():
+            return
+        errors = (value for value in self.results.values() if isinstance(value, Exception))
+        error = next(errors, None)
+        if error is not None:
+            self.fail(error)
+        else:
+            self.result.set_result([self.results[index] for index in range(len(self.rows))])
 
 
 class _Row(NamedTuple):

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from heedful.options import Options
+
 MAX_TEXT = 1_000_000  # characters
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
@@ -23,6 +25,12 @@ _ONLY_MODEL = "Name of a model; default: the only one for this route."
 def _example(**body: Any) -> ConfigDict:
     """The configuration of a body with an example; MODEL is a placeholder for a model's name."""
     return ConfigDict(json_schema_extra={"examples": [body]})
+
+
+def _declared(name: str, note: str = "") -> Any:
+    """A field that is an option of generation, with its description there."""
+    text = Options.__dataclass_fields__[name].metadata["help"]
+    return Field(None, description=f"{text} {note}".rstrip())
 
 
 class Body(BaseModel):
@@ -82,30 +90,17 @@ class Sampling(Body):
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Most new tokens of an output."
     )
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None,
-        description="Divides the logits before sampling; 0: greedy; default: the model's, or 1.",
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = _declared(
+        "temperature", "Default: the model's, or 1."
     )
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="Sample from the most probable tokens with this total probability."
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = _declared("top_p")
+    top_k: Annotated[int, Field(ge=1)] | None = _declared("top_k", _OPENAI)
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = _declared("min_p", _OPENAI)
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = _declared(
+        "repetition_penalty", _OPENAI
     )
-    top_k: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Sample from so many most probable tokens. " + _OPENAI
-    )
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None,
-        description="Sample from tokens with at least this share of the largest probability. "
-        + _OPENAI,
-    )
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        None, description="Above 1, tokens of the text so far are less probable. " + _OPENAI
-    )
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Subtracted from the logits of tokens that the output has."
-    )
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Subtracted from the logit of a token once for each time it was output."
-    )
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = _declared("presence_penalty")
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = _declared("frequency_penalty")
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None,
         max_length=1_000,

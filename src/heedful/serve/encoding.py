@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse, Response
 
 from heedful.data.labels import Problem
 from heedful.pipelines import Classification, Classifier, MaskedLanguageModel
+from heedful.serve.batches import Job
 from heedful.serve.bodies import ClassifyBody, FillBody
 from heedful.serve.errors import HttpError
 from heedful.serve.guard import info_of
-from heedful.serve.jobs import Job
 from heedful.serve.openai import encoded, registry_of, reserve
 
 router = APIRouter(tags=["Encoders"])

@@ -3,23 +3,25 @@
 import json
 import math
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from heedful.backends.base import GenerationRequest
 from heedful.backends.torch.target_scoring import RowScores, row_scores
 from heedful.errors import UserError
+from heedful.generation.request import EndReason
+from heedful.options import Options
 from heedful.pipelines import LanguageModel
-from heedful.pipelines.chat import as_chats, chat_rows
+from heedful.pipelines.generations import TextPieces
 from heedful.pipelines.inputs import LengthError
-from heedful.pipelines.text_pieces import TextPieces
+from heedful.pipelines.language_model import as_chats
+from heedful.serve.batches import Job, OnOutput
 from heedful.serve.bodies import ChatBody, CompletionBody, JsonFormat, Sampling, SchemaFormat
 from heedful.serve.errors import HttpError, as_http_error, over_limit
-from heedful.serve.jobs import GenerationJob, Job, OnOutput, Piece, Reason
 from heedful.serve.log_probs import TokenLog
 from heedful.serve.models import ServedModel
+from heedful.serve.outputs import GenerationJob, Piece
 
 _DEFAULT_TOKENS = 16  # new tokens of a completion, as in OpenAI's API
 _OPTIONS = (
@@ -69,129 +71,95 @@ class Choice:
         return columns
 
 
-@dataclass
-class Task:
-    """A checked request to a language model.
+async def new_choices(served: ServedModel, job: GenerationJob) -> list[Choice]:
+    """Outputs without new tokens, in the order of the prompts; echoed prompts are read."""
+    tokenizer, stop = served.model.tokenizer, job.request.options.stop
+    scores: list[RowScores] = [([], [])] * len(job.rows)
+    if job.echoes is not None and job.num_top is not None:
+        scores = await served.run(_reading(served, job.rows, job.num_top))
+    has_log, echoes = job.num_top is not None, job.echoes
 
-    Attributes:
-        rows: ids of each prompt.
-        options: fields of `Options`.
-        samples: outputs of each prompt.
-        num_top: most probable tokens to report with each token; None: no log-probabilities.
-        echoes: texts of the prompts that the outputs begin with; None: they do not.
-        generates: False: only the prompts are read, for their log-probabilities.
-        tenant: see `GenerationJob`.
-    """
-
-    served: ServedModel
-    rows: list[list[int]]
-    options: dict[str, Any]
-    samples: int
-    num_top: int | None
-    requests: list[GenerationRequest]
-    echoes: list[str] | None = None
-    generates: bool = True
-    tenant: str = ""
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of all prompts."""
-        return sum(map(len, self.rows))
-
-    async def new_choices(self) -> list[Choice]:
-        """Outputs without new tokens, in the order of the prompts; echoed prompts are read."""
-        tokenizer, stop = self.served.model.tokenizer, self.requests[0].options.stop
-        scores: list[RowScores] = [([], [])] * len(self.rows)
-        if self.echoes is not None and self.num_top is not None:
-            scores = await self.served.run(self._reading(self.num_top))
-        has_log, echoes = self.num_top is not None, self.echoes
-
-        def make() -> list[Choice]:
-            """Each output."""
-            if echoes is None:
-                return [
-                    Choice(
-                        TextPieces(tokenizer.decoder, stop),
-                        TokenLog(tokenizer) if has_log else None,
-                    )
-                    for _ in range(len(self.rows) * self.samples)
-                ]
-            # Some decoders leave out a space at the beginning, but not after a prompt.
+    def make() -> list[Choice]:
+        """Each output."""
+        if echoes is None:
             return [
                 Choice(
-                    TextPieces(tokenizer.decoder, stop, row),
-                    TokenLog(tokenizer, text, row) if has_log else None,
-                    text,
-                    [*row],
-                    [None, *log_probs],
-                    [None, *top],
+                    TextPieces(tokenizer.decoder, stop), TokenLog(tokenizer) if has_log else None
                 )
-                for row, text, (log_probs, top) in zip(self.rows, echoes, scores, strict=True)
-                for _ in range(self.samples)
+                for _ in range(job.num_outputs)
             ]
+        # Some decoders leave out a space at the beginning, but not after a prompt.
+        return [
+            Choice(
+                TextPieces(tokenizer.decoder, stop, row),
+                TokenLog(tokenizer, text, row) if has_log else None,
+                text,
+                [*row],
+                [None, *log_probs],
+                [None, *top],
+            )
+            for row, text, (log_probs, top) in zip(job.rows, echoes, scores, strict=True)
+            for _ in range(job.samples)
+        ]
 
-        return await self.served.encode(make)
-
-    def _reading(self, num_top: int) -> Job:
-        """The log-probabilities of the prompts' tokens."""
-        eager = self.served.model.eager
-
-        def run(rows: list[list[int]], report: OnOutput) -> list[RowScores]:
-            """The scores of each row."""
-            return row_scores(eager, rows, num_top)
-
-        return Job(("prompt", num_top), self.rows, list(map(len, self.rows)), run)
-
-    async def pieces(self, streams: bool) -> AsyncGenerator[Piece, None]:
-        """New tokens of all outputs, until each has ended."""
-        served, count = self.served, len(self.rows) * self.samples
-        if not self.generates:
-            for index in range(count):
-                yield Piece(index, [], [], [], "length")
-            return
-        if served.is_continuous or (streams and count == 1):
-            limits = [
-                len(row) + request.max_new_tokens[0]
-                for row, request in zip(self.rows, self.requests, strict=True)
-            ]
-            numbers = self.samples, self.num_top or 0, max(limits)
-            job = GenerationJob(self.rows, self.requests, *numbers, streams, self.tenant)
-            async with aclosing(served.pieces(job)) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
-        results = await served.run(self._whole_rows())
-        for index, generations in enumerate(results):
-            for sample in range(self.samples):
-                output = generations[min(sample, len(generations) - 1)]
-                reason: Reason = "stop" if output.finished else "length"
-                ids = output.ids
-                yield Piece(index * self.samples + sample, ids, [math.nan] * len(ids), [], reason)
-
-    def _whole_rows(self) -> Job:
-        """The prompts as rows of batches, for backends without continuous batches."""
-        model, options = self.served.model, dict(self.options)
-        seeds = [None if request.seeds is None else request.seeds[0] for request in self.requests]
-        if seeds[0] is not None:
-            options["num_return"] = self.samples
-        key = ("generate", repr(sorted(options.items(), key=str)))
-
-        def run(rows: list[tuple[list[int], int | None]], report: OnOutput) -> list[Any]:
-            """The outputs of each row, an id list and its seed."""
-            own = options | {"on_output": report}
-            if rows[0][1] is not None:
-                own["seed"] = [seed for _, seed in rows]
-            return list(model.generate([ids for ids, _ in rows], return_details=True, **own))
-
-        options.pop("seed", None)
-        rows = list(zip(self.rows, seeds, strict=True))
-        new = options["max_new_tokens"]
-        sizes = [len(row) + new for row in self.rows]
-        return Job(key, rows, sizes, run, rows_each=self.samples)
+    return await served.encode(make)
 
 
-async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
-    """The task of a completion; raises HttpError."""
+def _reading(served: ServedModel, rows: list[list[int]], num_top: int) -> Job:
+    """The log-probabilities of the tokens of prompts."""
+    eager = served.model.eager
+
+    def run(rows: list[list[int]], report: OnOutput) -> list[RowScores]:
+        """The scores of each row."""
+        return row_scores(eager, rows, num_top)
+
+    return Job(("prompt", num_top), rows, list(map(len, rows)), run)
+
+
+async def pieces(served: ServedModel, job: GenerationJob) -> AsyncGenerator[Piece, None]:
+    """New tokens of all outputs, until each has ended."""
+    if not job.generates:
+        for index in range(job.num_outputs):
+            yield Piece(index, [], [], [], "length")
+        return
+    if served.is_continuous or (job.streams and job.num_outputs == 1):
+        async with aclosing(served.pieces(job)) as new:
+            async for piece in new:
+                yield piece
+        return
+    for index, generations in enumerate(await served.run(_whole_rows(served, job))):
+        for sample in range(job.samples):
+            output = generations[min(sample, len(generations) - 1)]
+            reason: EndReason = "stop" if output.finished else "length"
+            ids = output.ids
+            yield Piece(index * job.samples + sample, ids, [math.nan] * len(ids), [], reason)
+
+
+def _whole_rows(served: ServedModel, job: GenerationJob) -> Job:
+    """The prompts as rows of batches, for backends without continuous batches."""
+    model, options, seeds = served.model, job.request.options, job.request.seeds
+    others = {field.name: getattr(options, field.name) for field in fields(options)}
+    # The grammar's function follows from the schema.
+    others |= {"seed": None, "prefix_function": None, "explicit": sorted(options.explicit)}
+    if seeds is not None:
+        options = replace(options, num_return=job.samples)
+
+    def run(rows: list[tuple[list[int], Any]], report: OnOutput) -> list[Any]:
+        """The outputs of each row, an id list and its seed."""
+        own = replace(options, on_output=report)
+        if seeds is not None:
+            own = replace(own, seed=[seed for _, seed in rows])
+        return list(model.generations([ids for ids, _ in rows], own))
+
+    of_rows: list[Any] = [None] * len(job.rows) if seeds is None else seeds
+    rows = list(zip(job.rows, of_rows, strict=True))
+    sizes = [len(row) + (options.max_new_tokens or 0) for row in job.rows]
+    key = ("generate", job.samples, repr(others))
+    return Job(key, rows, sizes, run, rows_each=job.samples)
+
+
+async def completion_job(served: ServedModel, body: CompletionBody, tenant: str) -> GenerationJob:
+    """The work of a completion; raises HttpError."""
     if body.best_of not in (None, body.n or 1):
         raise HttpError(400, "best_of must be n: all outputs are returned", parameter="best_of")
     if body.max_tokens == 0 and not body.echo:
@@ -201,14 +169,15 @@ async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
     if isinstance(prompts, str) or isinstance(prompts[0], int):
         prompts = [prompts]
 
-    def encode() -> tuple[list[list[int]], dict[str, Any]]:
-        """The ids of the prompts, and the options with their limit of new tokens."""
-        rows = served.model.prompt_ids(prompts)
-        left = min(served.model.config.max_length - len(row) for row in rows)
-        options.setdefault("max_new_tokens", max(1, min(_DEFAULT_TOKENS, left)))
-        return rows, options
+    def encode() -> tuple[list[list[int]], Options, int]:
+        """The ids of the prompts, the options, and the limit of new tokens."""
+        rows, limit = served.model.prompt_ids(prompts), body.max_tokens
+        if limit is None:
+            left = min(served.model.config.max_length - len(row) for row in rows)
+            limit = max(1, min(_DEFAULT_TOKENS, left))
+        return rows, served.model.options(**options), limit
 
-    task = await _task(served, body, encode, body.logprobs)
+    job = await _job(served, body, encode, body.logprobs, tenant)
     if body.echo:
 
         def texts() -> list[str]:
@@ -216,12 +185,12 @@ async def completion_task(served: ServedModel, body: CompletionBody) -> Task:
             decode = served.model.tokenizer.decode
             return [p if isinstance(p, str) else decode(p) for p in prompts]
 
-        task.echoes = await served.encode(texts)
-    return task
+        job.echoes = await served.encode(texts)
+    return job
 
 
-async def chat_task(served: ServedModel, body: ChatBody) -> Task:
-    """The task of a chat completion; raises HttpError."""
+async def chat_job(served: ServedModel, body: ChatBody, tenant: str) -> GenerationJob:
+    """The work of a chat completion; raises HttpError."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         message = "max_tokens is the old name of max_completion_tokens: give one"
         raise HttpError(400, message, parameter="max_tokens")
@@ -231,12 +200,14 @@ async def chat_task(served: ServedModel, body: ChatBody) -> Task:
     messages = _messages(body, served)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
 
-    def encode() -> tuple[list[list[int]], dict[str, Any]]:
-        """The ids of the conversation, and the options with their limit of new tokens."""
+    def encode() -> tuple[list[list[int]], Options, int]:
+        """The ids of the conversation, the options, and the limit of new tokens."""
         chats, _ = as_chats(messages)
-        return chat_rows(served.model, chats, options), options
+        rows, completed = served.model.chat_rows(chats, served.model.options(**options))
+        assert completed.max_new_tokens is not None
+        return rows, completed, completed.max_new_tokens
 
-    return await _task(served, body, encode, num_top)
+    return await _job(served, body, encode, num_top, tenant)
 
 
 def _messages(body: ChatBody, served: ServedModel) -> list[dict[str, Any]]:
@@ -297,7 +268,7 @@ def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dic
     known = model.metadata.options
     if "temperature" not in options and "temperature" not in known:
         options["temperature"] = 1.0  # OpenAI's default
-    if max_tokens is not None:
+    if max_tokens:
         options["max_new_tokens"] = max_tokens
     if body.logit_bias:
         biases = [([int(token)], value) for token, value in body.logit_bias.items()]
@@ -325,9 +296,13 @@ def _check_most(name: str, value: int | None, most: int | None) -> None:
         raise over_limit(message, name, value, most)
 
 
-async def _task(
-    served: ServedModel, body: CompletionBody | ChatBody, encode: Any, num_top: int | None
-) -> Task:
+async def _job(
+    served: ServedModel,
+    body: CompletionBody | ChatBody,
+    encode: Callable[[], tuple[list[list[int]], Options, int]],
+    num_top: int | None,
+    tenant: str,
+) -> GenerationJob:
     """Encode and check the prompts on the tokenizer's thread."""
     prompt = "messages" if isinstance(body, ChatBody) else "prompt"
     model: LanguageModel = served.model
@@ -339,19 +314,21 @@ async def _task(
             parameter="logprobs",
         )
 
-    def prepare() -> Task:
-        """The task, or HttpError for prompts and limits that exceed the context."""
+    def prepare() -> GenerationJob:
+        """The job, or HttpError for prompts and limits that exceed the context."""
         try:
-            rows, options = encode()
+            rows, options, limit = encode()
         except UserError as error:
             raise as_http_error(error, prompt) from None
-        options["scores"] = num_top is not None
         most, longest = served.settings.max_new_tokens, model.config.max_length
-        if most is not None:  # only a default may be above it
-            options["max_new_tokens"] = min(most, options["max_new_tokens"])
-        limit = options["max_new_tokens"]
+        limit = min(limit, most or limit)  # only a default may be above it
         generates = limit > 0
-        options["max_new_tokens"] = max(1, limit)
+        options = replace(
+            options,
+            scores=num_top is not None,
+            max_new_tokens=max(1, limit),
+            min_new_tokens=min(options.min_new_tokens or 0, max(1, limit)),
+        )
         for number, row in enumerate(rows, 1):
             where = f"prompt {number}" if len(rows) > 1 else "the prompt"
             if len(row) >= longest + (not generates):
@@ -369,9 +346,9 @@ async def _task(
                     values={"tokens": len(row), "new": limit, "limit": longest},
                     parameter=_limit_name(body),
                 )
-        whole = model.request(rows, **options)
-        requests = [whole.select([index]) for index in range(len(rows))]
-        return Task(served, rows, options, body.n or 1, num_top, requests, generates=generates)
+        request, streams = model.request_with(rows, options), bool(body.stream)
+        numbers = body.n or 1, num_top, streams, tenant
+        return GenerationJob(rows, request, *numbers, generates=generates)
 
     try:
         return await served.encode(prepare)

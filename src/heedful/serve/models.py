@@ -14,10 +14,10 @@ from heedful.options import DEFAULTS
 from heedful.pipelines import LanguageModel, SavedModel, Translator, load
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.text_generation import Generator
-from heedful.serve.batches import BatchEngine, in_loop
+from heedful.serve.batches import BatchEngine, Job, in_loop
 from heedful.serve.errors import HttpError
-from heedful.serve.jobs import GenerationJob, Job, Piece
 from heedful.serve.metrics import Metrics
+from heedful.serve.outputs import GenerationJob, Piece
 from heedful.serve.settings import Settings
 from heedful.serve.streams import StreamEngine
 from heedful.serve.worker import Engine, Worker, WorkerError
@@ -67,16 +67,15 @@ class ServedModel:
         self.generator: Any = None
         self.is_continuous = isinstance(model, LanguageModel) and backend is None
         if self.is_continuous:
-            from heedful.backends.torch.continuous import ContinuousBatch
-            from heedful.serve.continuous import ContinuousEngine
+            from heedful.serve.continuous import ContinuousBatch
 
             model.eager.prepare()
             most = settings.prefix_tokens
-            batch = ContinuousBatch(model.eager.searcher, _PREFIXES if most is None else most)
             budget = self.batch_tokens
             if settings.batch_tokens is None:  # the longest output leaves as much to the others
                 budget = max(budget, 2 * model.config.max_length)
-            self.generator = ContinuousEngine(batch, budget, deliver, observe)
+            prefixes = _PREFIXES if most is None else most
+            self.generator = ContinuousBatch(model.eager, budget, deliver, observe, prefixes)
         elif isinstance(model, LanguageModel):
             self.generator = StreamEngine(model.backend_for_row, deliver)
         if self.generator is not None:
@@ -89,7 +88,7 @@ class ServedModel:
     @property
     def keeps_prefixes(self) -> bool:
         """Keys and values of ended outputs can be used again (`Settings.prefix_tokens`)."""
-        return self.is_continuous and bool(self.generator.batch.shares_prefixes)
+        return self.is_continuous and bool(self.generator.shares_prefixes)
 
     @property
     def num_texts(self) -> int:
@@ -153,7 +152,7 @@ class ServedModel:
         One of them has the error of a job that fails: an `HttpError` if the worker's thread has
         ended.
         """
-        remaining = len(job.rows) * job.samples
+        remaining = job.num_outputs
         with self._begun(job, lambda: self.generator.add(job)):
             while remaining:
                 piece = await job.pieces.get()

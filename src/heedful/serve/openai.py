@@ -15,12 +15,13 @@ from fastapi.responses import Response, StreamingResponse
 from heedful import __version__
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel, SavedModel
+from heedful.serve.batches import Job
 from heedful.serve.bodies import ChatBody, CompletionBody, EmbeddingBody
 from heedful.serve.errors import HttpError, as_http_error, timed_out
-from heedful.serve.generating import Choice, Task, chat_task, completion_task
+from heedful.serve.generating import Choice, chat_job, completion_job, new_choices, pieces
 from heedful.serve.guard import RequestInfo, info_of, log_failure
-from heedful.serve.jobs import Job, Piece
 from heedful.serve.models import Registry, ServedModel
+from heedful.serve.outputs import GenerationJob, Piece
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
@@ -56,12 +57,11 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     is_list = not isinstance(prompts, str) and not isinstance(prompts[0], int)
     count = (len(prompts) if is_list else 1) * (body.n or 1)
     reserve(request, served, count, "n" if (body.n or 1) > 1 else "prompt")
-    task = await completion_task(served, body)
-    task.tenant = info_of(request.scope).tenant
+    job = await completion_job(served, body, info_of(request.scope).tenant)
     answer = _Answer(request, served, body.stream_options, "cmpl", "text_completion")
     if body.stream:
-        return answer.stream(task, _completion_part)
-    return await answer.whole(task, _completion_choice)
+        return answer.stream(job, _completion_part)
+    return await answer.whole(job, _completion_choice)
 
 
 @router.post("/chat/completions")
@@ -73,13 +73,12 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     """
     served = _language_model(request, body.model, "/v1/chat/completions")
     reserve(request, served, body.n or 1, "n")
-    task = await chat_task(served, body)
-    task.tenant = info_of(request.scope).tenant
+    job = await chat_job(served, body, info_of(request.scope).tenant)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     answer = _Answer(request, served, body.stream_options, "chatcmpl", kind)
     if body.stream:
-        return answer.stream(task, _chat_part)
-    return await answer.whole(task, _chat_choice)
+        return answer.stream(job, _chat_part)
+    return await answer.whole(job, _chat_choice)
 
 
 @router.post("/embeddings")
@@ -189,12 +188,12 @@ class _Answer:
         self.object = kind
         self.created = int(time.time())
 
-    async def whole(self, task: Task, part: Any) -> Response:
+    async def whole(self, job: GenerationJob, part: Any) -> Response:
         """All outputs, when they have ended."""
-        choices = await task.new_choices()
+        choices = await new_choices(self.served, job)
         received: list[Piece] = []
-        async with aclosing(task.pieces(streams=False)) as pieces:
-            async for piece in pieces:
+        async with aclosing(pieces(self.served, job)) as new:
+            async for piece in new:
                 if piece.error is not None:
                     raise as_http_error(piece.error) from piece.error
                 received.append(piece)
@@ -204,23 +203,23 @@ class _Answer:
             for piece in received:
                 choices[piece.index].add(piece)
             entries = [part(choice, index) for index, choice in enumerate(choices)]
-            content = {**self._head(), "choices": entries, "usage": self._usage(task, choices)}
+            content = {**self._head(), "choices": entries, "usage": self._usage(job, choices)}
             return rendered(content, "choices")
 
         return await self.served.encode(answer)
 
-    def stream(self, task: Task, part: Any) -> Response:
+    def stream(self, job: GenerationJob, part: Any) -> Response:
         """Server-sent events: a part of an output each, at the end `[DONE]`."""
         return StreamingResponse(
-            self._events(task, part),
+            self._events(job, part),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
 
-    async def _events(self, task: Task, part: Any) -> AsyncIterator[str]:
+    async def _events(self, job: GenerationJob, part: Any) -> AsyncIterator[str]:
         try:
             async with asyncio.timeout_at(self.info.deadline):
-                async for event in self._parts(task, part):
+                async for event in self._parts(job, part):
                     yield event
         except TimeoutError:
             limit = self.served.settings.request_timeout
@@ -231,8 +230,8 @@ class _Answer:
             yield _event(as_http_error(error).body(""))
         yield "data: [DONE]\n\n"
 
-    async def _parts(self, task: Task, part: Any) -> AsyncIterator[str]:
-        choices = await task.new_choices()
+    async def _parts(self, job: GenerationJob, part: Any) -> AsyncIterator[str]:
+        choices = await new_choices(self.served, job)
         empty = {} if not self.with_usage else {"usage": None}
         is_chat = part is _chat_part
         if is_chat:
@@ -240,17 +239,17 @@ class _Answer:
                 delta = {"role": "assistant", "content": ""}
                 first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
                 yield _event({**self._head(), "choices": [first], **empty})
-        for index, choice in enumerate(choices if task.echoes else []):
+        for index, choice in enumerate(choices if job.echoes else []):
             yield await self._event(part, choice, index, choice.echoed, empty)
         try:
-            async with aclosing(task.pieces(streams=True)) as pieces:
-                async for piece in pieces:
+            async with aclosing(pieces(self.served, job)) as new:
+                async for piece in new:
                     choice = choices[piece.index]
                     text = choice.add(piece)
                     if text or piece.reason or choice.ids:
                         yield await self._event(part, choice, piece.index, text, empty)
         finally:
-            usage = self._usage(task, choices)
+            usage = self._usage(job, choices)
         if self.with_usage:
             yield _event({**self._head(), "choices": [], "usage": usage})
 
@@ -275,13 +274,13 @@ class _Answer:
             "system_fingerprint": f"heedful-{__version__}",
         }
 
-    def _usage(self, task: Task, choices: list[Choice]) -> dict[str, int]:
+    def _usage(self, job: GenerationJob, choices: list[Choice]) -> dict[str, int]:
         num_new = sum(len(choice.text.ids) for choice in choices)
-        self.info.num_prompt, self.info.num_new = task.num_prompt, num_new
+        self.info.num_prompt, self.info.num_new = job.num_prompt, num_new
         return {
-            "prompt_tokens": task.num_prompt,
+            "prompt_tokens": job.num_prompt,
             "completion_tokens": num_new,
-            "total_tokens": task.num_prompt + num_new,
+            "total_tokens": job.num_prompt + num_new,
         }
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from heedful.backends.base import GenerationBackend, GenerationRequest
-from heedful.backends.torch.searching import stop_function
+from heedful.backends.torch.generating import stop_function
 from heedful.errors import DamagedError, UserError
-from heedful.serve.jobs import Deliveries, GenerationJob, Piece, Reason
+from heedful.generation.request import EndReason
+from heedful.serve.batches import Deliveries
+from heedful.serve.outputs import GenerationJob, Piece
 
 MOST = 8  # streams side by side; the others wait
 
@@ -73,7 +75,7 @@ class _Stream:
 
     def next_piece(self) -> Piece:
         """The tokens of the next step, or the error that ends the output."""
-        row, request = self.job.rows[0], self.job.requests[0]
+        row, request = self.job.rows[0], self.job.request
         try:
             if self._steps is None:
                 self._steps = iter(self._backend_for(row, request).stream_tokens(row, request))
@@ -81,12 +83,12 @@ class _Stream:
         except Exception as error:
             if not isinstance(error, UserError) or isinstance(error, DamagedError):
                 logging.getLogger("heedful.serve").error("a stream failed", exc_info=error)
-            return Piece(0, [], [], [], "dead_end", error)
+            return Piece.failed(0, error)
         self._ids += ids
         reason = self._reason(request) if ended else None
         return Piece(0, ids, [math.nan] * len(ids), [[] for _ in ids], reason)
 
-    def _reason(self, request: GenerationRequest) -> Reason:
+    def _reason(self, request: GenerationRequest) -> EndReason:
         if self._ids and self._ids[-1] in request.eos_ids:
             return "eos"
         stop = stop_function(request)

@@ -16,10 +16,10 @@ from heedful.documents import FORMATS
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
+from heedful.serve.batches import Job, OnOutput
 from heedful.serve.bodies import MAX_TEXT, DetectBody, TranslateBody
 from heedful.serve.errors import HttpError, over_limit
 from heedful.serve.guard import info_of
-from heedful.serve.jobs import Job, OnOutput
 from heedful.serve.languages import detect, name_of, targets_of
 from heedful.serve.markup import HtmlParts, Parts, parts_of
 from heedful.serve.models import Registry, ServedModel

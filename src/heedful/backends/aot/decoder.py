@@ -1,4 +1,4 @@
-"""The compiled backend of nets that generate: searches of `Searcher`, decoding steps as graphs."""
+"""The compiled backend of nets that generate: decoding steps as graphs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,8 +47,8 @@ class Compiled(TorchGenerator):
         self._has_shortlist = (directory.parents[1] / SHORTLIST).is_file()
         is_encoder_decoder = facts.family == "encoder_decoder"
         cpu = torch.device("cpu")
-        self.decoding = CachedNet(self.net, facts.max_length, is_encoder_decoder, cpu)
-        super().__init__(self.decoding, ThreadPolicy(self.settings), self._log_probs_of)
+        decoding = CachedNet(self.net, facts.max_length, is_encoder_decoder, cpu)
+        super().__init__(decoding, ThreadPolicy(self.settings), self._log_probs_of)
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """See `GenerationBackend.unsupported_reasons`."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from heedful.backends.torch.state import DecodingState
+from heedful.backends.torch.cached_net import DecodingState
 
 
 class Coverage:

@@ -1,6 +1,6 @@
 """The eager backend: a net run by torch operation by operation, with every option."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,6 @@ from heedful.backends.torch.cached_net import CachedNet, right_padded
 from heedful.backends.torch.generating import TorchGenerator
 from heedful.backends.torch.target_scoring import net_log_probs
 from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
-from heedful.data.collate import Batch
-from heedful.evaluation.likelihood import TargetScores
-from heedful.generation.speculative import CachedScorer
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.tokens import Tokens
@@ -27,7 +24,7 @@ class Eager(TorchGenerator):
 
     Args:
         max_length: positions of the net.
-        shortlist: the target tokens that each source can become; see `Searcher`.
+        shortlist: the target tokens that each source can become; see `TorchGenerator`.
         settings: threads; None: by the size of each pass (`ThreadPolicy`).
     """
 
@@ -42,17 +39,15 @@ class Eager(TorchGenerator):
         settings: Settings | None = None,
     ) -> None:
         self.net = net
-        self.max_length = max_length
-        self.shortlist = shortlist
         self.settings = settings or Settings()
-        self.threads = ThreadPolicy(self.settings, partial(weights_of_step, net))
-        self.decoding = CachedNet(
-            net,
-            max_length,
-            isinstance(net, EncoderDecoder),
-            records_steps=self.settings.records_steps,
+        records_steps = self.settings.records_steps
+        is_encoder_decoder = isinstance(net, EncoderDecoder)
+        super().__init__(
+            CachedNet(net, max_length, is_encoder_decoder, records_steps=records_steps),
+            ThreadPolicy(self.settings, partial(weights_of_step, net)),
+            partial(net_log_probs, net),
+            shortlist,
         )
-        super().__init__(self.decoding, self.threads, partial(net_log_probs, net), shortlist)
 
     def prepare(self) -> None:
         """See `TorchGenerator.prepare`."""
@@ -77,16 +72,6 @@ class Eager(TorchGenerator):
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """No reason: every request is supported."""
         return []
-
-    def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> CachedScorer:
-        """See `Searcher.open_draft`."""
-        self.prepare()
-        return self.searcher.open_draft(row, start_ids, limit)
-
-    def target_scores(self, batch: Batch) -> TargetScores:
-        """See `ScoringBackend.target_scores`."""
-        self.prepare()
-        return self.scorer.target_scores(batch)
 
     def states(
         self, rows: list[list[int]], types: list[list[int]] | None = None

@@ -8,15 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.backends.base import Capability, GenerationRequest, Settings
-from heedful.backends.torch.cached_net import DecodingNet
+from heedful.backends.torch.cached_net import DecodingNet, DecodingState
 from heedful.backends.torch.eager import Eager
 from heedful.backends.torch.generating import TorchGenerator
-from heedful.backends.torch.state import DecodingState
 from heedful.backends.torch.target_scoring import LogProbs, net_log_probs
 from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
 from heedful.data.collate import Batch
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import TargetScores
 
 
 class EnsembleState:
@@ -123,11 +121,6 @@ class Ensemble(TorchGenerator):
         if request.options.coverage_penalty:
             reasons.append("an ensemble takes no coverage_penalty")
         return reasons
-
-    def target_scores(self, batch: Batch) -> TargetScores:
-        """See `ScoringBackend.target_scores`, of the mean probabilities."""
-        self.prepare()
-        return self.scorer.target_scores(batch)
 
     def _log_probs_of(self, batch: Batch) -> LogProbs:
         functions = [net_log_probs(net, batch) for net in self._nets]

@@ -10,74 +10,44 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.backends.base import GenerationRequest
-from heedful.backends.torch.cached_net import DecodingNet, checked_start_ids, right_padded
-from heedful.backends.torch.threads import ThreadPolicy
+from heedful.backends.torch.cached_net import checked_start_ids, right_padded
 from heedful.data.collate import Batch
-from heedful.evaluation.likelihood import (
-    SCORED_ROWS,
-    Net,
-    TargetScores,
-    log_softmax,
-    score_targets,
-    target_states,
-)
+from heedful.evaluation.likelihood import SCORED_ROWS, Net, log_softmax, target_states
 from heedful.parts.tokens import Tokens
 
 LogProbs = Callable[[slice], Float[Tensor, "n V"]]
 """Log-probabilities of all entries for a slice of a batch's targets; see `score_targets`."""
 
 
-class TargetScorer:
-    """Scores the targets of batches.
-
-    Args:
-        log_probs_of: runs the net on a batch on its device.
-        net: has the device, which can change between two batches.
-    """
-
-    def __init__(
-        self, log_probs_of: Callable[[Batch], LogProbs], net: DecodingNet, threads: ThreadPolicy
-    ) -> None:
-        self.log_probs_of = log_probs_of
-        self.net = net
-        self.threads = threads
-
-    def target_scores(self, batch: Batch) -> TargetScores:
-        """The score of each target of a batch."""
-        with torch.inference_mode(), self.threads.for_tokens(batch.num_tokens):
-            batch = batch.to(self.net.device)
-            return score_targets(self.log_probs_of(batch), batch.targets)
-
-    def log_probs(
-        self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
-    ) -> list[np.ndarray]:
-        """See `GenerationBackend.log_probs`."""
-        device = self.net.device
-        if targets is None:
-            inputs, scored, source = rows, [row[1:] for row in rows], None
-            first_scored = 0
-        else:
-            start = checked_start_ids(request.decoder_start_ids)
-            inputs = [[*start, *target] for target in targets]
-            scored = [[*target, request.eos_ids[0]] for target in targets]
-            source = Tokens.from_ids(*right_padded(rows, device))
-            first_scored = len(start) - 1
-        tokens = Tokens.from_ids(*right_padded(inputs, device))
-        counts = [len(row) for row in scored]
-        positions = [torch.arange(count) for count in counts]
-        width = tokens.ids.size(1)
-        batch = Batch(
-            tokens=tokens,
-            source=source,
-            targets=torch.tensor([*chain.from_iterable(scored)], dtype=torch.long),
-            target_positions=torch.cat(
-                [p + n * width + first_scored for n, p in enumerate(positions)]
-            ),
-            indices=np.arange(len(rows)),
-            num_tokens=sum(map(len, inputs)),
-        )
-        log_probs = self.target_scores(batch).log_probs.cpu().numpy()
-        return np.split(log_probs, np.cumsum(counts)[:-1])
+def forced_batch(
+    rows: list[list[int]],
+    targets: list[list[int]] | None,
+    request: GenerationRequest,
+    device: torch.device,
+) -> tuple[Batch, list[int]]:
+    """The batch of `GenerationBackend.log_probs`, and the number of scored tokens of each row."""
+    if targets is None:
+        inputs, scored, source = rows, [row[1:] for row in rows], None
+        first_scored = 0
+    else:
+        start = checked_start_ids(request.decoder_start_ids)
+        inputs = [[*start, *target] for target in targets]
+        scored = [[*target, request.eos_ids[0]] for target in targets]
+        source = Tokens.from_ids(*right_padded(rows, device))
+        first_scored = len(start) - 1
+    tokens = Tokens.from_ids(*right_padded(inputs, device))
+    counts = [len(row) for row in scored]
+    positions = [torch.arange(count) for count in counts]
+    width = tokens.ids.size(1)
+    batch = Batch(
+        tokens=tokens,
+        source=source,
+        targets=torch.tensor([*chain.from_iterable(scored)], dtype=torch.long),
+        target_positions=torch.cat([p + n * width + first_scored for n, p in enumerate(positions)]),
+        indices=np.arange(len(rows)),
+        num_tokens=sum(map(len, inputs)),
+    )
+    return batch, counts
 
 
 def net_log_probs(net: Net, batch: Batch) -> LogProbs:

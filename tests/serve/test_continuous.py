@@ -4,16 +4,21 @@ import random
 from typing import Any
 
 import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_models import model_of
 from heedful.backends.torch import batch_rows
-from heedful.backends.torch.continuous import ContinuousBatch, NewToken, Output
 from heedful.backends.torch.prefixes import PrefixStore, common_length
 from heedful.errors import UserError
 from heedful.parts.cache import Cache
+from heedful.serve.batches import call_all
+from heedful.serve.continuous import ContinuousBatch
+from heedful.serve.outputs import GenerationJob, Output
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -33,19 +38,28 @@ for model in MODELS.values():
     model.net.double()  # rounding does not decide between two tokens
 
 
-def begin(batch: ContinuousBatch, model: Any, row: list[int], **options: Any) -> Output:
+def batch_of(model: Any, prefix_tokens: int = 0) -> ContinuousBatch:
+    return ContinuousBatch(model.eager, 1_000_000, call_all, prefix_tokens=prefix_tokens)
+
+
+def opened(batch: ContinuousBatch, model: Any, row: list[int], **options: Any) -> Output:
     request = model.request([row], **{"beam_size": 1, "max_new_tokens": 12, **options})
-    return batch.open(row, request)
+    return batch.open(GenerationJob([row], request), 0)
 
 
-def run(batch: ContinuousBatch, tokens: list[NewToken]) -> None:
+def ended(outputs: list[Output]) -> list[Output]:
+    return [output for output in outputs if output.reason]
+
+
+def run(batch: ContinuousBatch) -> None:
     """Steps until all outputs have ended."""
     while True:
-        batch.remove([new.output for new in tokens if new.output.reason])
+        batch.remove(ended(batch.outputs))
         if not batch.outputs:
             return
-        assert batch.num_cached == sum(map(batch.tokens_in_cache, batch._rows.lengths))
-        tokens = batch.step()
+        lengths = batch._rows.lengths
+        assert batch.num_cached == sum(map(batch._rows.num_cached, lengths))
+        batch.step()
 
 
 def prompts(model: Any) -> st.SearchStrategy[list[int]]:
@@ -63,42 +77,42 @@ def test_an_output_equals_the_one_alone_under_random_arrival(
     name: str, prefix_tokens: int, data: st.DataObject
 ) -> None:
     model = MODELS[name]
-    batch = ContinuousBatch(model.eager.searcher, prefix_tokens)
+    batch = batch_of(model, prefix_tokens)
     batch.prefixes.min_tokens = 4
     begun: list[tuple[Output, list[int], dict[str, Any]]] = []
-    log_probs: dict[Output, list[float]] = {}
     paused: list[Output] = []
     for _ in range(data.draw(st.integers(1, 14), "events")):
-        new: list[NewToken] = []
         event = data.draw(
             st.sampled_from(["add", "add", "step", "step", "cancel", "pause", "part"])
         )
         if event == "add":
             rows = data.draw(st.lists(prompts(model), min_size=1, max_size=3), "rows")
             options = [data.draw(st.sampled_from(OPTIONS)) for _ in rows]
-            more = [begin(batch, model, row, **own) for row, own in zip(rows, options, strict=True)]
+            more = [
+                opened(batch, model, row, **own) for row, own in zip(rows, options, strict=True)
+            ]
             begun += zip(more, rows, options, strict=True)
-            new = batch.add(more)
+            batch.begin(more)
         elif event == "part":
             [row], own = data.draw(st.lists(prompts(model), min_size=1, max_size=1)), OPTIONS[2]
-            output = begin(batch, model, row, **own)
+            output = opened(batch, model, row, **own)
             begun.append((output, row, own))
             while not batch.read_part(output, 5):
                 assert output not in batch.outputs
-            new = batch.add([output])
+            batch.begin([output])
         elif event == "pause" and batch.outputs:  # out of the batch, and later read again
             paused.append(data.draw(st.sampled_from(batch.outputs), "paused"))
             batch.remove([paused[-1]])
         elif event == "step" and batch.outputs:
-            new = batch.step()
+            batch.step()
         elif event == "cancel" and batch.outputs:
             gone = data.draw(st.sampled_from(batch.outputs), "gone")
             batch.remove([gone])
             begun = [entry for entry in begun if entry[0] is not gone]
-        for token in new:
-            log_probs.setdefault(token.output, []).append(token.log_prob)
-        batch.remove([token.output for token in new if token.output.reason])
-    run(batch, batch.add(paused) if paused else [])
+        batch.remove(ended(batch.outputs))
+    if paused:
+        batch.begin(paused)
+    run(batch)
     assert not batch._rows._groups
     assert not batch.num_cached
     for output, row, own in begun:
@@ -112,34 +126,32 @@ def test_an_output_equals_the_one_alone_under_random_arrival(
 
 def test_log_probabilities_samples_and_top_tokens_are_those_of_the_model() -> None:
     model = MODELS["gpt2"]
-    batch, row = ContinuousBatch(model.eager.searcher), [5, 6, 7]
+    batch, row = batch_of(model), [5, 6, 7]
     options: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_new_tokens": 6, "num_return": 3}
     [expected] = model.generate([row], return_details=True, **options)
-    request = model.request([row], **options)
-    samples = [batch.open(row, request, sample=index, num_top=4) for index in range(3)]
-    sums, new = dict.fromkeys(samples, 0.0), batch.add(samples)
-    while True:
-        for token in new:
-            sums[token.output] += token.log_prob
-            ids = torch.tensor([[*row, *token.output.ids[:-1]]])
+    job = GenerationJob([row], model.request([row], **options), samples=3, num_top=4)
+    samples = [batch.open(job, index) for index in range(3)]
+    batch.begin(samples)
+    while batch.outputs:
+        for output in batch.outputs:
+            ids = torch.tensor([[*row, *output.ids[:-1]]])
             log_probs = model.net(ids, torch.tensor([ids.size(1)]))[0, -1].log_softmax(-1)
             best = log_probs.topk(4)
-            assert [token for token, _ in token.top] == best.indices.tolist()
-            assert [value for _, value in token.top] == pytest.approx(best.values.tolist())
-            assert token.log_prob == pytest.approx(log_probs[token.token].item())
-        batch.remove([token.output for token in new if token.output.reason])
-        if not batch.outputs:
-            break
-        new = batch.step()
+            assert [token for token, _ in output.top[-1]] == best.indices.tolist()
+            assert [value for _, value in output.top[-1]] == pytest.approx(best.values.tolist())
+            assert output.log_probs[-1] == pytest.approx(log_probs[output.ids[-1]].item())
+        batch.remove(ended(batch.outputs))
+        if batch.outputs:
+            batch.step()
     assert [sample.ids for sample in samples] == [sample.ids for sample in expected]
     for sample, other in zip(samples, expected, strict=True):
-        assert sums[sample] == pytest.approx(other.log_prob)
+        assert sum(sample.log_probs) == pytest.approx(other.log_prob)
 
 
 def test_a_shared_beginning_is_read_once() -> None:
     """From an output in progress, from one that has ended, and not for nets that forget."""
     model, sizes = MODELS["gpt2"], []
-    batch = ContinuousBatch(model.eager.searcher, prefix_tokens=64)
+    batch = batch_of(model, 64)
     row = [*range(4, 24)]
     decode = model.net.decode
 
@@ -149,23 +161,25 @@ def test_a_shared_beginning_is_read_once() -> None:
 
     model.net.decode = counting
     try:
-        first = begin(batch, model, row, max_new_tokens=4)
-        batch.add([first])
-        other = begin(batch, model, [*row[:18], 30, 31, 32], max_new_tokens=2)
-        again = begin(batch, model, row)
+        first = opened(batch, model, row, max_new_tokens=4)
+        batch.begin([first])
+        other = opened(batch, model, [*row[:18], 30, 31, 32], max_new_tokens=2)
+        again = opened(batch, model, row)
         assert batch.shared_length(other, [other]) > batch.shared_length(other, [again]) == 0
         assert batch.shared_length(again, [again]) == 0  # all but its last token is known
-        run(batch, batch.add([other]))
+        batch.begin([other])
+        run(batch)
         assert sizes[:2] == [20, 3]
         sizes.clear()
         more = [*row, *first.ids[:3], 9]  # a chat that goes on
-        run(batch, batch.add([begin(batch, model, more, max_new_tokens=1)]))
+        batch.begin([opened(batch, model, more, max_new_tokens=1)])
+        run(batch)
         assert sizes == [1]
         assert len(batch.prefixes) == 2
         assert sum(len(tokens) for _, tokens in batch.prefixes._rows) <= 64
     finally:
         del model.net.decode
-    assert not ContinuousBatch(MODELS["mistral"].eager.searcher, 64).prefixes.max_tokens
+    assert not batch_of(MODELS["mistral"], 64).prefixes.max_tokens
 
 
 def test_kept_beginnings_are_those_used_last() -> None:
@@ -196,22 +210,23 @@ def test_kept_beginnings_are_those_used_last() -> None:
 def test_an_error_ends_one_output_alone() -> None:
     """A function that allows no id, and a model whose logits are NaN for one prompt."""
     model = MODELS["gpt2"]
-    batch = ContinuousBatch(model.eager.searcher)
+    batch = batch_of(model)
     rows = [[5, 6], [7, 8, 9]]
-    bad = begin(batch, model, rows[0], prefix_function=lambda number, ids: [-1])
-    good = begin(batch, model, rows[1])
-    run(batch, batch.add([bad, good]))
+    bad = opened(batch, model, rows[0], prefix_function=lambda number, ids: [-1])
+    good = opened(batch, model, rows[1])
+    batch.begin([bad, good])
+    run(batch)
     assert "no token id" in str(bad.error)
     assert not bad.ids
     assert good.ids == model.generate(rows[1], max_new_tokens=12)
     head = model.net.head.forward
     model.net.head.forward = lambda states: head(states).index_fill(0, torch.tensor([1]), torch.nan)
     try:
-        outputs = [begin(batch, model, row, scores=False) for row in rows]
-        tokens = batch.add(outputs)
+        outputs = [opened(batch, model, row, scores=False) for row in rows]
+        batch.begin(outputs)
     finally:
         del model.net.head.forward
-    assert [token.token is None for token in tokens] == [False, True]
+    assert [output.reason for output in outputs] == [None, "dead_end"]
     assert "NaN at step 1" in str(outputs[1].error)
     batch.clear()
 
@@ -219,7 +234,7 @@ def test_an_error_ends_one_output_alone() -> None:
 def test_a_beginning_is_shared_by_one_tenant_alone() -> None:
     """Of an output in progress, of one that has ended, and of two that would begin together."""
     model, row, read = MODELS["gpt2"], [*range(4, 24)], []
-    batch = ContinuousBatch(model.eager.searcher, prefix_tokens=200)
+    batch = batch_of(model, 200)
     request = model.request([row], beam_size=1, max_new_tokens=4)
     decode = model.net.decode
 
@@ -229,31 +244,35 @@ def test_a_beginning_is_shared_by_one_tenant_alone() -> None:
 
     def tokens_read(output: Output) -> int:
         read.clear()
-        tokens = batch.add([output])
-        batch.remove([new.output for new in tokens if new.output.reason])
+        batch.begin([output])
+        batch.remove(ended(batch.outputs))
         return sum(read)
 
-    first, other = batch.open(row, request, tenant="a"), batch.open(row, request, tenant="b")
+    def of(tenant: str) -> Output:
+        return batch.open(GenerationJob([row], request, tenant=tenant), 0)
+
+    first, other = of("a"), of("b")
     assert batch.shared_length(other, [first]) == 0
-    assert batch.shared_length(batch.open(row, request, tenant="a"), [first]) == 19
+    assert batch.shared_length(of("a"), [first]) == 19
     model.net.decode = counting
     try:
         assert tokens_read(first) == 20
         assert tokens_read(other) == 20  # beside the one of the other tenant
-        assert tokens_read(batch.open(row, request, tenant="b")) == 1
+        assert tokens_read(of("b")) == 1
         while batch.outputs:
-            batch.remove([new.output for new in batch.step() if new.output.reason])
-        assert tokens_read(batch.open(row, request, tenant="c")) == 20  # after their end
-        assert tokens_read(batch.open(row, request, tenant="a")) == 1
+            batch.step()
+            batch.remove(ended(batch.outputs))
+        assert tokens_read(of("c")) == 20  # after their end
+        assert tokens_read(of("a")) == 1
     finally:
         del model.net.decode
 
 
 def test_memory_follows_the_outputs_in_progress() -> None:
     model = MODELS["gpt2"]
-    batch, rng = ContinuousBatch(model.eager.searcher), random.Random(0)
-    outputs = [begin(batch, model, [5] * rng.randrange(1, 9)) for _ in range(20)]
-    batch.add(outputs)
+    batch, rng = batch_of(model), random.Random(0)
+    outputs = [opened(batch, model, [5] * rng.randrange(1, 9)) for _ in range(20)]
+    batch.begin(outputs)
 
     def slots() -> int:
         return sum(g.cache.num_sources * g.cache.capacity for g in batch._rows._groups.values())
@@ -262,8 +281,8 @@ def test_memory_follows_the_outputs_in_progress() -> None:
     batch.remove(outputs[2:])
     assert batch.num_cached <= 2 * 8
     assert slots() <= 8 * 16
-    long = begin(batch, model, [5] * 36)
-    batch.add([long])
+    long = opened(batch, model, [5] * 36)
+    batch.begin([long])
     assert slots() <= 8 * 16 + 64  # the others are not padded to it
     with pytest.raises(UserError, match="greedy decoding and sampling"):
-        begin(batch, model, [5], beam_size=2)
+        opened(batch, model, [5], beam_size=2)
