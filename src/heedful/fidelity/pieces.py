@@ -1,0 +1,130 @@
+"""Pieces of a text that a translation must keep: placeholders, tags, addresses and numbers.
+
+The patterns are one table, from the most to the least specific. Where two patterns match at one
+position, the first one counts.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from html.entities import html5
+from typing import Literal
+
+Kind = Literal["tag", "placeholder", "number"]
+
+# Elements whose names alone mark a tag. Others (`<Name>`, `<None>`) are often text that is
+# translated, so they are tags only with attributes, with a slash, or with a closing tag.
+_NAMES = (
+    "a abbr b bdo big blockquote body br bx caption center cite code dd del dfn div dl dt em "
+    "emph ex font g h1 h2 h3 h4 h5 h6 head hr html i img input ins it kbd label li ol option "
+    "p ph pre q s samp select small span strike strong sub sup table tbody td tfoot th thead "
+    "title tr tt u ul var x"
+)
+_ELEMENTS = frozenset(_NAMES.split())
+_FILE_TYPES = (
+    "bat|bin|csv|dll|docx?|exe|gif|html?|ini|jar|jpe?g|js|json|od[bfgpst]|pdf|php|png|pptx?|py|sh|"
+    "so|svg|txt|xcu|xlsx?|xml|ya?ml|zip"
+)
+_SCHEMES = r"(?:https?|ftp|file|mailto|vnd\.[\w.]+)"
+PATTERNS: Mapping[str, tuple[Kind, str]] = {
+    "comment": ("tag", r"<!--.*?-->"),
+    "tag": ("tag", r"</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>"),
+    "field": ("placeholder", r"<\?>"),
+    "URL": ("placeholder", rf"\b{_SCHEMES}:[^\s<>\"'”“]*[^\s<>\"'”“.,;:!?)\]]"),
+    "e-mail address": ("placeholder", r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"),
+    "entity": ("placeholder", r"&(?:[A-Za-z]\w*|#\d+|#x[0-9A-Fa-f]+);"),
+    "shell variable": (
+        "placeholder",
+        r"\$(?:\([\w.]+\)|\{[^{}\s]+\}|\[[^\[\]\s]+\]|[A-Za-z_][A-Za-z0-9_]*\$?|[1-9](?![.,]?\d))",
+    ),
+    "named variable": (
+        "placeholder",
+        r"%(?:\(\w+\)[#0 +-]*[\d.]*[A-Za-z]|[A-Z][A-Z0-9_]{2,}%?|\{\w+\}|\[\w+\])",
+    ),
+    "printf": (
+        "placeholder",
+        r"%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lqjzt])?"
+        r"[diouxXeEfFgGcspn@](?![A-Za-z])|%L?\d{1,2}(?!\d)",
+    ),
+    "braces": ("placeholder", r"\{\{[^{}]+\}\}|\{(?:\w+(?:[.:,!\[][^{}]*)?)?\}"),
+    "marker": ("placeholder", r"#[A-Z][A-Z0-9_]+#"),
+    "file name": ("placeholder", rf"(?<!\w)\*\.\w+|\b[\w-]+\.(?:{_FILE_TYPES})\b"),
+    "number": ("number", r"\d+(?:[.,]\d+)*"),
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a text.
+
+    Attributes:
+        start, end: its first character, and that after its last one.
+        kind: a number may be written as the target language does.
+    """
+
+    start: int
+    end: int
+    text: str
+    kind: Kind
+
+
+@lru_cache
+def _matcher(extra: tuple[str, ...]) -> re.Pattern[str]:
+    """All patterns as one expression with a group each; those of a caller come first."""
+    groups = [f"(?P<x{index}>{pattern})" for index, pattern in enumerate(extra)]
+    groups += [f"(?P<p{index}>{pattern})" for index, (_, pattern) in enumerate(PATTERNS.values())]
+    return re.compile("|".join(groups), re.DOTALL)
+
+
+def find_pieces(text: str, extra: tuple[str, ...] = ()) -> Iterator[Piece]:
+    """The pieces of a text, in order; they do not overlap.
+
+    Args:
+        extra: further regular expressions, for placeholders.
+    """
+    kinds = [kind for kind, _ in PATTERNS.values()]
+    names = list(PATTERNS)
+    start, matcher = 0, _matcher(extra)
+    while match := matcher.search(text, start):
+        group = match.lastgroup or ""
+        index, is_extra = int(group[1:]), group[0] == "x"
+        start = match.end()
+        if match.end() == match.start():
+            start += 1
+        elif is_extra or _is_piece(names[index], match[0], text):
+            kind: Kind = "placeholder" if is_extra else kinds[index]
+            yield Piece(match.start(), match.end(), match[0], kind)
+        else:
+            start = match.start() + 1  # what is in the brackets may hold pieces
+
+
+def _is_piece(name: str, matched: str, text: str) -> bool:
+    """False for text in angle brackets, and for what only looks like an entity (`AT&T;`)."""
+    if name == "entity" and "#" not in matched:
+        return matched[1:] in html5
+    if name != "tag":
+        return True
+    element = re.match(r"</?([\w:.-]+)", matched)
+    assert element is not None
+    if element[1].lower() in _ELEMENTS or matched.endswith("/>") or "=" in matched:
+        return True
+    return f"</{element[1]}>" in text
+
+
+def localized(number: str) -> str | None:
+    """A number with its points and commas exchanged: 1,000.5 and 1.000,5; None without one."""
+    if not ("." in number or "," in number):
+        return None
+    return number.translate({ord("."): ",", ord(","): "."})
+
+
+def counts(text: str, extra: tuple[str, ...] = ()) -> Counter[str]:
+    """How often each piece occurs; numbers without their points and commas, so that the formats
+    of two languages are equal."""
+    found: Counter[str] = Counter()
+    for piece in find_pieces(text, extra):
+        number = piece.text.replace(",", "").replace(".", "")
+        found[number if piece.kind == "number" else piece.text] += 1
+    return found
