@@ -237,6 +237,10 @@ class Options:
         panel=CONSTRAINTS, shown="the model's, if it has one", flag="--tgt-lang",
     )  # fmt: skip
     no_unknown: bool = option("Forbid the unknown token.", False, CONSTRAINTS)
+    keep: bool = option(
+        "Write placeholders, tags, addresses and numbers of the source as they are, each as often; "
+        "for translators that were trained with data.keep.", True, CONSTRAINTS,
+    )  # fmt: skip
     stop: Sequence[str] | None = option(
         "End the output before this text; repeatable.", panel=CONSTRAINTS
     )

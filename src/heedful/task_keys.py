@@ -161,6 +161,7 @@ _PAIRS = ALL.plus(
 PAIRS = _PAIRS.plus(
     *("data.folder", *_HELD_OUT, "data.train.src", "data.train.tgt", "data.train.file"),
     *("data.train.src_field", "data.train.tgt_field", "data.train.header", "data.filters"),
+    *("data.keep", "data.keep_patterns"),
     *_CORPORA,
 )
 GENERATED_PAIRS = _PAIRS.plus(

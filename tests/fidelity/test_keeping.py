@@ -1,64 +1,159 @@
-"""Translations keep the pieces of their sources, whatever the search returns."""
+"""Translators that are trained with data.keep: outputs have the pieces of their sources."""
 
-from collections.abc import Sequence
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from heedful.fidelity.accelerators import accelerator_of, with_accelerator
-from heedful.fidelity.keeping import translate_kept
-from heedful.fidelity.masking import CHARACTERS
+import heedful
+from heedful import UserError
+from heedful.fidelity import CHARACTERS, count_masks, mask_text, place_masks, with_accelerator
 from heedful.fidelity.pieces import counts
+from heedful.insight.alignment import align
+from heedful.pipelines import Translator
+from heedful.pipelines.generations import Generation
+from heedful.pipelines.keeping import kept_generations
+from heedful.recipe_files import recorded_recipe
+
+SOURCES = ["Open %s on page 12", "1,000.5 of {n} <b>a</b>", "no piece", "7 7 %1$s (see X-12)", ""]
+ROWS = [(f"open %s on page {n} a{n % 7}", f"öffne %s auf Seite {n} a{n % 7}") for n in range(90)]
 
 
-class Scripted:
-    """A model that returns given hypotheses of one source; {0} is its first mask."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, so that its outputs are those of a random net."""
+    folder = tmp_path_factory.mktemp("keep")
+    (folder / "pairs.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in ROWS))
+    keys = {
+        "data.train.file": str(folder / "pairs.tsv"),
+        "data.train.src_field": 1,
+        "data.train.tgt_field": 2,
+        "data.valid_size": 10,
+        "data.keep": True,
+        "data.keep_patterns": [r"X-\d+"],
+        "training.max_steps": 1,
+        "model": {"architecture": "vaswani2017", "d_model": 16, "num_heads": 2, "d_ff": 16},
+    }
+    heedful.train(heedful.load_recipe("translation", keys), out=folder / "run", progress=False)
+    return folder / "run"
 
-    def __init__(self, first: str, others: Sequence[str] = (), required: str = "") -> None:
-        self.first, self.others, self.required = first, list(others), required
-        self.calls: list[dict[str, Any]] = []
 
-    def generate(self, texts: str | list[str], **options: Any) -> Any:
-        self.calls.append(options)
-        source = texts if isinstance(texts, str) else texts[0]
-        masks = [character for character in source if character in CHARACTERS]
-        if "require" in options:
-            return self.required.format(*masks)
-        if "num_return" in options:
-            return [other.format(*masks) for other in self.others]
-        return [self.first.format(*masks)]
+@pytest.fixture(scope="module")
+def model(run: Path) -> Translator:
+    return heedful.load_translator(run, backend="eager")
 
 
 @pytest.mark.parametrize(
-    ("model", "text", "found", "num_calls"),
+    "options",
+    [{}, {"beam_size": 1}, {"temperature": 1.0, "seed": 1}, {"num_return": 3}, {"beam_size": 2}],
+)
+def test_outputs_of_any_net_have_the_pieces_of_their_sources(
+    model: Translator, options: dict[str, Any]
+) -> None:
+    details = model.generate(SOURCES, return_details=True, **options)
+    for source, outputs in zip(SOURCES, details, strict=True):
+        for output in outputs:
+            assert counts(output.text, (r"X-\d+",)) == counts(source, (r"X-\d+",))
+            assert count_masks(output.text).total() == 0
+    assert any(output.reasons for outputs in details for output in outputs)
+    texts = model.translate(SOURCES, **options)
+    if "num_return" not in options:
+        assert texts == [best.text for best, *_ in details]
+
+
+def test_without_keep_the_net_reads_the_text_itself(model: Translator) -> None:
+    source = mask_text(SOURCES[0], (r"X-\d+",))
+    masked = model.translate(source.text, keep=False, max_new_tokens=6)
+    [output] = model.generate(SOURCES[0], return_details=True, max_new_tokens=6, beam_size=1)
+    assert counts(output.text) == counts(SOURCES[0])
+    assert not counts(masked) & counts(SOURCES[0])
+
+
+def test_the_run_is_of_masked_pairs_and_shows_texts(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    assert config["keep"] == {"patterns": [r"X-\d+"]}
+    model = heedful.load_translator(run, backend="eager")
+    ids = [model.src_tokenizer.encode(mask) for mask in CHARACTERS]
+    assert len({row[-1] for row in ids}) == len(CHARACTERS)
+    text = f"page {CHARACTERS[0]} auf {CHARACTERS[1]}{CHARACTERS[2]}a {CHARACTERS[70]}"
+    assert model.tgt_tokenizer.decode(model.tgt_tokenizer.encode(text)) == text
+    outputs = (run / "valid.output.txt").read_text().splitlines()
+    assert len(outputs) == 10
+    assert all("%s" in line for line in outputs)
+    assert recorded_recipe(run).data.keep
+
+
+def test_alignments_count_a_piece_as_a_word(model: Translator) -> None:
+    source = "open %s on page 12"
+    [output] = model.generate(source, return_details=True, beam_size=1)
+    ids = model.prompt_ids([source])
+    [alignment] = align(model, ids, [output.ids], source_texts=[source], target_texts=["?"])
+    assert alignment.source == ("open", "%s", "on", "page", "12")
+    assert not any(character in CHARACTERS for word in alignment.target for character in word)
+
+
+class Scripted:
+    """Hypotheses of searches: the first, those of a wider beam, that with required masks."""
+
+    def __init__(self, model: Translator, others: list[str], required: str) -> None:
+        self.metadata, self.tgt_tokenizer = model.metadata, model.tgt_tokenizer
+        self.others, self.required = others, required
+        self.calls: list[str] = []
+
+    def generations(self, texts: list[str], options: Any) -> list[list[Generation]]:
+        self.calls.append("required" if options.require else "wider")
+        found = [self.required] if options.require else self.others
+        return [[generation(text) for text in found]]
+
+
+def generation(text: str) -> Generation:
+    return Generation(text, [], 0.0, 0.0, True)
+
+
+A, B = CHARACTERS[64], CHARACTERS[0]  # %s and 5 of the source
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "required", "text", "calls", "num_reasons"),
     [
-        (Scripted("{0} ist {1}"), "%s ist 5", "first", 1),
-        (Scripted("{0} ist", ["{0}", "{1} ist {0}"]), "5 ist %s", "other", 2),
-        (Scripted("x", ["y"], "{0}: {1}"), "%s: 5", "required", 3),
-        (Scripted("a b", ["c"], "d"), "%s a b 5", "placed", 3),
-        (Scripted("{0} {0} {1} a", ["c"], "d"), "%s 5 a", "placed", 3),
+        (f"{A} ist {B}", [], "", "%s ist 5", [], 0),
+        (f"{A} ist", [A, f"{B} ist {A}"], "", "5 ist %s", ["wider"], 0),
+        ("x", ["y"], f"{A}: {B}", "%s: 5", ["wider", "required"], 0),
+        ("a b", ["c"], "d", "%s a b 5", ["wider", "required"], 2),
+        (f"{A} {A} {B} a", ["c"], "d", "%s 5 a", ["wider", "required"], 1),
+        (f"{A} 1{B}", [f"{B}2 {A}"], "d", "%s 1 5", ["wider", "required"], 2),
     ],
 )
 def test_a_missing_piece_is_searched_for_and_then_placed(
-    model: Scripted, text: str, found: str, num_calls: int
+    model: Translator,
+    first: str,
+    others: list[str],
+    required: str,
+    text: str,
+    calls: list[str],
+    num_reasons: int,
 ) -> None:
-    [kept] = translate_kept(model, ["%s is 5"])
-    assert (kept.text, kept.found, len(model.calls)) == (text, found, num_calls)
-    assert counts(kept.text) == counts("%s is 5")
-    assert bool(kept.reasons) == (found == "placed")
+    scripted: Any = Scripted(model, others, required)
+    [output] = kept_generations(scripted, "%s is 5", [generation(first)], model.options())
+    assert (output.text, scripted.calls) == (text, calls)
+    assert len(output.reasons) == num_reasons
 
 
-MASKS = [*CHARACTERS[:3], CHARACTERS[32], CHARACTERS[40], CHARACTERS[64], CHARACTERS[70]]
-
-
-@given(st.lists(st.sampled_from(["a", "b", "c,", *MASKS]), max_size=12).map(" ".join))
-def test_whatever_a_search_returns_the_pieces_are_those_of_the_source(output: str) -> None:
-    source = "1,5 of 2 <b>files</b> in %s"
-    [kept] = translate_kept(Scripted(output, [output], output), [source])
-    assert counts(kept.text) == counts(source)
-    assert bool(kept.reasons) == (kept.found == "placed")
+def test_what_cannot_be_kept_is_refused(
+    run: Path, model: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recorded_recipe(run)
+    with pytest.raises(UserError, match="no regular expression"):
+        recipe.replace({"data.keep_patterns": ["("]})
+    with pytest.raises(UserError, match="no effect without keep"):
+        recipe.replace({"data.keep": False})
+    with pytest.raises(UserError, match="needs a token for each of its masks"):
+        heedful.train(recipe.replace({"tokenizer.kind": "word"}), progress=False)
+    monkeypatch.setattr(model, "metadata", replace(model.metadata, keep=None))
+    with pytest.raises(UserError, match=r"not trained with data\.keep"):
+        model.translate("a", keep=True)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +163,7 @@ def test_whatever_a_search_returns_the_pieces_are_those_of_the_source(output: st
         ("_File", "_Datei", "_Datei"),
         ("&Open file", "Datei öffnen", "Datei &öffnen"),
         ("Save ~As", "~Speichern ~unter", "~Speichern unter"),
-        ("Pass~word", "Kennwort", "Kenn~wort"),
+        ("Pass~word", "Kennwort", "~Kennwort"),
         ("File", "Datei", "Datei"),
         ("A & B", "A & B", "A & B"),
         ("stat_type", "stat_typ", "stat_typ"),
@@ -76,9 +171,12 @@ def test_whatever_a_search_returns_the_pieces_are_those_of_the_source(output: st
     ],
 )
 def test_one_accelerator_stays_one(source: str, target: str, expected: str) -> None:
-    if source == "Pass~word":
-        assert accelerator_of(with_accelerator(source, target)) == "~"
-    elif source.startswith("&Open"):
-        assert with_accelerator(source, target).count("&") == 1
-    else:
-        assert with_accelerator(source, target) == expected
+    actual = with_accelerator(source, target)
+    assert actual == expected or (source == "&Open file" and actual.count("&") == 1)
+
+
+def test_masks_are_placed_beside_spaces() -> None:
+    source = mask_text("see %s in {a}")
+    text, reasons = place_masks(source, "siehe dort")
+    assert sorted(text.split(" ")) == sorted(["siehe", "dort", *source.pieces])
+    assert len(reasons) == 2

@@ -1,5 +1,6 @@
 """The sections `data` and `tokenizer`: sources and filters of the examples, text to ids."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -172,6 +173,17 @@ class Data(Strict):
         "(`data.train.text`), whose lines recur. The last texts of `train`, where they are the "
         "validation split, are never compared.",
     )
+    keep: bool = Field(
+        False,
+        description="Placeholders, tags, addresses and numbers that both sides of a pair have are "
+        "tokens of their own, which the model learns to copy: a translation then has each of them "
+        "as often as its source.",
+    )
+    keep_patterns: list[str] = Field(
+        default_factory=list,
+        description="With `keep`, regular expressions of further placeholders, such as part "
+        "numbers.",
+    )
     filters: Filters = Field(
         default_factory=Filters,
         description="Conditions on training rows, applied in the order of these keys before rows "
@@ -213,6 +225,19 @@ class Data(Strict):
         description="Number of processes that read and tokenize the data, each on one core; null: "
         "the number of cores, or 1 for small files. The prepared data do not depend on it.",
     )
+
+    @model_validator(mode="after")
+    def _check_patterns(self) -> Self:
+        if self.keep_patterns and not self.keep:
+            raise UserError("keep_patterns have no effect without keep; set it")
+        for pattern in self.keep_patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UserError(
+                    f"keep_patterns: {pattern} is no regular expression: {error}"
+                ) from None
+        return self
 
 
 class TokenizerRecipe(Strict):

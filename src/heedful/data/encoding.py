@@ -1,7 +1,7 @@
 """Encode rows of text as columns of token ids: truncate or drop long rows, and count."""
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -136,6 +136,7 @@ class Encoder:
         labels: names of the labels of the rows, or of the values of a regression, which become
             columns (`label_columns`); empty: the rows have no labels.
         problem: what the labels are.
+        prepare: changes rows before they are tokenized.
 
     Raises:
         UserError: `max_length` is smaller than the number of special tokens and one token per text.
@@ -147,6 +148,7 @@ class Encoder:
     drop_unknown: bool = False
     labels: Sequence[str] = ()
     problem: Problem = "single_label"
+    prepare: Callable[[Rows], Rows] | None = None
 
     def __post_init__(self) -> None:
         for column in self.columns.values():
@@ -174,6 +176,7 @@ class Encoder:
             UserError: a row that is too long under "error", that a column cannot encode, or that
                 has an unknown label (with its line).
         """
+        rows = rows if self.prepare is None else self.prepare(rows)
         encoded = self._tokenize(rows)
         corpora = rows[CORPUS] if CORPUS in rows else [""] * len(rows)
         is_long = self._is_long(rows, encoded, corpora)

@@ -41,8 +41,13 @@ _CONTINUES = "##"  # prefix of a WordPiece piece that continues a word
 # Pre-tokenizers split brackets from letters and digits: no piece of a text is such a name.
 SPECIAL_NAME = re.compile(r"<[\w|/:-]*[A-Za-z0-9][\w|/:-]*>", re.ASCII)
 
+# Masks (`heedful.fidelity`) are tokens of their own, without the space before them.
+_MASKS = r"\x{E000}-\x{E07F}"
 # A space is part of the word after it; punctuation and symbols are separate words.
-_WORDS = rf"{SPACE}?[\p{{L}}\p{{M}}]+|{SPACE}?\p{{N}}+|{SPACE}?[^{SPACE}\p{{L}}\p{{M}}\p{{N}}]"
+_WORDS = (
+    rf"[{_MASKS}]|{SPACE}?[\p{{L}}\p{{M}}]+|{SPACE}?\p{{N}}+"
+    rf"|{SPACE}?[^{SPACE}\p{{L}}\p{{M}}\p{{N}}{_MASKS}]"
+)
 # One unknown character makes a whole word unknown to WordPiece, and Chinese text has no spaces, so
 # that its words would be long: each Han character is a word, as in BERT.
 _WORDPIECE_WORDS = (

@@ -1,18 +1,17 @@
 """Translation of a document's segments: memory first, then a model, sentence by sentence."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from heedful.data.inline import TAG, split_at_tags
 from heedful.documents.segments import Document, Origin, Result, Segment
 from heedful.documents.sentences import Fits, SplitText
+from heedful.fidelity import differences, with_accelerator
 from heedful.progress import track
 
 WINDOW = 512  # segments whose parts are translated together
 _TAG_REASON = "its tags were not translated as one text ({}), so the texts between them were"
-
-Review = Callable[[Segment, str], Sequence[str]]  # reasons to review a translation
 
 
 class Translates(Protocol):
@@ -92,16 +91,17 @@ def translate_document(
     *,
     policy: Policy = Policy(),
     memory: Mapping[str, str] | None = None,
-    review: Review | None = None,
     fits: Fits | None = None,
     by_sentence: bool = True,
     **options: Any,
 ) -> Counts:
     """Translate the segments of a document; `document.to_bytes()` is then the translated file.
 
+    A translation whose numbers, placeholders or tags differ from those of its source has a reason
+    for a review, which the file shows where its format can.
+
     Args:
         memory: as of `memory_of`; a segment that is one of its sources gets this translation.
-        review: reasons to review a translation, which the file shows where its format can.
         fits: True for a text that the model reads; default: `fits_model(translator)`.
         by_sentence: translate sentences one by one; without, lines, and sentences of long ones.
         options: of `translator.translate`.
@@ -120,7 +120,7 @@ def translate_document(
             settled = [(s, next(outputs) if found is None else found) for s, found in pairs]
             work.prepare_pieces(settled)
             for (segment, output), found in zip(settled, remembered, strict=True):
-                _settle(segment, output, found is not None, work, counts, review)
+                _settle(segment, output, found is not None, work, counts)
             advance(len(window))
     return counts
 
@@ -157,7 +157,6 @@ def _settle(
     is_remembered: bool,
     work: "_Work",
     counts: Counts,
-    review: Review | None,
 ) -> None:
     """Give a segment its result, and count it."""
     if not output.has_words:
@@ -176,13 +175,14 @@ def _settle(
         reasons.append(f"parts without a translation: {output.num_blank}")
     if output.num_unfit:
         reasons.append(f"words that are too long for the model: {output.num_unfit}")
-    reasons += review(segment, output.text) if review else []
+    text = with_accelerator(segment.text, output.text)
+    reasons += differences(*(TAG.sub(" ", side) for side in (segment.text, text)))
     counts.replaced += bool(segment.target)
     counts.to_review += bool(reasons)
     counts.from_memory += is_remembered
     counts.translated += not is_remembered
     origin: Origin = "memory" if is_remembered else "model"
-    segment.result = Result(output.text, tuple(reasons), origin)
+    segment.result = Result(text, tuple(reasons), origin)
 
 
 def fits_model(translator: Any) -> Fits:

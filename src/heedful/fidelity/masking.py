@@ -5,11 +5,14 @@ number has two: as in the source, and with points and commas exchanged, so that 
 where its language does that.
 """
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from heedful.data.rows import Rows
+from heedful.data.tokenizer import Tokenizer
 from heedful.fidelity.pieces import Kind, Piece, find_pieces, localized
 
 SIZE = 32  # distinct pieces of a kind in a text; further ones are not masked
@@ -21,6 +24,19 @@ _FIRST: dict[Kind | str, int] = {
 }
 CHARACTERS = [chr(first + index) for first in _FIRST.values() for index in range(SIZE)]
 _MASKS = frozenset(CHARACTERS)
+_NUMBERS = r"[0-9\uE000-\uE03F]"  # digits, and the masks of numbers
+_JOINED = re.compile(rf"(?<={_NUMBERS})(?=[\uE000-\uE03F])|(?<=[\uE000-\uE03F])(?=[0-9])")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """That a translator was trained with masks.
+
+    Attributes:
+        patterns: regular expressions of placeholders beside those of `PATTERNS`.
+    """
+
+    patterns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,3 +146,71 @@ def unmask(text: str, pieces: dict[str, str]) -> str:
             piece = pieces.get(mask, "")
             parts.append(piece if mask == character else localized(piece) or piece)
     return "".join(parts)
+
+
+def place_masks(source: Masked, output: str) -> tuple[str, tuple[str, ...]]:
+    """The output with exactly the masks of its source, and what was changed.
+
+    Of masks too many the first ones stay. A missing one is put at its relative position, beside a
+    space. A space is put between numbers that would be one.
+    """
+    left = count_masks(source.text)
+    reasons: list[str] = []
+    kept: list[str] = []
+    for character in output:
+        mask = source_mask(character)
+        if mask is None or left[mask]:
+            left[mask or ""] -= 1
+            kept.append(character)
+            continue
+        name = source.pieces.get(mask)
+        reasons.append("an unknown piece was removed" if name is None else f"{name} was repeated")
+        if kept[-1:] == [" "]:
+            kept.pop()
+    for place, mask in enumerate(source.text):
+        if mask in source.pieces and left[mask] > 0:
+            left[mask] -= 1
+            reasons.append(f"{source.pieces[mask]} was missing and is placed by its position")
+            kept = _placed(kept, mask, place / len(source.text))
+    text = _JOINED.sub(" ", "".join(kept))
+    if len(text) > len(kept):
+        reasons.append("numbers were joined and are separated")
+    return text, tuple(reasons)
+
+
+def _placed(characters: list[str], mask: str, share: float) -> list[str]:
+    """The characters with a mask at the space nearest to a share of their length."""
+    wanted = share * len(characters)
+    spaces = [place for place, character in enumerate(characters) if character == " "]
+    place = min([0, *spaces, len(characters)], key=lambda place: abs(place - wanted))
+    inserted = [" ", mask] if place else [mask, " "]
+    return [*characters[:place], *inserted, *characters[place:]]
+
+
+@dataclass(frozen=True)
+class MaskedPairs:
+    """Rows of pairs with masks (`mask_pair`); it can be sent to another process."""
+
+    keep: Keep
+
+    def __call__(self, rows: Rows) -> Rows:
+        """The rows with masks in their columns `src` and `tgt`."""
+        pairs = [
+            mask_pair(src, tgt, self.keep.patterns)
+            for src, tgt in zip(rows["src"], rows["tgt"], strict=True)
+        ]
+        columns = {"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]}
+        return Rows({**rows.columns, **columns}, rows.report, rows.sources, rows.locations)
+
+
+def mask_id(tokenizer: Tokenizer, mask: str) -> int:
+    """The token of a mask, in a tokenizer for which `has_mask_tokens` is true."""
+    return tokenizer.encode(mask)[-1]
+
+
+def has_mask_tokens(tokenizer: Tokenizer) -> bool:
+    """True if each mask is a token, which is never joined with what is beside it."""
+    ids = [mask_id(tokenizer, mask) for mask in CHARACTERS]
+    rows = tokenizer.encode_batch([f"a{mask}b {mask}" for mask in CHARACTERS])
+    counts = [row.count(token) for row, token in zip(rows, ids, strict=True)]
+    return len({*ids}) == len(CHARACTERS) and tokenizer.unk_id not in ids and {*counts} == {2}

@@ -128,3 +128,13 @@ def counts(text: str, extra: tuple[str, ...] = ()) -> Counter[str]:
         number = piece.text.replace(",", "").replace(".", "")
         found[number if piece.kind == "number" else piece.text] += 1
     return found
+
+
+def differences(source: str, target: str, extra: tuple[str, ...] = ()) -> list[str]:
+    """The pieces of a source that a translation lacks, and those that it has beyond them."""
+    ours, theirs = counts(source, extra), counts(target, extra)
+    reasons = []
+    for word, found in (("missing", ours - theirs), ("not in the source", theirs - ours)):
+        if found:
+            reasons.append(f"{word}: {', '.join(found.elements())}")
+    return reasons

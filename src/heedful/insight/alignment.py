@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from heedful.backends.torch.cached_net import checked_start_ids, right_padded
 from heedful.data.decoding import GrowingText
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
+from heedful.fidelity import mask_text, unmask
 from heedful.insight.plots import heat_map, new_figure
 from heedful.insight.reading import Text, check_index, evaluating, pieces, read
 from heedful.insight.watching import Watch
@@ -126,7 +127,8 @@ def align(
     Args:
         sources, targets: as the net reads and writes them: with tags, without start ids.
         source_texts, target_texts: their texts, whose words are counted; None, for all or for
-            one: what its ids are decoded to, which lacks unknown tokens.
+            one: what its ids are decoded to, which lacks unknown tokens. A piece that is kept
+            (`Options.keep`) counts as part of one word.
         unit, layers, at: as in `alignments`.
     """
     if at not in get_args(Position):
@@ -153,7 +155,16 @@ def align(
         first = len(start) - (at == "output")
         own = table[first : first + len(target), : len(source)]
         texts = [None if given is None else given[index] for given in (source_texts, target_texts)]
-        alignments.append(_by_unit(model, own, source, target[: len(own)], texts, unit))
+        masks: dict[str, str] = {}
+        if model.metadata.keep is not None and texts[0] is not None:
+            masked = mask_text(texts[0], model.metadata.keep.patterns)
+            texts, masks = [masked.text, None], masked.pieces
+        alignment = _by_unit(model, own, source, target[: len(own)], texts, unit)
+        if masks:
+            units = alignment.source, alignment.target
+            src, tgt = (tuple(unmask(one, masks) for one in side) for side in units)
+            alignment = replace(alignment, source=src, target=tgt)
+        alignments.append(alignment)
     return alignments
 
 

@@ -23,6 +23,8 @@ class Generation:
         log_prob: sum of the tokens' natural log-probabilities; NaN without `Options.scores`.
         finished: False where the length limit cut the output off, or with a `failure`.
         failure: the constraints that the output could not meet; None: it meets them.
+        reasons: why a person should review a translation: pieces of the source that were put right
+            by their position (`Options.keep`).
     """
 
     text: str
@@ -31,6 +33,7 @@ class Generation:
     log_prob: float
     finished: bool
     failure: Failure | None = None
+    reasons: tuple[str, ...] = ()
 
 
 def to_generation(

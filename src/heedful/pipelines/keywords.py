@@ -67,6 +67,7 @@ class GenerationKeywords(TypedDict, total=False):
     regex: str | None
     tgt_language: str | None
     no_unknown: bool
+    keep: bool
     stop: Sequence[str] | None
     stop_ids: Sequence[int]
     draft: Any

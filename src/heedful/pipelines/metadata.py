@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from heedful.data.labels import Problem
+from heedful.fidelity import Keep
 from heedful.pipelines.pooling import Pooling
 
 
@@ -69,6 +70,7 @@ class ModelMetadata:
         default_prompt: the name of the one that it puts there; None: none.
         problem: what the logits of a classifier mean: the log-probabilities of classes that
             exclude each other; those of classes of which several can be true (by sigmoid); values.
+        keep: a translator was trained with masks of what it must keep (`data.keep`).
     """
 
     architecture: str
@@ -86,6 +88,7 @@ class ModelMetadata:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     problem: Problem = "single_label"
+    keep: Keep | None = None
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "ModelMetadata":

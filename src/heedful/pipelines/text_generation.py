@@ -133,15 +133,16 @@ class Generator(SavedModel):
             ids = [[output.ids for output in outputs] for outputs in hypotheses]
             results = ids if resolved.num_return > 1 else [best for best, *_ in ids]
         else:
-            results = [self._to_generations(outputs, resolved.stop) for outputs in hypotheses]
+            pairs = zip(batch, hypotheses, strict=True)
+            results = [self.to_generations(prompt, found, resolved) for prompt, found in pairs]
             if not return_details:
                 results = texts_of(results, resolved.num_return)
         return results[0] if is_single else results
 
     def generations(self, prompts: Texts, options: Options) -> list[list[Generation]]:
         """`generate` with details of a list of prompts, by options of `completed`."""
-        hypotheses = self._begin(prompts, 0, options, waits=True)()
-        return [self._to_generations(outputs, options.stop) for outputs in hypotheses]
+        pairs = zip(prompts, self._begin(prompts, 0, options, waits=True)(), strict=True)
+        return [self.to_generations(prompt, found, options) for prompt, found in pairs]
 
     def iterate_generations(
         self, windows: Iterable[Texts], *, ahead: int = 0, **options: Unpack[GenerationKeywords]
@@ -157,17 +158,19 @@ class Generator(SavedModel):
         if isinstance(windows, str) or not isinstance(windows, Iterable):
             raise UserError(f"windows must be lists of prompts, not {describe(windows)}")
         resolved = self.completed(self.options(**options))
-        started: deque[Callable[[], list[list[Hypothesis]]]] = deque()
+        started: deque[tuple[Texts, Callable[[], list[list[Hypothesis]]]]] = deque()
         number = 0
 
         def complete(remaining: int) -> Iterator[list[Generation]]:
             while len(started) > remaining:
-                for outputs in started.popleft()():
-                    yield self._to_generations(outputs, resolved.stop)
+                prompts, wait = started.popleft()
+                for prompt, outputs in zip(prompts, wait(), strict=True):
+                    yield self.to_generations(prompt, outputs, resolved)
 
         try:
             for prompts in windows:
-                started.append(self._begin(prompts, number, resolved, waits=not ahead))
+                wait = self._begin(prompts, number, resolved, waits=not ahead)
+                started.append((prompts, wait))
                 number += len(prompts)
                 yield from complete(ahead)
         except UserError:  # of a later window: outputs of the former ones are not lost
@@ -288,7 +291,7 @@ class Generator(SavedModel):
             index = indices[row]
             if options.on_output is not None and index not in reported:
                 reported.add(index)
-                generations = self._to_generations(outputs, options.stop)
+                generations = self.to_generations(prompts[index], outputs, options)
                 options.on_output(first + index, generations)
 
         for indices in batches:
@@ -418,11 +421,12 @@ class Generator(SavedModel):
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tgt_tokenizer.decode(list(ids))
 
-    def _to_generations(
-        self, hypotheses: list[Hypothesis], stop: Sequence[str] | None
+    def to_generations(
+        self, prompt: str | Sequence[int], hypotheses: list[Hypothesis], options: Options
     ) -> list[Generation]:
+        """The outputs of a prompt with their texts."""
         decode = self._decode if self.has_tokenizer else None
-        return [to_generation(hypothesis, decode, stop) for hypothesis in hypotheses]
+        return [to_generation(hypothesis, decode, options.stop) for hypothesis in hypotheses]
 
     def _report_failure(self, failure: Failure, number: int) -> None:
         """Count an output that the constraints ended, and log a warning for the first ones.

@@ -8,6 +8,8 @@ from heedful.data.invisible import is_blank
 from heedful.data.language_tags import matching_tag
 from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
+from heedful.fidelity import mask_text
+from heedful.generation.outputs import Hypothesis
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
 from heedful.pipelines.generations import Generation
@@ -89,6 +91,8 @@ class Translator(Generator):
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source with EOS; empty for a blank text; lists of ids are unchanged."""
         options = options or Options()
+        if self._keeps(options):
+            prompts = [self._masked(prompt) for prompt in prompts]  # type: ignore[assignment]
         is_text = any(isinstance(prompt, str) for prompt in prompts)
         if not is_text and len(prompts) and "tgt_language" in options.explicit:
             raise UserError("tgt_language is for texts; begin lists of ids with the id of its tag")
@@ -102,6 +106,34 @@ class Translator(Generator):
                 row.clear()  # a tokenizer that keeps whitespace has ids for it
         self.check_lengths(sources, "line", options.too_long, options.first_number)
         return sources
+
+    def to_generations(
+        self, prompt: str | Sequence[int], hypotheses: list[Hypothesis], options: Options
+    ) -> list[Generation]:
+        """The outputs of a source with their texts, in which its pieces are as they were."""
+        outputs = super().to_generations(prompt, hypotheses, options)
+        return self.kept(prompt, outputs, options) if isinstance(prompt, str) else outputs
+
+    def kept(self, text: str, outputs: list[Generation], options: Options) -> list[Generation]:
+        """Outputs for the masks of a source, with its pieces in place of them (`Options.keep`)."""
+        if not self._keeps(options):
+            return outputs
+        from heedful.pipelines.keeping import kept_generations
+
+        return kept_generations(self, text, outputs, options)
+
+    def _keeps(self, options: Options) -> bool:
+        """True if pieces are masked; raises UserError for a wish that the model cannot meet."""
+        if self.metadata.keep is None and options.keep and "keep" in options.explicit:
+            raise UserError("this model was not trained with data.keep: leave keep out")
+        return self.metadata.keep is not None and options.keep
+
+    def _masked(self, prompt: str | Sequence[int]) -> str | Sequence[int]:
+        """A source with masks; ids are as they are."""
+        assert self.metadata.keep is not None
+        if not isinstance(prompt, str):
+            return prompt
+        return mask_text(prompt, self.metadata.keep.patterns).text
 
     def _tag_ids(self, tgt_language: str | None) -> list[int]:
         """The ids of the tag before a source that selects the target language; [] without tags.

@@ -317,13 +317,14 @@ async def translation_job(
         default = model.metadata.options.get("beam_size", model.default_options["beam_size"])
         options["beam_size"] = max(default, 1 + body.alternatives)
 
+    language = {"tgt_language": body.target} if tags else {}
+
     def encode() -> list[list[int]]:
         """The ids of the sources."""
-        language = {"tgt_language": body.target} if tags else {}
         return model.prompt_ids(lines, Options.from_keywords(language))
 
     rows = await encoded(served, encode, "q")
-    resolved = model.options(**options)
+    resolved = model.options(**options, **language)
 
     def run(items: list[tuple[list[int], str]], report: OnOutput) -> list[Result]:
         """The hypotheses of each row of ids with its line, and their alignments if wanted."""
@@ -331,12 +332,16 @@ async def translation_job(
 
         def report_unaligned(row: int, generations: list[Generation]) -> None:
             """Report the hypotheses of a row without alignments."""
-            report(row, (generations, []))
+            report(row, (model.kept(items[row][1], generations, resolved), []))
 
         more: dict[str, Any] = {"on_output": report_unaligned} if unit is None else {}
         outputs = list(model.iterate_generations([rows], **options, **more))
         aligned = [[] for _ in rows] if unit is None else _alignments(model, items, outputs, unit)
-        return list(zip(outputs, aligned, strict=True))
+        kept = [
+            model.kept(line, found, resolved)
+            for (_, line), found in zip(items, outputs, strict=True)
+        ]
+        return list(zip(kept, aligned, strict=True))
 
     sizes = list(map(len, rows))
     key = ("translate", unit, tuple(sorted(options.items())))

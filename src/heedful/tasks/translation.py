@@ -18,6 +18,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, metric_problem, usable_metric
 from heedful.evaluation.sharing import current_shares
+from heedful.fidelity import CHARACTERS, Keep, MaskedPairs, has_mask_tokens, mask_text
 from heedful.files import write_json, write_lines
 from heedful.pipelines import Limits, ModelMetadata, Translator
 from heedful.plugins import metric
@@ -108,15 +109,30 @@ class Translation(Task):
     def raw_data(self) -> RawData:
         return raw_data(self.recipe, lambda entry: open_pairs(entry, self.recipe))
 
+    @property
+    def keep(self) -> Keep | None:
+        """What outputs must keep of their sources; None: `data.keep` is not set."""
+        data = self.recipe.data
+        return Keep(tuple(data.keep_patterns)) if data.keep else None
+
     def train_tokenizers(self, sample: Rows) -> tuple[Tokenizer, Tokenizer]:
-        tags = all_tags(self.recipe)
+        tags, columns = all_tags(self.recipe), {side: sample[side] for side in ("src", "tgt")}
+        if self.keep is not None:
+            masked = MaskedPairs(self.keep)(sample)
+            # Each character of the texts is in the vocabulary.
+            columns = {side: [*masked[side], " ".join(CHARACTERS)] for side in columns}
         if self.recipe.tokenizer.joint:
-            return joint_tokenizer(self.recipe, sample, extra_specials=tags)
-        src = make_tokenizer(self.recipe, sample["src"], extra_specials=tags)
-        return src, make_tokenizer(self.recipe, sample["tgt"])
+            return joint_tokenizer(self.recipe, Rows(columns), extra_specials=tags)
+        src = make_tokenizer(self.recipe, columns["src"], extra_specials=tags)
+        return src, make_tokenizer(self.recipe, columns["tgt"])
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         src, tgt = tokenizers
+        if self.keep is not None and not all(map(has_mask_tokens, tokenizers)):
+            raise UserError(
+                "data.keep needs a token for each of its masks, which this tokenizer lacks: train "
+                "a new one of kind bpe or unigram, or leave data.keep out"
+            )
         tags = corpus_tag_ids(self.recipe, src)
         return {
             "src": TextColumn(src, ("src",), "target", tags),
@@ -127,7 +143,8 @@ class Translation(Task):
         self, split: str, labels: Sequence[str], inherited: Inherited
     ) -> dict[str, Any]:
         # Test pairs are never dropped: long sources are truncated when they are decoded.
-        return {} if split == "test" else super().encode_options(split, labels, inherited)
+        options = {} if split == "test" else super().encode_options(split, labels, inherited)
+        return options if self.keep is None else {**options, "prepare": MaskedPairs(self.keep)}
 
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
@@ -138,7 +155,8 @@ class Translation(Task):
         rows = np.arange(0, num_rows, -(-num_rows // _LIMIT_ROWS))
         limits = Limits.from_lengths(*self.row_lengths(data, rows))
         tags = language_tags(self.recipe)
-        return ModelMetadata(name, self.recipe.task, *languages, limits, language_tags=tags)
+        more: dict[str, Any] = {"language_tags": tags, "keep": self.keep}
+        return ModelMetadata(name, self.recipe.task, *languages, limits, **more)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         return self.plan_rows(data, epoch, lambda indices: indices)
@@ -218,25 +236,30 @@ class Translation(Task):
         """
         tokenizer = model.src_tokenizer
         tags = corpus_tag_ids(self.recipe, tokenizer)
-        ids = tokenizer.encode_batch([row["src"] for row in rows])
+        texts = [row["src"] for row in rows]
+        if self.keep is None:
+            ids = tokenizer.encode_batch(texts)
+        else:
+            patterns = self.keep.patterns
+            ids = tokenizer.encode_batch([mask_text(text, patterns).text for text in texts])
         sources = [
-            tokenizer.encode_target([*tags.get(row.get(CORPUS, ""), ()), *row_ids])
-            for row, row_ids in zip(rows, ids, strict=True)
+            (text, tokenizer.encode_target([*tags.get(row.get(CORPUS, ""), ()), *row_ids]))
+            for text, row, row_ids in zip(texts, rows, ids, strict=True)
         ]
         shares = current_shares()
 
-        def translate(own: Sequence[list[int]]) -> list[str]:
+        def translate(own: Sequence[tuple[str, list[int]]]) -> list[str]:
             with track("translating", len(own)) as advance:
-                beams = model.generate(
-                    own,
+                options = model.options(
                     beam_size=beam_size,
                     length_penalty=self.recipe.evaluation.length_penalty,
                     too_long="truncate",
                     scores=False,
                     progress=advance,
-                    return_details=True,
                 )
-            return [best.text for best, *_ in beams]
+                beams = model.generations([row for _, row in own], options)
+            pairs = zip(own, beams, strict=True)
+            return [model.kept(text, outputs, options)[0].text for (text, _), outputs in pairs]
 
         outputs = shares.map(translate, sources)
         return outputs, shares.from_main(lambda: self._score(model, outputs, rows, metrics))
