@@ -151,6 +151,8 @@ def test_what_cannot_be_kept_is_refused(
         recipe.replace({"data.keep": False})
     with pytest.raises(UserError, match="needs a token for each of its masks"):
         heedful.train(recipe.replace({"tokenizer.kind": "word"}), progress=False)
+    with pytest.raises(UserError, match="complete before they are shown"):
+        next(model.stream("a %s"))
     monkeypatch.setattr(model, "metadata", replace(model.metadata, keep=None))
     with pytest.raises(UserError, match=r"not trained with data\.keep"):
         model.translate("a", keep=True)

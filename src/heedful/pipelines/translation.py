@@ -1,5 +1,6 @@
 """Saved encoder-decoder models: translation and other text-to-text tasks."""
 
+import collections.abc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -106,6 +107,17 @@ class Translator(Generator):
                 row.clear()  # a tokenizer that keeps whitespace has ids for it
         self.check_lengths(sources, "line", options.too_long, options.first_number)
         return sources
+
+    def stream_with(
+        self, prompt: str | Sequence[int], options: Options
+    ) -> collections.abc.Generator[str, None, str]:
+        """See `Generator.stream`; not with `keep`, whose outputs are checked when complete."""
+        if self._keeps(options):
+            raise UserError(
+                "this model keeps placeholders and numbers, so its outputs are complete before "
+                "they are shown: call translate, or set keep=False"
+            )
+        return super().stream_with(prompt, options)
 
     def to_generations(
         self, prompt: str | Sequence[int], hypotheses: list[Hypothesis], options: Options
