@@ -259,6 +259,8 @@ def test_markdown_has_the_same_blocks() -> None:
     assert kinds[0] == kinds[1]
     assert "| a\\|b | c **2** |" in content
     assert '`code` and a [link](http://x.y/a_b "t") continued' in content
+    breaks = as_text(translated("a.md", "> A line  \n> and *one*\\\n> more\n", replaced(line="row")))
+    assert breaks == "> A row  \n> and *one*\\\n> more\n"
     starts = as_text(translated("a.md", "A paragraph\n", lambda t: "1. not a list"))
     assert starts == "1\\. not a list\n"
 

@@ -92,7 +92,7 @@ class MarkdownDocument(SpanDocument):
 
     def _rendered(self, span: Span, text: str) -> str:
         """The translation, with escapes where its text would be Markdown."""
-        rendered = " ".join(super()._rendered(span, text).split("\n"))
+        rendered = super()._rendered(span, text)
         if span.start in self._is_cell:
             return re.sub(r"(?<!\\)\|", r"\\|", rendered)
         source = self.text[span.start : span.end]
@@ -103,7 +103,7 @@ class MarkdownDocument(SpanDocument):
         return rendered
 
     def _written(self, text: str) -> str:
-        return re.sub(r"([\\`*_\[\]<])", _escaped, text)
+        return re.sub(r"([\\`*_\[\]<])", _escaped, text.replace("\n", " "))
 
 
 def _escaped(match: "re.Match[str]") -> str:
