@@ -149,3 +149,26 @@ def test_characters_that_xml_lacks_are_left_out() -> None:
 def test_packed_files_are_no_documents() -> None:
     with pytest.raises(UserError, match="packed by gzip"):
         read_document(gzip.compress(TMX.encode()), "a.tmx", ("en", "de"))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        *[
+            ("a.html", part)
+            for part in ("<!--", "<a href='", "<a =", "&", "<", "<title>", "<b>", "]")
+        ],
+        *[
+            ("a.md", part)
+            for part in ("[", "*", "`", "*a ", "![[", "[a](", "<a ", "**a* ", "> a\n")
+        ],
+        *[("a.txt", part) for part in ("x. ", "<g1> ", "x", ", ", "\u2028")],
+        ("a.po", '"a"\n'),
+    ],
+)
+def test_repetitions_take_no_time(name: str, part: str) -> None:
+    """Each would take hours if a part of a file were read again for each of them."""
+    head = 'msgid "a"\nmsgstr ""\n' if name == "a.po" else ""
+    data = head + part * 10_000
+    with suppress(UserError):
+        translated(name, data, fits=lambda text: len(text) < 1_000)

@@ -120,6 +120,16 @@ def test_po_has_the_plural_forms_of_the_target_language(language: str, num_forms
     assert f"nplurals={num_forms}" in text
 
 
+def test_a_template_becomes_a_catalogue() -> None:
+    fields = 'Language: \\n"\n"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"'
+    template = PO.replace('charset=UTF-8\\n"', f'charset=CHARSET\\n"\n"{fields}')
+    content = as_text(translated("a.pot", template, lambda text: "é", ("en", "zh-CN")))
+    metadata = polib.pofile(content).metadata
+    assert metadata["Language"] == "zh_CN"
+    assert metadata["Plural-Forms"] == "nplurals=1; plural=0;"
+    assert metadata["Content-Type"] == "text/plain; charset=UTF-8"
+
+
 def test_po_in_another_charset() -> None:
     source = PO.replace("UTF-8", "ISO-8859-1").encode("latin-1")
     content, _, _ = translated("a.po", source, replaced(Hello="Grüß"))
@@ -226,7 +236,14 @@ def test_subtitles_keep_times_and_lines() -> None:
     before, after = (pysubs2.SSAFile.from_string(text) for text in (SRT, content))
     assert [(line.start, line.end) for line in before] == [(line.start, line.end) for line in after]
     text = as_text(translated("a.vtt", VTT, replaced(you="dich --> x")))
-    assert text == VTT.replace("<b>you</b>", "<b>dich -> x</b>")
+    assert text == VTT.replace("<b>you</b>", "<b>dich -&gt; x</b>")
+
+
+def test_vtt_has_entities() -> None:
+    source = VTT.replace("Hi", "R&amp;D &lt;x&gt;")
+    content, _, document = translated("a.vtt", source, replaced(you="a<b & c"))
+    assert document.segments[0].text == "R&D <x> <g1>you</g1>"
+    assert content.decode() == source.replace("<b>you</b>", "<b>a&lt;b &amp; c</b>")
 
 
 def test_html_keeps_tags_code_and_attributes() -> None:
@@ -259,6 +276,10 @@ def test_markdown_has_the_same_blocks() -> None:
     assert kinds[0] == kinds[1]
     assert "| a\\|b | c **2** |" in content
     assert '`code` and a [link](http://x.y/a_b "t") continued' in content
+    breaks = as_text(
+        translated("a.md", "> A line  \n> and *one*\\\n> more\n", replaced(line="row"))
+    )
+    assert breaks == "> A row  \n> and *one*\\\n> more\n"
     starts = as_text(translated("a.md", "A paragraph\n", lambda t: "1. not a list"))
     assert starts == "1\\. not a list\n"
 

@@ -84,10 +84,10 @@ class ShardReader:
                     first_row += stop - start
 
     def _fields(self, path: Path) -> dict[str, Field | None]:
-        """The field of each column in a file; numbers are for .tsv files alone."""
-        is_tsv = format_of(path) == "tsv"
+        """The field of each column in a file; numbers are for .tsv and .csv files alone."""
+        is_numbered = format_of(path) in ("tsv", "csv")
         return {
-            column: int(field) if is_tsv and field and field.isdecimal() else field
+            column: int(field) if is_numbered and field and field.isdecimal() else field
             for column, field in self.columns
         }
 

@@ -33,8 +33,8 @@ class BulkInput:
         ...,
         "--input",
         "FILE",
-        "Text (a row a line), .tsv, .jsonl or .parquet, also ending in .gz or .zst; a folder or a "
-        "pattern: all its files; repeatable.",
+        "Text (a row a line), .tsv, .csv, .jsonl or .parquet, of pairs also .tmx, .xliff or .po, "
+        "also ending in .gz or .zst; a folder or a pattern: all its files; repeatable.",
         rich_help_panel=IN_OUT,
     )
     folder: Path = _flag(

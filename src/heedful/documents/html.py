@@ -1,9 +1,8 @@
 """HTML (.html, .htm, .xhtml): the text of blocks, with tags inside lines as codes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from html import escape, unescape
-from html.parser import HTMLParser
 
 from heedful.data.inline import Piece
 from heedful.documents.spans import SpanDocument
@@ -23,6 +22,19 @@ _KEPT, _VOID = frozenset(_KEPT_NAMES.split()), frozenset(_VOID_NAMES.split())
 _INLINE = _KEPT.union(_INLINE_NAMES.split())
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _XML = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)[\"']")
+# As HTML's tokenizer reads them (WHATWG HTML, section 13.2.5): quotes have a meaning behind `=`; a
+# tag or comment without an end goes to the end. No part of a page is scanned twice.
+_TOKEN = re.compile(
+    r"(?P<comment><!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<\?[^>]*+(?:>|\Z))"
+    r"|<(?P<slash>/?)(?P<name>[a-zA-Z][^\s/>]*+)"
+    r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+(?:>|.*\Z)"
+    r"|<[!/][^>]*+(?:>|\Z)",
+    re.DOTALL,
+)
+_RAW = frozenset(["script", "style", "textarea", "title", "iframe", "xmp", "noembed", "noframes"])
+_KEEPS = re.compile(
+    r"\stranslate\s*=\s*[\"']?no\b|\sclass\s*=\s*(?:[\"'][^\"']*)?\bnotranslate\b", re.IGNORECASE
+)
 _BLANKS = re.compile(r"[ \t\n\r\f]+")
 
 
@@ -39,7 +51,7 @@ class HtmlDocument(SpanDocument):
         super().__init__(data, name, languages, declared[1].decode() if declared else None)
 
     def _find(self) -> None:
-        events = _Scanner(self.text, self._line_starts).events()
+        events = [*_events(self.text)]
         ends = [place for place, _, _ in events[1:]] + [len(self.text)]
         found = _Runs()
         for (place, kind, tag), end in zip(events, ends, strict=False):
@@ -55,66 +67,38 @@ class HtmlDocument(SpanDocument):
         return escape(text, quote=False)
 
 
-class _Scanner(HTMLParser):
-    """Finds the runs of text and inline tags between block tags, with their places."""
+def _events(source: str) -> Iterator[tuple[int, str, str]]:
+    """The place, kind and name of the tags, comments and texts of a page, in its order."""
+    place = 0
+    for match in _TOKEN.finditer(source):
+        if match.start() < place:  # in the content of an element like `script`
+            continue
+        if match.start() > place:
+            yield place, "text", ""
+        place = match.end()
+        name = (match["name"] or "").lower()
+        if not name:
+            yield match.start(), "comment" if match["comment"] else "block", ""
+        elif match["slash"]:
+            yield match.start(), "end", name
+        else:
+            yield match.start(), _kind(match[0], name), name
+            if name in _RAW and not match[0].endswith("/>"):
+                end = re.compile(rf"</{name}(?=[\s/>])|\Z", re.IGNORECASE).search(source, place)
+                assert end is not None
+                if end.start() > place:
+                    yield place, "text", ""
+                    place = end.start()
+    if place < len(source):
+        yield place, "text", ""
 
-    def __init__(self, text: str, starts: Sequence[int]) -> None:
-        super().__init__(convert_charrefs=False)
-        self._source, self._starts = text, starts
-        self._events: list[tuple[int, str, str]] = []  # place, kind, name of the tag
 
-    def events(self) -> list[tuple[int, str, str]]:
-        """The place, kind and tag of each part of the source."""
-        self.feed(self._source)
-        self.close()
-        return self._events
-
-    def _add(self, kind: str, name: str = "") -> None:
-        line, column = self.getpos()
-        self._events.append((self._starts[line - 1] + column, kind, name))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A start tag."""
-        values = dict(attrs)
-        classes = (values.get("class") or "").split()
-        is_kept = tag in _KEPT or values.get("translate") == "no" or "notranslate" in classes
-        self._add("kept" if is_kept and tag not in _VOID else "start", tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A tag `<a/>`. Where it is a start tag after all, its end tag is a code of its own."""
-        self._add("empty", tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        """An end tag."""
-        self._add("end", tag)
-
-    def handle_data(self, data: str) -> None:
-        """Text."""
-        self._add("text")
-
-    def handle_entityref(self, name: str) -> None:
-        """A character by its name."""
-        self._add("text")
-
-    def handle_charref(self, name: str) -> None:
-        """A character by its number."""
-        self._add("text")
-
-    def handle_comment(self, data: str) -> None:
-        """A comment."""
-        self._add("comment")
-
-    def handle_decl(self, decl: str) -> None:
-        """The type of the document."""
-        self._add("block")
-
-    def handle_pi(self, data: str) -> None:
-        """An instruction of XML."""
-        self._add("comment")
-
-    def unknown_decl(self, data: str) -> None:
-        """Such as CDATA."""
-        self._add("comment")
+def _kind(tag: str, name: str) -> str:
+    """What a start tag begins; `<a/>` is empty, or where it is a start tag its end is alone."""
+    if tag.endswith("/>") or name in _VOID:
+        return "empty"
+    is_kept = name in _KEPT or _KEEPS.search(tag) is not None
+    return "kept" if is_kept else "start"
 
 
 class _Runs:

@@ -23,6 +23,7 @@ _CODE = re.compile(
     r"|(?P<break>(?:\\| {2,})\r?\n[ \t>]*)",
     re.DOTALL,
 )
+_MARK_END = re.compile(r"(?<=[^\s*_~])(?:\*\*|__|~~|\*|_)")
 _TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
 _BLOCK_START = re.compile(r"(?=[-+*#>=~`|:]|\d{1,9}[.)])")
 _TABLE_CELL = ("th_open", "td_open")
@@ -91,7 +92,7 @@ class MarkdownDocument(SpanDocument):
 
     def _rendered(self, span: Span, text: str) -> str:
         """The translation, with escapes where its text would be Markdown."""
-        rendered = " ".join(super()._rendered(span, text).split("\n"))
+        rendered = super()._rendered(span, text)
         if span.start in self._is_cell:
             return re.sub(r"(?<!\\)\|", r"\\|", rendered)
         source = self.text[span.start : span.end]
@@ -102,7 +103,7 @@ class MarkdownDocument(SpanDocument):
         return rendered
 
     def _written(self, text: str) -> str:
-        return re.sub(r"([\\`*_\[\]<])", _escaped, text)
+        return re.sub(r"([\\`*_\[\]<])", _escaped, text.replace("\n", " "))
 
 
 def _escaped(match: "re.Match[str]") -> str:
@@ -119,7 +120,7 @@ def _pieces(raw: str) -> tuple[list[Piece], list[int]]:
     pieces: list[Piece] = []
     sizes: list[int] = []
     place, opened = 0, list[str]()
-    links = 0
+    links, ends = 0, _last_ends(raw)
 
     def add(kind: str, text: str, size: int, pair: str = "") -> None:
         if kind == "text" and pieces and pieces[-1].kind == "text":
@@ -140,7 +141,7 @@ def _pieces(raw: str) -> tuple[list[Piece], list[int]]:
             if found in opened:
                 opened.remove(found)
                 add("close", found, size, found)
-            elif raw[match.end() : match.end() + 1].strip() and _has_end(raw, match):
+            elif raw[match.end() : match.end() + 1].strip() and place < ends.get(found, 0):
                 opened.append(found)
                 add("open", found, size, found)
             else:
@@ -160,10 +161,9 @@ def _pieces(raw: str) -> tuple[list[Piece], list[int]]:
     return pieces, sizes
 
 
-def _has_end(raw: str, match: "re.Match[str]") -> bool:
-    """The mark of emphasis occurs again, behind a word."""
-    end = re.compile(rf"(?<=\S){re.escape(match[0])}")
-    return end.search(raw, match.end() + 1) is not None
+def _last_ends(raw: str) -> dict[str, int]:
+    """Where each mark of emphasis is last behind a word."""
+    return {match[0]: match.start() for match in _MARK_END.finditer(raw)}
 
 
 def _unwrapped(text: str) -> str:

@@ -17,7 +17,6 @@ from heedful.documents.segments import Document, Encoded, Segment
 from heedful.errors import UserError
 
 _REVIEW = "# needs review: "
-_TEMPLATE = "nplurals=INTEGER; plural=EXPRESSION;"
 
 
 @dataclass
@@ -185,10 +184,12 @@ class PoDocument(Document):
         lines = self._lines[slice(*header.lines["msgstr"])]
         target = self.languages[1]
         wanted = {}
-        if self._rule and self._fields.get("Plural-Forms", "") in ("", _TEMPLATE):
+        if self._rule and self._fields.get("Plural-Forms", "") != self._rule:
             wanted["Plural-Forms"] = self._rule
         if target and not self._fields.get("Language"):
             wanted["Language"] = standard_tag(target).replace("-", "_")
+        # A template names no charset; what is not ASCII is written in UTF-8.
+        lines = [line.replace("charset=CHARSET", "charset=UTF-8") for line in lines]
         for name, value in wanted.items():
             line = self._own(f'"{name}: {value}\\n"')
             index = next((i for i, old in enumerate(lines) if old.startswith(f'"{name}:')), None)

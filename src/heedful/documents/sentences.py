@@ -133,13 +133,9 @@ def _clauses(text: str, fits: Fits) -> list[str]:
 def _cut(text: str) -> int | None:
     """The place of the best cut, near the middle; None: there is none."""
     middle = len(text) / 2
-    tags = [match.span() for match in TAG.finditer(text)]
-    for pattern in _CUTS:
-        usable = [
-            end
-            for end in (match.end() for match in pattern.finditer(text))
-            if 0 < end < len(text) and not any(start < end < stop for start, stop in tags)
-        ]
+    for pattern in _CUTS:  # tags have neither blanks nor such punctuation
+        ends = (match.end() for match in pattern.finditer(text))
+        usable = [end for end in ends if 0 < end < len(text)]
         # A cut at the edge would leave the other part as long as before.
         central = [end for end in usable if 0.1 * len(text) < end < 0.9 * len(text)]
         if best := central or (usable if pattern is _CUTS[-1] else []):

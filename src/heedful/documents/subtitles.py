@@ -1,6 +1,7 @@
 """Subtitles (.srt, .vtt): the text of cues; times, numbers, styles and notes are kept."""
 
 import re
+from html import escape, unescape
 
 from heedful.data.cues import STYLE, read_cues
 from heedful.data.inline import Piece
@@ -13,22 +14,34 @@ _SENTENCE_END = re.compile(r"[.!?…。！？:][\"'”’»)\]]*\s*\Z")
 class SubtitleDocument(SpanDocument):
     """Cues. Lines of one sentence are translated together, and the result has as many lines."""
 
+    @property
+    def _has_entities(self) -> bool:
+        """WebVTT writes `&` and `<` of a text as in HTML."""
+        return self.name.lower().endswith(".vtt")
+
     def _find(self) -> None:
         for cue in read_cues(self.text, self.name):
             start = cue.start
             for group in _sentences(self.text[cue.start : cue.stop].split("\n")):
                 whole = "\n".join(group)
                 pieces, sizes = _pieces(whole.removesuffix("\r"))
+                if self._has_entities:
+                    pieces = [
+                        p._replace(raw=unescape(p.raw)) if p.kind == "text" else p for p in pieces
+                    ]
                 self._add_pieces(pieces, start, sizes)
                 start += len(whole) + 1
 
+    def _written(self, text: str) -> str:
+        return escape(text, quote=False) if self._has_entities else text
+
     def _rendered(self, span: Span, text: str) -> str:
         """The translation, in as many lines as the source."""
-        rendered = super()._rendered(span, " ".join(text.split()))
+        rendered = super()._rendered(span, text.replace("-->", "->"))
         source = self.text[span.start : span.end]
         end = "\r\n" if "\r\n" in source else "\n"
-        # A blank line or an arrow would end the cue.
-        rendered = " ".join(rendered.replace("-->", "->").split())
+        # A blank line would end the cue, and so would an arrow.
+        rendered = " ".join(rendered.split())
         return end.join(_wrapped(rendered, source.count("\n") + 1))
 
 

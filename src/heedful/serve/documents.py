@@ -127,8 +127,9 @@ async def _translator(
 ) -> tuple[ServedModel, TranslateBody]:
     """The translator for a document, and the settings of its texts."""
     registry = registry_of(request)
-    given = {"source": body.source, "target": body.target, "model": body.model}
-    translation = TranslateBody(q="", **given)
+    translation = TranslateBody.model_construct(
+        source=body.source, target=body.target, model=body.model
+    )
     source = None if body.source in (None, "auto") else body.source
     known = known_sources(registry, translation)
     if source is None and known:
