@@ -18,7 +18,7 @@ Kind = Literal["greedy", "beams", "sampling"]
 KINDS: dict[Kind, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
     "beams": {"beam_size": 5},
-    "sampling": {"beam_size": 1, "temperature": 1.0, "seed": 3},
+    "sampling": {"beam_size": 1, "temperature": 1.0},
 }
 CLOSE = 1e-4  # nats per token
 # Of all fields of `Options` those that do not change what a search computes, those of the kinds of
@@ -138,9 +138,10 @@ def request_of(
     """
     given = {name: value for name, value in CASES[case].items() if name != left_out}
     options = {"max_new_tokens": 24} | KINDS[kind] | given
-    if not has_seed:
-        options.pop("seed", None)
-    return model.request(rows_of(model), **options)
+    request = model.request(rows_of(model), **options)
+    if has_seed and request.options.samples:  # so that all samples of a case are the same
+        request = model.request(rows_of(model), **options, seed=3)
+    return request
 
 
 @cache

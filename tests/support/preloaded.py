@@ -4,10 +4,13 @@ import gc
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 
 gc.disable()
 
 import torch  # noqa: E402
+
+import heedful.cli  # noqa: E402
 
 # torch._dynamo is what the first optimizer needs, pytest what `multiprocessing` looks for. With
 # `encoder_runs` and `hostile_input`, which functions of tests need there, hypothesis is imported.
@@ -22,6 +25,8 @@ for _name in (
     *(f"torch.distributed.{name}" for name in ("fsdp", "tensor", "launcher.api", "elastic.agent")),
     *(f"torch.distributed.checkpoint.{name}" for name in ("hf_storage", "state_dict_loader")),
     *("process_group", "heedful.zoo.mixtral", "heedful.zoo.bert", "encoder_runs", "hostile_input"),
+    *(f"heedful.cli.{module.name}" for module in iter_modules(heedful.cli.__path__)),
+    *("heedful.insight", "langcodes.language_distance"),
     *("ctranslate2", "ctranslate2.specs") * (find_spec("ctranslate2") is not None),
 ):
     import_module(_name)
