@@ -29,7 +29,14 @@ from heedful.data.splits import KnownRows, Split, Tail
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import POOL_BYTES, choose_workers, map_in_order
 from heedful.errors import UserError
-from heedful.files import read_json, remove, remove_unfinished, write_json, write_text
+from heedful.files import (
+    read_json,
+    remove,
+    remove_unfinished,
+    user_errors,
+    write_json,
+    write_text,
+)
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine, track
 from heedful.tasks.corpora import SOURCES, SPLITS, check_ranges, resolve_paths, split_files
@@ -307,7 +314,8 @@ def _write_first_pass(task: Task, inherited: Inherited, raw: RawData, directory:
 
 def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Path) -> None:
     """The second pass: write the ids of the training rows, chunk by chunk."""
-    first = _FIRST_RESULT.validate_json((directory / _FIRST_PASS).read_bytes())
+    with user_errors("read", directory / _FIRST_PASS):
+        first = _FIRST_RESULT.validate_json((directory / _FIRST_PASS).read_bytes())
     chunks, split = first.chunks, Split(np.array(first.held_out, np.int64), first.tails)
     known = KnownRows(
         np.array(first.digests, np.uint64),
