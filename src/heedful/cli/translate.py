@@ -70,7 +70,7 @@ def translate(
     aligned.check()
     chunks = in_out.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
-    options |= {"too_long": in_out.too_long, **run_time.batching}
+    options |= {"too_long": in_out.too_long, "batch_tokens": run_time.batch_tokens}
     settled = translator.options(**options)
     note_unused(options, settled, translator)
     num_return = options.get("num_return", 1)
