@@ -15,6 +15,7 @@ import torch
 from common import argument_parser, command_line, facts, installed, table, write_results
 from heedful.data.columns import open_columns
 from heedful.pipelines import parameter_count
+from heedful.pipelines.scoring import window_sums
 from nanogpt import ESTIMATE_BATCHES, WINDOWS, loss_estimates, losses_of_peer, split_text
 from runs import RUNS, Run, finished_run
 
@@ -108,7 +109,7 @@ def evaluate_runs(runs: list[Run], count: int) -> dict[str, Any]:
         store, counts = columns.sequences("text"), columns.report.counts["text"]
         context = model.config.max_length
         for stride, losses in ((context, separate), (context // 2, overlapping)):
-            sums = model.window_sums(store, context=context, stride=stride)
+            sums = window_sums(model, store, context=context, stride=stride)
             losses.append(float(sums.nll) / sums.tokens)
         torch.manual_seed(0)
         estimated += loss_estimates(model.net, torch.from_numpy(store.ids.astype(np.int64)), count)

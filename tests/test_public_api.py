@@ -13,7 +13,12 @@ import pytest
 import heedful
 from backend_models import TEXTS, model_of
 from heedful.options import Options, RunTimeOptions
-from heedful.pipelines.keywords import INTERNAL, GenerationKeywords, LoadKeywords
+from heedful.pipelines.keywords import (
+    INTERNAL,
+    ClassificationKeywords,
+    GenerationKeywords,
+    LoadKeywords,
+)
 
 
 def test_dir_lists_the_public_names_and_each_exists() -> None:
@@ -29,6 +34,8 @@ def test_the_types_of_keywords_are_those_of_the_declared_options() -> None:
     keywords = get_type_hints(LoadKeywords)
     signature = inspect.signature(heedful.load).parameters
     assert keywords == {name: signature[name].annotation for name in [*signature][1:]}
+    logits = inspect.signature(heedful.Classifier.class_logits).parameters
+    assert get_type_hints(ClassificationKeywords).keys() == logits.keys() - {"self", "texts"}
     run_time = {field.name for field in fields(RunTimeOptions)}
     assert run_time - {"batch_tokens"} == keywords.keys() - {"use"}
     for field in fields(RunTimeOptions):

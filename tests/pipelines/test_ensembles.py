@@ -169,7 +169,6 @@ def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
 COMBINED = {  # what an ensemble does with all of its models
     "request", "request_with", "backend_for_row", "chat", "generate", "generations", "score",
     "iterate_generations", "stream", "stream_chat", "stream_with", "teacher_forced", "translate",
-    "window_sums",
 }  # fmt: skip
 SHARED = {  # equal in all models of an ensemble, or taken from the first
     "batches", "chat_encoder", "chat_rows", "check_ids", "check_lengths", "completed", "encode",

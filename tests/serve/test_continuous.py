@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backend_models import model_of
 from heedful.backends.torch import batch_rows
-from heedful.backends.torch.prefixes import PrefixStore, common_length
+from heedful.backends.torch.batch_rows import PrefixStore, common_length
 from heedful.errors import UserError
 from heedful.parts.cache import Cache
 from heedful.serve.batches import call_all

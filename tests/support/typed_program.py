@@ -22,6 +22,7 @@ pieces: list[str] = list(lm.stream("a", temperature=0.5, seed=1, stop=["."]))
 answer: str = lm.chat([{"role": "user", "content": "a"}], top_p=0.9)
 answers: list[str] = lm.chat([[{"role": "user", "content": "a"}]], max_new_tokens=9)
 label: str = heedful.load_classifier("classifier").classify("a").label
+label = heedful.load_classifier("classifier").classify(["a"], too_long="error")[0].label
 heedful.load_encoder("encoder").embed("a")
 heedful.train("recipe.yaml")
 tokenizer = heedful.train_tokenizer(["a"], kind="char")

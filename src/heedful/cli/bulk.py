@@ -186,6 +186,7 @@ def bulk(
         raise UserError("--address is the address of a Ray cluster: give --with ray too")
     if task == "score":
         run_time = run_time.only_eager("score")
+    sizes = {} if run_time.batch_tokens is None else {"batch_tokens": run_time.batch_tokens}
     num_workers = workers.workers or choose_workers(model, run_time.device, run_time.backend)
     job = BulkJob(
         model=model,
@@ -194,7 +195,7 @@ def bulk(
         output=files.folder,
         pairs=files.pairs,
         fields=files.field or (),
-        options={**options, **flags.explicit_options, **run_time.batching},
+        options={**options, **flags.explicit_options, **sizes},
         format=files.format,
         shard_rows=files.shard_rows,
         load_settings={

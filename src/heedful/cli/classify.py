@@ -54,8 +54,9 @@ def classify(
             first += len(chunk)
             pairs = [columns[1] for columns in usable] if paired else None
             texts = [columns[0] for columns in usable]
-            options = {"pairs": pairs, "progress": progress, **run_time.batching}
-            results = iter(classifier.classify(texts, **options))
+            size = run_time.batch_tokens
+            found = classifier.classify(texts, pairs=pairs, progress=progress, batch_tokens=size)
+            results = iter(found)
             for line in chunk:
                 result = None if _wrong(line, paired) else next(results)
                 write(_as_json(line, result, problem) if json else _as_text(result, scores))

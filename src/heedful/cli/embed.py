@@ -61,8 +61,8 @@ def embed(
         "prompt": prompt,
         "prompt_name": prompt_name,
         "too_long": in_out.too_long,
+        "batch_tokens": run_time.batch_tokens,
     }
-    options |= run_time.batching
     bar = lines.progress_bar("embedding", shown=output is not None)
     parts, number = [], 0
     with nullcontext(print) if as_array else lines.line_writer(output) as write, bar as progress:

@@ -163,7 +163,7 @@ def evaluate(
     if data.src is not None and data.ref is not None:
         lines = read_parallel(data.src, data.ref)
         translator = run_time.open(model, pipelines.Translator, "evaluate with --src and --ref")
-        options |= {"too_long": data.too_long, **run_time.batching}
+        options |= {"too_long": data.too_long, "batch_tokens": run_time.batch_tokens}
         target = language or options.get("tgt_language") or translator.metadata.tgt_language
         result = _evaluate_pairs(translator, *lines, options, metrics, target)
     else:
@@ -186,9 +186,9 @@ def _evaluate_file(model: Path, data: HeldOut, run_time: RunTime) -> EvaluationO
     if isinstance(opened, pipelines.LanguageModel):
         fields = {f"--{name}-field": value for name, value in data.fields.items()}
         _refuse("language models", fields | {"--output": data.output})
-        return None, _evaluate_text(opened, read_whole(path), path, run_time.batching), [], []
+        return None, _evaluate_text(opened, read_whole(path), path, run_time.batch_tokens), [], []
     if isinstance(opened, pipelines.Classifier):
-        return _evaluate_labels(opened, path, data.fields, run_time.batching)
+        return _evaluate_labels(opened, path, data.fields, run_time.batch_tokens)
     if isinstance(opened, pipelines.Translator):
         raise UserError("a translator is evaluated on pairs: give --src FILE and --ref FILE")
     raise UserError(f"evaluate does not support a {opened.kind}")
@@ -261,10 +261,10 @@ def _evaluate_pairs(
 
 
 def _evaluate_text(
-    model: "pipelines.LanguageModel", content: str, path: Path, batching: dict[str, int]
+    model: "pipelines.LanguageModel", content: str, path: Path, batch_tokens: int | None
 ) -> dict[str, Any]:
     """Perplexity and bits of a text; each token has at least half the net's length as context."""
-    score = model.score([content], **batching)[0]
+    score = model.score([content], batch_tokens=batch_tokens)[0]
     if not score.num_tokens:
         raise UserError(f"{path} is too short: it has a single token, and nothing to predict")
     return {
@@ -300,7 +300,7 @@ def _evaluate_labels(
     model: "pipelines.Classifier",
     path: Path,
     fields: dict[str, str | None],
-    batching: dict[str, int],
+    batch_tokens: int | None,
 ) -> EvaluationOutput:
     import numpy as np
 
@@ -321,7 +321,9 @@ def _evaluate_labels(
     targets = label_targets(known, np.arange(len(rows)), names, problem)
     with progress_bar("classifying", len(rows)) as progress:
         pairs = rows.columns.get("pair")
-        outputs = model.classify(rows["text"], pairs=pairs, progress=progress, **batching)
+        outputs = model.classify(
+            rows["text"], pairs=pairs, progress=progress, batch_tokens=batch_tokens
+        )
     report_counts(model, "texts", len(rows))
     answers = _answers(outputs, names, problem)
     scores, tables = score_answers(targets, answers, names, problem)

@@ -5,7 +5,7 @@ import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields, is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -238,6 +238,7 @@ def _given_options(**values: Any) -> dict[str, Any]:
     return options
 
 
+@cache  # several commands offer the same field
 def _parameter(field: "Field[Any]") -> inspect.Parameter | None:
     """The parameter that typer turns into a flag; None for a field without a flag.
 

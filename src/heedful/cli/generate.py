@@ -56,7 +56,7 @@ def generate(
     too_long = in_out.too_long
     if whole_file and too_long == "leave_out":  # there is no other prompt to keep
         too_long = "error"
-    options |= {"too_long": too_long, **run_time.batching}
+    options |= {"too_long": too_long, "batch_tokens": run_time.batch_tokens}
     _write(generator, chunks, options, json, in_out, whole_file)
 
 

@@ -37,11 +37,6 @@ _LONGEST = 1_000_000  # characters of a line for a model
 class RunTime(RunTimeOptions):
     """Flags of every command that runs a model: where and how it runs."""
 
-    @property
-    def batching(self) -> dict[str, int]:
-        """The keyword `batch_tokens` of a pipeline's method, if it is given."""
-        return {} if self.batch_tokens is None else {"batch_tokens": self.batch_tokens}
-
     def only_eager(self, command: str) -> Self:
         """The same flags with the backend eager; raises UserError if another is given by name."""
         if self.backend not in ("auto", "eager"):

@@ -108,7 +108,9 @@ def _text_rows(
     """A row for each text; at the end a note counts those that are longer than the model."""
     number, in_windows = 0, list[int]()
     for chunk in chunks:
-        for line, score in zip(chunk, model.score(chunk, **run_time.batching), strict=True):
+        for line, score in zip(
+            chunk, model.score(chunk, batch_tokens=run_time.batch_tokens), strict=True
+        ):
             number += 1
             if score.num_tokens > model.config.max_length:
                 in_windows.append(number)
@@ -132,7 +134,11 @@ def _score_pairs(
     sources, targets = pairs
     translator = run_time.open(model, pipelines.Translator, "score with --src and --tgt")
     scores = translator.score(
-        sources, targets, too_long=too_long, tgt_language=tgt_language, **run_time.batching
+        sources,
+        targets,
+        too_long=too_long,
+        tgt_language=tgt_language,
+        batch_tokens=run_time.batch_tokens,
     )
     for source, target, score in zip(sources, targets, scores, strict=True):
         value = None

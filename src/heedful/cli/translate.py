@@ -88,7 +88,7 @@ def translate(
     of_document = is_document(in_out)
     chunks = iter([]) if of_document else in_out.chunks(_INVITATION)
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
-    options |= {"too_long": in_out.too_long, **run_time.batching}
+    options |= {"too_long": in_out.too_long, "batch_tokens": run_time.batch_tokens}
     settled = translator.options(**options)
     note_unused(options, settled, translator)
     if of_document:

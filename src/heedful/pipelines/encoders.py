@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from heedful.options import TooLong
 from heedful.pipelines.base import SavedModel, Texts
 from heedful.pipelines.batching import in_batches, map_batches
 from heedful.pipelines.inputs import EmptyTextError, NoMaskError, as_batch, check_strings
+from heedful.pipelines.keywords import ClassificationKeywords
 
 MASK_NAMES = ("<mask>", "[MASK]")
 _MOST_LOGITS = 2**26  # of a batch of `fill`: they are of all positions
@@ -273,10 +274,14 @@ class Classifier(Encoder):
         return self.metadata.labels or tuple(map(str, range(self.config.num_labels)))
 
     @overload
-    def classify(self, texts: str, **options: Any) -> Classification: ...
+    def classify(  # type: ignore[overload-overlap]  # a text is a sequence, too
+        self, texts: str, **options: Unpack[ClassificationKeywords]
+    ) -> Classification: ...
 
     @overload
-    def classify(self, texts: Texts, **options: Any) -> list[Classification]: ...
+    def classify(
+        self, texts: Texts, **options: Unpack[ClassificationKeywords]
+    ) -> list[Classification]: ...
 
     def classify(self, texts: str | Texts, **options: Any) -> Classification | list[Classification]:
         """The most probable class of a text, or of each text of a list; see `class_logits`.

@@ -18,9 +18,9 @@ def ensemble(
     """A model that generates and scores with several models of one vocabulary.
 
     The probability of a token is the weighted mean over the models (Sutskever et al. 2014, sec.
-    3.6), in searches and in `score`, `teacher_forced` and `window_sums`. Default options and output
-    limits are those of the first model. The backend is torch. Methods that need a single net
-    (`embed`, `save`, `export`, drafts and others) raise UserError.
+    3.6), in searches, in `score` and in `teacher_forced`. Default options and output limits are
+    those of the first model. The backend is torch. Methods that need a single net (`embed`, `save`,
+    `export`, drafts and others) raise UserError.
 
     Args:
         models: translators or language models, of any architectures and sizes.

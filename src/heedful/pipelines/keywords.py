@@ -28,6 +28,15 @@ class LoadKeywords(TypedDict, total=False):
     trust_compiled: bool
 
 
+class ClassificationKeywords(TypedDict, total=False):
+    """The keywords of `Classifier.class_logits`; one text has one text of `pairs`."""
+
+    pairs: str | Sequence[str] | None
+    too_long: TooLong
+    batch_tokens: int | None
+    progress: Callable[[int], None] | None
+
+
 class GenerationKeywords(TypedDict, total=False):
     """The fields of `heedful.options.Options`, which describes them."""
 

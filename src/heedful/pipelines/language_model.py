@@ -197,12 +197,6 @@ class LanguageModel(Generator):
 
         return score_texts(self, texts, stride, batch_tokens)
 
-    def window_sums(self, texts: Any, **options: Any) -> Any:
-        """Loss and correct tokens summed over texts; see `heedful.pipelines.scoring`."""
-        from heedful.pipelines.scoring import window_sums
-
-        return window_sums(self, texts, **options)
-
     def batches(
         self, rows: Sequence[Sequence[int]], options: Options, workers: int = 1
     ) -> Iterator[list[int]]:

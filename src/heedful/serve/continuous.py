@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.backends.torch.batch_rows import BatchRows
+from heedful.backends.torch.batch_rows import MIN_TOKENS, BatchRows, PrefixStore, common_length
 from heedful.backends.torch.cached_net import STEPS_AT_FIRST, right_padded
 from heedful.backends.torch.eager import Eager
 from heedful.backends.torch.generating import stop_function
-from heedful.backends.torch.prefixes import MIN_TOKENS, PrefixStore, common_length
 from heedful.errors import UserError
 from heedful.generation.request import SearchRequest
 from heedful.generation.sampling import generators_of

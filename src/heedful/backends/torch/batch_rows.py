@@ -1,6 +1,9 @@
-"""The rows of a continuous batch in caches whose slots follow the lengths of their outputs."""
+"""The caches of a continuous batch: its rows, whose slots follow the lengths of their outputs, and
+keys and values of ended outputs for prompts that begin like them.
+"""
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -10,6 +13,7 @@ from heedful.parts.cache import Cache, LayerShape, capacity_for
 from heedful.parts.joined_cache import JoinedCache
 
 LEAST = 64  # slots of the shortest rows: fewer groups of rows are faster than fewer slots
+MIN_TOKENS = 16  # shortest prefix that is faster to copy than to compute
 Item = TypeVar("Item")
 
 
@@ -174,3 +178,71 @@ def _limit(cache: Cache, length: int) -> None:
     """Lower the number of slots that attention reads to those of rows of this length."""
     for group in cache.groups:
         group.num_read = min(group.num_read or 0, length)
+
+
+class PrefixStore:
+    """Caches of single rows by tenant and tokens; the least recently used are removed.
+
+    A tenant finds its own rows alone, so that nobody learns from the speed of an answer what
+    another one has asked.
+
+    Args:
+        max_tokens: of all rows together; 0: no row is stored.
+        min_tokens: length of the shortest prefix to return.
+    """
+
+    def __init__(self, max_tokens: int, min_tokens: int = MIN_TOKENS) -> None:
+        self.max_tokens = max_tokens
+        self.min_tokens = min_tokens
+        self._rows: OrderedDict[tuple[str, tuple[int, ...]], Cache] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, tokens: Sequence[int], copy: Callable[[], Cache], tenant: str = "") -> None:
+        """Store a row; it replaces stored rows of the tenant that are prefixes of it."""
+        if not self.min_tokens <= len(tokens) <= self.max_tokens:
+            return
+        row, total = tuple(tokens), 0
+        for owner, other in list(self._rows):
+            if owner == tenant and row[: len(other)] == other:
+                del self._rows[owner, other]
+        self._rows[tenant, row] = copy()
+        for key in reversed(list(self._rows)):
+            total += len(key[1])
+            if total > self.max_tokens:
+                del self._rows[key]
+
+    def find(
+        self, tokens: Sequence[int], tenant: str = ""
+    ) -> tuple[int, Callable[[], Cache] | None]:
+        """The length of the longest stored prefix, and a function that copies it.
+
+        The last of `tokens` is never part of the prefix.
+        """
+        best, length = None, self.min_tokens - 1
+        for owner, other in self._rows:
+            if owner == tenant:
+                common = min(common_length(tokens, other), len(tokens) - 1)
+                if common > length:
+                    best, length = (owner, other), common
+        if best is None:
+            return 0, None
+        self._rows.move_to_end(best)
+        row = self._rows[best]
+
+        def copy() -> Cache:
+            """The prefix alone."""
+            prefix = row.select(torch.tensor([0], device=row.device))
+            prefix.rewind(length)
+            return prefix
+
+        return length, copy
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of equal tokens at the beginning of both."""
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return index
+    return min(len(first), len(second))
