@@ -3,9 +3,10 @@
 import io
 import zipfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from heedful.documents import Counts, Document, Policy, read_document, translate_document
+from heedful.pipelines.generations import Generation
 
 
 class Stub:
@@ -15,10 +16,12 @@ class Stub:
         self._translate = translate
         self.seen: list[str] = []
 
-    def translate(self, texts: list[str], **options: Any) -> list[str]:
+    def translate(
+        self, texts: list[str], *, return_details: Literal[True], **options: Any
+    ) -> list[list[Generation]]:
         """The function of each text."""
         self.seen += texts
-        return [self._translate(text) for text in texts]
+        return [[Generation(self._translate(text), [], 0.0, 0.0, True)] for text in texts]
 
 
 def translated(

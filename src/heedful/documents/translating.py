@@ -1,8 +1,8 @@
 """Translation of a document's segments: memory first, then a model, sentence by sentence."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from heedful.data.inline import TAG, split_at_tags
 from heedful.documents.segments import Document, Origin, Result, Segment
@@ -14,11 +14,28 @@ WINDOW = 512  # segments whose parts are translated together
 _TAG_REASON = "its tags were not translated as one text ({}), so the texts between them were"
 
 
+Review = Callable[[Segment, str], Sequence[str]]  # reasons to review a translation
+
+
+class Translated(Protocol):
+    """A translation, as `heedful.pipelines.generations.Generation`."""
+
+    @property
+    def text(self) -> str:
+        """The translation."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why a person should review it."""
+
+
 class Translates(Protocol):
     """What translates a list of texts: a `heedful.pipelines.Translator`, or a server's batch."""
 
-    def translate(self, texts: list[str], **options: Any) -> list[str]:
-        """The translation of each text."""
+    def translate(
+        self, texts: list[str], *, return_details: Literal[True], **options: Any
+    ) -> Sequence[Sequence[Translated]]:
+        """The translations of each text, best first."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,7 @@ def translate_document(
     *,
     policy: Policy = Policy(),
     memory: Mapping[str, str] | None = None,
+    review: Review | None = None,
     fits: Fits | None = None,
     by_sentence: bool = True,
     **options: Any,
@@ -102,6 +120,7 @@ def translate_document(
 
     Args:
         memory: as of `memory_of`; a segment that is one of its sources gets this translation.
+        review: further reasons to review a translation.
         fits: True for a text that the model reads; default: `fits_model(translator)`.
         by_sentence: translate sentences one by one; without, lines, and sentences of long ones.
         options: of `translator.translate`.
@@ -120,7 +139,7 @@ def translate_document(
             settled = [(s, next(outputs) if found is None else found) for s, found in pairs]
             work.prepare_pieces(settled)
             for (segment, output), found in zip(settled, remembered, strict=True):
-                _settle(segment, output, found is not None, work, counts)
+                _settle(segment, output, found is not None, work, counts, review)
             advance(len(window))
     return counts
 
@@ -142,6 +161,7 @@ class _Output:
         has_words: False: the text has none, and is its own translation.
         num_blank: its parts whose translation is blank; they are as in the text.
         num_unfit: its words that are too long for the model, likewise.
+        reasons: those of the model for a review.
     """
 
     text: str
@@ -149,6 +169,7 @@ class _Output:
     num_blank: int = 0
     num_unfit: int = 0
     is_blank: bool = False
+    reasons: tuple[str, ...] = ()
 
 
 def _settle(
@@ -157,6 +178,7 @@ def _settle(
     is_remembered: bool,
     work: "_Work",
     counts: Counts,
+    review: Review | None,
 ) -> None:
     """Give a segment its result, and count it."""
     if not output.has_words:
@@ -175,8 +197,10 @@ def _settle(
         reasons.append(f"parts without a translation: {output.num_blank}")
     if output.num_unfit:
         reasons.append(f"words that are too long for the model: {output.num_unfit}")
+    reasons += output.reasons
     text = with_accelerator(segment.text, output.text)
     reasons += differences(*(TAG.sub(" ", side) for side in (segment.text, text)))
+    reasons += review(segment, text) if review else []
     counts.replaced += bool(segment.target)
     counts.to_review += bool(reasons)
     counts.from_memory += is_remembered
@@ -215,7 +239,7 @@ class _Work:
     ) -> None:
         self._translator, self._fits, self._options = translator, fits, options
         self._languages = languages
-        self._known: dict[str, str] = {}
+        self._known: dict[str, tuple[str, tuple[str, ...]]] = {}  # translations and reasons
         self.by_sentence = True
 
     def translated(self, texts: Sequence[str]) -> list[_Output]:
@@ -226,12 +250,14 @@ class _Work:
         ]
         rows = dict.fromkeys(row for text in split for row in text.rows)
         if new := [row for row in rows if row not in self._known]:
-            outputs = self._translator.translate(new, **self._options)
-            self._known |= zip(new, outputs, strict=True)
+            outputs = self._translator.translate(new, return_details=True, **self._options)
+            best = [(found[0].text, found[0].reasons) for found in outputs]
+            self._known |= zip(new, best, strict=True)
         return [*map(self._joined, split)]
 
     def _joined(self, text: SplitText) -> _Output:
-        outputs = [self._known[row] for row in text.rows]
+        outputs = [self._known[row][0] for row in text.rows]
+        reasons = tuple(reason for row in text.rows for reason in self._known[row][1])
         blank = [not TAG.sub("", output).strip() for output in outputs]
         kept = [
             row if is_blank else output
@@ -240,7 +266,7 @@ class _Work:
         joined = text.joined(kept, *self._languages)
         all_blank = bool(blank) and all(blank)
         has_words = bool(text.rows or text.num_unfit)
-        return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank)
+        return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank, reasons)
 
     def prepare_pieces(self, outputs: Sequence[tuple[Segment, _Output]]) -> None:
         """Translate what `between_tags` needs for the outputs with wrong tags, as one list."""
@@ -256,6 +282,7 @@ class _Work:
             num_blank=sum(output.num_blank for output in outputs),
             num_unfit=sum(output.num_unfit for output in outputs),
             is_blank=all(output.is_blank for output in with_words),
+            reasons=tuple(reason for output in outputs for reason in output.reasons),
         )
 
 

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -20,6 +20,7 @@ from heedful.documents import FORMATS, document_format, read_document, translate
 from heedful.documents.segments import Document
 from heedful.documents.translating import fits_model
 from heedful.errors import UserError
+from heedful.pipelines.generations import Generation
 from heedful.serve.bodies import TranslateBody, TranslateFileBody
 from heedful.serve.errors import HttpError, as_http_error
 from heedful.serve.guard import DOWNLOADS, info_of
@@ -176,10 +177,12 @@ class _ServedTexts:
         self._is_first = True
         self.stopped = threading.Event()
 
-    def translate(self, texts: list[str], **options: Any) -> list[str]:
+    def translate(
+        self, texts: list[str], *, return_details: Literal[True], **options: Any
+    ) -> list[list[Generation]]:
         """The translation of each text, in parts that leave room for other requests."""
         most = max(1, self._served.settings.max_queue // 4)
-        outputs: list[str] = []
+        outputs: list[list[Generation]] = []
         for start in range(0, len(texts), most):
             if self.stopped.is_set():
                 raise UserError("the request has ended")
@@ -187,7 +190,7 @@ class _ServedTexts:
             outputs += asyncio.run_coroutine_threadsafe(part, self._loop).result()
         return outputs
 
-    async def _translate_part(self, texts: list[str]) -> list[str]:
+    async def _translate_part(self, texts: list[str]) -> list[list[Generation]]:
         job, num_tokens = await translation_job(self._served, texts, self._body)
         while True:
             try:
@@ -202,4 +205,4 @@ class _ServedTexts:
         info = info_of(self._request.scope)
         info.num_prompt += num_tokens
         info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
-        return [outputs[0].text for outputs, _ in results]
+        return [outputs for outputs, _ in results]
