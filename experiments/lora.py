@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
 from heedful.pipelines import parameter_count
-from heedful.pipelines.text_generation import TextScore
+from heedful.pipelines.scoring import TextScore
 from heedful.zoo.saved import load_tensors
 from runs import RUNS, Run, finished_run
 

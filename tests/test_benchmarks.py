@@ -367,7 +367,7 @@ def test_an_ablation_keeps_the_records_of_earlier_days(
     page = {"page": "multi30k_ablation"}
     first = ["5000-pairs", "short-warm-up", "backward-short-warm-up"]
     bench("ablation", *words, "--rows", *first, **page)
-    then = ["5000-pairs-muon", *first, "one-each-way", "learns-from-four"]
+    then = ["5000-pairs-muon", *first, "one-each-way", "one-each-way-r-drop"]
     written, data = bench("ablation", *words, "--rows", *then, "--seed", "2", **page)
     records = {(record["row"], record["seed"]): record for record in data["records"]}
     assert list(records) == [*((row, 1) for row in first), *((row, 2) for row in then)]
@@ -380,7 +380,7 @@ def test_an_ablation_keeps_the_records_of_earlier_days(
     tested = {key: record["significance"]["baseline"] for key, record in records.items()}
     assert tested["5000-pairs-muon", 2] is None, "its base was trained after it"
     assert tested["backward-short-warm-up", 2] is None, "its base translates the other way"
-    assert tested["learns-from-four", 2] == "one-each-way"
+    assert tested["one-each-way-r-drop", 2] == "one-each-way"
     rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| 5000-pairs")]
     assert [row[2] for row in rows] == ["1, 2", "2"]
 

@@ -204,9 +204,6 @@ TRAINING: dict[str, Call] = {
     "no recipe nope": lambda w: heedful.load_recipe("nope"),
     "recipe must be the name or path of one, not 5": lambda w: heedful.train(5),
     "did you mean max_steps?": lambda w: heedful.load_recipe("dates", {"training.steps": 1}),
-    "is now training.patience": lambda w: heedful.load_recipe(
-        "dates", {"training.early_stopping": 1}
-    ),
     "overrides must be a mapping": lambda w: heedful.load_recipe("dates", "training.max_steps=1"),
     "a key must be text": lambda w: heedful.load_recipe("dates", {1: 1}),
     "unknown value translate": lambda w: heedful.load_recipe("dates", {"task": "translate"}),

@@ -556,7 +556,6 @@ def test_a_recipe_is_replaced_by_dotted_key():
     assert recipe.replace({}) == recipe
     for key, message in {
         "training.max_stpes": r"^changes: unknown key training\.max_stpes; did you mean",
-        "training.average_last": "is now training.average_checkpoints",
         "data.train.src": r"^changes: data\.train\.src is not read by the task copy",
     }.items():
         with pytest.raises(UserError, match=message):
