@@ -88,13 +88,18 @@ def test_po_marks_and_keeps() -> None:
     assert sum(entry.fuzzy for entry in catalogue) == 4
 
 
+def loud(text: str) -> str:
+    """In capital letters, but with the same placeholders."""
+    return text.upper().replace("%S", "%s").replace("%D", "%d")
+
+
 def test_po_without_marks_and_targets_is_the_source() -> None:
     """Nothing else has changed: the marks removed, the file is what it was."""
     source = PO.replace(
         'charset=UTF-8\\n"',
         'charset=UTF-8\\n"\n"Plural-Forms: nplurals=2; plural=n!=1;\\n"\n"Language: de\\n"',
     )
-    text = as_text(translated("a.po", source, str.upper, policy=Policy(only_empty=True)))
+    text = as_text(translated("a.po", source, loud, policy=Policy(only_empty=True)))
     lines = text.replace("#, fuzzy, ", "#, ").split("\n")
     targets = ("msgstr", '"HELLO', '"BYE')
     kept = [line for line in lines if not line.startswith(targets)]
@@ -140,17 +145,23 @@ def test_po_memory_is_not_fuzzy_and_reviews_are_comments() -> None:
     content, counts, _ = translated(
         "a.po",
         PO,
-        str.upper,
+        loud,
         memory={"old": "alt!", "long text": "Langtext"},
-        review=lambda segment, text: ["number 3 is\nmissing"] if "%D" in text else [],
+        review=lambda segment, text: ["number 3 is\nmissing"] if "%d" in text else [],
     )
     text = content.decode()
     assert '#| msgid "older"\nmsgid "old"\nmsgstr "alt!"' in text
     assert '\n\nmsgctxt "menu"\nmsgid ""\n"long "\n"text"\nmsgstr "Langtext"' in text
     assert "# needs review: number 3 is missing\n" in text
     assert (counts.from_memory, counts.to_review) == (2, 1)
-    again = as_text(translated("a.po", text, str.upper, policy=OVERWRITE))
+    again = as_text(translated("a.po", text, loud, policy=OVERWRITE))
     assert "needs review" not in again  # the note of the translation that was replaced
+
+
+def test_a_changed_placeholder_asks_for_a_review() -> None:
+    content, counts, _ = translated("a.po", PO, str.upper)
+    assert "# needs review: missing: %d\n" in content.decode()
+    assert counts.to_review == 2
 
 
 def test_xliff_states_and_codes() -> None:
