@@ -111,6 +111,18 @@ def test_a_catalogue_without_rules_needs_a_known_language() -> None:
             read_document(PO.encode(), "a.po", languages)
 
 
+def test_files_of_other_languages_are_refused() -> None:
+    german = PO.replace('UTF-8\\n"', 'UTF-8\\n"\n"Language: de_AT\\n"')
+    read_document(german.encode(), "a.po", ("en", "de"))
+    for name, text, languages, listed in (
+        ("a.po", german, ("en", "fr"), "an unnamed language to de_AT, not from en to fr"),
+        ("a.xlf", XLIFF, ("en", "fr"), "en to de, not from en to fr"),
+        ("a.xlf", XLIFF, ("fr", None), "en to de, not from fr to any language"),
+    ):
+        with pytest.raises(UserError, match=f"{name} is from {listed}"):
+            read_document(text.encode(), name, languages)
+
+
 def test_a_memory_without_the_source_language_names_its_languages() -> None:
     with pytest.raises(UserError, match="no unit in fr; it has EN, de-DE, en-US"):
         read_document(TMX.encode(), "a.tmx", ("fr", "de"))

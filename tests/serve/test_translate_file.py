@@ -46,7 +46,9 @@ def download(url: str) -> tuple[bytes, Any]:
 
 @pytest.mark.parametrize("name", ["a.po", "a.xlf", "a.srt", "a.html", "a.md", "a.txt"])
 def test_a_file_is_translated_and_downloaded(served: Any, name: str) -> None:
-    data = TEXTS[name].encode()
+    languages = 'source-language="de" target-language="en"'
+    own = 'source-language="en" target-language="de"'
+    data = TEXTS[name].replace(own, languages).encode()
     status, answer = upload(served, name, data, source="de", target="en")
     assert status == 200, answer
     content, headers = download(answer["translatedFileUrl"])
@@ -91,6 +93,7 @@ def test_a_binary_file_and_json(served: Any) -> None:
         ("a.exe", b"x", {"target": "en"}, "Invalid request: file format not supported"),
         ("a.xlf", b"<a>", {"target": "en"}, "a.xlf, line 1, column 4: broken XML"),
         ("a.docx", b"PK", {"target": "en"}, "not a Word document"),
+        ("a.xlf", TEXTS["a.xlf"].encode(), {"target": "en"}, "a.xlf is from en to de, not from"),
         ("a.txt", b"x", {"target": "fr", "source": "de"}, "fr is not supported"),
         ("a.txt", b"x", {"target": "en", "other": "x"}, "'other' is unknown"),
     ],

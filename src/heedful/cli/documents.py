@@ -117,6 +117,8 @@ def translate_file(
     known = metadata.src_language, metadata.tgt_language
     document = open_document(path, _either(languages, known))
     _check_output_format(path, output)
+    if metadata.language_tags and document.languages[1]:  # the file's, if none was given
+        options = {"tgt_language": document.languages[1], **options}
     with bars_on_stderr(shown=output is not None):
         counts = translate_document(
             translator,

@@ -56,6 +56,13 @@ def macrolanguage_of(tag: str) -> str:
     return MACROLANGUAGES.get(language, language)
 
 
+def is_same_language(tag: str, other: str) -> bool:
+    """True for tags of one language, or of one and its macrolanguage."""
+    return language_of(tag) == language_of(other) or macrolanguage_of(tag) == macrolanguage_of(
+        other
+    )
+
+
 def matching_tag(tag: str, tags: Collection[str]) -> str | None:
     """The entry of `tags` that means the same as a tag; None: no entry, or several do.
 

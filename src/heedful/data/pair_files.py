@@ -8,7 +8,7 @@ from pathlib import Path
 from heedful import extras
 from heedful.data.cues import STYLE, Cue, aligned_by_time, read_cues
 from heedful.data.inline import tagged
-from heedful.data.language_tags import language_of, macrolanguage_of
+from heedful.data.language_tags import is_same_language
 from heedful.data.po_entries import (
     Entry,
     charset_of,
@@ -113,8 +113,8 @@ def _tmx_languages(
     tags = [child.language for child in node.children if child.name == "tuv" and child.language]
     first = src or (header if header != "*all*" else None)
     if src is None and tgt is not None and len(tags) == 2:
-        first = next((tag for tag in tags if not _is_same(tag, tgt)), first)
-    others = [tag for tag in tags if first and not _is_same(tag, first)]
+        first = next((tag for tag in tags if not is_same_language(tag, tgt)), first)
+    others = [tag for tag in tags if first and not is_same_language(tag, first)]
     if first is None or len(tags) != 2 or (tgt is None and len(others) != 1):
         raise UserError(
             f"{path} has units in {format_names(tags, str)}; set data.src_language and"
@@ -165,7 +165,7 @@ def _is_swapped(
 
     def fits(wanted: tuple[str | None, str | None]) -> bool:
         pairs = zip(own, wanted, strict=True)
-        return all(a is None or b is None or _is_same(a, b) for a, b in pairs)
+        return all(a is None or b is None or is_same_language(a, b) for a, b in pairs)
 
     if fits((src, tgt)):
         return False
@@ -176,12 +176,6 @@ def _is_swapped(
         f"{name} is from {listed}, not from {src} to {tgt}; leave it out, or set"
         " data.src_language and data.tgt_language to its languages"
     )
-
-
-def _is_same(tag: str, other: str) -> bool:
-    """The tags are of one language, or of one and its macrolanguage."""
-    one, two = language_of(tag), language_of(other)
-    return one == two or macrolanguage_of(tag) == macrolanguage_of(other)
 
 
 def _text(node: Node) -> str:

@@ -46,8 +46,7 @@ class PoDocument(Document):
             self.skip("obsolete messages", num_obsolete)
         self._header = next((entry for entry in entries if entry.is_header), None)
         fields = dict(header_fields(self._header.texts["msgstr"])) if self._header else {}
-        source, target = languages
-        self.languages = source, target or fields.get("Language") or None
+        self.settle_languages((None, fields.get("Language") or None))
         messages = [entry for entry in entries if not entry.is_header]
         has_plurals = any("msgid_plural" in entry.texts for entry in messages)
         self._rule = self._plural_rule(fields) if has_plurals else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from heedful.data.inline import TagError, TaggedText
+from heedful.data.language_tags import is_same_language
 from heedful.errors import UserError
 
 LONGEST_SEGMENT = 1_000_000  # characters
@@ -91,6 +92,23 @@ class Document(ABC):
         Raises:
             UserError: the file's encoding has no code for a character.
         """
+
+    def settle_languages(self, own: tuple[str | None, str | None]) -> None:
+        """Complete `languages` by those that the file declares.
+
+        Raises:
+            UserError: it declares others.
+        """
+        for given, declared in zip(self.languages, own, strict=True):
+            if given and declared and not is_same_language(given, declared):
+                listed = " to ".join(tag or "an unnamed language" for tag in own)
+                wanted = " to ".join(tag or "any language" for tag in self.languages)
+                raise UserError(
+                    f"{self.name} is from {listed}, not from {wanted}; take another model, or"
+                    " correct the languages in the file"
+                )
+        (source, target), (own_source, own_target) = self.languages, own
+        self.languages = source or own_source, target or own_target
 
     def skip(self, what: str, count: int = 1) -> None:
         """Count parts that are not translated."""

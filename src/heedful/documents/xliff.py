@@ -56,16 +56,11 @@ class XliffDocument(Document):
             for holder in [unit] if not self._is_2 else unit.children:
                 if holder.name in ("trans-unit", "segment"):
                     self._add(holder, unit)
-        self.languages = self._own_languages(languages)
-
-    def _own_languages(self, given: tuple[str | None, str | None]) -> tuple[str | None, str | None]:
-        attributes = self._xml.root.attributes
-        names = ("srcLang", "trgLang")
+        attributes, names = self._xml.root.attributes, ("srcLang", "trgLang")
         if not self._is_2:
             attributes = next(iter(self._files.values())).attributes if self._files else {}
             names = ("source-language", "target-language")
-        source, target = given
-        return source or attributes.get(names[0]), target or attributes.get(names[1])
+        self.settle_languages((attributes.get(names[0]), attributes.get(names[1])))
 
     def _add(self, holder: Node, unit: Node) -> None:
         source, target = holder.child("source"), holder.child("target")

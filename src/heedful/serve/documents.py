@@ -129,7 +129,7 @@ async def _translator(
     """The translator for a document, and the settings of its texts."""
     registry = registry_of(request)
     translation = TranslateBody.model_construct(
-        source=body.source, target=body.target, model=body.model
+        q="", source=body.source, target=body.target, model=body.model
     )
     source = None if body.source in (None, "auto") else body.source
     known = known_sources(registry, translation)
