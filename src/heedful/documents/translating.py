@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from heedful.data.inline import TAG, split_at_tags
 from heedful.documents.segments import Document, Origin, Result, Segment
@@ -32,10 +32,10 @@ class Translated(Protocol):
 class Translates(Protocol):
     """What translates a list of texts: a `heedful.pipelines.Translator`, or a server's batch."""
 
-    def translate(
-        self, texts: list[str], *, return_details: Literal[True], **options: Any
-    ) -> Sequence[Sequence[Translated]]:
-        """The translations of each text, best first."""
+    @property
+    def translate(self) -> Callable[..., Any]:
+        """A function of a list of texts, `return_details=True` and options, which returns for each
+        text its translations (`Translated`), best first."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _settle(
         reasons.append(f"words that are too long for the model: {output.num_unfit}")
     reasons += output.reasons
     text = with_accelerator(segment.text, output.text)
-    reasons += differences(*(TAG.sub(" ", side) for side in (segment.text, text)))
+    reasons += differences(TAG.sub(" ", segment.text), TAG.sub(" ", text))
     reasons += review(segment, text) if review else []
     counts.replaced += bool(segment.target)
     counts.to_review += bool(reasons)
@@ -250,7 +250,9 @@ class _Work:
         ]
         rows = dict.fromkeys(row for text in split for row in text.rows)
         if new := [row for row in rows if row not in self._known]:
-            outputs = self._translator.translate(new, return_details=True, **self._options)
+            outputs: list[list[Translated]] = self._translator.translate(
+                new, return_details=True, **self._options
+            )
             best = [(found[0].text, found[0].reasons) for found in outputs]
             self._known |= zip(new, best, strict=True)
         return [*map(self._joined, split)]

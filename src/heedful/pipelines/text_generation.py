@@ -141,7 +141,8 @@ class Generator(SavedModel):
 
     def generations(self, prompts: Texts, options: Options) -> list[list[Generation]]:
         """`generate` with details of a list of prompts, by options of `completed`."""
-        pairs = zip(prompts, self._begin(prompts, 0, options, waits=True)(), strict=True)
+        rows: Iterable[Any] = prompts
+        pairs = zip(rows, self._begin(prompts, 0, options, waits=True)(), strict=True)
         return [self.to_generations(prompt, found, options) for prompt, found in pairs]
 
     def iterate_generations(
@@ -163,8 +164,9 @@ class Generator(SavedModel):
 
         def complete(remaining: int) -> Iterator[list[Generation]]:
             while len(started) > remaining:
-                prompts, wait = started.popleft()
-                for prompt, outputs in zip(prompts, wait(), strict=True):
+                rows, wait = started.popleft()
+                prompt: Any
+                for prompt, outputs in zip(rows, wait(), strict=True):
                     yield self.to_generations(prompt, outputs, resolved)
 
         try:
