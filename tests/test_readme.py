@@ -46,6 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("".join(f"{line[::-1]}\n" for line in pairs), encoding="utf-8")
     labeled = "".join(f"{line}\t{'far' if 'dog' in line else 'near'}\n" for line in pairs)
     (folder / "my.tsv").write_text(labeled, encoding="utf-8")
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n'
+    catalogue = f'{header}\nmsgid "a dog"\nmsgstr ""\n'
+    (folder / "app.po").write_text(catalogue, encoding="utf-8")
     return folder
 
 
@@ -127,7 +130,9 @@ def test_commands_and_library_run(folder: Path, commands: Commands) -> None:
         assert any(f"heedful train {recipe} " in command for command in ours), recipe
     outputs = {command: forked(shortened(command), folder, commands) for command in ours}
     for command, out in outputs.items():
-        if "heedful translate" in command:
+        if "app.po" in command:
+            assert "msgid" in (folder / "app.de.po").read_text()
+        elif "heedful translate" in command:
             assert out.count("\n") == 1
         elif "heedful train translation" in command:
             assert "20 of data.train" in out, "a tenth is held out of few pairs"
