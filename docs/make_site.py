@@ -31,8 +31,7 @@ _DRAWN = re.compile(r"(?:plt\.show\(\)|^\S.*\.plot\(.*\))\n```$", re.MULTILINE)
 
 def main() -> None:
     """Build and check; exit with 1 and a line for each problem."""
-    for script in ("make_reference.py", "make_formulas.py"):
-        _call(runpy.run_path, str(DOCS / script), None, "__main__")
+    generate_pages()
     for folder in LANGUAGES:
         shutil.rmtree(BUILD / folder, ignore_errors=True)
     build("html", "en", BUILD / "en")
@@ -49,6 +48,12 @@ def main() -> None:
             [*loads_from_other_hosts(BUILD / folder), *missing_pictures(DOCS, BUILD / folder)]
         )
         print(f"docs/_build/{folder}/index.html")
+
+
+def generate_pages() -> None:
+    """Write the pages that are made from the code and are not in the repository."""
+    for script in ("make_reference.py", "make_formulas.py"):
+        _call(runpy.run_path, str(DOCS / script), None, "__main__")
 
 
 def translation_problems(

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from fnmatch import fnmatch
 
-from make_site import BUILD, DOCS, LANGUAGES, build
+from make_site import BUILD, DOCS, LANGUAGES, build, generate_pages
 
 
 def main() -> None:
     """Extract the messages and merge them into the catalogues."""
     templates, chosen = BUILD / "catalogues", BUILD / "chosen"
+    generate_pages()
     build("gettext", "en", templates)
     shutil.rmtree(chosen, ignore_errors=True)
     english_only = runpy.run_path(str(DOCS / "conf.py"))["ENGLISH_ONLY"]
