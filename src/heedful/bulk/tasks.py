@@ -140,6 +140,22 @@ class Translate(Generate):
 
     kind = "Translator"
 
+    def _values(self, generation: Generation) -> Result:
+        """With `reasons` for a review, of a model that keeps pieces of its sources."""
+        values = super()._values(generation)
+        if self.model.metadata.keep is not None:
+            values["reasons"] = list(generation.reasons)
+        return values
+
+    def arrow_types(self) -> dict[str, Any]:
+        """See `BulkTask.arrow_types`."""
+        import pyarrow as pa
+
+        types = super().arrow_types()
+        if self.model.metadata.keep is not None:
+            types["reasons"] = pa.list_(pa.string())
+        return types
+
 
 class Score(BulkTask["pipelines.LanguageModel"]):
     """The natural log-probability of a text, and figures derived from it."""

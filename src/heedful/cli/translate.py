@@ -112,19 +112,20 @@ def _write_translations(
 ) -> None:
     """Write the translation of each line of chunks; one that is too long is translated in parts."""
     long_lines = LongLines(translator, options.get("tgt_language"))
-    cut = number = 0
+    cut = number = to_review = 0
     with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
         options |= {"scores": False, "progress": progress}
         rows = long_lines.split(chunks)
         for [output] in translator.iterate_generations(rows, ahead=in_out.ahead, **options):
             cut += not output.finished and output.failure is None
+            to_review += bool(output.reasons)
             if (text := long_lines.joined(output)) is not None:
                 number += 1
                 write(text)
         report_counts(translator, "lines", number)
     if long_lines.num_split:
         note(f"lines too long for the model, translated in parts: {long_lines.num_split:,}")
-    _report_cut(cut)
+    _report_doubtful(cut, to_review)
 
 
 def _write_outputs(
@@ -139,12 +140,13 @@ def _write_outputs(
 ) -> None:
     """Write the outputs of each line of chunks with what is wanted of them."""
     num_return = options.get("num_return", 1)
-    cut = number = 0
+    cut = number = to_review = 0
     with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
         options |= {"scores": scores or json, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             number += 1
             cut += not outputs[0].finished and outputs[0].failure is None
+            to_review += bool(outputs[0].reasons)
             if aligner is not None:
                 aligner.add(outputs, num_return)
             if json:
@@ -155,12 +157,19 @@ def _write_outputs(
                 score = -math.inf if output is None else output.score
                 write(f"{score:.6f}\t{text}" if scores else text)
         report_counts(translator, "lines", number)
-    _report_cut(cut)
+    _report_doubtful(cut, to_review)
 
 
-def _report_cut(count: int) -> None:
-    if count:
-        typer.echo(f"translations cut off by the length limit: {count:,}", err=True)
+def _report_doubtful(cut: int, to_review: int) -> None:
+    """Report translations that are not complete, or whose pieces were put right (`keep`)."""
+    if cut:
+        typer.echo(f"translations cut off by the length limit: {cut:,}", err=True)
+    if to_review:
+        typer.echo(
+            "translations to review, with numbers, placeholders or tags that the model did not "
+            f"keep: {to_review:,} (--json has the reasons)",
+            err=True,
+        )
 
 
 def _open(
