@@ -10,10 +10,12 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from heedful.data.rows import Rows
-from heedful.data.tokenizer import Tokenizer
 from heedful.fidelity.pieces import Kind, Piece, find_pieces, localized
+
+if TYPE_CHECKING:
+    from heedful.data.tokenizer import Tokenizer
 
 SIZE = 32  # distinct pieces of a kind in a text; further ones are not masked
 _FIRST: dict[Kind | str, int] = {
@@ -187,28 +189,12 @@ def _placed(characters: list[str], mask: str, share: float) -> list[str]:
     return [*characters[:place], *inserted, *characters[place:]]
 
 
-@dataclass(frozen=True)
-class MaskedPairs:
-    """Rows of pairs with masks (`mask_pair`); it can be sent to another process."""
-
-    keep: Keep
-
-    def __call__(self, rows: Rows) -> Rows:
-        """The rows with masks in their columns `src` and `tgt`."""
-        pairs = [
-            mask_pair(src, tgt, self.keep.patterns)
-            for src, tgt in zip(rows["src"], rows["tgt"], strict=True)
-        ]
-        columns = {"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]}
-        return Rows({**rows.columns, **columns}, rows.report, rows.sources, rows.locations)
-
-
-def mask_id(tokenizer: Tokenizer, mask: str) -> int:
+def mask_id(tokenizer: "Tokenizer", mask: str) -> int:
     """The token of a mask, in a tokenizer for which `has_mask_tokens` is true."""
     return tokenizer.encode(mask)[-1]
 
 
-def has_mask_tokens(tokenizer: Tokenizer) -> bool:
+def has_mask_tokens(tokenizer: "Tokenizer") -> bool:
     """True if each mask is a token, which is never joined with what is beside it."""
     ids = [mask_id(tokenizer, mask) for mask in CHARACTERS]
     rows = tokenizer.encode_batch([f"a{mask}b {mask}" for mask in CHARACTERS])

@@ -18,7 +18,8 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, metric_problem, usable_metric
 from heedful.evaluation.sharing import current_shares
-from heedful.fidelity import CHARACTERS, Keep, MaskedPairs, has_mask_tokens, mask_text
+from heedful.fidelity import CHARACTERS, Keep, has_mask_tokens, mask_text
+from heedful.fidelity.rows import MaskedPairs
 from heedful.files import write_json, write_lines
 from heedful.pipelines import Limits, ModelMetadata, Translator
 from heedful.plugins import metric
