@@ -16,6 +16,7 @@ from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache
 from heedful.parts.tokens import Tokens
 from option_space import (
+    MAX_LENGTH,
     SEARCH,
     SIDES,
     VOCAB,
@@ -102,6 +103,9 @@ def test_any_sequence_of_cache_operations_equals_uncached_decoding(
             case "extend":
                 # Several tokens for one beam; for many one each, or none where a beam has ended.
                 counts = data.draw(lengths_of(count * beams, 0, 3 if beams == 1 else 1), "counts")
+                # One position is left for the last token.
+                room = [MAX_LENGTH - 1 - text.ids.numel() for text in texts]
+                counts = [min(pair) for pair in zip(counts, room, strict=True)]
                 if any(counts):
                     texts = extend(net, cache, texts, random_rows(counts, step), side)
             case "reorder":
