@@ -123,6 +123,7 @@ A, B = CHARACTERS[64], CHARACTERS[0]  # %s and 5 of the source
         ("x", ["y"], f"{A}: {B}", "%s: 5", ["wider", "required"], 0),
         ("a b", ["c"], "d", "%s a b 5", ["wider", "required"], 2),
         (f"{A} {A} {B} a", ["c"], "d", "%s 5 a", ["wider", "required"], 1),
+        (f"{A}s ist {B}", ["c"], "d", "%s s ist 5", ["wider", "required"], 1),
         (f"{A} 1{B}", [f"{B}2 {A}"], "d", "%s 1 5", ["wider", "required"], 2),
     ],
 )

@@ -11,6 +11,7 @@ from heedful.fidelity.masking import (
     mask_pair,
     mask_text,
     place_masks,
+    separate_masks,
     unmask,
 )
 from heedful.fidelity.pieces import differences
@@ -26,6 +27,7 @@ __all__ = [
     "mask_pair",
     "mask_text",
     "place_masks",
+    "separate_masks",
     "unmask",
     "with_accelerator",
 ]

@@ -27,6 +27,7 @@ _FIRST: dict[Kind | str, int] = {
 CHARACTERS = [chr(first + index) for first in _FIRST.values() for index in range(SIZE)]
 _MASKS = frozenset(CHARACTERS)
 _NUMBERS = r"[0-9\uE000-\uE03F]"  # digits, and the masks of numbers
+_BESIDE_WORDS = re.compile(r"(?<=[\uE000-\uE07F])(?=\w)|(?<=\w)(?=[\uE000-\uE07F])")
 _JOINED = re.compile(rf"(?<={_NUMBERS})(?=[\uE000-\uE03F])|(?<=[\uE000-\uE03F])(?=[0-9])")
 
 
@@ -178,6 +179,11 @@ def place_masks(source: Masked, output: str) -> tuple[str, tuple[str, ...]]:
     if len(text) > len(kept):
         reasons.append("numbers were joined and are separated")
     return text, tuple(reasons)
+
+
+def separate_masks(text: str) -> str:
+    """The text with a space between each mask and a letter or digit beside it."""
+    return _BESIDE_WORDS.sub(" ", text)
 
 
 def _placed(characters: list[str], mask: str, share: float) -> list[str]:

@@ -9,6 +9,7 @@ from heedful.fidelity import (
     mask_id,
     mask_text,
     place_masks,
+    separate_masks,
     unmask,
     with_accelerator,
 )
@@ -58,7 +59,12 @@ class _Source:
         """An output with pieces in place of masks; with reasons, where its pieces are wrong."""
         placed, reasons = place_masks(self.masked, output.text)
         text = unmask(placed, self.masked.pieces)
-        reasons += tuple(differences(self.text, text, self.patterns))
+        wrong = differences(self.text, text, self.patterns)
+        if wrong:  # an address that a word continues, for example
+            apart = unmask(separate_masks(placed), self.masked.pieces)
+            if not differences(self.text, apart, self.patterns):
+                text, wrong = apart, ["pieces were joined with words and are separated"]
+        reasons += tuple(wrong)
         return replace(output, text=with_accelerator(self.text, text), reasons=reasons)
 
 
