@@ -244,6 +244,8 @@ def test_text_nodes_of_html_are_translated(served: Any) -> None:
         ('<a href="?a=1&amp;b">x</a>&amp;', f'<a href="?a=1&amp;b">{own("x")}</a>&amp;'),
         ("", ""),
         ("<br>", "<br>"),
+        ("\x1b", "\x1b"),
+        ("<p>\x1bthe cat</p>", f"<p>{own('the cat')}</p>"),
         ("<!doctype html>", "<!doctype html>"),
     ):  # fmt: skip
         assert translated(source) == expected

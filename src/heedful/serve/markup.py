@@ -125,7 +125,6 @@ class _Node:
     def replace(self, rows: list[str]) -> None:
         """Replace the text by that of other rows."""
         before, after = self._around
-        # Characters of control are no text of XML, whose types the library has.
         text = _CONTROL.sub("", self.parts.joined(rows))
         setattr(self._element, self._name, f"{before}{text}{after}")
 
@@ -136,7 +135,8 @@ def _parsed(text: str) -> tuple[Any, bool]:
 
     parser = html.HTMLParser(encoding="utf-8", huge_tree=True)
     is_document = _DOCUMENT.match(text) is not None
-    data = text.encode()
+    # Characters of control are no text of XML, whose types the library has.
+    data = _CONTROL.sub("", text).encode()
     try:
         if is_document:
             root = html.document_fromstring(data, parser=parser)
