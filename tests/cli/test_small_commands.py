@@ -75,6 +75,7 @@ def test_a_text_is_encoded_and_decoded(commands: Commands, tokenizer: Path) -> N
     [
         ("tokenizer decode tokenizer.json 5,6", "line 1: 5,6 is no token id"),
         ("tokenizer decode tokenizer.json 99999999999999999999", "not a token id"),
+        (f"tokenizer decode tokenizer.json {'9' * 5000}", "not a token id"),
         ("tokenizer decode tokenizer.json 99999", "line 1: 99999 is not a token id of a vocab"),
         ("tokenizer encode missing a", "missing"),
         ("tokenizer train missing -o out", "missing"),

@@ -152,12 +152,16 @@ def decode(
                 write(json_line(ids=row, text=text) if json else text)
 
 
+_DIGITS = 18  # of a number that is above every id
+
+
 def _ids(line: str, number: int, vocab_size: int) -> list[int]:
     words = line.split()
     wrong = next((word for word in words if not (word.isascii() and word.isdigit())), None)
     if wrong is not None:
         raise UserError(f"line {number}: {wrong} is no token id; give numbers separated by spaces")
-    ids = [int(word) for word in words]
+    # Python refuses numbers of thousands of digits.
+    ids = [int(word.lstrip("0")[:_DIGITS] or "0") for word in words]
     if ids and max(ids) >= vocab_size:
         raise UserError(
             f"line {number}: {max(ids)} is not a token id of a vocabulary of {vocab_size:,}"

@@ -110,8 +110,11 @@ def rebuild_model(
         has_weights: False: all parameters are on the meta device, as another process has them.
     """
     content = read_object(directory / CONFIG)
-    metadata = ModelMetadata.from_dict(content)
-    config = make_config(metadata.architecture, content["model"], str(directory / CONFIG))
+    try:
+        metadata, keys = ModelMetadata.from_dict(content), content["model"]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
+    config = make_config(metadata.architecture, keys, str(directory / CONFIG))
     base = Base.read(content, directory / CONFIG)
     adapter = read_lora(content, directory / CONFIG)
     with nullcontext() if has_weights else parameters_on_meta():
