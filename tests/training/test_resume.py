@@ -262,8 +262,9 @@ def test_an_unfinished_run_has_a_model_with_its_step(commands, whole, tmp_path):
     assert_refused(refused, "holds a run, but no model yet: it is written after the first step")
     config = out / "config.json"
     right = config.read_text()
-    config.write_text(json.dumps(json.loads(right) | {"architecture": 1}))
-    assert_refused(resume_run(commands, recipe, out), "config.json was not written by heedful")
+    for damage in ({"architecture": 1}, {"model": None}):
+        config.write_text(json.dumps(json.loads(right) | damage))
+        assert_refused(resume_run(commands, recipe, out), "config.json was not written by heedful")
     config.write_text(right)
     assert resume_run(commands, recipe, out).code == 0
     assert_same_files(out, reference)

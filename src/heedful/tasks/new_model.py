@@ -111,7 +111,7 @@ def rebuild_model(
     """
     content = read_object(directory / CONFIG)
     try:
-        metadata, keys = ModelMetadata.from_dict(content), content["model"]
+        metadata, keys = ModelMetadata.from_dict(content), {**content["model"]}
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
     config = make_config(metadata.architecture, keys, str(directory / CONFIG))
