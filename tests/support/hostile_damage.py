@@ -69,7 +69,7 @@ def damage_json(draw: Draw, data: bytes) -> bytes:
     """JSON with changed, added or removed values or keys."""
     try:
         content = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):  # damaged before
         return damage_bytes(draw, data)
     places = _locations(content)
     if not places or draw(some((True, False, False, False, False))):
