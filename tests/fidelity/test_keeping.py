@@ -178,6 +178,12 @@ def test_one_accelerator_stays_one(source: str, target: str, expected: str) -> N
     assert actual == expected or (source == "&Open file" and actual.count("&") == 1)
 
 
+def test_private_characters_of_a_source_are_not_lost(model: Translator) -> None:
+    text = f"open {CHARACTERS[3]} on"
+    [output] = kept_generations(model, text, [generation(text)], model.options())
+    assert (output.text, output.reasons) == (text, ())
+
+
 def test_masks_are_placed_beside_spaces() -> None:
     source = mask_text("see %s in {a}")
     text, reasons = place_masks(source, "siehe dort")

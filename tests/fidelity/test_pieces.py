@@ -2,7 +2,7 @@
 
 import pytest
 
-from heedful.fidelity.pieces import counts, find_pieces, localized
+from heedful.fidelity.pieces import counts, differences, find_pieces, localized
 
 WHOLE = [
     *("%s", "%1$s", "%-5.2f", "%lld", "%(name)s", "%1", "%L2", "%PRODUCTNAME", "%PRODUCTVERSION%"),
@@ -63,4 +63,5 @@ def test_patterns_of_a_caller_come_first() -> None:
 def test_formats_of_numbers_are_equal() -> None:
     assert counts("1,000.5 and 3") == counts("3 und 1.000,5")
     assert counts("1,000.5") != counts("1,000.6")
+    assert differences("1.5 m", "15 m") == ["missing: 1.5", "not in the source: 15"]
     assert (localized("1,000.5"), localized("12")) == ("1.000,5", None)

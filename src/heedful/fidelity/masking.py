@@ -33,7 +33,7 @@ _JOINED = re.compile(rf"(?<={_NUMBERS})(?=[\uE000-\uE03F])|(?<=[\uE000-\uE03F])(
 
 @dataclass(frozen=True)
 class Keep:
-    """That a translator was trained with masks.
+    """How a translator was trained with masks (`data.keep`).
 
     Attributes:
         patterns: regular expressions of placeholders beside those of `PATTERNS`.
@@ -138,15 +138,14 @@ def _masked(text: str, pieces: Sequence[Piece], masks: dict[tuple[str, Kind], st
 
 
 def unmask(text: str, pieces: dict[str, str]) -> str:
-    """The text with the pieces in place of their masks; masks without a piece are removed."""
-
+    """The text with the pieces in place of their masks; other characters stay."""
     parts = []
     for character in text:
         mask = source_mask(character)
-        if mask is None:
+        piece = None if mask is None else pieces.get(mask)
+        if piece is None:
             parts.append(character)
         else:
-            piece = pieces.get(mask, "")
             parts.append(piece if mask == character else localized(piece) or piece)
     return "".join(parts)
 

@@ -121,20 +121,26 @@ def localized(number: str) -> str | None:
 
 
 def counts(text: str, extra: tuple[str, ...] = ()) -> Counter[str]:
-    """How often each piece occurs; numbers without their points and commas, so that the formats
-    of two languages are equal."""
-    found: Counter[str] = Counter()
-    for piece in find_pieces(text, extra):
-        number = piece.text.replace(",", "").replace(".", "")
-        found[number if piece.kind == "number" else piece.text] += 1
-    return found
+    """The number of occurrences of each piece.
+
+    A number and the one with points and commas exchanged are equal: the formats of two languages.
+    """
+    return Counter(map(_key, find_pieces(text, extra)))
+
+
+def _key(piece: Piece) -> str:
+    """Equal for pieces that stand for each other."""
+    other = localized(piece.text) if piece.kind == "number" else None
+    return piece.text if other is None else min(piece.text, other)
 
 
 def differences(source: str, target: str, extra: tuple[str, ...] = ()) -> list[str]:
     """The pieces of a source that a translation lacks, and those that it has beyond them."""
-    ours, theirs = counts(source, extra), counts(target, extra)
+    ours, theirs = ([*find_pieces(text, extra)] for text in (source, target))
+    names = {_key(piece): piece.text for piece in [*theirs, *ours]}  # as in the source, if there
+    src, tgt = (Counter(map(_key, pieces)) for pieces in (ours, theirs))
     reasons = []
-    for word, found in (("missing", ours - theirs), ("not in the source", theirs - ours)):
+    for word, found in (("missing", src - tgt), ("not in the source", tgt - src)):
         if found:
-            reasons.append(f"{word}: {', '.join(found.elements())}")
+            reasons.append(f"{word}: {', '.join(names[key] for key in found.elements())}")
     return reasons
