@@ -219,6 +219,8 @@ def words(draw: Draw, world: Path, workdir: Path) -> Use:
         use.words[place : place + 1] = draw(some(changed))
         if draw(some((False, False, True))):
             use.words = draw(st.permutations(use.words))
+    if "serve" in use.words and "--check" not in use.words:
+        use.words.append("--check")  # or it is a right command line of a server, which does not end
     return use
 
 
