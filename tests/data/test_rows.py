@@ -644,6 +644,9 @@ def test_a_header_setting_without_effect_is_refused(
     ("name", "problem"),
     [
         ("a.jsonl", "is a table, not lines of text; in a recipe, give it as file"),
+        ("a.JSONL", "is a table, not lines of text"),
+        ("a.ndjson.gz", "is a table, not lines of text"),
+        ("a.Parquet", "is a table, not lines of text"),
         ("a.csv", "is a table, not lines of text"),
         ("a.csv.gz", "is a table, not lines of text"),
         ("a.tmx.gz", "holds pairs, not lines of text"),

@@ -37,6 +37,7 @@ from heedful.data.tsv import tsv_chunks
 from heedful.data.unit_blocks import unit_chunks
 from heedful.errors import UserError
 
+_LINE_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv"}  # of rows of one line each
 ReadFile: TypeAlias = Callable[..., Iterator[Chunk]]  # with the argument `places`
 
 
@@ -183,7 +184,7 @@ def read_rows(
     * .csv: the same with commas or semicolons and quotes;
     * .tmx, .xliff, .xlf, .po, .pot, .mo: pairs, for the columns `src` and `tgt`, with the languages
       of the call; two .srt or .vtt files beside each other are pairs by time;
-    * .jsonl: one object per line. A field is a key; `None` means the name of the column;
+    * .jsonl, .ndjson: one object per line. A field is a key; `None` means the name of the column;
     * .parquet, and folders of `Dataset.save_to_disk`: a field is a column, `a.b` a field of a
       struct; `None` means the name of the column; missing values are empty texts;
     * other names are plain text, for one column: a row is a line, a paragraph (lines between blank
@@ -225,9 +226,7 @@ def format_of(path: Path) -> str:
         return "table"
     if path.suffix in COMPRESSED:
         path = path.with_suffix("")
-    if path.suffix in (".jsonl", ".tsv"):
-        return path.suffix[1:]
-    return unit_format(path) or "text"
+    return _LINE_FORMATS.get(path.suffix.lower()) or unit_format(path) or "text"
 
 
 def depends_on_languages(path: Path) -> bool:
