@@ -170,6 +170,7 @@ def test_all_rows_of_a_source_are_on_one_side(task, tmp_path):
         ("red dog\tother", 1),  # another target or label
         ("red   dog\tx", 1),
         ("\uff52ed\u00a0dog\tx", 1),  # a full-width letter, a no-break space
+        ("\ufeffred do\u00adg\u200b\x00\tx", 1),  # what is not displayed
         ("Red dog\tx", 0),
         ("red dogs\tx", 0),
     ],

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
+from heedful.data.invisible import without_invisible
 from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, Unit, hash_cells
 from heedful.errors import UserError
 
@@ -84,8 +85,11 @@ class Split:
 
 
 def normalized(text: str) -> str:
-    """The text as sources are compared: in NFKC, with one space for each run of whitespace."""
-    return " ".join((text if text.isascii() else normalize("NFKC", text)).split())
+    """The text as sources are compared: in NFKC, without characters that are not displayed, and
+    with one space for each run of whitespace."""
+    if not (text.isascii() and text.isprintable()):
+        text = without_invisible(normalize("NFKC", text))
+    return " ".join(text.split())
 
 
 def sources_of(rows: Rows) -> list[list[str]]:
