@@ -73,6 +73,8 @@ def test_a_banned_text_is_not_written_across_the_end_of_a_prefix_or_in_a_stream(
 def test_wrong_banned_texts_are_refused() -> None:
     with pytest.raises(UserError, match="a banned text is empty"):
         model_of("gpt2").generate("the cat", banned=[""])
+    with pytest.raises(UserError, match="the prefix 'a dog' contains 'do', which is banned"):
+        model_of("gpt2").generate("the cat", prefixes=["a dog"], banned=[[7], "do"])
 
 
 def test_ids_beyond_the_vocabulary_of_the_net_are_ignored() -> None:

@@ -60,9 +60,14 @@ def without_rows(model: Any, options: Options) -> GenerationRequest:
     )
 
 
-def prefix_ids(prefix: str, tokenizer: Tokenizer) -> list[int]:
-    """The ids of the beginning of an output; raises UserError for one that no output can have."""
-    return _known_ids("prefix", prefix, tokenizer)
+def prefix_ids(prefix: str, banned: Sequence[Any], tokenizer: Tokenizer) -> list[int]:
+    """The ids of the beginning of an output; raises UserError for one that no output can have.
+
+    Args:
+        banned: `Options.banned`.
+    """
+    texts = [entry for entry in banned if isinstance(entry, str)]
+    return _possible_ids("prefix", prefix, texts, tokenizer)
 
 
 def _required_ids(phrase: str, banned: Sequence[str], tokenizer: Tokenizer) -> list[int]:
@@ -71,11 +76,9 @@ def _required_ids(phrase: str, banned: Sequence[str], tokenizer: Tokenizer) -> l
     Args:
         banned: texts that no output contains.
     """
-    ids = _known_ids("required phrase", phrase, tokenizer)
+    ids = _possible_ids("required phrase", phrase, banned, tokenizer)
     if not ids:
         raise UserError(f"the required phrase {phrase!r} is empty: give it a text")
-    if found := next((text for text in banned if text in tokenizer.decode(ids)), None):
-        raise UserError(f"the required phrase {phrase!r} contains {found!r}, which is banned")
     return ids
 
 
@@ -87,13 +90,15 @@ def _banned_texts(texts: list[str], tokenizer: Tokenizer) -> Any:
     return BannedTexts(texts, tokenizer.token_texts)
 
 
-def _known_ids(noun: str, text: str, tokenizer: Tokenizer) -> list[int]:
+def _possible_ids(noun: str, text: str, banned: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     ids = tokenizer.encode(text)
     if tokenizer.unk_id in ids:
         raise UserError(
             f"no output can contain the {noun} {text!r}: the tokenizer has no tokens for a part of "
             f"it; without that part it is {tokenizer.decode(ids)!r}"
         )
+    if found := next((part for part in banned if part in tokenizer.decode(ids)), None):
+        raise UserError(f"the {noun} {text!r} contains {found!r}, which is banned")
     return ids
 
 

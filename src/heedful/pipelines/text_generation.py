@@ -393,7 +393,8 @@ class Generator(SavedModel):
             self._last_request = request if options.draft is None else None  # a draft may be large
         prefixes = None
         if texts is not None:
-            prefixes = [prefix_ids(texts[number], self.tgt_tokenizer) for number in numbers]
+            banned, tokenizer = options.banned, self.tgt_tokenizer
+            prefixes = [prefix_ids(texts[number], banned, tokenizer) for number in numbers]
         limits = [self.length_limit(row, options) for row in rows]
         least = options.min_new_tokens or 0
         if least > (shortest := min(limits, default=least)):
