@@ -240,6 +240,12 @@ def test_text_nodes_of_html_are_translated(served: Any) -> None:
         ("the\n   cat<i> a dog </i>", f"{own('the cat')}<i> {own('a dog')} </i>"),
         ("<pre>the cat\n\na dog</pre>", f"<pre>{own('the cat')}\n\n{own('a dog')}</pre>"),
         ("<!-- the --><script>a < b</script>", "<!-- the --><script>a < b</script>"),
+        (
+            '<p translate="no">the <b>cat</b> sat</p>a dog <i class="a notranslate">ran</i>the mat',
+            f'<p translate="no">the <b>cat</b> sat</p>{own("a dog")} '
+            f'<i class="a notranslate">ran</i>{own("the mat")}',
+        ),
+        ("the cat <code>a <i>dog</i></code>", f"{own('the cat')} <code>a <i>dog</i></code>"),
         ("a &lt;b&gt; cat", own("a <b> cat")),
         ('<a href="?a=1&amp;b">x</a>&amp;', f'<a href="?a=1&amp;b">{own("x")}</a>&amp;'),
         ("", ""),

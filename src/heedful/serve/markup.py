@@ -13,7 +13,7 @@ Languages = tuple[str | None, str | None]
 _LINE_END = re.compile(r"\r?\n")
 _DOCUMENT = re.compile(r"\s*<(!doctype|html)\b", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_UNTRANSLATED = {"script", "style"}
+_UNTRANSLATED = {"script", "style", "code", "kbd", "samp", "var", "svg", "math"}
 _LINES = {"pre", "textarea"}  # whose line breaks are shown
 
 
@@ -69,8 +69,8 @@ def _rows(line: _Line) -> list[str]:
 class HtmlParts:
     """HTML whose text nodes are translated; see `Parts`.
 
-    Tags and their attributes, comments, scripts and styles are kept, and so are blanks around a
-    text. Within a text, blanks and line breaks are a space, except in `pre` and `textarea`.
+    Tags and their attributes, comments, scripts, styles, code and elements with `translate="no"`
+    or the class `notranslate` are kept, and so are blanks around a text. Within a text, blanks and line breaks are a space, except in `pre` and `textarea`.
 
     Raises:
         HttpError: elements that are nested too deeply.
@@ -153,17 +153,28 @@ def _places(root: Any) -> Iterator[tuple[Any, Literal["text", "tail"], bool]]:
     """The element of each text with words, whether it is behind it, and if lines count."""
     from lxml import etree
 
-    line_elements = 0
+    line_elements = kept_elements = 0
     for event, element in etree.iterwalk(root, events=("start", "end", "comment", "pi")):
         is_element = isinstance(element.tag, str)
         if event == "start":
             line_elements += element.tag in _LINES
-            if element.tag not in _UNTRANSLATED and _has_words(element.text):
+            kept_elements += _is_kept(element)
+            if not kept_elements and _has_words(element.text):
                 yield element, "text", line_elements > 0
             continue
         line_elements -= is_element and element.tag in _LINES
-        if element is not root and _has_words(element.tail):
+        kept_elements -= is_element and _is_kept(element)
+        if element is not root and not kept_elements and _has_words(element.tail):
             yield element, "tail", line_elements > 0
+
+
+def _is_kept(element: Any) -> bool:
+    """True for an element whose texts are not translated."""
+    return (
+        element.tag in _UNTRANSLATED
+        or element.get("translate", "").strip().lower() == "no"
+        or "notranslate" in element.get("class", "").split()
+    )
 
 
 def _has_words(text: str | None) -> bool:
