@@ -70,7 +70,8 @@ class HtmlParts:
     """HTML whose text nodes are translated; see `Parts`.
 
     Tags and their attributes, comments, scripts, styles, code and elements with `translate="no"`
-    or the class `notranslate` are kept, and so are blanks around a text. Within a text, blanks and line breaks are a space, except in `pre` and `textarea`.
+    or the class `notranslate` are kept, and so are blanks around a text. Within a text, blanks and
+    line breaks are a space, except in `pre` and `textarea`.
 
     Raises:
         HttpError: elements that are nested too deeply.
