@@ -243,6 +243,21 @@ def test_units(
     assert locations(rows) == [*(f"{path}, line {line}" for line in lines), f"{other}, line 1"]
 
 
+def test_lines_of_invisible_characters_are_blank(tmp_path: Path) -> None:
+    """As they are where a model translates them."""
+    lines = ["a b", "\u200b", "c", "\ufeff\u00ad \x01", "d\u200be"]
+    path = file_of(tmp_path, "t.txt", "\n".join(lines))
+    kept = [lines[0], lines[2], lines[4]]
+    for unit in ("line", "paragraph"):
+        assert read_rows([path], unit=unit)["text"] == kept  # type: ignore[arg-type]
+    other = file_of(tmp_path, "o.txt", "\u2060\nb\nc\nd\ne\n")
+    pairs = read_rows({"src": [path], "tgt": [other]})
+    assert (pairs["src"], pairs["tgt"]) == (kept[1:], ["c", "e"])
+    assert (pairs.report.num_empty, pairs.report.empty) == (3, {"src": 2, "tgt": 1})
+    with pytest.raises(UserError, match="is empty"):
+        read_rows([file_of(tmp_path, "none", "\ufeff\u200b\n\u00ad")], unit="file")
+
+
 @given(text=st.text(alphabet=st.sampled_from("ab \t\r\n\x0b\u2028é今"), min_size=1))
 @settings(max_examples=200, deadline=None)
 def test_units_drop_only_blank_lines_of_a_file(

@@ -12,6 +12,7 @@ from jaxtyping import UInt32
 
 from heedful.data.chat_template import ChatTemplate, Message, Messages
 from heedful.data.encoding import RowError, TextColumn
+from heedful.data.invisible import is_blank
 from heedful.data.rows import MESSAGES
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe, format_names
@@ -73,7 +74,7 @@ def chat_of_record(record: Mapping[str, Any], where: str, fields: ChatFields) ->
 
 def is_empty(message: Message) -> bool:
     """True for a message of blanks; a system message may be empty."""
-    return message["role"] != "system" and not message["content"].strip()
+    return message["role"] != "system" and is_blank(message["content"])
 
 
 def check_messages(messages: Any, where: str) -> None:

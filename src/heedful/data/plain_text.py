@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from heedful.data.invisible import is_blank
 from heedful.data.reports import DataReport
 from heedful.data.rows import Chunk, Rows, Unit, same_rows
 from heedful.data.text_files import (
@@ -57,7 +58,7 @@ def _rows_of(column: str, path: Path, units: Sequence[tuple[int, int, str]]) -> 
 
 def _paragraphs(path: Path) -> Iterator[tuple[int, int, str]]:
     numbered = enumerate(read_lines(path), 1)
-    for has_text, group in groupby(numbered, key=lambda pair: bool(pair[1].strip())):
+    for has_text, group in groupby(numbered, key=lambda pair: not is_blank(pair[1])):
         numbers, lines = zip(*group, strict=True)
         yield numbers[0], len(lines), "\n".join(lines) if has_text else ""
 
@@ -65,4 +66,4 @@ def _paragraphs(path: Path) -> Iterator[tuple[int, int, str]]:
 def _whole_file(path: Path) -> Iterator[tuple[int, int, str]]:
     lines = list(read_lines(path, keep_ends=True))
     text = "".join(lines)
-    yield 1, len(lines), text if text.strip() else ""
+    yield 1, len(lines), "" if is_blank(text) else text

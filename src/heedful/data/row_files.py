@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from heedful.data.csv_rows import csv_units
+from heedful.data.invisible import is_blank
 from heedful.data.jsonl import jsonl_chunks, jsonl_record_chunks
 from heedful.data.labels import Problem, checked_labels
 from heedful.data.pair_files import (
@@ -92,7 +93,7 @@ class FileRows:
         is_empty = np.zeros(len(rows), bool)
         for column in self.columns:
             if column != LABEL and not self.keep_empty:
-                blank = [i for i, text in enumerate(rows[column]) if not text or text.isspace()]
+                blank = [index for index, text in enumerate(rows[column]) if is_blank(text)]
                 empty[column] = len(blank)
                 is_empty[blank] = True
         left = rows.select(np.flatnonzero(~is_empty)) if is_empty.any() else rows
@@ -190,7 +191,7 @@ def read_rows(
     * other names are plain text, for one column: a row is a line, a paragraph (lines between blank
       lines, joined by "\n") or a file, by `unit`, which the other formats ignore.
 
-    Rows with an empty column (only whitespace) are left out and counted, unless `keep_empty`. The
+    Rows with an empty column (nothing displayed) are left out and counted, unless `keep_empty`. The
     column "label" is stripped, must not be empty, and may be an integer or boolean in JSONL and
     tables. Lines, byte order marks and compression are as in `read_lines`.
 
