@@ -373,7 +373,7 @@ def test_ids(
 
 
 def test_settings_that_are_not_imported_are_reported(
-    directories: dict[str, Path], tmp_path: Path
+    directories: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = tmp_path / "theirs"
     shutil.copytree(directories["bart"], source)
@@ -400,6 +400,8 @@ def test_settings_that_are_not_imported_are_reported(
         assert part in text
     for part in ("num_beams", "num_return_sequences", "dola_layers", "min_length", "bad_words"):
         assert part not in text
+    import_hf(source, tmp_path / "logged")  # without a function for them
+    assert caplog.messages == [f"note: {line}" for line in messages]
     own = {"beam_size": 4, "stop_rule": "heuristic", "min_new_tokens": 2}
     assert model.metadata.options == own
     assert not model.has_tokenizer

@@ -13,7 +13,7 @@ from torch import Tensor
 from heedful import extras, zoo
 from heedful.errors import UserError, describe
 from heedful.export.gguf_tokenizer import tokenizer_notice, tokenizer_to_gguf
-from heedful.export.hf import OnNotice
+from heedful.export.hf import OnNotice, log_notice
 from heedful.files import as_path, atomic_replace, check_writable
 from heedful.pipelines import AnyModel, LanguageModel
 from heedful.progress import track
@@ -39,7 +39,7 @@ def export_gguf(
     precision: str = "f32",
     tokenizer: bool = True,
     overwrite: bool = False,
-    on_notice: OnNotice = lambda line: None,
+    on_notice: OnNotice = log_notice,
 ) -> None:
     """Write a GGUF file with the net, and the tokenizer in its metadata.
 

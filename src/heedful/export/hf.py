@@ -1,6 +1,7 @@
 """Import and export models in the Hugging Face format: net, tokenizers, labels, special ids."""
 
 import json
+import logging
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -41,6 +42,12 @@ from heedful.zoo.hf import hf_format, labels_to_hf, net_to_hf, write_hf_director
 
 OnNotice = Callable[[str], None]
 
+
+def log_notice(line: str) -> None:
+    """Log a notice, as the library does where a caller gives no function for it."""
+    logging.getLogger("heedful").warning(f"note: {line}")
+
+
 _POOLING = (
     "the pooling of its vectors is not in this format; "
     "heedful export sentence-transformers keeps it"
@@ -58,7 +65,7 @@ def import_hf(
     *,
     overwrite: bool = False,
     architecture: str | None = None,
-    on_notice: OnNotice = lambda line: None,
+    on_notice: OnNotice = log_notice,
     **config_keys: object,
 ) -> AnyModel:
     """Convert a directory in the Hugging Face format to a heedful model directory, and open it.
@@ -70,7 +77,8 @@ def import_hf(
         overwrite: replace a model directory at `out`.
         architecture: the architecture to build; default: heedful's own for the model type, or the
             only one of a plugin.
-        on_notice: called with notices: settings that are not imported, missing files.
+        on_notice: called with notices: settings that are not imported, missing files. Default: they
+            are logged.
         config_keys: keys of heedful's Config that override the directory's, as head="classify".
 
     Raises:
@@ -92,7 +100,7 @@ def export_hf(
     *,
     precision: str = "float32",
     overwrite: bool = False,
-    on_notice: OnNotice = lambda line: None,
+    on_notice: OnNotice = log_notice,
     run: str | PathLike[str] | None = None,
     write_more: Callable[[Path], None] | None = None,
 ) -> None:

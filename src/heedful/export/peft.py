@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from heedful import zoo
 from heedful.errors import UserError
+from heedful.export.hf import OnNotice, log_notice
 from heedful.files import MODEL_FILES, check_new, read_object, write_directory, write_json
 from heedful.models.adapters import LoRA, linear_parts, lora_layers
 from heedful.parts.lora import LoRALinear
@@ -62,7 +63,7 @@ def export_peft(
     out: str | PathLike[str],
     *,
     overwrite: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    say: OnNotice = log_notice,
 ) -> None:
     """Write the adapter of a model directory for `peft.PeftModel.from_pretrained`.
 
@@ -215,7 +216,7 @@ def import_peft(
     *,
     base: str | PathLike[str],
     overwrite: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    say: OnNotice = log_notice,
 ) -> AnyModel:
     """Convert an adapter of `peft` to a heedful model directory that refers to a base, and open it.
 

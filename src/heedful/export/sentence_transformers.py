@@ -4,7 +4,7 @@ from os import PathLike
 from pathlib import Path
 
 from heedful.errors import UserError
-from heedful.export.hf import OnNotice, export_hf
+from heedful.export.hf import OnNotice, export_hf, log_notice
 from heedful.files import write_json
 from heedful.pipelines.encoders import Encoder
 from heedful.pipelines.kinds import AnyModel
@@ -22,7 +22,7 @@ def export_sentence_transformers(
     normalize: bool | None = None,
     precision: str = "float32",
     overwrite: bool = False,
-    on_notice: OnNotice = lambda line: None,
+    on_notice: OnNotice = log_notice,
 ) -> None:
     """Write a directory for `SentenceTransformer(out)`, whose vectors equal those of `embed`.
 
