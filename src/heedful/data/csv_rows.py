@@ -31,7 +31,7 @@ def csv_units(
     first = [row for _, row in zip(range(_SAMPLE), rows, strict=False)]
     if not first:
         return
-    explicit = [field for field in fields.values() if field is not None]
+    explicit, reason = [field for field in fields.values() if field is not None], "names of columns"
     width = len(first[0][1])
     cells = [row for _, row in first]
     if any(isinstance(field, str) for field in explicit):
@@ -53,6 +53,7 @@ def csv_units(
         if header is None:
             sample = [[row[i] for i in columns] for row in cells if len(row) == width]
             header = has_names(path, sample, fields, languages)
+            reason += " (header=false keeps them)"
     for number, (line, row) in enumerate(_chained(first, rows)):
         if len(row) != width:
             raise UserError(
@@ -62,7 +63,7 @@ def csv_units(
         if number or not header:
             yield Unit(line, tuple(row[column] for column in columns))
         else:
-            yield Unit(line, (), "names of columns")
+            yield Unit(line, (), reason)
 
 
 def _chained(
