@@ -316,13 +316,18 @@ def _check_pairs(path: Path, fields: Mapping[str, Field | None]) -> None:
 
 
 def _check_plain_text(path: Path) -> None:
-    """Raise UserError for a file whose name is that of a table."""
+    """Raise UserError for a file whose name is that of another format."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     kind = format_of(path)
     if (kind == "table" and path.is_file()) or kind in ("jsonl", "csv"):
         raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
     if kind in PAIR_FORMATS:
         raise UserError(f"{path} holds pairs, not lines of text; in a recipe, give it as file")
+    if is_subtitles(path):
+        raise UserError(
+            f"{path} is a file of subtitles, not lines of text; give one for each side of pairs, or"
+            " save its texts as .txt"
+        )
     if name.suffix.lower() == ".json":
         raise UserError(
             f"{path} is not lines of text, by its name; convert it to .tsv or .jsonl and give it "
