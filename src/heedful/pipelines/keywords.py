@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from heedful.backends.manifest import Use
-from heedful.backends.registry import Name, Precision
+from heedful.backends.registry import BackendName, Precision
 from heedful.options import StopRule, TooLong
 
 # Methods that other packages of heedful call, and users need not: `dir` leaves them out.
@@ -21,7 +21,7 @@ class LoadKeywords(TypedDict, total=False):
     """The keywords of `heedful.load`."""
 
     device: str
-    backend: Name | str
+    backend: BackendName | str
     precision: Precision | str
     threads: int | None
     use: Use
