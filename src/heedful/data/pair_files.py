@@ -16,7 +16,7 @@ from heedful.data.po_entries import (
     plural_form_of_one,
     read_entries,
 )
-from heedful.data.text_files import COMPRESSED, read_bytes
+from heedful.data.text_files import read_bytes, without_compression
 from heedful.data.tmx_units import variant
 from heedful.data.unit_blocks import Unit
 from heedful.data.xml_inline import pieces_of
@@ -33,14 +33,12 @@ SUBTITLES = (".srt", ".vtt")
 
 def unit_format(path: Path) -> str | None:
     """The format of a file of units by its name: tmx, xliff, po, mo, csv; None: another one."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return _SUFFIXES.get(name.suffix.lower())
+    return _SUFFIXES.get(without_compression(path).suffix.lower())
 
 
 def is_subtitles(path: Path) -> bool:
     """True for subtitles by their name."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return name.suffix.lower() in SUBTITLES
+    return without_compression(path).suffix.lower() in SUBTITLES
 
 
 def pair_units(path: Path, languages: Mapping[str, str]) -> Iterator[Unit]:
@@ -239,7 +237,7 @@ def _mo(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
     extras.require("documents", f"{path}, a compiled catalogue,")
     import polib
 
-    if path.suffix in COMPRESSED:
+    if path != without_compression(path):
         raise UserError(f"{path} is a packed .mo file; unpack it")
     try:
         catalogue = polib.mofile(str(path))

@@ -32,7 +32,7 @@ from heedful.data.rows import (
     collect,
 )
 from heedful.data.tables import is_table, table_chunks, table_record_chunks
-from heedful.data.text_files import COMPRESSED, BlockPlace, check_no_document
+from heedful.data.text_files import BlockPlace, check_no_document, without_compression
 from heedful.data.tsv import tsv_chunks
 from heedful.data.unit_blocks import unit_chunks
 from heedful.errors import UserError
@@ -223,10 +223,9 @@ def format_of(path: Path) -> str:
     """The format of a file by its name: table, jsonl, tsv, csv, tmx, xliff, po, mo or text."""
     if is_table(path):
         return "table"
-    if path.suffix in COMPRESSED:
-        path = path.with_suffix("")
-    if path.suffix in (".jsonl", ".tsv"):
-        return path.suffix[1:]
+    suffix = without_compression(path).suffix.lower()
+    if suffix in (".jsonl", ".tsv"):
+        return suffix[1:]
     return unit_format(path) or "text"
 
 
@@ -317,13 +316,12 @@ def _check_pairs(path: Path, fields: Mapping[str, Field | None]) -> None:
 
 def _check_plain_text(path: Path) -> None:
     """Raise UserError for a file whose name is that of a table."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
     kind = format_of(path)
     if (kind == "table" and path.is_file()) or kind in ("jsonl", "csv"):
         raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
     if kind in PAIR_FORMATS:
         raise UserError(f"{path} holds pairs, not lines of text; in a recipe, give it as file")
-    if name.suffix.lower() == ".json":
+    if without_compression(path).suffix.lower() == ".json":
         raise UserError(
             f"{path} is not lines of text, by its name; convert it to .tsv or .jsonl and give it "
             "as file, or rename it to .txt if it is text"

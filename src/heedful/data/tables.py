@@ -22,7 +22,7 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # pyarrow accepts a truncated stream 
 
 def is_table(path: Path) -> bool:
     """True if a path is read as a table: a .parquet file or a folder."""
-    return path.suffix == ".parquet" or path.is_dir()
+    return path.suffix.lower() == ".parquet" or path.is_dir()
 
 
 def table_chunks(path: Path, names: Mapping[str, str]) -> Iterator[Chunk]:
