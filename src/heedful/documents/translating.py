@@ -183,7 +183,7 @@ def _settle(
     """Give a segment its result, and count it."""
     if not output.has_words:
         counts.without_words += 1
-        segment.result = Result(segment.text)
+        segment.result = Result(segment.text, origin="source")
         return
     reasons: list[str] = []
     if problem := segment.tag_problem(output.text):
@@ -206,7 +206,7 @@ def _settle(
     counts.from_memory += is_remembered
     counts.translated += not is_remembered
     origin: Origin = "memory" if is_remembered else "model"
-    segment.result = Result(text, tuple(reasons), origin)
+    segment.result = Result(text, tuple(reasons), origin=origin)
 
 
 def fits_model(translator: Any) -> Fits:
