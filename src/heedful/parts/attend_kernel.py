@@ -29,7 +29,7 @@ def can_use_kernel(
         dtype: of queries, keys and values.
     """
     size = options.repeats * queries.shape[1] * keys.shape[1]
-    scores = options.scores
+    scores = options.position_scores
     return (
         size <= _KERNEL_WEIGHTS
         and options.softcap is None
