@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from heedful.data.reports import DataReport
-from heedful.data.rows import Chunk, Rows, Unit, same_rows
+from heedful.data.rows import Chunk, Rows, TextUnit, same_rows
 from heedful.data.text_files import (
     BLOCK_BYTES,
     BLOCK_LINES,
@@ -27,7 +27,7 @@ def line_chunks(
         yield Chunk(block, partial(_parse_lines, columns), block.plain_place)
 
 
-def unit_chunks(column: str, path: Path, unit: Unit) -> Iterator[Chunk]:
+def text_chunks(column: str, path: Path, unit: TextUnit) -> Iterator[Chunk]:
     """Rows of one paragraph or of the whole file; only reading it as a whole can separate them."""
     units: list[tuple[int, int, str]] = []
     size, is_first = 0, True

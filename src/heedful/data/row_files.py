@@ -18,8 +18,7 @@ from heedful.data.pair_files import (
     subtitle_units,
     unit_format,
 )
-from heedful.data.plain_text import line_chunks
-from heedful.data.plain_text import unit_chunks as text_unit_chunks
+from heedful.data.plain_text import line_chunks, text_chunks
 from heedful.data.rows import (
     CORPUS,
     LABEL,
@@ -28,7 +27,7 @@ from heedful.data.rows import (
     Rows,
     SourcePlaces,
     TextOf,
-    Unit,
+    TextUnit,
     collect,
 )
 from heedful.data.tables import is_table, table_chunks, table_record_chunks
@@ -132,7 +131,7 @@ def open_rows(
     files: Sequence[Path] | Mapping[str, Sequence[Path]],
     fields: Mapping[str, Field | None] | None = None,
     *,
-    unit: Unit = "line",
+    unit: TextUnit = "line",
     header: bool | None = None,
     languages: Mapping[str, str] | None = None,
     keep_empty: bool = False,
@@ -168,7 +167,7 @@ def read_rows(
     files: Sequence[Path] | Mapping[str, Sequence[Path]],
     fields: Mapping[str, Field | None] | None = None,
     *,
-    unit: Unit = "line",
+    unit: TextUnit = "line",
     keep_empty: bool = False,
 ) -> Rows:
     r"""Read the rows of one or more files, in order, into memory.
@@ -237,7 +236,7 @@ def depends_on_languages(path: Path) -> bool:
 def read_chunks(
     path: Path,
     fields: Mapping[str, Field | None],
-    unit: Unit,
+    unit: TextUnit,
     header: bool | None = None,
     languages: Mapping[str, str] | None = None,
     places: Sequence[BlockPlace] | None = None,
@@ -275,7 +274,7 @@ def read_chunks(
     if unit == "line":
         return line_chunks([*fields], [path], places)
     [column] = fields
-    return text_unit_chunks(column, path, unit)
+    return text_chunks(column, path, unit)
 
 
 def _read_parallel_chunks(

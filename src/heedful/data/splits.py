@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
-from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, Unit, hash_cells
+from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, TextUnit, hash_cells
 from heedful.errors import UserError
 
 _TARGET = "tgt"  # the column of the targets of pairs
@@ -163,7 +163,7 @@ def split_tail(
     num_characters: Sequence[int],
     lengths_of: Callable[[int], Sequence[int]],
     size: int | float,
-    unit: Unit,
+    unit: TextUnit,
     *,
     first: int = 0,
 ) -> Tail:
