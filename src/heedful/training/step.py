@@ -20,7 +20,7 @@ from heedful import openmp
 from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.errors import UserError
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.models.stack import Stack
 from heedful.parts.experts import Experts, balance_loss, record_router_logits
 from heedful.parts.losses import LossSum, gradient_factor
