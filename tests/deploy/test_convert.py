@@ -351,3 +351,11 @@ def test_only_the_precisions_that_a_backend_has_are_converted(
 def test_an_unknown_use_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown use speed"):
         optimize(object(), tmp_path, TEXTS, uses=["speed"])  # type: ignore[arg-type, list-item]
+
+
+@pytest.mark.parametrize("backend", ["ctranslate2", "compiled"])
+def test_an_unknown_family_of_nets_is_not_taken_for_another(backend: str, tmp_path: Path) -> None:
+    facts = {"family": "prefix_lm", "max_length": 8, "graphs": []}
+    facts = {"family": "prefix_lm"} if backend == "ctranslate2" else facts
+    with pytest.raises(UserError, match=r"facts: family must be .*, not 'prefix_lm'"):
+        open_conversion(tmp_path, tmp_path, backend, "float32", facts, Settings(1))

@@ -31,7 +31,8 @@ def text_chunks(column: str, path: Path, unit: TextUnit) -> Iterator[Chunk]:
     """Rows of one paragraph or of the whole file; only reading it as a whole can separate them."""
     units: list[tuple[int, int, str]] = []
     size, is_first = 0, True
-    for first, num_lines, text in _paragraphs(path) if unit == "paragraph" else _whole_file(path):
+    read = {"paragraph": _paragraphs, "file": _whole_file}[unit]
+    for first, num_lines, text in read(path):
         units.append((first, num_lines, text))
         size += len(text)
         if size >= BLOCK_BYTES or len(units) >= BLOCK_LINES:
