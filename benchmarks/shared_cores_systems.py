@@ -28,7 +28,7 @@ from heedful.backends.hardware import cores
 from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.processes import Processes
 from heedful.training.step import MicroBatches, TrainedNet, TrainStep, WeightUpdates
 from training_speed import (

@@ -41,7 +41,7 @@ from heedful.config import Training
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import pack_ids
 from heedful.evaluation.likelihood import batch_loss
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep

@@ -32,7 +32,7 @@ from common import (
 from heedful.cost.flops import ProductCounter
 from heedful.data.buckets import BatchShape, pad_batch
 from heedful.data.collate import Batch
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.parts.tokens import Tokens
 from heedful.zoo import gpt2
 from training_speed import (

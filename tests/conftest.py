@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from checked_shapes import check_shapes
 from commands import Commands, run_whole
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 
 gc.disable()  # until all tests are collected: imports leave nothing to be freed
 pytest_plugins = ["listed_skips"]

@@ -1,13 +1,18 @@
 """The checks of `make docs`: translations, other hosts, and the table of formulas."""
 
+import ast
+import re
 import runpy
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import write_po
+from sphinx.directives.code import LiteralIncludeReader
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = {"Attention": "注意力", "A changed paragraph.": "改过的段落。"}
@@ -120,3 +125,21 @@ def test_pages_in_english_only_exist() -> None:
     made = {"reference/registries", "reference/architectures", "handbook/formulas"}
     missing = [name for name in names if name not in made and not list(DOCS.glob(f"{name}.md"))]
     assert not missing
+
+
+def test_excerpts_of_code_are_whole_statements() -> None:
+    """Chosen by names or words, which `make docs` looks for; line numbers would move unnoticed."""
+    found = 0
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for name, lines in re.findall(r"```\{literalinclude\} (\S+)\n((?::.*\n)*)", text):
+            options: Any = dict(re.findall(r":([\w-]+): *(.*)\n", lines))
+            assert "lines" not in options, f"{page.name}: {name}"
+            if options.get("language") == "python":
+                options["dedent"] = int(options.get("dedent", 0))
+                reader = LiteralIncludeReader(
+                    str(page.parent / name), options, SimpleNamespace(source_encoding="utf-8")
+                )
+                assert ast.parse(textwrap.dedent(reader.read()[0])).body, f"{page.name}: {name}"
+                found += 1
+    assert found

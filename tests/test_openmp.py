@@ -27,8 +27,8 @@ extern "C" void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) {}
 KERNELS = """
 import torch
 from heedful import openmp
-from heedful.kernels import training
-reason = training.load()
+from heedful.kernels import library
+reason = library.load()
 torch.ones(2 ** 20).exp()
 print(reason, *openmp.loaded_libgomps())
 """

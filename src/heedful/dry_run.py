@@ -15,7 +15,7 @@ from heedful.cost.flops import ProductCounter
 from heedful.cost.parameters import parameters_by_part
 from heedful.cost.timing import StepTimer, is_enough, without_first
 from heedful.data.collate import Batch
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.pipelines import choose_device
 from heedful.progress import PrintLine
 from heedful.recipe_files import with_absolute_paths

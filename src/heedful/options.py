@@ -19,6 +19,7 @@ SEARCH, SAMPLING, CONSTRAINTS = "Search", "Sampling", "Constraints on the output
 RUN_TIME = "Run time"
 
 TooLong = Literal["error", "truncate", "leave_out"]
+Normalization = Literal["average", "gnmt", "none"]  # of scores by length
 StopRule = Literal["optimal", "beam_full", "heuristic"]
 LARGEST = 1_000_000  # tokens, beams and the like: a larger number is a mistake
 # Temperatures below and above act as these: in fp32 quotients could be -inf or NaN. There only the
@@ -120,7 +121,7 @@ class Options:
         "Exponent of the length in the score of a hypothesis.",
         panel=SEARCH, shown="the model's, or 1.0",
     )  # fmt: skip
-    normalization: Literal["average", "gnmt", "none"] | None = option(
+    normalization: Normalization | None = option(
         "Division of scores by length: average (length ** penalty), gnmt (Wu et al. 2016) or none.",
         panel=SEARCH, shown="the model's, or average",
     )  # fmt: skip

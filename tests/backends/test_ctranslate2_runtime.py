@@ -456,3 +456,15 @@ def test_avx512_is_used_on_processors_with_vnni_unless_the_user_names_another(
     monkeypatch.setattr(ctranslate2, "Encoder", encoder)
     runtime._open(Path("model"), "encoder_only", "int8", Settings(1), "cpu")
     assert found == [expected]  # known before the first model is opened
+
+
+def test_a_normalization_of_scores_that_it_does_not_have_is_refused(tmp_path: Path) -> None:
+    """Also one that the search gains later: its scores would be those of `average`."""
+    model = model_of("gpt2")
+    backend = backend_of(model, tmp_path)
+    rows = model.prompt_ids(["the cat"])
+    for name, is_refused in (("average", False), ("gnmt", True), ("root", True)):
+        request = model.request(rows, beam_size=4)
+        object.__setattr__(request.options, "normalization", name)
+        reasons = backend.unsupported_reasons(rows, request)
+        assert any(f"normalization {name}" in reason for reason in reasons) == is_refused

@@ -234,6 +234,8 @@ def test_the_names_of_other_commands_are_accepted(name: str) -> None:
             assert {"--out", "--output", "-o"} <= {*param.opts}
         if "--input" in param.opts:
             assert "-i" in param.opts
+        if {"--precision", "--dtype"} & {*param.opts}:
+            assert param.opts == ["--precision", "--dtype"]
 
 
 @pytest.mark.parametrize(
@@ -243,13 +245,16 @@ def test_the_names_of_other_commands_are_accepted(name: str) -> None:
         (["translate", "m", "--precision", "float32"], "float32"),
         (["optimize", "m", "--precision", "fp32", "--precision", "int8"], ["float32", "int8"]),
         (["train", "r", "--precision", "bfloat16"], "bfloat16"),
+        (["export onnx", "m", "o", "--dtype", "fp32"], "float32"),
+        (["export gguf", "m", "o", "--precision", "bf16"], "bf16"),  # as llama.cpp spells it
     ],
 )
 def test_data_types_have_both_names(
     words: list[str], precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, seen = ALL[words[0]], []
-    monkeypatch.setattr(command, "callback", lambda **values: seen.append(values["precision"]))
+    name = next(param.name for param in command.params if "--precision" in param.opts)
+    monkeypatch.setattr(command, "callback", lambda **values: seen.append(values[name]))
     command.main(words[1:], standalone_mode=False)
     assert seen == [precision]
     if words[0] == "train":

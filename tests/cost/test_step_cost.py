@@ -23,7 +23,7 @@ from heedful.cost.trace import (
 )
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.models.adapters import LoRA, add_lora, freeze
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly

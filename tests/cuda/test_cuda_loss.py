@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from heedful.kernels import library as kernels
 from heedful.kernels import loss_gpu
-from heedful.kernels import training as kernels
 from heedful.parts import losses
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import LossSum, head_loss

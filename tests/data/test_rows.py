@@ -21,7 +21,7 @@ from heedful.cli import lines as cli_lines
 from heedful.config import parse_recipe
 from heedful.data import text_files
 from heedful.data.labels import label_ids, label_names
-from heedful.data.row_files import JoinedRows, open_rows, read_rows
+from heedful.data.row_files import JoinedRows, format_of, open_rows, read_rows
 from heedful.data.rows import Rows, collect, hash_cells
 from heedful.data.splits import (
     KnownRows,
@@ -43,7 +43,7 @@ LABELED: dict[str, Any] = {"text": None, "label": None}
 def file_of(directory: Path, name: str, content: str | bytes) -> Path:
     path = directory / name
     data = content.encode() if isinstance(content, str) else content
-    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+    path.write_bytes(gzip.compress(data, 1) if name.lower().endswith(".gz") else data)
     return path
 
 
@@ -703,3 +703,20 @@ def test_documents_are_recognized_by_content(
     for fields in (None, PAIR):
         with pytest.raises(UserError, match=problem):
             read_rows([path], fields)
+
+
+@pytest.mark.parametrize("packed", ["", ".GZ"])
+def test_names_in_capitals_have_the_format_of_their_ending(packed: str, tmp_path: Path) -> None:
+    """`X.JSONL` was read as lines of text, the braces included."""
+    jsonl = file_of(tmp_path, "T.JSONL" + packed, '{"src": "a", "tgt": "b"}\n')
+    tsv = file_of(tmp_path, "T.TSV" + packed, "a\tb\n")
+    for path in (jsonl, tsv):
+        rows = read_rows([path], PAIR)
+        assert (rows["src"], rows["tgt"]) == (["a"], ["b"])
+    assert format_of(Path("T.PARQUET")) == "table"
+    assert format_of(Path("T.TMX" + packed)) == "tmx"
+    if packed:
+        file = tmp_path / "T.TXT.GZ"
+        file.write_text("a\n", encoding="utf-8")
+        with pytest.raises(UserError, match="is not gzip"):
+            read_rows([file])

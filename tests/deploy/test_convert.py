@@ -17,7 +17,8 @@ from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.manifest import BackendChoice, FileDigest, Manifest
 from heedful.backends.registry import open_conversion
-from heedful.deploy.optimize import optimize
+from heedful.deploy.convert import convert_model
+from heedful.deploy.optimize import PRECISIONS_OF, optimize
 from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
 from heedful.pipelines import Translator
@@ -296,3 +297,65 @@ def test_ties_may_be_broken_differently(translator: Any) -> None:
 def test_texts_and_answers_must_have_equal_numbers() -> None:
     with pytest.raises(UserError, match="2 validation texts but 1 answers"):
         Prover(model_of("gpt2"), TEXTS[:2], TEXTS[:1])
+
+
+def test_an_unknown_backend_is_not_taken_for_the_compiled_one(tmp_path: Path) -> None:
+    """The constructor of compiled graphs would find no file, and their compiler no net."""
+    with pytest.raises(UserError, match="ctranslate2, compiled, not for onnx"):
+        convert_model(object(), tmp_path, "float32", "onnx")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="ctranslate2, compiled, not for onnx"):
+        open_conversion(tmp_path, tmp_path, "onnx", "float32", {}, Settings(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("gpt2", "bfloat16"), ("gpt2", "float16"), ("bert", "float16")]
+)
+def test_graphs_are_not_compiled_in_float32_under_another_name(
+    name: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heedful.backends.aot.compile.has_cpp_compiler", lambda: False)
+    with pytest.raises(UserError, match=f"are in float32, .*int8, not {precision}"):
+        convert_model(model_of(name), tmp_path, precision, "compiled")
+
+
+def test_only_the_precisions_that_a_backend_has_are_converted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A precision that one backend gains is not one of the others."""
+    tried = []
+
+    def refuse(model: Any, directory: Path, precision: str, backend: str) -> Any:
+        tried.append((backend, precision))
+        raise UserError("tried")
+
+    monkeypatch.setattr("heedful.deploy.optimize.convert_model", refuse)
+    monkeypatch.setitem(PRECISIONS_OF, "ctranslate2", ("float32", "float16"))
+    monkeypatch.setattr("heedful.deploy.optimize.PRECISIONS", ("float32", "bfloat16", "float16"))
+    for name in ("bert", "gpt2"):
+        model = model_of(name)
+        model.save(tmp_path / name)
+        with pytest.raises(UserError, match="no requested backend runs this model"):
+            optimize(
+                *(model, tmp_path / name, TEXTS),
+                backends=("ctranslate2", "compiled"),
+                precisions=("float32", "bfloat16", "float16"),
+            )
+    assert tried == [
+        *(("ctranslate2", "float32"), ("ctranslate2", "float16")),
+        *(("compiled", "float32"), ("compiled", "bfloat16")),
+        *(("ctranslate2", "float32"), ("ctranslate2", "float16")),
+        *(("compiled", "float32"),),
+    ]
+
+
+def test_an_unknown_use_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown use speed"):
+        optimize(object(), tmp_path, TEXTS, uses=["speed"])  # type: ignore[arg-type, list-item]
+
+
+@pytest.mark.parametrize("backend", ["ctranslate2", "compiled"])
+def test_an_unknown_family_of_nets_is_not_taken_for_another(backend: str, tmp_path: Path) -> None:
+    facts = {"family": "prefix_lm", "max_length": 8, "graphs": []}
+    facts = {"family": "prefix_lm"} if backend == "ctranslate2" else facts
+    with pytest.raises(UserError, match=r"facts: family must be .*, not 'prefix_lm'"):
+        open_conversion(tmp_path, tmp_path, backend, "float32", facts, Settings(1))

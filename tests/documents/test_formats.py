@@ -219,6 +219,40 @@ def test_tmx_gets_the_missing_variants() -> None:
     assert re.sub(rb'\n  <tuv xml:lang="de"><prop.*?</tuv>', b"", content) == TMX.encode()
 
 
+@pytest.mark.parametrize(
+    ("name", "source"), [("a.tmx", TMX), ("a.xlf", XLIFF), ("b.xliff", XLIFF2), ("a.po", PO)]
+)
+def test_marks_of_a_second_translation_replace_those_of_the_first(name: str, source: str) -> None:
+    keys: Any = {"policy": OVERWRITE, "review": lambda *_: ["a <b>"]}
+    first, _, document = translated(name, source, loud, **keys)
+    assert translated(name, first, loud, **keys)[0] == first
+    assert b"needs review: a " in first
+    memory = {segment.text: segment.text.replace("e", "é") for segment in document.segments}
+    again = as_text(translated(name, first, policy=OVERWRITE, memory=memory))
+    for mark in ("machine", "leveraged-mt", 'subState="heedful:model', "fuzzy"):
+        assert mark not in again
+    assert ("needs review: " in again) == (name == "b.xliff")  # whose notes are of no segment
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "mark", "count"),
+    [
+        ("a.tmx", TMX.replace("Two", "–").replace("Zwei", ""), "machine", 1),
+        ("a.xlf", XLIFF.replace("Four", "–"), "leveraged-mt", 2),
+        ("b.xliff", XLIFF2.replace("Hello", "–").replace("you", "–"), "heedful:model", 0),
+        ("a.po", PO.replace('"menu"\nmsgid ""\n"long "\n"text"', '"menu"\nmsgid "–"'), "fuzzy", 3),
+    ],
+)
+def test_a_text_without_words_is_not_marked_as_of_a_machine(
+    name: str, source: str, mark: str, count: int
+) -> None:
+    """No model saw it: it is as in the source."""
+    content, counts, document = translated(name, source, loud)
+    origins = [segment.result.origin for segment in document.segments if segment.result]
+    assert counts.without_words == origins.count("source") == 1
+    assert content.decode().count(mark) == count
+
+
 @pytest.mark.parametrize("damage", [("<g1>", ""), ("<x2/>", "<x2/><x2/>"), ("</g1>", "")])
 def test_damaged_tags_fall_back_to_the_texts_between_them(damage: tuple[str, str]) -> None:
     translate = replaced(**dict([damage]), go="geh")

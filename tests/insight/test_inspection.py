@@ -595,6 +595,7 @@ def test_bad_input_is_refused_in_one_line(models: dict[str, Any]) -> None:
         (lambda: insight.search_tree(gpt, TEXT, temperature=1.0), "a sample is no beam search"),
         (lambda: insight.sampling_steps(gpt, TEXT, beam_size=3), "is shown as a tree"),
         (lambda: insight.embedding_map(gpt, "layers"), "kind must be"),
+        (lambda: insight.embedding_map(gpt, side="src"), "side must be source, target"),
         (lambda: insight.embedding_map(gpt, "sentences"), "needs a list of texts"),
         (lambda: insight.embedding_map(gpt, "tokens", limit=2), "limit must be at least 3"),
     ]:

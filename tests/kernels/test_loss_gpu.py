@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from heedful.kernels import loss_gpu, training
+from heedful.kernels import library, loss_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -43,5 +43,5 @@ def test_the_kernel_is_used_for_types_that_it_has(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loss_gpu, "_is_usable", lambda: True)
     assert loss_gpu.are_supported(torch.float16)
     assert not loss_gpu.are_supported(torch.float64)
-    with training.unused():
+    with library.unused():
         assert not loss_gpu.are_supported(torch.float16)

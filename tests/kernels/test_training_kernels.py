@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.kernels.build import has_cpp_compiler
 from heedful.kernels.dropout import apply_mask
 from heedful.parts.attend_kernel import Kernel
@@ -255,7 +255,7 @@ def test_dropout_equals_torch_bit_by_bit(
 FUSED: dict[str, Callable[[Tensor, Tensor, Dropout, nn.Module], Tensor]] = {
     "add_dropped": lambda x, y, dropout, norm: add_dropped(x, y, dropout),
     "add_norm": add_norm,
-    "relu_dropout": lambda x, y, dropout, norm: relu_dropped(y, dropout),
+    "relu_dropped": lambda x, y, dropout, norm: relu_dropped(y, dropout),
 }
 
 

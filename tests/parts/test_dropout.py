@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.parts.dropout import Dropout, _draw_seed, keep_mask, random_levels
 
 LEVELS = 65_536

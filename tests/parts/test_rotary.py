@@ -207,3 +207,8 @@ def test_tables_outside_of_checkpoints_exist_after_loading() -> None:
 def test_an_odd_width_is_refused(width: int) -> None:
     with pytest.raises(ValueError, match=f"even head width, not {width}"):
         RotaryPositions(width)
+
+
+def test_an_unknown_layout_is_not_taken_for_interleaved() -> None:
+    with pytest.raises(ValueError, match="layout must be half or interleaved, not 'neox'"):
+        RotaryPositions(8, layout="neox")  # type: ignore[arg-type]

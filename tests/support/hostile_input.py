@@ -88,7 +88,7 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "export ctranslate2 {any} out",
     "export peft {any} out",
     "export sentence-transformers {any} out --pooling first",
-    "export onnx {any} out --dtype int8",
+    "export onnx {any} out --precision int8",
     "export gguf {any} out.gguf --dtype q8_0",
     "optimize model --src {w}/lines --ref {w}/lines --for latency --backend ctranslate2",
     "optimize model --shortlist --tolerance 100 --backend eager",

@@ -17,7 +17,7 @@ from commands import Commands
 from encoder_runs import PreparedTask, recipe_of, train_step
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.parts import losses
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -20,6 +20,7 @@ from heedful.files import read_json, write_json
 
 FOLDER, MANIFEST, WEIGHTS = "backends", "backends.json", "model.safetensors"
 SHORTLIST = "shortlist.safetensors"
+Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
 Use = Literal["latency", "throughput"]
 Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
 # The package whose version a conversion depends on, by backend.
@@ -34,8 +35,13 @@ class NetFacts:
         num_types: token types of an encoder's embedding; 0: it has none.
     """
 
-    family: Literal["encoder_decoder", "decoder_only", "encoder_only"]
+    family: Family
     num_types: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise TypeError, as for a wrong keyword, for an unknown family."""
+        if self.family not in get_args(Family):
+            raise TypeError(f"family must be {', '.join(get_args(Family))}, not {self.family!r}")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from heedful.backends.manifest import (
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
 
-Name = Literal["auto", "eager", "compiled", "ctranslate2"]
+BackendName = Literal["auto", "eager", "compiled", "ctranslate2"]
 Precision = Literal["auto", "float32", "bfloat16", "int8"]
 
 
@@ -101,7 +101,7 @@ def check_names(backend: str, precision: str, threads: int | None, use: str) -> 
     if not is_count:
         raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads!r}")
     for name, value, known in (
-        *(("backend", backend, Name), ("precision", precision, Precision)),
+        *(("backend", backend, BackendName), ("precision", precision, Precision)),
         ("use", use, Use),
     ):
         if value not in get_args(known):
@@ -128,9 +128,11 @@ def open_conversion(
         trust_compiled: as in `open_backend`.
 
     Raises:
-        UserError: wrong facts; a conversion that is damaged, not for the device, or compiled
-            elsewhere.
+        UserError: an unknown backend; wrong facts; a conversion that is damaged, not for the
+            device, or compiled elsewhere.
     """
+    if backend not in PACKAGES:
+        raise UserError(f"conversions are for {', '.join(PACKAGES)}, not for {backend}")
     path = conversion_path(directory, backend, precision)
     try:
         if backend == "ctranslate2":

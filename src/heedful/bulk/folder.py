@@ -141,7 +141,7 @@ class JobFolder:
         self.entries[result.index] = entry
 
     def write_manifest(self, settings: Mapping[str, Any]) -> None:
-        """Write the manifest of the complete job."""
+        """Write the manifest of the complete job; totals of its shards are made here."""
         shards = [self.entries[index] for index in sorted(self.entries)]
         totals = {name: sum(entry[name] for entry in shards) for name in ("rows", "errors")}
         content = {"complete": True, "settings": settings, **totals, "shards": shards}

@@ -87,7 +87,11 @@ class BulkJob:
         return ShardReader(files, tuple(zip(columns, fields, strict=True)), self.shard_rows)
 
     def settings(self, files: Sequence[Path]) -> dict[str, Any]:
-        """All that the results depend on, for the manifest."""
+        """All that the results depend on, for the manifest.
+
+        A job continues only if they are equal, so no measurements here (`JobFolder.write_manifest`
+        has the totals).
+        """
         inputs = [
             {"path": str(path), "sha256": [*map(sha256_of_file, table_files(path))]}
             for path in files

@@ -92,7 +92,7 @@ class Generate(BulkTask["pipelines.Generator"]):
         """See `BulkTask.results`."""
         seed = self.options.get("seed", 0)
         # The same seeds as by `Options.seeds`, for any size of the shards.
-        seeds = [(seed + (first + number << 32)) % _SEEDS for number in numbers]
+        seeds = [(seed + ((first + number) << 32)) % _SEEDS for number in numbers]
         options = {**self._decoding(), "seed": seeds, "progress": progress}
         outputs = self.model.iterate_generations([[text for text, *_ in rows]], **options)
         return [self._result(generations) for generations in outputs]

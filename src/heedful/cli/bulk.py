@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from heedful.cli.flags import Json, ModelFolder, Quiet, spread
+from heedful.cli.flags import Json, ModelFolder, Quiet, RunTime, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import RunTime
 from heedful.cli.shared import make_console, note, print_json
 from heedful.errors import UserError
 from heedful.options import RUN_TIME

@@ -10,10 +10,9 @@ import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import ModelFolder, spread
+from heedful.cli.flags import ModelFolder, RunTime, spread
 from heedful.cli.guard import forget_interruption, one_line
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import RunTime
 from heedful.cli.shared import note
 from heedful.errors import UserError
 

@@ -3,9 +3,9 @@
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import InputOutput, RunTime, json_line, line_writer, report_counts
+from heedful.cli.lines import InputOutput, json_line, line_writer, report_counts
 from heedful.data.invisible import is_blank
 from heedful.errors import UserError
 

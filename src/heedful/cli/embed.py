@@ -14,10 +14,11 @@ from heedful.cli.flags import (
     PoolingOption,
     PromptNameOption,
     PromptOption,
+    RunTime,
     spread,
 )
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import InputOutput, RunTime, report_counts
+from heedful.cli.lines import InputOutput, report_counts
 from heedful.errors import UserError
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Json, ModelFolder, Truncate, flag_of, spread
+from heedful.cli.flags import Json, ModelFolder, RunTime, Truncate, flag_of, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
-    RunTime,
     note_breaks,
     progress_bar,
     read_parallel,

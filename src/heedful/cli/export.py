@@ -74,7 +74,10 @@ def gguf(
     model: ModelFolder,
     out: NewFile,
     dtype: str = typer.Option(
-        "f32", metavar="NAME", help="Precision of the matrices: f32, bf16 or q8_0 (8 bits)."
+        "f32",
+        "--precision",
+        metavar="NAME",
+        help="Precision of the matrices: f32, bf16 or q8_0 (8 bits).",
     ),
     tokenizer: bool = typer.Option(
         True,
@@ -88,7 +91,7 @@ def gguf(
     Supported: GPT-2, GPT-3 without a window, LLaMA, Mistral, Mixtral, Qwen3 and Gemma 3, with a
     byte-level or SentencePiece tokenizer. What llama.cpp would compute otherwise is refused.
 
-    Example: heedful export gguf runs/novel novel.gguf --dtype q8_0
+    Example: heedful export gguf runs/novel novel.gguf --precision q8_0
     """
     from heedful.export import gguf
 
@@ -139,7 +142,7 @@ def sentence_transformers(
 def onnx(
     model: ModelFolder,
     out: NewFolder,
-    dtype: str = typer.Option(
+    precision: str = typer.Option(
         "float32", metavar="NAME", help="Precision of the matrices: float32 or int8."
     ),
     overwrite: Overwrite = False,
@@ -150,15 +153,15 @@ def onnx(
     ONNX Runtime checks each graph against the net, for batches of several sizes, before it is
     written; examples/onnx_greedy.py runs them without heedful.
 
-    Example: heedful export onnx runs/translation translation-onnx --dtype int8
+    Example: heedful export onnx runs/translation translation-onnx --precision int8
     """
     from heedful.export import onnx
     from heedful.files import check_new
 
     check_new(out, overwrite=overwrite, owns=onnx.ONNX_FILES, source=model)
-    onnx.check_precision(dtype)
+    onnx.check_precision(precision)
     opened = pipelines.load(model, device="cpu", backend="eager")
-    onnx.export_onnx(opened, out, precision=dtype, overwrite=overwrite, on_notice=note)
+    onnx.export_onnx(opened, out, precision=precision, overwrite=overwrite, on_notice=note)
     typer.echo(f"{out}: a {opened.kind} for ONNX Runtime")
 
 

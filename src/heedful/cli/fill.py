@@ -5,8 +5,8 @@ from dataclasses import asdict
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, spread
-from heedful.cli.lines import InputOutput, RunTime, json_line, line_writer, report_counts
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
+from heedful.cli.lines import InputOutput, json_line, line_writer, report_counts
 from heedful.errors import UserError
 
 

@@ -4,17 +4,19 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cache, partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import typer
 
+from heedful import pipelines
 from heedful.cli.help import IN_OUT
 from heedful.errors import UserError
 from heedful.options import RUN_TIME, Options, RunTimeOptions
 
+Kind = TypeVar("Kind", bound="pipelines.SavedModel")
 TgtLang = Annotated[
     str | None,
     typer.Option(
@@ -71,6 +73,32 @@ Device = Annotated[
         rich_help_panel=RUN_TIME,
     ),
 ]
+
+
+@dataclass(frozen=True)
+class RunTime(RunTimeOptions):
+    """Flags of every command that runs a model: where and how it runs."""
+
+    def only_eager(self, command: str) -> Self:
+        """The same flags with the backend eager; raises UserError if another is given by name."""
+        if self.backend not in ("auto", "eager"):
+            raise UserError(f"{command} runs eager; leave out --backend {self.backend}")
+        return replace(self, backend="eager")
+
+    def open(self, model: Path, kind: type[Kind], command: str, *, many: bool = True) -> Kind:
+        """The model, of the kind that the command needs; `many`: for many texts at once."""
+        opened = pipelines.load(
+            model,
+            device=self.device,
+            backend=self.backend,
+            precision=self.precision,
+            threads=self.threads,
+            use="throughput" if many else "latency",
+            trust_compiled=self.trust_compiled,
+        )
+        return pipelines.expect(opened, kind, command)
+
+
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")]
 PoolingOption = Annotated[
     Literal["mean", "first", "last", "max"] | None,

@@ -10,9 +10,9 @@ import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import InputOutput, RunTime, report_counts
+from heedful.cli.lines import InputOutput, report_counts
 from heedful.errors import UserError
 
 

@@ -17,7 +17,12 @@ WIDTH = 80
 
 
 # Other spellings of an option: that of other commands is accepted, and not listed.
-_ALSO = {"--out": ("-o", "--output"), "--output": ("-o", "--out"), "--input": ("-i",)}
+_ALSO = {
+    "--out": ("-o", "--output"),
+    "--output": ("-o", "--out"),
+    "--input": ("-i",),
+    "--precision": ("--dtype",),
+}
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 

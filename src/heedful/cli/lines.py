@@ -1,4 +1,4 @@
-"""Lines in and out for commands that map texts, and the flags of commands that run a model."""
+"""Lines in and out for commands that map texts."""
 
 import json
 import os
@@ -7,10 +7,10 @@ import select
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import typer
 
@@ -19,10 +19,9 @@ from heedful.cli.flags import Output, Truncate, flag_of
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import note
 from heedful.errors import UserError
-from heedful.options import SAMPLING_OPTIONS, Options, RunTimeOptions, TooLong
+from heedful.options import SAMPLING_OPTIONS, Options, TooLong
 from heedful.progress import Advance, track, use_display
 
-Kind = TypeVar("Kind", bound="pipelines.SavedModel")
 CHUNK = 1_024
 _FAILURES = {
     "dead_end": "outputs that end where the constraints allow no token",
@@ -31,30 +30,6 @@ _FAILURES = {
 _BLOCK = 1 << 20
 _RARE_BREAKS = re.compile(r"[\x85\u2028\u2029]")  # the others are escaped by the library
 _LONGEST = 1_000_000  # characters of a line for a model
-
-
-@dataclass(frozen=True)
-class RunTime(RunTimeOptions):
-    """Flags of every command that runs a model: where and how it runs."""
-
-    def only_eager(self, command: str) -> Self:
-        """The same flags with the backend eager; raises UserError if another is given by name."""
-        if self.backend not in ("auto", "eager"):
-            raise UserError(f"{command} runs eager; leave out --backend {self.backend}")
-        return replace(self, backend="eager")
-
-    def open(self, model: Path, kind: type[Kind], command: str, *, many: bool = True) -> Kind:
-        """The model, of the kind that the command needs; `many`: for many texts at once."""
-        opened = pipelines.load(
-            model,
-            device=self.device,
-            backend=self.backend,
-            precision=self.precision,
-            threads=self.threads,
-            use="throughput" if many else "latency",
-            trust_compiled=self.trust_compiled,
-        )
-        return pipelines.expect(opened, kind, command)
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,7 @@ def optimize(
     """
     if ref is not None and src is None:
         raise UserError("--ref goes with --src: give both files")
-    from heedful.backends.ctranslate2.conversion import PRECISIONS
-    from heedful.deploy.optimize import USES, check_names, optimize
+    from heedful.deploy.optimize import PRECISIONS, USES, check_names, optimize
     from heedful.pipelines.loading import check_own_format
 
     check_names(candidates.backend or (), candidates.precision or (), candidates.threads or ())

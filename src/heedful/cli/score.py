@@ -9,11 +9,10 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, TgtLang, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, TgtLang, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     InputOutput,
-    RunTime,
     json_line,
     line_writer,
     read_parallel,

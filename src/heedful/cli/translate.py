@@ -1,4 +1,7 @@
-"""`heedful translate`: lines or a document in, translations out, in the same order."""
+"""`heedful translate`: lines or a document in, translations out, in the same order.
+
+Flags of decoding and run time are fields in `heedful/options.py`.
+"""
 
 import math
 from collections.abc import Iterator
@@ -11,11 +14,10 @@ import typer
 from heedful import pipelines
 from heedful.cli.alignments import AlignmentFlags, AlignmentWriter
 from heedful.cli.documents import DocumentFlags, is_document, translate_file
-from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     InputOutput,
-    RunTime,
     json_line,
     line_writer,
     note_unused,

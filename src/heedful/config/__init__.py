@@ -3,7 +3,14 @@
 from heedful.config.adapter import Adapter
 from heedful.config.base import Strict
 from heedful.config.corpora import Corpus, Files
-from heedful.config.data import Data, Filters, Generated, TokenizerRecipe
+from heedful.config.data import (
+    DEFAULT_TEXT_SHARE,
+    DEFAULT_VALID_ROWS,
+    Data,
+    Filters,
+    Generated,
+    TokenizerRecipe,
+)
 from heedful.config.distillation import Distillation
 from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
 from heedful.config.problems import wrong_key
@@ -11,6 +18,8 @@ from heedful.config.recipe import Recipe, default_values, drop_stale_bands, pars
 from heedful.config.training import Optimizer, Schedule, Training
 
 __all__ = [
+    "DEFAULT_TEXT_SHARE",
+    "DEFAULT_VALID_ROWS",
     "OWN_METRICS",
     "Adapter",
     "Corpus",

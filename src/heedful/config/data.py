@@ -11,6 +11,8 @@ from heedful.errors import UserError
 
 Limit = Annotated[int, Field(ge=1)] | None
 Share = Annotated[float, Field(gt=0, le=1)] | None
+# Held out of `train` where the recipe gives no size: rows, at most a tenth, or a share of texts.
+DEFAULT_VALID_ROWS, DEFAULT_TEXT_SHARE = 1_000, 0.1
 ScriptNames = str | list[str] | None
 
 
@@ -163,7 +165,8 @@ class Data(Strict):
         None,
         description="Validation rows held out of `train` where `valid` is empty: an integer is a "
         "number of rows, a fraction below 1 a share of the rows (of plain texts, the last ones, a "
-        "share of the characters); null: 1,000 rows but at most a tenth (of plain texts, 0.1).",
+        f"share of the characters); null: {DEFAULT_VALID_ROWS:,} rows but at most a tenth (of "
+        f"plain texts, {DEFAULT_TEXT_SHARE}).",
     )
     drop_held_out: bool | None = Field(
         None,

@@ -20,7 +20,7 @@ class ProductCounter(TorchDispatchMode):
     """Counts the FLOPs of the products in the block: 2 m n k for (m, k) x (k, n).
 
     torch's `FlopCounterMode` without its hooks of modules, which refuse `torch.autograd.grad`.
-    Products in kernels of heedful are not seen (`heedful.kernels.training.unused`).
+    Products in kernels of heedful are not seen (`heedful.kernels.library.unused`).
 
     Attributes:
         flops: so far.

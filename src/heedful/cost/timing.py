@@ -51,6 +51,7 @@ class StepTimer:
             with torch.autocast(self.device.type, self._dtype, enabled=self._is_mixed):
                 sums = self.step(batch)
             (sums.loss / num_targets).backward()
+        # As `count_step` of `trace.py`, and as `WeightUpdates.take` of `training/step.py`.
         used = [p for p in self._parameters if p.grad is not None]
         if self.settings.clip_norm is not None and used:
             nn.utils.clip_grad_norm_(used, self.settings.clip_norm)

@@ -158,6 +158,7 @@ def count_step(
                 (sums.loss / num_targets).backward()
             del sums
         gradients = _sizes(p.grad for p in parameters if p.grad is not None)
+        # As `StepTimer.take`, and as `WeightUpdates.take` of `training/step.py`.
         used = [p for p in parameters if p.grad is not None]
         if settings.clip_norm is not None and used:
             nn.utils.clip_grad_norm_(used, settings.clip_norm)

@@ -7,7 +7,7 @@ from pathlib import Path
 from heedful.data.rows import Field
 from heedful.data.text_files import read_lines
 from heedful.data.tsv import has_names, header_columns
-from heedful.data.unit_blocks import HEADER, Unit
+from heedful.data.unit_blocks import HEADER, FileRow
 from heedful.errors import UserError
 
 _DELIMITERS = ",;\t|"
@@ -19,7 +19,7 @@ def csv_units(
     fields: Mapping[str, Field | None],
     header: bool | None,
     languages: Mapping[str, str],
-) -> Iterator[Unit]:
+) -> Iterator[FileRow]:
     """The rows of a file; arguments as in `heedful.data.tsv.tsv_chunks`.
 
     The separator is the one that is most frequent in the first row, outside of quotes.
@@ -61,9 +61,9 @@ def csv_units(
                 " with the separator in quotes"
             )
         if number or not header:
-            yield Unit(line, tuple(row[column] for column in columns))
+            yield FileRow(line, tuple(row[column] for column in columns))
         elif not is_named:
-            yield Unit(line, (), HEADER)
+            yield FileRow(line, (), HEADER)
 
 
 def _chained(

@@ -16,9 +16,9 @@ from heedful.data.po_entries import (
     plural_form_of_one,
     read_entries,
 )
-from heedful.data.text_files import COMPRESSED, read_bytes
+from heedful.data.text_files import read_bytes, without_compression
 from heedful.data.tmx_units import variant
-from heedful.data.unit_blocks import Unit
+from heedful.data.unit_blocks import FileRow
 from heedful.data.xml_inline import pieces_of
 from heedful.data.xml_nodes import Node, NodeReader
 from heedful.errors import UserError, format_names
@@ -33,17 +33,15 @@ SUBTITLES = (".srt", ".vtt")
 
 def unit_format(path: Path) -> str | None:
     """The format of a file of units by its name: tmx, xliff, po, mo, csv; None: another one."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return _SUFFIXES.get(name.suffix.lower())
+    return _SUFFIXES.get(without_compression(path).suffix.lower())
 
 
 def is_subtitles(path: Path) -> bool:
     """True for subtitles by their name."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return name.suffix.lower() in SUBTITLES
+    return without_compression(path).suffix.lower() in SUBTITLES
 
 
-def pair_units(path: Path, languages: Mapping[str, str]) -> Iterator[Unit]:
+def pair_units(path: Path, languages: Mapping[str, str]) -> Iterator[FileRow]:
     """The pairs of a TMX, XLIFF, PO or MO file.
 
     Args:
@@ -74,7 +72,7 @@ class _Parts:
         return count
 
 
-def _tmx(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
+def _tmx(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     parts, reader = _Parts(path), NodeReader(str(path), {"tu", "header"})
     found: Counter[str] = Counter()
     num_pairs = 0
@@ -90,11 +88,11 @@ def _tmx(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
         is_pair = None not in sides and sides[0] is not sides[1]
         segments = [side.child("seg") if side is not None else None for side in sides]
         if not is_pair or None in segments:
-            yield Unit(node.line, (), f"without {src} and {tgt}", parts.take_bytes())
+            yield FileRow(node.line, (), f"without {src} and {tgt}", parts.take_bytes())
             continue
         num_pairs += 1
         texts = tuple(_text(segment) for segment in segments if segment is not None)
-        yield Unit(node.line, texts, "", parts.take_bytes())
+        yield FileRow(node.line, texts, "", parts.take_bytes())
     root = reader.root.name if reader.root else ""
     if root != "tmx":
         raise UserError(f"{path} is not TMX: its root is {root}; name another file")
@@ -123,7 +121,7 @@ def _tmx_languages(
     return first, tgt or others[0]
 
 
-def _xliff(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
+def _xliff(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     parts, reader = _Parts(path), NodeReader(str(path), {"trans-unit", "segment"})
     is_checked = is_swapped = False
     for node, around in reader.read(parts):
@@ -135,14 +133,14 @@ def _xliff(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
         num_bytes = parts.take_bytes()
         source, target = node.child("source"), node.child("target")
         if source is None or target is None or not target.text.strip():
-            yield Unit(node.line, (), "without a translation", num_bytes)
+            yield FileRow(node.line, (), "without a translation", num_bytes)
             continue
         state = (target if node.name == "trans-unit" else node).attributes.get("state", "")
         if state in _UNFINISHED and node.attributes.get("approved") != "yes":
-            yield Unit(node.line, (), "unfinished", num_bytes)
+            yield FileRow(node.line, (), "unfinished", num_bytes)
             continue
         texts = _text(source), _text(target)
-        yield Unit(node.line, texts[::-1] if is_swapped else texts, "", num_bytes)
+        yield FileRow(node.line, texts[::-1] if is_swapped else texts, "", num_bytes)
     if reader.root is None or reader.root.name != "xliff":
         root = reader.root.name if reader.root else ""
         raise UserError(f"{path} is not XLIFF: its root is {root}; name another file")
@@ -207,7 +205,7 @@ def _decoded(path: Path, data: bytes, encoding: str) -> str:
         ) from None
 
 
-def _po(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
+def _po(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     data = _whole(path)
     text = _decoded(path, data, charset_of(data) or "utf-8")
     entries, num_obsolete = read_entries(text.split("\n"), str(path))
@@ -221,25 +219,25 @@ def _po(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
                 entry, plural_form_of_one(fields), is_swapped, len(data) // len(entries)
             )
     for _ in range(num_obsolete):
-        yield Unit(1, (), "obsolete")
+        yield FileRow(1, (), "obsolete")
 
 
-def _entry_units(entry: Entry, of_one: int, is_swapped: bool, num_bytes: int) -> Iterator[Unit]:
+def _entry_units(entry: Entry, of_one: int, is_swapped: bool, num_bytes: int) -> Iterator[FileRow]:
     line = entry.lines["msgid"][0] + 1
     for form, target in sorted(entry.translations().items()):
         is_plural = "msgid_plural" in entry.texts and form != of_one
         source = entry.texts["msgid_plural" if is_plural else "msgid"]
         reason = "without a translation" if not target else "fuzzy" if entry.is_fuzzy else ""
         texts = (target, source) if is_swapped else (source, target)
-        yield Unit(line, () if reason else texts, reason, num_bytes)
+        yield FileRow(line, () if reason else texts, reason, num_bytes)
         num_bytes = 0
 
 
-def _mo(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
+def _mo(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     extras.require("documents", f"{path}, a compiled catalogue,")
     import polib
 
-    if path.suffix in COMPRESSED:
+    if path != without_compression(path):
         raise UserError(f"{path} is a packed .mo file; unpack it")
     try:
         catalogue = polib.mofile(str(path))
@@ -257,10 +255,10 @@ def _mo(path: Path, src: str | None, tgt: str | None) -> Iterator[Unit]:
             source = entry.msgid if form == of_one else entry.msgid_plural
             reason = "" if target else "without a translation"
             texts = (target, source) if is_swapped else (source, target)
-            yield Unit(number, () if reason else texts, reason, size)
+            yield FileRow(number, () if reason else texts, reason, size)
 
 
-def subtitle_units(paths: Sequence[Path]) -> Iterator[Unit]:
+def subtitle_units(paths: Sequence[Path]) -> Iterator[FileRow]:
     """The pairs of two files of subtitles: cues that are shown at the same time."""
     texts = [_decoded(path, _whole(path), "utf-8") for path in paths]
     sides = [read_cues(text, str(path)) for text, path in zip(texts, paths, strict=True)]
@@ -273,11 +271,11 @@ def subtitle_units(paths: Sequence[Path]) -> Iterator[Unit]:
             " ".join(_cue_text(text, cues[index]) for index in indices)
             for text, cues, indices in zip(texts, sides, ranges, strict=True)
         ]
-        yield Unit(sides[0][ranges[0][0]].line, tuple(found), "", size)
+        yield FileRow(sides[0][ranges[0][0]].line, tuple(found), "", size)
     for side, cues in enumerate(sides):
         used = sum(len(group[side]) for group in groups)
         for _ in range(len(cues) - used):
-            yield Unit(1, (), "cues without a partner")
+            yield FileRow(1, (), "cues without a partner")
 
 
 def _cue_text(text: str, cue: Cue) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from heedful.data.invisible import is_blank
 from heedful.data.reports import DataReport
-from heedful.data.rows import Chunk, Rows, Unit, same_rows
+from heedful.data.rows import Chunk, Rows, TextUnit, same_rows
 from heedful.data.text_files import (
     BLOCK_BYTES,
     BLOCK_LINES,
@@ -28,11 +28,12 @@ def line_chunks(
         yield Chunk(block, partial(_parse_lines, columns), block.plain_place)
 
 
-def unit_chunks(column: str, path: Path, unit: Unit) -> Iterator[Chunk]:
+def text_chunks(column: str, path: Path, unit: TextUnit) -> Iterator[Chunk]:
     """Rows of one paragraph or of the whole file; only reading it as a whole can separate them."""
     units: list[tuple[int, int, str]] = []
     size, is_first = 0, True
-    for first, num_lines, text in _paragraphs(path) if unit == "paragraph" else _whole_file(path):
+    read = {"paragraph": _paragraphs, "file": _whole_file}[unit]
+    for first, num_lines, text in read(path):
         units.append((first, num_lines, text))
         size += len(text)
         if size >= BLOCK_BYTES or len(units) >= BLOCK_LINES:

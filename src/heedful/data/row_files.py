@@ -19,8 +19,7 @@ from heedful.data.pair_files import (
     subtitle_units,
     unit_format,
 )
-from heedful.data.plain_text import line_chunks
-from heedful.data.plain_text import unit_chunks as text_unit_chunks
+from heedful.data.plain_text import line_chunks, text_chunks
 from heedful.data.rows import (
     CORPUS,
     LABEL,
@@ -29,11 +28,11 @@ from heedful.data.rows import (
     Rows,
     SourcePlaces,
     TextOf,
-    Unit,
+    TextUnit,
     collect,
 )
 from heedful.data.tables import is_table, table_chunks, table_record_chunks
-from heedful.data.text_files import COMPRESSED, BlockPlace, check_no_document
+from heedful.data.text_files import BlockPlace, check_no_document, without_compression
 from heedful.data.tsv import tsv_chunks
 from heedful.data.unit_blocks import unit_chunks
 from heedful.errors import UserError
@@ -134,7 +133,7 @@ def open_rows(
     files: Sequence[Path] | Mapping[str, Sequence[Path]],
     fields: Mapping[str, Field | None] | None = None,
     *,
-    unit: Unit = "line",
+    unit: TextUnit = "line",
     header: bool | None = None,
     languages: Mapping[str, str] | None = None,
     keep_empty: bool = False,
@@ -170,7 +169,7 @@ def read_rows(
     files: Sequence[Path] | Mapping[str, Sequence[Path]],
     fields: Mapping[str, Field | None] | None = None,
     *,
-    unit: Unit = "line",
+    unit: TextUnit = "line",
     keep_empty: bool = False,
 ) -> Rows:
     r"""Read the rows of one or more files, in order, into memory.
@@ -225,8 +224,7 @@ def format_of(path: Path) -> str:
     """The format of a file by its name: table, jsonl, tsv, csv, tmx, xliff, po, mo or text."""
     if is_table(path):
         return "table"
-    if path.suffix in COMPRESSED:
-        path = path.with_suffix("")
+    path = without_compression(path)
     return _LINE_FORMATS.get(path.suffix.lower()) or unit_format(path) or "text"
 
 
@@ -238,7 +236,7 @@ def depends_on_languages(path: Path) -> bool:
 def read_chunks(
     path: Path,
     fields: Mapping[str, Field | None],
-    unit: Unit,
+    unit: TextUnit,
     header: bool | None = None,
     languages: Mapping[str, str] | None = None,
     places: Sequence[BlockPlace] | None = None,
@@ -276,7 +274,7 @@ def read_chunks(
     if unit == "line":
         return line_chunks([*fields], [path], places)
     [column] = fields
-    return text_unit_chunks(column, path, unit)
+    return text_chunks(column, path, unit)
 
 
 def _read_parallel_chunks(
@@ -317,7 +315,6 @@ def _check_pairs(path: Path, fields: Mapping[str, Field | None]) -> None:
 
 def _check_plain_text(path: Path) -> None:
     """Raise UserError for a file whose name is that of another format."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
     kind = format_of(path)
     if (kind == "table" and path.is_file()) or kind in ("jsonl", "csv"):
         raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
@@ -328,7 +325,7 @@ def _check_plain_text(path: Path) -> None:
             f"{path} is a file of subtitles, not lines of text; give one for each side of pairs, or"
             " save its texts as .txt"
         )
-    if name.suffix.lower() == ".json":
+    if without_compression(path).suffix.lower() == ".json":
         raise UserError(
             f"{path} is not lines of text, by its name; convert it to .tsv or .jsonl and give it "
             "as file, or rename it to .txt if it is text"

@@ -16,7 +16,7 @@ from heedful.data.text_files import BlockPlace
 from heedful.errors import UserError
 
 Field: TypeAlias = int | str  # the number of a column, from 1, or the name of a column or key
-Unit: TypeAlias = Literal["line", "paragraph", "file"]
+TextUnit: TypeAlias = Literal["line", "paragraph", "file"]
 # Returns the text of a record, whose file and line are the second argument.
 TextOf: TypeAlias = Callable[[Mapping[str, Any], str], str]
 SourcePlaces: TypeAlias = Mapping[int, Sequence[BlockPlace]]  # of the chunks of sources

@@ -13,7 +13,16 @@ from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
 from heedful.data.labels import Problem, count_labels
 from heedful.data.reports import DataReport, FilterReport
 from heedful.data.row_samples import RowSample, SampledRows
-from heedful.data.rows import CORPUS, LABEL, Chunk, ReadCounter, Rows, RowSource, Unit, hash_cells
+from heedful.data.rows import (
+    CORPUS,
+    LABEL,
+    Chunk,
+    ReadCounter,
+    Rows,
+    RowSource,
+    TextUnit,
+    hash_cells,
+)
 from heedful.data.splits import Split, Tail, sources_of, split_tail
 from heedful.data.text_files import BlockPlace
 from heedful.data.workers import map_in_order
@@ -185,7 +194,7 @@ def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split, num_worke
 
 
 def corpus_tails(
-    source: RowSource, chunks: ChunkFacts, size: int | float, unit: Unit
+    source: RowSource, chunks: ChunkFacts, size: int | float, unit: TextUnit
 ) -> Iterator[Tail]:
     """The last texts of each corpus, by `split_tail`."""
     first = 0

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
+from heedful.config import DEFAULT_VALID_ROWS
 from heedful.data.invisible import without_invisible
-from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, Unit, hash_cells
+from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, TextUnit, hash_cells
 from heedful.errors import UserError
 
 _TARGET = "tgt"  # the column of the targets of pairs
@@ -123,7 +124,8 @@ def split_by_source(
     Args:
         sources: (N,), the hash of the source of each row.
         size: number of held-out rows, or below 1 their fraction of all rows, rounded down to at
-            least one row; None: 1,000, or a tenth of the rows if that is fewer.
+            least one row; None: `DEFAULT_VALID_ROWS`, or a tenth of the rows if
+            that is fewer.
         noun: the word for a row in messages.
 
     Raises:
@@ -131,7 +133,7 @@ def split_by_source(
     """
     num_rows = len(sources)
     if size is None:
-        size = min(1_000, max(1, num_rows // 10))
+        size = min(DEFAULT_VALID_ROWS, max(1, num_rows // 10))
     count = int(size) if size >= 1 else max(1, floor(num_rows * Fraction(str(size))))
     if num_rows < 2 * count:
         raise UserError(
@@ -167,7 +169,7 @@ def split_tail(
     num_characters: Sequence[int],
     lengths_of: Callable[[int], Sequence[int]],
     size: int | float,
-    unit: Unit,
+    unit: TextUnit,
     *,
     first: int = 0,
 ) -> Tail:

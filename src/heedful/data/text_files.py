@@ -19,7 +19,7 @@ from heedful.files import open_bytes, user_errors
 
 # Bytes; a file without line breaks, such as a binary one, is not read into memory.
 LONGEST_LINE = 1 << 28
-COMPRESSED = (".gz", ".zst")  # endings of compressed files, by which their formats are named
+_COMPRESSED = (".gz", ".zst")  # endings of compressed files
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
@@ -51,6 +51,11 @@ _OPEN_DOCUMENTS: Mapping[bytes, tuple[str, str]] = {
     b"application/epub+zip": ("a book (.epub)", _AS_TEXT),
 }
 _OTHER_ZIP = ("a ZIP file", "unpack it, and name the text file in it")
+
+
+def without_compression(path: Path) -> Path:
+    """The name without .gz or .zst, whose ending is that of the format."""
+    return path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path
 
 
 class BlockPlace(NamedTuple):
@@ -366,9 +371,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int], bool]]:
             start = raw.peek(len(_ZSTD_MAGIC))
         check_no_document(path)
         is_gzip, is_zstd = start.startswith(_GZIP_MAGIC), start.startswith(_ZSTD_MAGIC)
-        if path.suffix == ".gz" and not is_gzip:
+        if path.suffix.lower() == ".gz" and not is_gzip:
             raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")
-        if path.suffix == ".zst" and not is_zstd:
+        if path.suffix.lower() == ".zst" and not is_zstd:
             raise UserError(
                 f"{path} is named .zst but is not Zstandard; rename it or pack it again"
             )

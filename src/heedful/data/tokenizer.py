@@ -15,8 +15,8 @@ from heedful.data.decoding import Pieces, TextDecoder, TokenTexts
 from heedful.data.special_tokens import Continuation, Markup, find_specials, read_template
 from heedful.data.tokenizer_training import (
     SPECIALS,
-    Normalization,
     TrainingSettings,
+    UnicodeForm,
     check_texts,
     text_errors,
     train_backend,
@@ -40,7 +40,7 @@ def train_tokenizer(
     vocab_size: int | None = None,
     or_fewer: bool = False,
     lowercase: bool = False,
-    normalization: Normalization | None = None,
+    normalization: UnicodeForm | None = None,
     extra_specials: Sequence[str] = (),
     template: Literal["none", "bos", "eos", "both"] = "none",
     keep_whitespace: bool = False,

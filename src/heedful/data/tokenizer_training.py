@@ -20,7 +20,7 @@ from heedful.progress import has_display
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 SPACE = "\u2581"  # represents a space inside a piece, as in SentencePiece
 
-Normalization = Literal["nfc", "nfkc", "none"]
+UnicodeForm = Literal["nfc", "nfkc", "none"]
 
 _SUBWORDS = ("bpe", "unigram", "wordpiece", "byte_bpe")
 _KINDS = (*_SUBWORDS, "word", "char", "byte")
@@ -67,7 +67,7 @@ class TrainingSettings:
     kind: str
     vocab_size: int | None
     lowercase: bool
-    normalization: Normalization | None
+    normalization: UnicodeForm | None
     specials: tuple[str, ...]
     keep_whitespace: bool
     template: str
@@ -79,8 +79,8 @@ class TrainingSettings:
             raise UserError(f"tokenizer kind must be {', '.join(_KINDS)}, not {kind!r}")
         if self.template not in _TEMPLATES:
             raise UserError(f"template must be {', '.join(_TEMPLATES)}, not {self.template!r}")
-        if self.normalization not in (None, *get_args(Normalization)):
-            known = ", ".join(get_args(Normalization))
+        if self.normalization not in (None, *get_args(UnicodeForm)):
+            known = ", ".join(get_args(UnicodeForm))
             raise UserError(f"normalization must be {known}, not {self.normalization!r}")
         if size is not None and not isinstance(size, int):
             raise UserError(f"vocab_size must be a whole number, not {describe(size)}")

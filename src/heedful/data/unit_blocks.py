@@ -14,7 +14,7 @@ _CHARACTERS = 1 << 20
 HEADER = "names of columns"  # why a first line is no row
 
 
-class Unit(NamedTuple):
+class FileRow(NamedTuple):
     """A row of a file.
 
     Attributes:
@@ -36,7 +36,7 @@ class UnitBlock:
 
     name: str
     columns: tuple[str, ...]
-    units: tuple[Unit, ...]
+    units: tuple[FileRow, ...]
 
     @property
     def num_rows(self) -> int:
@@ -76,9 +76,11 @@ class UnitBlock:
         return rows
 
 
-def unit_chunks(path: Path | str, columns: Sequence[str], units: Iterable[Unit]) -> Iterator[Chunk]:
+def unit_chunks(
+    path: Path | str, columns: Sequence[str], units: Iterable[FileRow]
+) -> Iterator[Chunk]:
     """The units of a file in chunks, at least one."""
-    waiting: list[Unit] = []
+    waiting: list[FileRow] = []
     size = number = 0
     for unit in units:
         waiting.append(unit)

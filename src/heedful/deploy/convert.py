@@ -11,7 +11,7 @@ from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.conversion import embeddings_of, longest_prompt, write
 from heedful.backends.ctranslate2.runtime import HEAD, CTranslate2, CTranslate2Facts
 from heedful.backends.ctranslate2.vocabulary import Vocabulary, names_of
-from heedful.backends.manifest import Manifest, conversion_path
+from heedful.backends.manifest import PACKAGES, Manifest, conversion_path
 from heedful.backends.registry import open_conversion, version_mismatch
 from heedful.errors import UserError
 from heedful.files import write_directory
@@ -30,8 +30,11 @@ def convert_model(
 ) -> dict[str, Any]:
     """Write a conversion of a model into `conversion_path` atomically; returns the net's facts.
 
-    Raises UserError as `heedful.backends.aot.compile.compile_net`, or as `write_ctranslate2`.
+    Raises UserError as `heedful.backends.aot.compile.compile_net`, or as `write_ctranslate2`, and
+    for another backend.
     """
+    if backend not in PACKAGES:
+        raise UserError(f"models are converted for {', '.join(PACKAGES)}, not for {backend}")
     facts: list[dict[str, Any]] = []
 
     def fill(folder: Path) -> None:

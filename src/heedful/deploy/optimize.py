@@ -3,11 +3,13 @@
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from heedful.backends.aot import ENCODER_PRECISIONS, GENERATOR_PRECISIONS
 from heedful.backends.base import Backend, Settings
-from heedful.backends.ctranslate2.conversion import PRECISIONS
+from heedful.backends.ctranslate2.conversion import PRECISIONS as CT2_PRECISIONS
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.ctranslate2.vocabulary import write_vocabulary_map
 from heedful.backends.hardware import cores
@@ -38,8 +40,14 @@ from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.progress import track
 
-BACKENDS = ("eager", "ctranslate2", "compiled")
-_COMPILED_GENERATORS = ("float32", "int8")  # precisions of compiled nets that generate
+# Of conversions of some net, by backend; `_precisions` has those of a model.
+PRECISIONS_OF = {
+    "eager": (),
+    CTranslate2.name: CT2_PRECISIONS,
+    "compiled": ENCODER_PRECISIONS,
+}
+BACKENDS = tuple(PRECISIONS_OF)
+PRECISIONS = tuple(dict.fromkeys(chain.from_iterable(PRECISIONS_OF.values())))
 USES: tuple[Use, ...] = get_args(Use)
 
 
@@ -106,7 +114,7 @@ def optimize(
             the model, with every reason.
     """
     backends = BACKENDS if backends is None else backends
-    check_names(backends, precisions, threads)
+    check_names(backends, precisions, threads, uses)
     check_own_format(directory)
     nonblank = [text for text in texts if not is_blank(text)]
     if not nonblank:
@@ -123,7 +131,7 @@ def optimize(
         converter = _Converter(model, directory, folder / "work", tolerance, findings)
         model.shortlist = None
         prover = None
-        conversions = [(b, p) for b in backends for p in precisions if _has_precision(b, p, model)]
+        conversions = [(b, p) for b in backends for p in precisions if p in _precisions(b, model)]
         if conversions or pairs is not None:
             prover = Prover(model, texts, answers)
         with track("building and proving", len(conversions)) as advance:
@@ -153,18 +161,24 @@ def optimize(
     return findings
 
 
-def _has_precision(backend: str, precision: str, model: SavedModel) -> bool:
-    """A backend has conversions in a precision."""
-    if backend == "compiled":
-        return precision in _COMPILED_GENERATORS or not isinstance(model, Generator)
-    return backend == CTranslate2.name
+def _precisions(backend: str, model: SavedModel) -> Sequence[str]:
+    """The precisions of a backend's conversions of a model."""
+    if backend == "compiled" and isinstance(model, Generator):
+        return GENERATOR_PRECISIONS
+    return PRECISIONS_OF[backend]
 
 
-def check_names(backends: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:
+def check_names(
+    backends: Sequence[str],
+    precisions: Sequence[str],
+    threads: Sequence[int],
+    uses: Sequence[str] = (),
+) -> None:
     """Raises UserError for an unknown name, and for more threads than cores."""
     for kind, names, known in (
         ("backend", backends, BACKENDS),
         ("precision", precisions, PRECISIONS),
+        ("use", uses, USES),
     ):
         for name in names:
             if name not in known:

@@ -18,7 +18,7 @@ _BOMS = {
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
 
-Origin = Literal["model", "memory"]
+Origin = Literal["model", "memory", "source"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,13 @@ class Result:
 
     Attributes:
         reasons: why a person should review it; writers store them where the format has a place.
-        origin: a model, or an exact match of a translation memory.
+        origin: a model, an exact match of a translation memory, or the source itself, of a text
+            without words.
     """
 
     text: str
     reasons: tuple[str, ...] = ()
-    origin: Origin = "model"
+    origin: Origin = field(kw_only=True)
 
 
 @dataclass

@@ -10,6 +10,8 @@ from heedful.documents.segments import Document, Segment
 from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_text
 from heedful.errors import UserError, format_names
 
+_REVIEW = "needs review: "
+
 
 @dataclass
 class Unit:
@@ -86,7 +88,7 @@ class TmxDocument(Document):
             else:
                 content = f"{unit.before}{xml_of(codes.restored(result.text))}{unit.after}"
             notes = "".join(
-                f"<note>{xml_text(f'needs review: {reason}')}</note>" for reason in result.reasons
+                f"<note>{xml_text(_REVIEW + reason)}</note>" for reason in result.reasons
             )
             marks = '<prop type="x-origin">machine</prop>' if result.origin == "model" else ""
             self._write(unit, f"{notes}{marks}", content)
@@ -102,6 +104,14 @@ class TmxDocument(Document):
         elif segment is None:
             self._xml.set_inner(unit.target, f"{marks}<seg>{content}</seg>")
         else:
+            for node in filter(_is_mark, unit.target.children):
+                self._xml.remove(node)
             if marks:
                 self._xml.replace(segment.start, segment.start, marks)
             self._xml.set_inner(segment, content)
+
+
+def _is_mark(node: Node) -> bool:
+    """An element that an earlier translation of the file has added."""
+    is_origin = node.name == "prop" and node.attributes.get("type") == "x-origin"
+    return is_origin or (node.name == "note" and node.text.startswith(_REVIEW))

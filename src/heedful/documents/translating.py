@@ -10,7 +10,7 @@ from heedful.documents.sentences import Fits, SplitText
 from heedful.fidelity import differences, with_accelerator
 from heedful.progress import track
 
-WINDOW = 512  # segments whose parts are translated together
+_TOGETHER = 512  # segments whose parts are translated together
 _TAG_REASON = "its tags were not translated as one text ({}), so the texts between them were"
 
 
@@ -131,16 +131,16 @@ def translate_document(
     chosen = [segment for segment in document.segments if policy.replaces(segment)]
     counts.kept = len(document.segments) - len(chosen)
     with track(f"translating {document.name}", len(chosen)) as advance:
-        for start in range(0, len(chosen), WINDOW):
-            window = chosen[start : start + WINDOW]
-            remembered = [_remembered(segment.text, memory or {}) for segment in window]
-            pairs = [*zip(window, remembered, strict=True)]
+        for start in range(0, len(chosen), _TOGETHER):
+            part = chosen[start : start + _TOGETHER]
+            remembered = [_remembered(segment.text, memory or {}) for segment in part]
+            pairs = [*zip(part, remembered, strict=True)]
             outputs = iter(work.translated([s.text for s, found in pairs if found is None]))
             settled = [(s, next(outputs) if found is None else found) for s, found in pairs]
             work.prepare_pieces(settled)
             for (segment, output), found in zip(settled, remembered, strict=True):
                 _settle(segment, output, found is not None, work, counts, review)
-            advance(len(window))
+            advance(len(part))
     return counts
 
 
@@ -183,7 +183,7 @@ def _settle(
     """Give a segment its result, and count it."""
     if not output.has_words:
         counts.without_words += 1
-        segment.result = Result(segment.text)
+        segment.result = Result(segment.text, origin="source")
         return
     reasons: list[str] = []
     if problem := segment.tag_problem(output.text):
@@ -206,7 +206,7 @@ def _settle(
     counts.from_memory += is_remembered
     counts.translated += not is_remembered
     origin: Origin = "memory" if is_remembered else "model"
-    segment.result = Result(text, tuple(reasons), origin)
+    segment.result = Result(text, tuple(reasons), origin=origin)
 
 
 def fits_model(translator: Any) -> Fits:

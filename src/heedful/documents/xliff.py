@@ -12,7 +12,7 @@ from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_t
 from heedful.errors import UserError
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
-_QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match"}
+_QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match", "source": None}
 
 
 @dataclass
@@ -116,6 +116,9 @@ class XliffDocument(Document):
                 "state": "needs-review-translation",
                 "state-qualifier": _QUALIFIERS[result.origin],
             }
+            for note in holder.children:  # of an earlier translation
+                if note.name == "note" and note.attributes.get("from") == "heedful":
+                    self._xml.remove(note)
             if holder.attributes.get("approved") == "yes":
                 self._xml.set_attributes(holder, {"approved": "no"})
         else:
@@ -123,7 +126,8 @@ class XliffDocument(Document):
                 holder, {"state": "translated", "subState": f"heedful:{result.origin}"}
             )
         if target is None:
-            shown = "".join(f" {name}={quoteattr(value or '')}" for name, value in marks.items())
+            given = {name: value for name, value in marks.items() if value is not None}
+            shown = "".join(f" {name}={quoteattr(value)}" for name, value in given.items())
             new = f"<{prefix}target{shown}>{content}</{prefix}target>"
             previous = holder.child("seg-source") or source
             self._xml.replace(previous.end, previous.end, f"{self._xml.indent_of(source)}{new}")
@@ -139,7 +143,12 @@ class XliffDocument(Document):
 
     def _write_notes(self, unit: Unit, reasons: tuple[str, ...], end: int, prefix: str) -> None:
         """Write reasons for a review as notes."""
-        texts = [xml_text(f"needs review: {reason}") for reason in reasons]
+        known = unit.unit.child("notes") if self._is_2 else None
+        found = {note.text for note in known.children} if known is not None else set()
+        new = [
+            text for text in (f"needs review: {reason}" for reason in reasons) if text not in found
+        ]
+        texts = [*map(xml_text, new)]
         if not self._is_2:
             notes = [f'<{prefix}note from="heedful">{text}</{prefix}note>' for text in texts]
             source = unit.holder.child("source")
@@ -150,7 +159,8 @@ class XliffDocument(Document):
             f'<{prefix}note category="heedful" appliesTo="target">{text}</{prefix}note>'
             for text in texts
         ]
-        known = unit.unit.child("notes")
+        if not notes:
+            return
         if known is not None and not known.is_empty_tag:
             self._xml.replace(known.inner_end, known.inner_end, "".join(notes))
             return

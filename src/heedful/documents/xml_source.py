@@ -57,6 +57,10 @@ class XmlSource:
         else:
             self.replace(node.inner, node.inner_end, new)
 
+    def remove(self, node: Node) -> None:
+        """Remove an element, and its line if it begins one."""
+        self.replace(node.start - len(self.indent_of(node).encode()), node.end, "")
+
     def start_tag(self, node: Node, attributes: dict[str, str | None]) -> str:
         """The start tag of an element with other values of attributes; None: without it."""
         tag = self.raw(node.start, node.inner)

@@ -13,8 +13,9 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation.beam import Beams, BeamSearch, Choice
 from heedful.generation.hypotheses import Extensions, top_k
-from heedful.generation.outputs import Failure, Hypothesis, LengthScore, Normalization
+from heedful.generation.outputs import Failure, Hypothesis, LengthScore
 from heedful.generation.request import NextLogProbs, SearchRequest, Starts, State
+from heedful.options import Normalization
 
 Phrases = Sequence[Sequence[int]]
 

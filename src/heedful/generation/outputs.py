@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from heedful.data.decoding import GrowingText, TextDecoder
 from heedful.errors import UserError
+from heedful.options import Normalization
 
-Normalization = Literal["average", "gnmt", "none"]
 Failure = Literal["dead_end", "without_phrase"]
 """Why an output does not meet its constraints: no token of probability above zero continues it, or
 no output with all required phrases was found."""

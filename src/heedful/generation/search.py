@@ -11,9 +11,10 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation.beam import Beams, BeamSearch, Choice, Observer, Penalties, Stop
 from heedful.generation.hypotheses import Extensions, top_k
-from heedful.generation.outputs import Hypothesis, LengthScore, Normalization
+from heedful.generation.outputs import Hypothesis, LengthScore
 from heedful.generation.request import NextLogProbs, SearchRequest, Starts, State
 from heedful.generation.sampling import sample
+from heedful.options import Normalization
 
 
 def beam_search(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal["tokens", "positions", "sentences"]
+Side = Literal["source", "target"]
 Projection = Literal["pca", "tsne", "umap"]
 _NEIGHBORS = 8
 
@@ -87,7 +88,7 @@ def embedding_map(
     *,
     texts: Sequence[str] = (),
     labels: Sequence[str] = (),
-    side: Literal["source", "target"] = "target",
+    side: Side = "target",
     projection: Projection = "pca",
     seed: int = 0,
     limit: int = 2000,
@@ -106,11 +107,12 @@ def embedding_map(
             of most tokenizers.
 
     Raises:
-        UserError: an unknown kind; no texts, or another number of labels; a model without a table
-            of positions; fewer than 3 vectors; the package of a projection is not installed.
+        UserError: an unknown kind, side or projection; no texts, or another number of labels; a
+            model without a table of positions; fewer than 3 vectors; the package of a projection is
+            not installed.
     """
     for name, value, choices in (
-        ("kind", kind, Kind), ("projection", projection, Projection),
+        ("kind", kind, Kind), ("projection", projection, Projection), ("side", side, Side),
     ):  # fmt: skip
         if value not in get_args(choices):
             raise UserError(f"{name} must be {', '.join(get_args(choices))}, not {value!r}")

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Int16
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heedful.kernels import training
+from heedful.kernels import library
 
 
 class Texts(NamedTuple):
@@ -84,7 +84,7 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, keep)
         arguments = _arguments(query, key, value, options, keep, keep_scale)
         out = _zeros_after(options.queries, query.new_empty(query.shape))
-        training.library().heedful_attention_forward(ctypes.byref(arguments.set(out=out)))
+        library.opened().heedful_attention_forward(ctypes.byref(arguments.set(out=out)))
         return out
 
     @staticmethod
@@ -101,7 +101,7 @@ class _Attention(torch.autograd.Function):
         arguments.set(
             out_grad=out_grad, query_grad=query_grad, key_grad=key_grad, value_grad=value_grad
         )
-        training.library().heedful_attention_backward(ctypes.byref(arguments))
+        library.opened().heedful_attention_backward(ctypes.byref(arguments))
         return query_grad, key_grad, value_grad, None, None, None
 
 
@@ -157,7 +157,7 @@ def _arguments(
     strides = (0,) * 4 if bias is None else bias.expand(shape).stride()
     steps = zip(("batch", "head", "query", "key"), strides, strict=True)
     return _Arguments().set(
-        type=training.element_type(query),
+        type=library.element_type(query),
         texts=texts,
         groups=groups,
         repeats=repeats,

@@ -31,7 +31,7 @@ extern "C" void heedful_dropout(int64_t type, const void* x, const int16_t* keep
 }
 
 // out = max(x, 0) · mask · scale, of `count` elements. NaN stays NaN.
-extern "C" void heedful_relu_dropout(int64_t type, const void* x, const int16_t* keep, double scale,
+extern "C" void heedful_relu_dropped(int64_t type, const void* x, const int16_t* keep, double scale,
                                      void* out, int64_t count, int64_t threads) {
   const Mask mask{keep, float(scale)};
   for_elements(type, count, threads, [&](auto* null, int64_t i, int64_t n) {
@@ -41,8 +41,8 @@ extern "C" void heedful_relu_dropout(int64_t type, const void* x, const int16_t*
   });
 }
 
-// The gradient of `heedful_relu_dropout`: kept elements above 0 are those whose `out` is above 0.
-extern "C" void heedful_relu_dropout_backward(int64_t type, const void* out_grad, const void* out,
+// The gradient of `heedful_relu_dropped`: kept elements above 0 are those whose `out` is above 0.
+extern "C" void heedful_relu_dropped_backward(int64_t type, const void* out_grad, const void* out,
                                               double scale, void* x_grad, int64_t count,
                                               int64_t threads) {
   for_elements(type, count, threads, [&](auto* null, int64_t i, int64_t n) {

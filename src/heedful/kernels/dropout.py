@@ -12,7 +12,7 @@ from jaxtyping import Float, Int16
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heedful.kernels import training
+from heedful.kernels import library
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
@@ -23,8 +23,8 @@ def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
     The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
     bool or integer tensor converts one element at a time.
     """
-    if training.can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
-        return training.dropout(x, keep, scale)
+    if library.can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
+        return library.dropout(x, keep, scale)
     integer = _INTEGERS[x.dtype.itemsize]
     return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
 
@@ -78,7 +78,7 @@ class _AddDropped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, keep: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(keep)
         ctx.scale, ctx.dtype = scale, y.dtype
-        return training.add_dropped(x, y, keep, scale)
+        return library.add_dropped(x, y, keep, scale)
 
     @staticmethod
     @once_differentiable
@@ -102,7 +102,7 @@ class _AddNorm(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         """norm(x + y · keep · scale), with the weight, the bias and eps of the norm."""
-        out, total, statistics = training.add_norm(x, y, keep, scale, weight, bias, eps)
+        out, total, statistics = library.add_norm(x, y, keep, scale, weight, bias, eps)
         ctx.save_for_backward(total, statistics, weight, keep)
         ctx.scale, ctx.dtype = scale, y.dtype
         return out
@@ -111,7 +111,7 @@ class _AddNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, statistics, weight, keep = ctx.saved_tensors
-        found = training.add_norm_backward(
+        found = library.add_norm_backward(
             grads[0].contiguous(), total, statistics, weight, keep, ctx.scale, ctx.dtype
         )
         return *found, None, None, None
@@ -122,7 +122,7 @@ class _ReluDropped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
-        out = training.relu_dropout(x, keep, scale)
+        out = library.relu_dropped(x, keep, scale)
         ctx.save_for_backward(out)
         ctx.scale = scale
         return out
@@ -131,4 +131,4 @@ class _ReluDropped(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (out,) = ctx.saved_tensors
-        return training.relu_dropout_backward(grads[0].contiguous(), out, ctx.scale), None, None
+        return library.relu_dropped_backward(grads[0].contiguous(), out, ctx.scale), None, None

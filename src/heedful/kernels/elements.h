@@ -13,7 +13,7 @@ struct Bfloat16 {
 using Unsigned = uint32_t __attribute__((vector_size(64), may_alias));
 using Halves = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
 
-enum ElementType : int64_t { kFloat32, kBfloat16 };  // as `training.ELEMENT_TYPES`
+enum ElementType : int64_t { kFloat32, kBfloat16 };  // as `library.ELEMENT_TYPES`
 
 inline Floats load(const Bfloat16* from) {
   const Halves bits = *reinterpret_cast<const Halves*>(from);

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from heedful.kernels.training import PLAIN, are_used
+from heedful.kernels.library import PLAIN, are_used
 
 ELEMENT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _BLOCK, _WARPS = 1024, 8  # logits that a program reads at once, and its warps

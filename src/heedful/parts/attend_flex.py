@@ -28,7 +28,7 @@ def can_use_flex(spec: MaskSpec, options: AttentionOptions, device: torch.device
     It has no dropout, and its kernel is compiled for one shape: evaluation, with batches of many
     shapes, does not use it.
     """
-    is_plain = options.scores is None and not options.drops
+    is_plain = options.position_scores is None and not options.drops
     return options.uses_flex and is_plain and can_skip_blocks(spec, device)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.kernels import attention as kernel
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.parts.attend_products import AttentionOptions
 from heedful.parts.dropout import Dropout, keep_mask
 from heedful.parts.unpadding import Unpadding
@@ -29,7 +29,7 @@ def can_use_kernel(
         dtype: of queries, keys and values.
     """
     size = options.repeats * queries.shape[1] * keys.shape[1]
-    scores = options.scores
+    scores = options.position_scores
     return (
         size <= _KERNEL_WEIGHTS
         and options.softcap is None

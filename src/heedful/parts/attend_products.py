@@ -34,7 +34,7 @@ class AttentionOptions(NamedTuple):
         repeats: query heads per key head.
         scale, window, softcap: as of `MultiHead`.
         rotary: rotary positions.
-        scores: position scheme that adds to the scores.
+        position_scores: position scheme that adds to the scores.
         drops: dropout is applied.
         hook: module with hooks that the weights pass through; None: the weights are not read.
         uses_flex: FlexAttention may be used.
@@ -45,7 +45,7 @@ class AttentionOptions(NamedTuple):
     window: int | None
     softcap: float | None
     rotary: RotaryPositions | None
-    scores: nn.Module | None
+    position_scores: nn.Module | None
     drops: bool
     hook: nn.Module | None
     uses_flex: bool
@@ -72,7 +72,7 @@ def needs_products(
         return True
     if kernel_device(x) != "cpu" or not needs_grad:
         return False
-    if options.drops or options.scores is not None:
+    if options.drops or options.position_scores is not None:
         return True
     spans = (spec.queries, spec.keys)
     rows, reach = [span.positions.size(1) for span in spans] if part is None else map(len, part)

@@ -90,19 +90,16 @@ class MultiHead(nn.Module):
     @property
     def options(self) -> AttentionOptions:
         """The settings of this module that `plan_attention` reads."""
-        rotary, scores = None, self.position
-        if isinstance(scores, RotaryPositions):
-            rotary, scores = scores, None
         return AttentionOptions(
-            self.num_heads // self.num_kv_heads,
-            self.scale,
-            self.window,
-            self.softcap,
-            rotary,
-            scores,
-            self.training and self.dropout.p > 0,
-            self.weights_hook if has_hooks(self.weights_hook) else None,
-            self.uses_flex_attention,
+            repeats=self.num_heads // self.num_kv_heads,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            rotary=self.position if isinstance(self.position, RotaryPositions) else None,
+            position_scores=self.position_scores,
+            drops=self.training and self.dropout.p > 0,
+            hook=self.weights_hook if has_hooks(self.weights_hook) else None,
+            uses_flex=self.uses_flex_attention,
         )
 
     @property

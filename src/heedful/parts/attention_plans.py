@@ -62,13 +62,13 @@ def plan_attention(
     """
     positions, has_key = spec.queries.positions, spec.has_key
     if isinstance(spec, JoinedMask):
-        attends = [_attend(part, options, x, needs_grad, returns_weights) for part in spec.parts]
+        attends = [_choose(part, options, x, needs_grad, returns_weights) for part in spec.parts]
         attend: Attend = Joined(tuple(attends), spec.sizes)
     elif unpaddings is None:
-        attend = _attend(spec, options, x, needs_grad, returns_weights)
+        attend = _choose(spec, options, x, needs_grad, returns_weights)
     else:
         queries, keys = unpaddings
-        attend = _attend_unpadded(spec, options, x, needs_grad, queries, keys)
+        attend = _choose_unpadded(spec, options, x, needs_grad, queries, keys)
         positions = queries.unpad(positions.expand(queries.shape))
         if queries is keys:
             has_key = None  # the query itself is visible
@@ -81,20 +81,24 @@ def plan_attention(
     return AttentionPlan(attend, rotation, has_key)
 
 
-def _attend(
+def _choose(
     spec: MaskSpec, options: AttentionOptions, x: Tensor, needs_grad: bool, returns_weights: bool
 ) -> Attend:
-    """The attention of padded states."""
+    """Chooses the computation for padded states: Products, Fused or Flex, or Blocks of these."""
     scale, repeats, hook = options.scale, options.repeats, options.hook
     is_whole = returns_weights or hook is not None
     parts = [None] if is_whole else diagonal_blocks(spec, options.window)
-    rule: dict[str, Any] = {"scheme": options.scores, "window": options.window, "repeats": repeats}
+    rule: dict[str, Any] = {
+        "scheme": options.position_scores,
+        "window": options.window,
+        "repeats": repeats,
+    }
     attends: list[Attend]
     if is_whole or needs_products(spec, options, parts[0], x, needs_grad=needs_grad):
         dtype = torch.promote_types(_type(x), torch.float32)
         rest = scale, options.softcap, repeats, hook, spec.has_key
         attends = [Products(spec.bias(dtype, part=part, **rule), *rest) for part in parts]
-    elif spec.is_causal_alone and options.scores is None and options.window is None:
+    elif spec.is_causal_alone and options.position_scores is None and options.window is None:
         return Fused(None, True, scale, repeats)
     elif needs_grad and can_use_flex(spec, options, x.device):
         return Flex(packed_block_mask(spec, options.window), scale)
@@ -108,7 +112,7 @@ def _attend(
     return Blocks(len(blocks[0][0]), tuple(keys for _, keys in blocks), tuple(attends))
 
 
-def _attend_unpadded(
+def _choose_unpadded(
     spec: MaskSpec,
     options: AttentionOptions,
     x: Tensor,
@@ -116,18 +120,18 @@ def _attend_unpadded(
     queries: Unpadding,
     keys: Unpadding,
 ) -> Attend:
-    """The attention of states of real tokens only."""
+    """Chooses the computation for states of real tokens only: Kernel, or one for padded states."""
     if (
         diagonal_blocks(spec, options.window)[0] is None
         and needs_products(spec, options, None, x, needs_grad=needs_grad)
         and can_use_kernel(options, queries, keys, x, _type(x))
     ):
-        scheme, window, repeats = options.scores, options.window, options.repeats
+        scheme, window, repeats = options.position_scores, options.window, options.repeats
         bias = None
         if scheme is not None or window is not None or not spec.hides_padding_alone:
             bias = spec.bias(torch.float32, scheme=scheme, window=window, repeats=repeats)
         return Kernel(queries, keys, bias, options.scale, repeats)
-    return Unpadded(_attend(spec, options, x, needs_grad, False), queries, keys)
+    return Unpadded(_choose(spec, options, x, needs_grad, False), queries, keys)
 
 
 @dataclass(frozen=True)

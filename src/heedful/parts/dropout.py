@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from heedful.errors import UserError
 from heedful.kernels import dropout as fused
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.parts.helpers import has_any_hooks, is_simulated
 
 _LEVELS = 2**16

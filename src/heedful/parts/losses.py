@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError
+from heedful.kernels import library as kernels
 from heedful.kernels import loss_gpu
-from heedful.kernels import training as kernels
 from heedful.parts.heads import LogitsFunction, MaskedTokenHead, OutputHead
 from heedful.parts.helpers import has_any_hooks, is_simulated, kernel_device
 

@@ -18,7 +18,9 @@ def visible_keys(
     Args:
         causal: the position of the key must be at most that of the query.
         window: W; the key must be less than W positions away. With `causal` these are W keys, the
-            query's own included (Mistral, GPT-Neo).
+            query's own included (Mistral, GPT-Neo). Also assumed by `diagonal_blocks`,
+            `packed_block_mask`, `LayerGroup` (drops keys), `backends/torch/batch_rows.py`,
+            `backends/aot` and `backends/ctranslate2/conversion.py`.
     """
     mask: Tensor | None = None
     if causal or window is not None:

@@ -9,7 +9,7 @@ added to the scores by the distance of two tokens.
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -236,7 +236,7 @@ class RotaryPositions(nn.Module):
         scaling: change of the frequencies for longer texts; default: none.
 
     Raises:
-        UserError: `head_dim` is odd.
+        UserError: `head_dim` is odd; an unknown layout.
 
     >>> attention = Attention(16, 2, position=RotaryPositions(8))
     >>> attention(torch.randn(1, 5, 16), causal=True).shape
@@ -254,6 +254,8 @@ class RotaryPositions(nn.Module):
         check_positive(head_dim=head_dim, base=base)
         if head_dim % 2:
             raise UserError(f"rotary positions need an even head width, not {head_dim}")
+        if layout not in get_args(Layout):
+            raise UserError(f"layout must be {' or '.join(get_args(Layout))}, not {layout!r}")
         frequencies, self.factor = _frequencies(base, head_dim), 1.0
         if scaling is not None:
             frequencies, self.factor = scaling(frequencies, base, head_dim)

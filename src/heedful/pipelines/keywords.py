@@ -1,11 +1,11 @@
 """What editors see of models: the types of keywords, and the names that are not listed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from heedful.backends.manifest import Use
-from heedful.backends.registry import Name, Precision
-from heedful.options import StopRule, TooLong
+from heedful.backends.registry import BackendName, Precision
+from heedful.options import Normalization, StopRule, TooLong
 
 # Methods that other packages of heedful call, and users need not: `dir` leaves them out.
 INTERNAL = frozenset(
@@ -21,7 +21,7 @@ class LoadKeywords(TypedDict, total=False):
     """The keywords of `heedful.load`."""
 
     device: str
-    backend: Name | str
+    backend: BackendName | str
     precision: Precision | str
     threads: int | None
     use: Use
@@ -45,7 +45,7 @@ class GenerationKeywords(TypedDict, total=False):
     beam_size: int | None
     num_return: int
     length_penalty: float | None
-    normalization: Literal["average", "gnmt", "none"] | None
+    normalization: Normalization | None
     stop_rule: StopRule | None
     num_groups: int
     diversity_penalty: float

@@ -9,7 +9,13 @@ from typing import Any, TypeVar, Unpack
 from heedful import plugins
 from heedful.backends.base import Settings
 from heedful.backends.manifest import Use
-from heedful.backends.registry import Name, Precision, check_names, open_backend, open_shortlist
+from heedful.backends.registry import (
+    BackendName,
+    Precision,
+    check_names,
+    open_backend,
+    open_shortlist,
+)
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import as_path, in_hf_format, plain_name, read_object
@@ -28,7 +34,7 @@ def load(
     path: str | PathLike[str],
     *,
     device: str = "auto",
-    backend: Name | str = "auto",
+    backend: BackendName | str = "auto",
     precision: Precision | str = "auto",
     threads: int | None = None,
     use: Use = "latency",

@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from heedful import __version__
 from heedful.errors import UserError
-from heedful.serve import admin, documents, encoding, openai, page, translating
+from heedful.serve import admin, documents, encoders, openai, page, translating
 from heedful.serve.errors import LIBRETRANSLATE, HttpError, as_http_error
 from heedful.serve.guard import Guard, info_of, log_failure
 from heedful.serve.keys import Keys
@@ -37,7 +37,7 @@ def create_app(registry: Registry, keys: Keys) -> Any:
         redoc_url=None,
         responses={"4XX": {"description": _REFUSED}},
     )
-    for module in (openai, translating, documents, encoding, admin, page):
+    for module in (openai, translating, documents, encoders, admin, page):
         routes.include_router(module.router)
     routes.add_exception_handler(HttpError, _answer_http_error)
     routes.add_exception_handler(RequestValidationError, _answer_invalid)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from heedful.errors import DamagedError, UserError
 
-WINDOW = 4_096  # rows among which those of similar length are looked for
+_SEARCHED = 4_096  # rows among which those of similar length are looked for
 
 Deliveries = list[Callable[[], object]]
 """Calls that the event loop is to make, in their order."""
@@ -168,7 +168,7 @@ class BatchEngine:
     def _next_batch(self) -> list[_Row]:
         """The first row and rows of similar length with the same key, up to `batch_tokens`."""
         leader = self._waiting[0]
-        alike = [row for row in self._waiting[:WINDOW] if row.job.key == leader.job.key]
+        alike = [row for row in self._waiting[:_SEARCHED] if row.job.key == leader.job.key]
         alike.sort(key=lambda row: (row.size, *row[:2]))
         first = last = alike.index(leader)
         budget = max(1, self.batch_tokens // leader.job.rows_each)

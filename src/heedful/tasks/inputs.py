@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.config import Files, Filters, Recipe
+from heedful.config import DEFAULT_TEXT_SHARE, Files, Filters, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import EpochDraw
@@ -117,7 +117,7 @@ def raw_text_data(recipe: Recipe) -> RawData:
     raw = raw_data(recipe, lambda entry: open_texts(entry.files, recipe))
     is_table = any(corpus.file for corpus in (data.train, *data.corpora.values()))
     unit = "line" if is_table else data.text_unit
-    size = 0.1 if data.valid_size is None else data.valid_size
+    size = DEFAULT_TEXT_SHARE if data.valid_size is None else data.valid_size
 
     def hold_out(scan: Scan) -> Split:
         if data.corpora and isinstance(size, int):

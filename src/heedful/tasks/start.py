@@ -15,7 +15,7 @@ from heedful.config import Distillation, Recipe
 from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.files import plain_name, remove_unfinished
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.models.adapters import freeze
 from heedful.pipelines import SavedModel, Translator, load, save_description
 from heedful.progress import PrintLine

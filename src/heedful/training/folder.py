@@ -68,6 +68,7 @@ class RunFacts:
         batch_parts: the parts of each batch, unless the recipe sets them.
         threads: the number of torch's threads that was measured to be the fastest; None: not
             measured.
+        report: facts on data, net and machine for the report of the run, and at its end the scores.
     """
 
     heedful: str

@@ -20,7 +20,7 @@ from heedful import openmp
 from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.errors import UserError
-from heedful.kernels import training as kernels
+from heedful.kernels import library as kernels
 from heedful.models.stack import Stack
 from heedful.parts.experts import Experts, balance_loss, record_router_logits
 from heedful.parts.losses import LossSum, gradient_factor
@@ -347,6 +347,7 @@ class WeightUpdates:
         scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = trained.gradient_norm(gradients)  # over all parameters, before clipping
+        # The steps of `cost/trace.py` and `cost/timing.py` clip the same.
         if self._clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self._parameters.values(), self._clip_norm, norm)
         statistics = torch.cat([total, norm[None]])

@@ -1,6 +1,7 @@
-"""Builders of the three families of nets: embeddings, stacks, head and initialized weights.
+"""Builders of the three families from finished stacks: embeddings, head, initial weights.
 
-The file of a published model constructs its stacks of the modules of `parts/` and `models/`. All
+Attention and blocks are made in each architecture's file of the modules of `parts/` and `models/`,
+for rotary decoders in `rotary.py`. All
 Configs have the same names for sizes (`d_model`, `max_length`, `dropout`, …), so the builders read
 those of embeddings and heads from the Config.
 """

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.backends.aot import private
+from heedful.backends.aot import ENCODER_PRECISIONS, GENERATOR_PRECISIONS, private
 from heedful.backends.aot.compiled_net import (
     CONSTANTS,
     GRAPHS,
@@ -65,8 +65,13 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
         max_length: positions of the net.
 
     Raises:
-        UserError: no C++ compiler, an early torch, or torch cannot compile the net.
+        UserError: a precision that the net's graphs do not have; no C++ compiler, an early torch,
+            or torch cannot compile the net.
     """
+    is_encoder = isinstance(net, EncoderOnly)
+    known = ENCODER_PRECISIONS if is_encoder else GENERATOR_PRECISIONS
+    if precision not in known:
+        raise UserError(f"compiled graphs of this net are in {', '.join(known)}, not {precision}")
     if reason := private.unsupported_reason():
         raise UserError(reason)
     if not has_cpp_compiler():
@@ -76,7 +81,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
     for tensor in net.parameters():
         tensor.data = tensor.data.contiguous()  # as in the model's file
     facts: dict[str, Any]
-    if isinstance(net, EncoderOnly):
+    if is_encoder:
         graphs, facts = encoder_graphs(net, precision), encoder_facts(net)
     else:
         replace_linears(net, partial(packed_linear, precision=precision))
@@ -105,8 +110,8 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
             raise UserError(f"torch cannot compile it: {reason}") from error
         code = copy_code(folder, directory)
         open_kernel(folder, code[KERNEL])
-        known = _write_constants(folder, directory, saved, constants)
-    record(digest_of(code, compiled, known))
+        described_constants = _write_constants(folder, directory, saved, constants)
+    record(digest_of(code, compiled, described_constants))
     return compiled
 
 

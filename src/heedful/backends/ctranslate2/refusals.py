@@ -88,8 +88,8 @@ def _beam_reasons(request: GenerationRequest) -> list[str]:
     if len(request.eos_ids) > 1:  # it continues after EOS where several rank high
         name = "option stop_ids" if options.stop_ids else "the EOS ids of the model"
         reasons.append(f"its beam search has a single EOS, without {name}")
-    if options.normalization == "gnmt":
-        reasons.append(f"it has no {_named('normalization', options)} gnmt")
+    if options.normalization not in ("average", "none"):
+        reasons.append(f"it has no {_named('normalization', options)} {options.normalization}")
     if (options.length_penalty or 0) < 0:
         reasons.append(f"it has no {_named('length_penalty', options)} below 0")
     excluding = {

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,13 +17,12 @@ from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.ctranslate2.refusals import option_reasons
 from heedful.backends.ctranslate2.vocabulary import VOCABULARY_MAP, read_vocabulary
 from heedful.backends.hardware import cpu_flags
-from heedful.backends.manifest import NetFacts
+from heedful.backends.manifest import Family, NetFacts
 from heedful.errors import DamagedError, UserError
 from heedful.files import read_object
 from heedful.generation.outputs import Hypothesis
 from heedful.options import TEMPERATURES, Options, StopRule
 
-Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
 HEAD = "head.npz"  # the class matrix of a classifier, which the format lacks
 
 

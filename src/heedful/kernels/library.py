@@ -31,8 +31,8 @@ _PARAMETERS = {
     "cross_entropy": "ippiidppi",
     "keep_mask": "iipii",
     "dropout": "ippdpii",
-    "relu_dropout": "ippdpii",
-    "relu_dropout_backward": "ippdpii",
+    "relu_dropped": "ippdpii",
+    "relu_dropped_backward": "ippdpii",
     "add_dropped": "ipppdpii",
     "add_norm": "ipppdppdpppiii",
     "add_norm_backward": "ipppppdpppiii",
@@ -135,17 +135,17 @@ def dropout(x: Tensor, keep: Tensor, scale: float) -> Tensor:
     return out
 
 
-def relu_dropout(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+def relu_dropped(x: Tensor, keep: Tensor, scale: float) -> Tensor:
     """max(x, 0) · keep · scale."""
     out = torch.empty_like(x)
-    _call("relu_dropout", element_type(x), x, keep, scale, out, x.numel())
+    _call("relu_dropped", element_type(x), x, keep, scale, out, x.numel())
     return out
 
 
-def relu_dropout_backward(grad: Tensor, out: Tensor, scale: float) -> Tensor:
-    """The gradient of `relu_dropout` from its result."""
+def relu_dropped_backward(grad: Tensor, out: Tensor, scale: float) -> Tensor:
+    """The gradient of `relu_dropped` from its result."""
     x_grad = torch.empty_like(out)
-    _call("relu_dropout_backward", element_type(out), grad, out, scale, x_grad, out.numel())
+    _call("relu_dropped_backward", element_type(out), grad, out, scale, x_grad, out.numel())
     return x_grad
 
 
@@ -223,7 +223,7 @@ def add_norm_backward(
     return x_grad, y_grad, weight_grad, bias_grad
 
 
-def library() -> ctypes.CDLL:
+def opened() -> ctypes.CDLL:
     """The loaded kernels."""
     assert _library is not None
     return _library
@@ -236,7 +236,7 @@ def element_type(x: Tensor) -> int:
 
 def _call(name: str, *arguments: Any) -> Any:
     """The result of a kernel for tensors, by their addresses, and last the number of threads."""
-    return getattr(library(), f"heedful_{name}")(
+    return getattr(opened(), f"heedful_{name}")(
         *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments), torch.get_num_threads()
     )
 
