@@ -1,0 +1,120 @@
+"""The recipe of an adaptation: its corpora, its method, and as many steps as its time allows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.config import Recipe, parse_recipe
+from heedful.fidelity import has_mask_tokens
+from heedful.pipelines import Translator, parameter_count
+from heedful.training.folder import is_run
+
+Method = Literal["auto", "full", "lora"]
+MEMORY, GENERAL = "memory", "general"  # names of the corpora
+MEMORY_VALID, GENERAL_TRAIN, GENERAL_VALID = (
+    f"{name}.jsonl" for name in ("memory.valid", "general", "general.valid")
+)
+LARGEST_FULL = 50_000_000  # parameters; all weights of larger models are not trained
+EPOCHS = 10  # passes over the memory, at most
+EVALUATIONS = 10  # on held-out text
+PATIENCE = 3  # evaluations without improvement
+_MAX_LENGTH = 128  # tokens of a side, of a model without a recipe
+_TRAINING: dict[str, dict[str, Any]] = {
+    "full": {
+        "optimizer": {"name": "adamw"},
+        "schedule": {"name": "linear", "learning_rate": 0.0005, "warmup_steps": 20},
+    },
+    "lora": {
+        "optimizer": {"name": "adamw"},
+        "schedule": {"name": "linear", "learning_rate": 0.002, "warmup_steps": 20},
+    },
+}
+_ADAPTER = {"rank": 16, "alpha": 32.0, "targets": ["*"]}
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """The settings of an adaptation.
+
+    Attributes:
+        memory: files of the translation memory, as in `data.train.file`.
+        general: files of pairs of the kind that the model was trained on; empty: those of its run,
+            if there is one.
+        valid: files of held-out pairs of the memory; empty: a part of it.
+        minutes: of the whole adaptation.
+        method: train all weights (full) or an adapter (lora); auto: by the size of the model.
+        keep: placeholders and numbers are kept (`data.keep`); None: as the model does.
+        changes: keys of the recipe with other values.
+    """
+
+    memory: Sequence[Path]
+    general: Sequence[Path] = ()
+    valid: Sequence[Path] = ()
+    minutes: float = 10.0
+    method: Method = "auto"
+    keep: bool | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def method_of(model: Translator, settings: Adaptation) -> Literal["full", "lora"]:
+    """The method, for `auto` by the size of the model."""
+    if settings.method != "auto":
+        return settings.method
+    return "lora" if parameter_count(model.net) > LARGEST_FULL else "full"
+
+
+def languages_of(model: Translator) -> dict[str, str]:
+    """The keys of `data` for the languages that the model names."""
+    metadata = model.metadata
+    named = {"src_language": metadata.src_language, "tgt_language": metadata.tgt_language}
+    return {key: language for key, language in named.items() if language is not None}
+
+
+def recipe_of(
+    model: Translator, folder: Path, settings: Adaptation, out: Path, weight: float | None
+) -> Recipe:
+    """The recipe of the training, without its number of steps.
+
+    Args:
+        folder: of the model.
+        out: the folder with the files of held-out and general pairs.
+        weight: passes over the general pairs for one over the memory; None: there are none.
+    """
+    method = method_of(model, settings)
+    corpora: dict[str, Any] = {
+        MEMORY: {
+            "file": [str(path) for path in settings.memory],
+            "valid": {"file": str(out / MEMORY_VALID)},
+        }
+    }
+    if weight is not None:
+        corpora[GENERAL] = {
+            "file": str(out / GENERAL_TRAIN),
+            "weight": weight,
+            "valid": {"file": str(out / GENERAL_VALID)},
+        }
+    keep = model.metadata.keep
+    data: dict[str, Any] = {
+        **languages_of(model),
+        "corpora": corpora,
+        "max_length": min(_MAX_LENGTH, model.config.max_length),
+    }
+    if settings.keep or (settings.keep is None and keep is not None):
+        data |= {"keep": True, "keep_patterns": [] if keep is None else [*keep.patterns]}
+    content: dict[str, Any] = {
+        "task": "translation",
+        "init_from": str(folder),
+        "data": data,
+        "training": {
+            **_TRAINING[method],
+            "max_epochs": EPOCHS,
+            "patience": PATIENCE,
+            "checkpoint_every_minutes": 1.0,
+        },
+        "evaluation": {"metric": "loss", "decode_sentences": 0, "final_beam_size": 1},
+    }
+    if method == "lora":
+        content["adapter"] = _ADAPTER
+    recipe = parse_recipe(content, "adaptation")
+    return recipe.replace(settings.changes) if settings.changes else recipe
