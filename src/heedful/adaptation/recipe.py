@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.config import Recipe, parse_recipe
-from heedful.fidelity import has_mask_tokens
+from heedful.dry_run import RunEstimate
+from heedful.errors import UserError
 from heedful.pipelines import Translator, parameter_count
-from heedful.training.folder import is_run
 
 Method = Literal["auto", "full", "lora"]
 MEMORY, GENERAL = "memory", "general"  # names of the corpora
@@ -18,6 +18,8 @@ MEMORY_VALID, GENERAL_TRAIN, GENERAL_VALID = (
 LARGEST_FULL = 50_000_000  # parameters; all weights of larger models are not trained
 EPOCHS = 10  # passes over the memory, at most
 EVALUATIONS = 10  # on held-out text
+FEWEST_STEPS = 20
+_SHARE_OF_STEPS = 0.85  # of the time of a training; the rest is for evaluations and batches
 PATIENCE = 3  # evaluations without improvement
 _MAX_LENGTH = 128  # tokens of a side, of a model without a recipe
 _TRAINING: dict[str, dict[str, Any]] = {
@@ -57,11 +59,69 @@ class Adaptation:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a training and their time.
+
+    Attributes:
+        steps: of all epochs, or as many as fit in the time.
+        seconds: the time that is left for them and for evaluations.
+    """
+
+    steps: int
+    epochs: float
+    seconds_per_step: float
+    seconds: float
+
+    @classmethod
+    def fitting(cls, estimate: RunEstimate, seconds: float) -> "Plan":
+        """The plan for a run that was measured; raises UserError if hardly a step fits."""
+        assert estimate.total_steps is not None, "the recipe has a number of epochs"
+        fitting = int(_SHARE_OF_STEPS * seconds / estimate.seconds_per_step)
+        if fitting < FEWEST_STEPS:
+            more = FEWEST_STEPS * estimate.seconds_per_step / _SHARE_OF_STEPS - seconds
+            raise UserError(
+                f"the time is too short: {FEWEST_STEPS} steps of {estimate.seconds_per_step:.2g} s "
+                f"and scores take {minutes_of(more)} more; raise minutes"
+            )
+        steps = min(estimate.total_steps, fitting)
+        return cls(steps, steps / estimate.steps_per_epoch, estimate.seconds_per_step, seconds)
+
+    def summary(self) -> str:
+        """The plan in words."""
+        return (
+            f"{self.steps:,} steps of {self.seconds_per_step:.2g} s ({self.epochs:.1f} passes over "
+            f"the memory), about {minutes_of(self.steps * self.seconds_per_step / _SHARE_OF_STEPS)}"
+        )
+
+    def changes(self) -> dict[str, Any]:
+        """The keys of the recipe that the plan sets."""
+        return {
+            "training.max_steps": self.steps,
+            "training.max_minutes": self.seconds / 60,
+            "training.evaluate_every": max(1, -(-self.steps // EVALUATIONS)),
+        }
+
+
+def minutes_of(seconds: float) -> str:
+    """A time in minutes, for a line."""
+    return f"{seconds / 60:.1f} minutes"
+
+
 def method_of(model: Translator, settings: Adaptation) -> Literal["full", "lora"]:
     """The method, for `auto` by the size of the model."""
     if settings.method != "auto":
         return settings.method
     return "lora" if parameter_count(model.net) > LARGEST_FULL else "full"
+
+
+def method_reason(model: Translator, settings: Adaptation) -> str:
+    """The method, and why it was chosen, for a line."""
+    size = parameter_count(model.net)
+    name = {"full": "all weights are trained", "lora": "low-rank updates (LoRA)"}
+    relation = "more than" if size > LARGEST_FULL else "at most"
+    reason = "" if settings.method != "auto" else f", {relation} {LARGEST_FULL:,}"
+    return f"{name[method_of(model, settings)]}: {size:,} parameters{reason}"
 
 
 def languages_of(model: Translator) -> dict[str, str]:

@@ -24,9 +24,11 @@ from heedful.tasks.prepared_data import FirstPass
 from heedful.tasks.translation import Translation
 from heedful.training.folder import is_run
 
-HELD_OUT = 500  # rows of each kind, at most
+HELD_OUT = 300  # rows of each kind, at most
 FEWEST = 100  # units of a memory
-GENERAL_ROWS = 4  # general rows that are kept for each unit of the memory, of which an epoch reads 1
+GENERAL_ROWS = (
+    4  # general rows that are kept for each unit of the memory, of which an epoch reads 1
+)
 _SHOWN = 12  # characters in a line
 
 
@@ -77,6 +79,11 @@ class General:
     valid: Rows
     origin: str
     known: int
+
+    def summary(self) -> str:
+        """A line on them."""
+        known = f"; {self.known:,} units of the memory are in it already" if self.known else ""
+        return f"{len(self.train):,} pairs of {self.origin}, {len(self.valid):,} held out{known}"
 
 
 def read_memory(
