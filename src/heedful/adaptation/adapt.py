@@ -7,7 +7,8 @@ zero-shot models", section 3), whose share is chosen by the loss on held-out tex
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -29,11 +30,12 @@ from heedful.adaptation.recipe import (
 )
 from heedful.adaptation.texts import read_general, read_memory, write_rows
 from heedful.config import Recipe
+from heedful.data.file_names import expand_path
 from heedful.data.prepared import content_key
 from heedful.data.rows import CORPUS
 from heedful.dry_run import estimate_run
 from heedful.errors import UserError
-from heedful.files import as_path, read_object, write_json
+from heedful.files import as_path, read_object, remove, remove_empty, write_json
 from heedful.pipelines import Translator, load
 from heedful.pipelines.loading import check_own_format, expect
 from heedful.progress import PrintLine
@@ -49,6 +51,7 @@ from heedful.zoo.names import set_weights, weights_of
 RUN, FACTS = "run", "adaptation.json"
 SHARES = (1.0, 0.75, 0.5, 0.25)  # of the trained weights
 METRICS = ("bleu", "chrf")
+_TEXTS = ("memory", "general", "valid")  # settings that name files
 # A function of (recipe, folder, resume) that returns the run, which may be interrupted.
 TrainStage = Callable[[Recipe, Path, bool], TrainingRun]
 
@@ -109,13 +112,26 @@ def adapt(
         recipe, before = recorded_recipe(out / RUN), read_object(out / FACTS)["before"]
         print_line(f"resuming   {out / RUN}")
     else:
-        recipe, before = _begin(original, folder, settings, out, claim, began, print_line)
+        with _undone_on_error(out):
+            recipe, before = _begin(original, folder, settings, out, claim, began, print_line)
     run = (train_stage or _train)(recipe, out / RUN, can_resume(out / RUN))
     if run.reason == "interrupted":
         return Adapted(out)
     adapted = _conclude(original, recipe, run, out, before, print_line)
     write_json(out / FACTS, {"settings": claim, **asdict(adapted), "directory": str(out)})
     return adapted
+
+
+@contextmanager
+def _undone_on_error(out: Path) -> Iterator[None]:
+    """Remove the files that the block wrote into the folder if it raises."""
+    try:
+        yield
+    except BaseException:
+        for name in (FACTS, MEMORY_VALID, GENERAL_TRAIN, GENERAL_VALID):
+            remove(out / name)
+        remove_empty([out])
+        raise
 
 
 def _train(recipe: Recipe, folder: Path, resume: bool) -> TrainingRun:
@@ -133,18 +149,20 @@ def _checked(model: Translator, settings: Adaptation) -> Adaptation:
             "this model has several target languages, whose tags adapt does not set; fine-tune it "
             "by heedful train with init_from and data.corpora"
         )
-    paths = {
-        name: [path.absolute() for path in getattr(settings, name)]
-        for name in ("memory", "general", "valid")
-    }
+    paths = {name: [path.absolute() for path in getattr(settings, name)] for name in _TEXTS}
     return replace(settings, **paths)
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """The files of folders and patterns."""
+    return [file for path in paths for file in expand_path(path)]
 
 
 def _checked_claim(model: Path, settings: Adaptation, out: Path) -> dict[str, Any]:
     """The settings as the folder records them; UserError if it was started with other ones."""
     content = {
         "model": str(model.absolute()),
-        **{name: content_key(getattr(settings, name)) for name in ("memory", "general", "valid")},
+        **{name: content_key(_files(getattr(settings, name))) for name in _TEXTS},
         "minutes": settings.minutes,
         "method": settings.method,
         "keep": settings.keep,
@@ -185,7 +203,7 @@ def _begin(
     Returns:
         The recipe, and the scores of the model.
     """
-    languages = languages_of(model)
+    languages = languages_of(model, settings)
     memory = read_memory(settings.memory, settings.valid, languages, model)
     print_line(f"memory     {memory.summary}; {len(memory.valid):,} held out")
     if line := memory.characters():
@@ -231,28 +249,32 @@ def _scores(task: Task, model: Translator, data: RunData) -> tuple[dict[str, flo
 
 @torch.no_grad()
 def _conclude(
-    original: Translator,
+    model: Translator,
     recipe: Recipe,
     run: TrainingRun,
     out: Path,
     before: dict[str, float],
     print_line: PrintLine,
 ) -> Adapted:
-    """Choose the share of the trained weights, write the model, and score it."""
+    """Choose the share of the trained weights, give them to the model, write and score it.
+
+    All else of the model stays as it is, such as its limits of outputs.
+    """
     task = checked_task(recipe)
     data = prepare_data(task, lambda line: None)
-    adapted = expect(load(out / RUN, device="cpu", backend="eager"), Translator, "adapt")
-    first = weights_of(original.net)
-    trained = {name: tensor.clone() for name, tensor in weights_of(adapted.net).items()}
-    losses = {0.0: task.evaluate(original, data).loss}
+    first = {name: tensor.clone() for name, tensor in weights_of(model.net).items()}
+    of_run = load(run.directory, device="cpu", backend="eager")
+    trained = weights_of(of_run.net)
+    losses = {0.0: task.evaluate(model, data).loss}
     for share in SHARES:
-        set_weights(adapted.net, mixed(first, trained, share), out)
-        losses[share] = task.evaluate(adapted, data).loss
+        set_weights(model.net, mixed(first, trained, share), out)
+        losses[share] = task.evaluate(model, data).loss
     share = min(losses, key=losses.__getitem__)
     print_line(f"weights    {share:.0%} of the trained ones and {1 - share:.0%} of the model's")
-    set_weights(adapted.net, mixed(first, trained, share), out)
-    after = _scores(task, adapted, data)[0] if share else before
-    model = adapted if share else original
+    set_weights(model.net, mixed(first, trained, share), out)
+    if share:
+        model.metadata = replace(model.metadata, keep=of_run.metadata.keep)
+    after = _scores(task, model, data)[0] if share else before
     model.file_writer(out)(out)
     return Adapted(out, share, before, after)
 

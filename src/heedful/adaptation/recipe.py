@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.config import Recipe, parse_recipe
+from heedful.data.language_tags import is_same_language
 from heedful.dry_run import RunEstimate
 from heedful.errors import UserError
 from heedful.pipelines import Translator, parameter_count
@@ -124,11 +125,23 @@ def method_reason(model: Translator, settings: Adaptation) -> str:
     return f"{name[method_of(model, settings)]}: {size:,} parameters{reason}"
 
 
-def languages_of(model: Translator) -> dict[str, str]:
-    """The keys of `data` for the languages that the model names."""
-    metadata = model.metadata
-    named = {"src_language": metadata.src_language, "tgt_language": metadata.tgt_language}
-    return {key: language for key, language in named.items() if language is not None}
+def languages_of(model: Translator, settings: Adaptation) -> dict[str, str]:
+    """The keys of `data` for the languages that the model names, or else the settings.
+
+    Raises:
+        UserError: both name another one.
+    """
+    languages = {}
+    for side, own in (("src", model.metadata.src_language), ("tgt", model.metadata.tgt_language)):
+        given = settings.changes.get(f"data.{side}_language", own)
+        if own is not None and not (isinstance(given, str) and is_same_language(given, own)):
+            raise UserError(
+                f"data.{side}_language is {own} in this model, so it cannot be {given}; leave it "
+                "out, or give another model"
+            )
+        if given is not None:
+            languages[f"{side}_language"] = given
+    return languages
 
 
 def recipe_of(
@@ -156,7 +169,7 @@ def recipe_of(
         }
     keep = model.metadata.keep
     data: dict[str, Any] = {
-        **languages_of(model),
+        **languages_of(model, settings),
         "corpora": corpora,
         "max_length": min(_MAX_LENGTH, model.config.max_length),
     }

@@ -4,6 +4,7 @@ model was trained on."""
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,19 +97,21 @@ def read_memory(
     """
     recipe = _recipe_of(files, valid, languages)
     raw = Translation(recipe).raw_data()
-    source, counts = raw.rows_of("train"), (Counter[str](), Counter[str]())
+    counts = Counter[str](), Counter[str]()
     hashes: list[UInt64[np.ndarray, " n"]] = []
-    for rows in _parsed(source, "memory"):
-        for count, side in zip(counts, ("src", "tgt"), strict=True):
-            count.update("".join(rows[side]))
-        hashes.append(_pair_hashes(rows))
+    with _of_the_model(languages):
+        for rows in _parsed(raw.rows_of("train"), "memory"):
+            for count, side in zip(counts, ("src", "tgt"), strict=True):
+                count.update("".join(rows[side]))
+            hashes.append(_pair_hashes(rows))
     num_units = sum(map(len, hashes))
-    if num_units < FEWEST:
+    if 0 < num_units < FEWEST:
         names = ", ".join(map(str, files))
         raise UserError(
             f"{names}: {num_units:,} units are too few to adapt a model to; give {FEWEST} or more"
         )
-    read = FirstPass.read(recipe, raw, 0)
+    with _of_the_model(languages):
+        read = FirstPass.read(recipe, raw, 0)
     lacking = _lacking(model.src_tokenizer, counts[0]) + _lacking(model.tgt_tokenizer, counts[1])
     return Memory(
         num_units,
@@ -118,6 +121,22 @@ def read_memory(
         counts[0].total() + counts[1].total(),
         read.summaries["train"],
     )
+
+
+@contextmanager
+def _of_the_model(languages: Mapping[str, str]) -> Iterator[None]:
+    """Errors on languages of files advise to give other files: those of a model cannot be set."""
+    try:
+        yield
+    except UserError as error:
+        problem, advice, _ = str(error).partition("set data.src_language")
+        if not advice or len(languages) < 2:
+            raise
+        problem = problem.removesuffix("leave it out, or ").rstrip("; ")
+        src, tgt = languages.values()
+        raise UserError(
+            f"{problem}; the model translates from {src} to {tgt}: give a memory of them"
+        ) from None
 
 
 def read_general(
