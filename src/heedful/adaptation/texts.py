@@ -236,14 +236,10 @@ def _pair_hashes(rows: Rows) -> UInt64[np.ndarray, " n"]:
 
 
 def _lacking(tokenizer: Tokenizer, counts: Counter[str]) -> Counter[str]:
-    """The characters that are unknown tokens."""
-    return Counter(
-        {
-            character: count
-            for character, count in counts.items()
-            if not character.isspace() and tokenizer.unk_id in tokenizer.encode(character)
-        }
-    )
+    """The characters that are unknown tokens, and in no entry of the vocabulary."""
+    known = set("".join(tokenizer.tokens(range(tokenizer.vocab_size))))
+    candidates = (c for c in counts if not c.isspace() and c not in known)
+    return Counter({c: counts[c] for c in candidates if tokenizer.unk_id in tokenizer.encode(c)})
 
 
 def _some(rows: Rows, count: int) -> Rows:
