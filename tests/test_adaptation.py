@@ -150,6 +150,18 @@ def test_an_adapter_is_merged_and_nothing_better_is_the_model_itself(
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
+def test_a_model_without_general_text_stays_near_its_own_probabilities(
+    base: Path, memory: Path, tmp_path: Path
+) -> None:
+    load(base, backend="eager").save(tmp_path / "plain")
+    few = FEW | {"training.max_epochs": 1}
+    result, lines = run(tmp_path / "plain", [memory], tmp_path / "out", changes=few)
+    recipe = (tmp_path / "out" / "run" / "recipe.yaml").read_text()
+    assert f"teacher: {tmp_path / 'plain'}" in recipe
+    assert "general    no pairs" in "\n".join(lines)
+    assert {name.partition("/")[2] for name in result.after or {}} == {"memory"}
+
+
 def test_wrong_input_is_refused_before_anything_is_written(
     base: Path, memory: Path, tmp_path: Path
 ) -> None:

@@ -22,17 +22,18 @@ EVALUATIONS = 10  # on held-out text
 FEWEST_STEPS = 20
 _SHARE_OF_STEPS = 0.85  # of the time of a training; the rest is for evaluations and batches
 PATIENCE = 3  # evaluations without improvement
+_BATCH_TOKENS = 2_048
 _MAX_LENGTH = 128  # tokens of a side, of a model without a recipe
-_TRAINING: dict[str, dict[str, Any]] = {
-    "full": {
-        "optimizer": {"name": "adamw"},
-        "schedule": {"name": "linear", "learning_rate": 0.0005, "warmup_steps": 20},
-    },
-    "lora": {
-        "optimizer": {"name": "adamw"},
-        "schedule": {"name": "linear", "learning_rate": 0.002, "warmup_steps": 20},
-    },
+# In place of general text: the KL divergence from the probabilities of the model itself on the
+# memory (docs/log.md has what was compared).
+_TEACHER = {
+    "level": "word",
+    "temperature": 1.0,
+    "distillation_weight": 1.0,
+    "cross_entropy_weight": 1.0,
 }
+# By method, the optimizer and its peak rate.
+_OPTIMIZERS = {"full": ("muon", 0.002), "lora": ("adamw", 0.005)}
 _ADAPTER = {"rank": 16, "alpha": 32.0, "targets": ["*"]}
 
 
@@ -175,18 +176,23 @@ def recipe_of(
     }
     if settings.keep or (settings.keep is None and keep is not None):
         data |= {"keep": True, "keep_patterns": [] if keep is None else [*keep.patterns]}
+    optimizer, rate = _OPTIMIZERS[method]
     content: dict[str, Any] = {
         "task": "translation",
         "init_from": str(folder),
         "data": data,
         "training": {
-            **_TRAINING[method],
             "max_epochs": EPOCHS,
+            "batch_tokens": _BATCH_TOKENS,
+            "optimizer": {"name": optimizer},
+            "schedule": {"name": "linear", "learning_rate": rate, "warmup_steps": 10},
             "patience": PATIENCE,
             "checkpoint_every_minutes": 1.0,
         },
         "evaluation": {"metric": "loss", "decode_sentences": 0, "final_beam_size": 1},
     }
+    if weight is None:
+        content["distillation"] = {"teacher": str(folder), **_TEACHER}
     if method == "lora":
         content["adapter"] = _ADAPTER
     recipe = parse_recipe(content, "adaptation")

@@ -50,6 +50,10 @@ from heedful.zoo.names import set_weights, weights_of
 
 RUN, FACTS = "run", "adaptation.json"
 SHARES = (1.0, 0.75, 0.5, 0.25)  # of the trained weights
+NO_GENERAL = (
+    "no pairs: the training keeps near the model's own probabilities, and the cost for other text "
+    "is not measured"
+)
 METRICS = ("bleu", "chrf")
 _TEXTS = ("memory", "general", "valid")  # settings that name files
 # A function of (recipe, folder, resume) that returns the run, which may be interrupted.
@@ -210,8 +214,7 @@ def _begin(
         print_line(f"characters {line}")
     general = read_general(settings.general, folder, memory, languages, print_line)
     weight = None if general is None else min(1.0, memory.num_units / len(general.train))
-    if general is not None:
-        print_line(f"general    {general.summary()}")
+    print_line(f"general    {NO_GENERAL if general is None else general.summary()}")
     recipe = recipe_of(model, folder, settings, out.absolute(), weight)
     task = checked_task(recipe)
     out.mkdir(parents=True, exist_ok=True)

@@ -167,7 +167,7 @@ def read_general(
     except UserError as error:
         if files:
             raise
-        print_line(f"general    none: {error}")
+        print_line(f"general    not used: {error}")
         return None
     known = np.zeros(len(memory.hashes), bool)
     for rows in _parsed(raw.rows_of("train"), "general text"):
@@ -204,7 +204,7 @@ def _recipe_of_run(model: Path, print_line: PrintLine) -> Recipe | None:
         return None
     recipe = recorded_recipe(model)
     if recipe.task != "translation":
-        print_line(f"general    none: {model} was trained for the task {recipe.task}")
+        print_line(f"general    not used: {model} was trained for the task {recipe.task}")
         return None
     return recipe.replace({"init_from": None, "distillation": {}, "adapter": {}})
 
