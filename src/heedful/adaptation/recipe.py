@@ -33,7 +33,7 @@ _TEACHER = {
     "cross_entropy_weight": 1.0,
 }
 # By method, the optimizer and its peak rate.
-_OPTIMIZERS = {"full": ("muon", 0.002), "lora": ("adamw", 0.005)}
+_OPTIMIZERS = {"full": ("muon", 0.002), "lora": ("adamw", 0.002)}
 _ADAPTER = {"rank": 16, "alpha": 32.0, "targets": ["*"]}
 
 
