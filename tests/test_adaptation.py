@@ -182,6 +182,7 @@ def test_wrong_input_is_refused_before_anything_is_written(
         (base, tmp_path / "none.tsv", {}, "none.tsv"),
         (base, known, {}, "each unit of the memory is also in the training data of"),
         (base, memory, {"minutes": 0.0}, "minutes must be above 0"),
+        (base, memory, {"minutes": float("inf")}, "minutes must be above 0"),
         (base, memory, {"minutes": 0.001}, "the time is too short: 20 steps"),
         (base, memory, {"general": [tmp_path / "empty.tsv"]}, "is empty"),
         (base, memory, {"keep": True}, "data.keep needs a token for each of its masks"),

@@ -6,6 +6,7 @@ zero-shot models", section 3), whose share is chosen by the loss on held-out tex
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,14 @@ from heedful.data.prepared import content_key
 from heedful.data.rows import CORPUS
 from heedful.dry_run import estimate_run
 from heedful.errors import UserError
-from heedful.files import as_path, read_object, remove, remove_empty, write_json
+from heedful.files import (
+    as_path,
+    missing_folders,
+    read_object,
+    remove,
+    remove_empty,
+    write_json,
+)
 from heedful.pipelines import Translator, load
 from heedful.pipelines.loading import check_own_format, expect
 from heedful.progress import PrintLine
@@ -54,6 +62,7 @@ NO_GENERAL = (
     "no pairs: the training keeps near the model's own probabilities, and the cost for other text "
     "is not measured"
 )
+MOST_PASSES = 4.0  # over general pairs for one over the memory
 METRICS = ("bleu", "chrf")
 _TEXTS = ("memory", "general", "valid")  # settings that name files
 # A function of (recipe, folder, resume) that returns the run, which may be interrupted.
@@ -129,12 +138,13 @@ def adapt(
 @contextmanager
 def _undone_on_error(out: Path) -> Iterator[None]:
     """Remove the files that the block wrote into the folder if it raises."""
+    made = missing_folders(out)
     try:
         yield
     except BaseException:
         for name in (FACTS, MEMORY_VALID, GENERAL_TRAIN, GENERAL_VALID):
             remove(out / name)
-        remove_empty([out])
+        remove_empty(made)
         raise
 
 
@@ -146,7 +156,7 @@ def _checked(model: Translator, settings: Adaptation) -> Adaptation:
     """The settings with absolute paths; raises UserError for wrong ones."""
     if not settings.memory:
         raise UserError("no translation memory is given; name a file")
-    if not settings.minutes > 0:
+    if not 0 < settings.minutes < math.inf:
         raise UserError(f"minutes must be above 0, not {settings.minutes:g}")
     if model.metadata.language_tags:
         raise UserError(
@@ -181,7 +191,10 @@ def _checked_claim(model: Path, settings: Adaptation, out: Path) -> dict[str, An
     facts = read_object(path)
     if facts.get("after"):
         raise UserError(f"{out} is finished; give another out=FOLDER")
-    changed = [key for key, value in content.items() if facts["settings"].get(key) != value]
+    known = facts.get("settings")
+    if not isinstance(known, dict) or (can_resume(out / RUN) and "before" not in facts):
+        raise UserError(f"{path} is damaged; give another out=FOLDER")
+    changed = [key for key, value in content.items() if known.get(key) != value]
     if changed and can_resume(out / RUN):
         raise UserError(
             f"{out} was started with other settings ({', '.join(changed)}); give those again, or "
@@ -213,7 +226,7 @@ def _begin(
     if line := memory.characters():
         print_line(f"characters {line}")
     general = read_general(settings.general, folder, memory, languages, print_line)
-    weight = None if general is None else min(1.0, memory.num_units / len(general.train))
+    weight = None if general is None else min(MOST_PASSES, memory.num_units / len(general.train))
     print_line(f"general    {NO_GENERAL if general is None else general.summary()}")
     recipe = recipe_of(model, folder, settings, out.absolute(), weight)
     task = checked_task(recipe)

@@ -115,7 +115,7 @@ def read_memory(
     lacking = _lacking(model.src_tokenizer, counts[0]) + _lacking(model.tgt_tokenizer, counts[1])
     return Memory(
         num_units,
-        _some(read.held_out["valid"], HELD_OUT),
+        read.held_out["valid"] if valid else _some(read.held_out["valid"], HELD_OUT),
         np.unique(np.concatenate(hashes)),
         lacking,
         counts[0].total() + counts[1].total(),
