@@ -29,7 +29,7 @@ LAYERS = [
     {"bulk", "cost", "tasks", "deploy", "insight"},
     {"export", "harness", "serve"},
     {"dry_run", "examples", "plan", "run", "run_scales"},
-    {"back_translation"},
+    {"adaptation", "back_translation"},
     {"cli"},
 ]
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}

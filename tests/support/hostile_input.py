@@ -109,6 +109,7 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "recipes copy dates out",
     "train {recipe} --out out --quiet --steps 1",
     "back-translate {w}/pairs.json --mono {w}/lines --out out --quiet --steps 1 --temperature 1",
+    "adapt {tr} {w}/labels.tsv -o out --quiet --minutes 1",
     "distill {tr} {w}/pairs.json --out out --quiet --set data.max_length=20",
 ]
 MEMORY = 6 << 30  # address space of a process, in addition to its imports

@@ -15,6 +15,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "demo",
         "train",
         "distill",
+        "adapt",
         "back-translate",
         "average",
         "prepare",
