@@ -38,6 +38,14 @@ class Translates(Protocol):
         text its translations (`Translated`), best first."""
 
 
+def review_reasons(source: str, translation: Translated) -> list[str]:
+    """Why a person should review a translation: what its model says, and other pieces."""
+    if source.strip() and not translation.text.strip():
+        return ["it has no translation"]
+    reasons = [*translation.reasons, *differences(source, translation.text)]
+    return [*dict.fromkeys(reasons)]
+
+
 @dataclass(frozen=True)
 class Policy:
     """Which existing translations are replaced.
@@ -111,6 +119,7 @@ def translate_document(
     review: Review | None = None,
     fits: Fits | None = None,
     by_sentence: bool = True,
+    window: int = WINDOW,
     **options: Any,
 ) -> Counts:
     """Translate the segments of a document; `document.to_bytes()` is then the translated file.
@@ -123,6 +132,7 @@ def translate_document(
         review: further reasons to review a translation.
         fits: True for a text that the model reads; default: `fits_model(translator)`.
         by_sentence: translate sentences one by one; without, lines, and sentences of long ones.
+        window: segments that are translated together, after which progress is reported.
         options: of `translator.translate`.
     """
     counts = Counts(segments=len(document.segments), skipped=dict(document.skipped))
@@ -131,16 +141,16 @@ def translate_document(
     chosen = [segment for segment in document.segments if policy.replaces(segment)]
     counts.kept = len(document.segments) - len(chosen)
     with track(f"translating {document.name}", len(chosen)) as advance:
-        for start in range(0, len(chosen), WINDOW):
-            window = chosen[start : start + WINDOW]
-            remembered = [_remembered(segment.text, memory or {}) for segment in window]
-            pairs = [*zip(window, remembered, strict=True)]
+        for start in range(0, len(chosen), window):
+            part = chosen[start : start + window]
+            remembered = [_remembered(segment.text, memory or {}) for segment in part]
+            pairs = [*zip(part, remembered, strict=True)]
             outputs = iter(work.translated([s.text for s, found in pairs if found is None]))
             settled = [(s, next(outputs) if found is None else found) for s, found in pairs]
             work.prepare_pieces(settled)
             for (segment, output), found in zip(settled, remembered, strict=True):
                 _settle(segment, output, found is not None, work, counts, review)
-            advance(len(window))
+            advance(len(part))
     return counts
 
 
