@@ -384,7 +384,9 @@ class Options:
 
     def number(self, index: int) -> int:
         """The number in messages of the prompt with an index, from 0."""
-        return self.first_number + index if self.numbers is None else self.numbers[index]
+        if self.numbers is None or index >= len(self.numbers):
+            return self.first_number + index
+        return self.numbers[index]
 
     def seeds(self, numbers: Sequence[int]) -> list[int] | None:
         """Seeds of the prompts with these indices, from 0; None without sampling."""

@@ -83,26 +83,28 @@ def test_a_folder_is_translated_and_continued(commands: Any, model: Path, tmp_pa
     for name, text in {**files, "b/f.png": "no text"}.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(text)
-    result = translate("-i", "in", "-o", "in/out")
+    result = translate("-i", "in", "-o", "out")
     assert result.code == 0, result.err
     assert "a.txt: 2 segments; 2 translated" in result.err
     assert "b/d.xlf: left out: in/b/d.xlf, line 1, column" in result.err
     assert "files translated: 2; left out: 1; no documents: 1\n" in result.err
-    assert set(tree(tmp_path / "in" / "out")) == {"a.txt", "b", "b/c.html"}
+    assert set(tree(tmp_path / "out")) == {"a.txt", "b", "b/c.html"}
     one = translate("-i", "in/b/c.html", "-o", "one.html")
     assert one.code == 0
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "in/out/b/c.html").read_bytes()
-    (tmp_path / "in/out/a.txt").write_text("mine")
-    again = translate("-i", "in", "-o", "in/out")
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "out/b/c.html").read_bytes()
+    (tmp_path / "out/a.txt").write_text("mine")
+    again = translate("-i", "in", "-o", "out")
     assert "files translated: 0; already there: 2; left out: 1; no documents: 1\n" in again.err
-    assert (tmp_path / "in/out/a.txt").read_text() == "mine"
+    assert (tmp_path / "out/a.txt").read_text() == "mine"
     for words, problem in (
         (("in",), "in is a folder: name a folder for its translations with --output"),
         (("in", "-o", "one.html"), "in is a folder: name a folder"),
-        (("in/b", "-o", "new", "--strict"), "d.xlf, line 1, column"),
+        (("in", "-o", "in/out"), "in/out is inside in"),
     ):
         assert_refused(translate("-i", *words), problem)
     (tmp_path / "in/b/c.html").unlink()
+    strict = translate("-i", "in/b", "-o", "new", "--strict")
+    assert_refused(strict, "in/b/d.xlf, line 1, column")
     none = translate("-i", "in/b", "-o", "new")
     assert none.code == 2
     assert none.err.endswith("error: no file can be translated; the reasons are above\n")

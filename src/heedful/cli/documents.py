@@ -136,7 +136,7 @@ def _translate_folder(
     output = in_out.output
     if output is None or (output.exists() and not output.is_dir()):
         raise UserError(f"{folder} is a folder: name a folder for its translations with --output")
-    documents, others = _documents_in(folder, output)
+    documents, others = _documents_in(folder)
     if not documents:
         raise UserError(f"{folder} has no documents; name one with files such as app.po")
     done = [path for path in documents if (output / path).exists()]
@@ -161,20 +161,16 @@ def _translate_folder(
         raise UserError("no file can be translated; the reasons are above")
 
 
-def _documents_in(folder: Path, output: Path) -> tuple[list[Path], int]:
+def _documents_in(folder: Path) -> tuple[list[Path], int]:
     """The documents below a folder, relative to it, and the number of its other files.
 
-    Names with a point at their start, links to folders, and the output are left out.
+    Names with a point at their start and links to folders are left out.
     """
     from heedful.documents import document_format
 
     found, others = [], 0
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and Path(place, name).resolve() != output.resolve()
-        )
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(name for name in names if not name.startswith(".")):
             if document_format(name) is None:
                 others += 1

@@ -306,7 +306,7 @@ class SavedModel:
         if too_long not in get_args(TooLong):
             raise UserError(f"too_long must be {', '.join(get_args(TooLong))}, not {too_long!r}")
         longest, tokenizer = longest or self.config.max_length, tokenizer or self._src_tokenizer
-        for number, ids in zip(numbers or count(1), rows, strict=False):
+        for ids, number in zip(rows, numbers or count(1), strict=False):
             if len(ids) <= longest:
                 continue
             problem = f"{noun} {number} has {len(ids)} tokens, but the model allows {longest}"

@@ -279,7 +279,7 @@ class Generator(SavedModel):
         numbered = replace(
             options,
             first_number=options.first_number + first,
-            numbers=None if options.numbers is None else options.numbers[first:],
+            numbers=options.numbers and options.numbers[first : first + len(prompts)],
         )
         rows = self.prompt_ids(prompts, numbered)
         workers = self.backend.settings.workers if self.backend else 1

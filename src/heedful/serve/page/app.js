@@ -186,6 +186,8 @@ async function run(form, action) {
   } finally {
     button.disabled = false;
     if (stop) stop.hidden = true;
+    // A button that is disabled or hidden loses the focus of a keyboard.
+    if (document.activeElement === document.body) button.focus();
     if (state.running === running) state.running = null;
     showProblem();
   }
