@@ -130,6 +130,11 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
+def line_of_byte(data: bytes, place: int, encoding: str) -> int:
+    """The number of the line of a place in encoded text; a byte of a character is no line end."""
+    return data[:place].decode(encoding, "replace").count("\n") + 1
+
+
 def one_line(text: str) -> str:
     """The text with a space for each line break."""
     return _LINE_BREAK.sub(" ", text)

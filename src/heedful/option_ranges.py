@@ -112,6 +112,7 @@ _BY_NAME = {
     "prefixes": Kind(_is_list_of(_is_text), "a list of texts, one for each prompt"),
     "banned": Kind(_is_list_of(_is_text, _is_whole, _IDS), "a list of texts, ids or lists of ids"),
     "require": Kind(_is_list_of(_is_text, _IDS), "a list of texts or lists of ids"),
+    "numbers": Kind(_IDS, "a list of whole numbers, one for each prompt"),
     "stop_ids": Kind(_IDS, "a list of token ids"),
     "begin_suppress_tokens": Kind(_IDS, "a list of token ids"),
     "sequence_bias": Kind(_is_bias, "a list of pairs of token ids and a number"),

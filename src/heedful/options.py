@@ -269,6 +269,10 @@ class Options:
         "output).", "error",
     )  # fmt: skip
     first_number: int = option("Number of the first prompt in error messages.", 1)
+    numbers: Sequence[int] | None = option(
+        "Number of each prompt in error messages, such as lines whose parts are prompts; it may "
+        "grow while prompts are read; default: from `first_number` on."
+    )
     batch_tokens: int | None = option(
         "Padded tokens times beams per batch.", least=1, most=2**63 - 1
     )
@@ -378,6 +382,12 @@ class Options:
         if self.coverage_penalty and (size < 2 or self.require):
             raise UserError("coverage_penalty needs beam_size above 1, without required phrases")
         return replace(self, **values | {"beam_size": size})
+
+    def number(self, index: int) -> int:
+        """The number in messages of the prompt with an index, from 0."""
+        if self.numbers is None or index >= len(self.numbers):
+            return self.first_number + index
+        return self.numbers[index]
 
     def seeds(self, numbers: Sequence[int]) -> list[int] | None:
         """Seeds of the prompts with these indices, from 0; None without sampling."""

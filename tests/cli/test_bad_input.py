@@ -134,7 +134,7 @@ REFUSED = [  # a command, and parts of its error
     ("train none.yaml", "none.yaml", "no such file"),
     ("train dattes", "did you mean dates?"),
     ("recipes show copi", "did you mean copy?"),
-    ("translate M --input folder", "folder", FOLDER),
+    ("translate M --input folder", "folder is a folder: name a folder for its translations"),
     ("evaluate M --src folder --ref lines", "folder", FOLDER),
     ("score M --src lines --tgt folder", "folder", FOLDER),
     ("train pairs.json --set data.train.tgt=folder", "folder", "has no files"),
@@ -262,7 +262,7 @@ def test_lines_that_are_too_long_are_translated_in_parts(commands, trained, work
     outcome = commands.run(*words)
     assert outcome.code == 0, outcome.err
     parts = "note: lines too long for the model, translated in parts: 2"
-    assert outcome.err.splitlines()[0] == parts
+    assert outcome.err.splitlines()[0].startswith(parts)
     assert len(outcome.out.splitlines()) == 4
     scored = commands.run(*words, "--scores")
     assert "lines left out, whose outputs are blank: 2" in scored.err.splitlines()

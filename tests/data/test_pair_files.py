@@ -106,6 +106,7 @@ def test_tmx_is_read_in_parts(tmp_path: Path) -> None:
         ("a.po", b'msgid "\xff"\nmsgstr ""\n', "a.po, line 1: not utf-8"),
         ("a.po", "text\n", "line 1: neither a comment"),
         ("a.po", PO[:100], "is empty: it holds no pair"),
+        ("a.po", 'msgid "a"\nmsgstr ""\n', "in 1 units (without a translation 1); leave it out"),
         ("a.mo", b"\xde\x12\x04\x95" + b"\xff" * 40, "not a compiled catalogue, or damaged"),
         ("a.mo", b"no", "not a compiled catalogue, or damaged"),
         ("a.csv", 'a,"b\n', "line 1: broken CSV: unexpected end of data; end each quote"),

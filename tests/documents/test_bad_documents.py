@@ -49,6 +49,12 @@ CASES = {
     ),
     "codec": ("a.xlf", XLIFF.replace("UTF-8", "base64"), "encoding 'base64', which is unknown"),
     "wrong charset": ("a.po", PO.replace("Hello", "Grüß").encode("latin-1"), "line 10: not UTF-8"),
+    "wrong UTF-16": (
+        "a.po",
+        # The second letter has a byte 0A, which ends no line.
+        b"\xff\xfe" + 'msgid "a"\nmsgstr "\u010a\u0a0a'.encode("utf-16-le") + b"\x00\xdc",
+        "line 2: not utf-16-le at byte",
+    ),
     "unknown charset": ("a.po", PO.replace("UTF-8", "latin-99"), "'latin-99', which is unknown"),
     "no catalogue": ("a.po", "# nothing\n", "has no messages"),
     "prose": ("a.po", "Hello\n", "line 1: neither a comment, a keyword"),

@@ -30,7 +30,8 @@ from document_samples import (
     make_docx,
     translated,
 )
-from heedful.documents import Policy, read_document
+from heedful import extras
+from heedful.documents import Policy, Segment, language_review, read_document
 
 IN_PLACE = [name for name in TEXTS if Path(name).suffix in (".srt", ".vtt", ".html", ".md", ".txt")]
 
@@ -389,6 +390,58 @@ def test_a_blank_translation_leaves_the_source(name: str) -> None:
     content, counts, _ = translated(name, TEXTS[name], lambda text: "")
     assert content == TEXTS[name].encode()
     assert counts.blank == counts.segments
+
+
+def test_a_fuzzy_draft_that_is_replaced_stays_as_a_comment() -> None:
+    source = PO.replace('msgstr[0] ""\nmsgstr[1] ""', 'msgstr[0] "a \\"x\\""\nmsgstr[1] "b"')
+    source = source.replace('msgid "one', '#, fuzzy\nmsgid "one').replace("\n", "\r\n")
+    text = as_text(translated("a.po", source, loud))
+    assert '\r\n# previous translation: "alt"\r\n#, fuzzy\r\n#| msgid "older"' in text
+    assert '# previous translation [0]: "a \\"x\\""\r\n# previous translation [1]: "b"\r\n' in text
+    assert text.count("# previous") == 3, "what is finished is not a draft"
+    again = as_text(translated("a.po", text.replace('"OLD"', '"alt"'), loud))
+    assert again.count("# previous") == 3, "a draft is kept once"
+    assert translated("a.po", text, loud)[0] == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding", "notes"),
+    [
+        ("", "cp1252", 1),
+        ("", "utf-8", 0),
+        ('<meta charset="ISO-8859-1">', "cp1252", 0),
+        ("<!-- <meta charset=big5> --><meta charset=utf-16>", "utf-8", 0),
+        ('<meta http-equiv="Content-Type" content="text/html; charset=gb2312">', "gb18030", 0),
+        ("\ufeff<meta charset=big5>", "utf-8", 0),
+    ],
+)
+def test_html_is_read_as_browsers_do(head: str, encoding: str, notes: int) -> None:
+    page = f"{head}<p>caf\u00e9 \u201cHello\u201d"
+    content, _, document = translated("a.html", page.encode(encoding), replaced(Hello="Tee"))
+    assert document.segments[0].text == "caf\u00e9 \u201cHello\u201d"
+    assert content == page.replace("Hello", "Tee").encode(encoding)
+    assert len(document.notes) == notes
+
+
+def test_a_text_in_another_language_asks_for_a_review(monkeypatch: pytest.MonkeyPatch) -> None:
+    german = "Bitte wählen Sie zuerst eine <g1>Vorlage</g1> für %s aus"
+    english = "Please select a template for the new document first"
+    chinese = "请先选择新文档的模板。"
+
+    def found(language: str | None) -> list[bool]:
+        review = language_review(language)
+        texts = (german, english, chinese, "Vorlage", "CPU 0x10 <b>", "Norsk bokmål")
+        return [bool(review(Segment(text, 1), "")) for text in texts]
+
+    assert found("en") == [True, False, True, False, False, False]
+    assert found("deu") == [False, True, True, False, False, False]
+    assert found("zh_CN") == [True, True, False, False, False, False]
+    for language in (None, "tlh"):
+        assert not any(found(language))
+    reasons = language_review("en")(Segment(german, 1), "")
+    assert reasons == ["language: the text is in de, not in en"]
+    monkeypatch.setitem(extras.EXTRAS, "langid", ("no_such_package",))
+    assert not any(found("en"))
 
 
 def test_policies() -> None:

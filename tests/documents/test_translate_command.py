@@ -45,6 +45,18 @@ def test_a_catalogue_with_a_memory(commands: Any, model: Path, tmp_path: Path) -
     assert (tmp_path / "c.po").read_bytes() == output.read_bytes()
 
 
+def test_lines_in_parts_are_counted_and_numbered_as_lines(
+    commands: Any, model: Path, tmp_path: Path
+) -> None:
+    words = " ".join(["the cat sat on a dog,"] * 30)
+    (tmp_path / "a.txt").write_text(f"a cat\n{words}\n{'x' * 999}\n")
+    result = commands.run("translate", model, "-i", tmp_path / "a.txt", *SHORT)
+    assert result.code == 0
+    assert "translated in parts: 1" in result.err
+    assert "line 3 has" in result.err
+    assert "translations cut off by the length limit: 2\n" in result.err
+
+
 def test_documents_on_stdout_and_in_binary(commands: Any, model: Path, tmp_path: Path) -> None:
     def translate(*words: object) -> Outcome:
         return commands.run("translate", model, *words, *SHORT)
@@ -61,6 +73,41 @@ def test_documents_on_stdout_and_in_binary(commands: Any, model: Path, tmp_path:
     assert "name the translated file with --output" in result.err
     assert translate("-i", book, "-o", tmp_path / "b.docx").code == 0
     assert (tmp_path / "b.docx").stat().st_size > 1_000
+
+
+def test_a_folder_is_translated_and_continued(commands: Any, model: Path, tmp_path: Path) -> None:
+    def translate(*words: object) -> Outcome:
+        return commands.run("translate", model, *words, *SHORT, cwd=tmp_path)
+
+    files = {"b/c.html": HTML, "a.txt": "One.\nTwo.\n", "b/d.xlf": "<xliff>", ".git/e.md": "e"}
+    for name, text in {**files, "b/f.png": "no text"}.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(text)
+    result = translate("-i", "in", "-o", "out")
+    assert result.code == 0, result.err
+    assert "a.txt: 2 segments; 2 translated" in result.err
+    assert "b/d.xlf: left out: in/b/d.xlf, line 1, column" in result.err
+    assert "files translated: 2; left out: 1; no documents: 1\n" in result.err
+    assert set(tree(tmp_path / "out")) == {"a.txt", "b", "b/c.html"}
+    one = translate("-i", "in/b/c.html", "-o", "one.html")
+    assert one.code == 0
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "out/b/c.html").read_bytes()
+    (tmp_path / "out/a.txt").write_text("mine")
+    again = translate("-i", "in", "-o", "out")
+    assert "files translated: 0; already there: 2; left out: 1; no documents: 1\n" in again.err
+    assert (tmp_path / "out/a.txt").read_text() == "mine"
+    for words, problem in (
+        (("in",), "in is a folder: name a folder for its translations with --output"),
+        (("in", "-o", "one.html"), "in is a folder: name a folder"),
+        (("in", "-o", "in/out"), "in/out is inside in"),
+    ):
+        assert_refused(translate("-i", *words), problem)
+    (tmp_path / "in/b/c.html").unlink()
+    strict = translate("-i", "in/b", "-o", "new", "--strict")
+    assert_refused(strict, "in/b/d.xlf, line 1, column")
+    none = translate("-i", "in/b", "-o", "new")
+    assert none.code == 2
+    assert none.err.endswith("error: no file can be translated; the reasons are above\n")
 
 
 @pytest.mark.parametrize(

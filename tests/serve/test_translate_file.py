@@ -1,5 +1,6 @@
 """LibreTranslate's routes for files, by forms as its clients send them."""
 
+import base64
 import json
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -71,9 +72,40 @@ def test_the_texts_are_those_of_the_model(served: Any) -> None:
         assert headers["Content-Disposition"].endswith("%C3%BC_b.txt")
 
 
-def test_a_binary_file_and_json(served: Any) -> None:
-    import base64
+def test_the_answer_counts_and_names_what_to_review(served: Any) -> None:
+    text = b"the cat\n\nthe cat 52\n"
+    _, answer = upload(served, "a.txt", text, source="de", target="en")
+    assert (answer["counts"]["segments"], answer["counts"]["to_review"]) == (2, 1)
+    review = {"line": 3, "source": "the cat 52", "reasons": ["missing: 52"]}
+    assert answer["reviews"] == [review]
 
+
+def test_progress_is_streamed(served: Any) -> None:
+    lines = "\n".join(f"the cat {number}" for number in range(5)).encode()
+    fields = {"file": base64.b64encode(lines).decode(), "filename": "a.txt", "stream": True}
+    headers = {"Content-Type": "application/json"}
+
+    def events(**more: str) -> list[Any]:
+        """The events of an answer."""
+        body = json.dumps({**fields, "target": "en", **more}).encode()
+        sent = request.Request(f"{server.url}/translate_file", body, headers)
+        with request.urlopen(sent, timeout=30) as answer:
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            *found, last = answer.read().decode().removesuffix("\n\n").split("\n\n")
+        assert last == "data: [DONE]"
+        return [json.loads(one.removeprefix("data: ")) for one in found]
+
+    with running({"de-en": served.models["de-en"]}, max_queue=8) as server:
+        *progress, answer = events()
+        assert [one["done"] for one in progress] == [0, 2, 4, 5]
+        assert {one["segments"] for one in progress} == {5}
+        _, whole = upload(server, "a.txt", lines, target="en")
+        urls = [one.pop("translatedFileUrl") for one in (answer, whole)]
+        assert download(urls[0])[0] == download(urls[1])[0]
+        assert answer == whole
+
+
+def test_a_binary_file_and_json(served: Any) -> None:
     data = make_docx(DOCX_RUNS)
     _, answer = upload(served, "a.docx", data, source="de", target="en")
     content, _ = download(answer["translatedFileUrl"])

@@ -30,16 +30,24 @@ def call(served: Any, path: str, body: Any = None, form: bool = False, method: s
         return refused.code, json.loads(refused.read())
 
 
+def answer_of(text: str) -> dict[str, Any]:
+    """An answer without a reason for a review."""
+    return {"translatedText": text, "reasons": []}
+
+
 def test_the_calls_of_libretranslatepy(served: Any) -> None:
     model = served.models["de-en"]
     form = {"q": "the cat sat", "source": "de", "target": "en"}
     assert call(served, "/translate", form, form=True) == (
         200,
-        {"translatedText": model.translate("the cat sat")},
+        answer_of(model.translate("the cat sat")),
     )
     assert call(served, "/languages", {}, form=True, method="GET") == (
         200,
-        [{"code": "de", "name": "German", "targets": ["en"]}],
+        [
+            {"code": "de", "name": "German", "targets": ["en"]},
+            {"code": "en", "name": "English", "targets": []},
+        ],
     )
     status, found = call(served, "/detect", {"q": "Das ist ein langer deutscher Satz"}, form=True)
     assert status == 200
@@ -65,7 +73,7 @@ def test_the_client_libretranslatepy(served: Any, tmp_path: Path) -> None:
         assert opened.translate("a dog", "auto", "en") == model.translate("a dog")
         assert opened.detect("Das ist ein langer deutscher Satz")[0]["language"] == "de"
         # Its request for the languages is a GET with a body, which has the key.
-        assert [entry["code"] for entry in opened.languages()] == ["de"]
+        assert [entry["code"] for entry in opened.languages()] == ["de", "en"]
         for refused, status in ((opened, 400), (client(server.url, api_key="x"), 401)):
             with pytest.raises(error.HTTPError) as raised:
                 refused.translate("a", "fr", "en")
@@ -121,6 +129,14 @@ def test_sentences_of_a_line_are_translated_one_by_one(served: Any) -> None:
     assert answer["translatedText"] == f"<p>{first} <b>{second}</b></p>"
 
 
+def test_reasons_to_review_a_translation(served: Any) -> None:
+    body = {"q": ["the cat 52. A dog!", "", "a dog"], "source": "de", "target": "en"}
+    _, answer = call(served, "/translate", body)
+    assert answer["reasons"] == [["missing: 52"], [], []]
+    html = {**body, "q": "<p id=52>the cat &eacute;</p>", "format": "html"}
+    assert call(served, "/translate", html)[1]["reasons"] == [], "tags are not of the text"
+
+
 def test_a_list_is_one_batch(served: Any) -> None:
     model, texts = served.models["de-en"], ["the cat", "", "a dog ran home", "the cat"]
     engine = served.server.registry.models["de-en"].engine
@@ -150,12 +166,12 @@ def test_a_translator_that_names_its_languages_goes_first(served: Any) -> None:
         ):
             body = {"q": "a dog", "source": source, "target": target}
             expected = models[name].translate("a dog")
-            assert call(server, "/translate", body) == (200, {"translatedText": expected})
+            assert call(server, "/translate", body) == (200, answer_of(expected))
         body = {"q": "a dog", "source": "de", "target": "en"}
         for name, model in models.items():
             expected = model.translate("a dog")
             answer = call(server, "/translate", {**body, "model": name})
-            assert answer == (200, {"translatedText": expected})
+            assert answer == (200, answer_of(expected))
         status, refused = call(server, "/translate", {**body, "model": "de-en", "source": "fr"})
         assert (status, refused["error"]) == (
             400,
@@ -213,7 +229,7 @@ def test_a_translator_without_languages_needs_no_target(
     Registry({"any": tmp_path / "model"}, Settings(), Metrics()).load("any")
     assert not caplog.text
     with running({"any": model}) as server:
-        expected = {"translatedText": model.translate("a dog")}
+        expected = answer_of(model.translate("a dog"))
         for body in ({}, {"target": "en"}, {"source": "de", "target": "en"}, {"source": "de"}):
             assert call(server, "/translate", {"q": "a dog", **body}) == (200, expected)
         status, answer = call(server, "/translate", {"q": "a dog", "source": "auto"})
@@ -345,8 +361,8 @@ def test_requests_that_wait_together_have_the_fields_that_each_asked_for(served:
             time.sleep(0.002)
         held.set()
         plain, words, scored, tokens, again = answers
-    assert [*plain] == [*again] == ["translatedText"]
-    assert [*scored] == ["translatedText", "scores"]
+    assert [*plain] == [*again] == ["translatedText", "reasons"]
+    assert [*scored] == ["translatedText", "reasons", "scores"]
     assert words["alignments"][0]["source"] == ["a", "dog"]
     assert tokens["alignments"][0]["source"] == ["▁a", "▁dog"]
 

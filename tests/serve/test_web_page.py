@@ -11,6 +11,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 import httpx
 
+from heedful.documents import FORMATS, read_document, translate_document
 from heedful.insight import alignments
 from heedful.serve import page
 from heedful.serve.errors import Code
@@ -18,6 +19,7 @@ from running_server import running, tiny_models
 
 FOLDER = Path(page.__file__).parent
 CHROMIUM = Path("/usr/bin/chromium")
+BESIDE = ("button.primary", "button.copy")  # on a phone, too
 
 
 def contents(pattern: str) -> dict[str, str]:
@@ -106,6 +108,13 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         assert tab.inner_text("#translation").split() == best.text.split()
         assert tab.locator("#other-list li").count() == len(others)
         check_alignment(tab, models["de-en"], source, best)
+        assert tab.is_hidden("#swap"), "no translator goes back"
+        assert tab.is_visible(".for-touch")
+        assert tab.is_hidden(".for-keys"), "a phone has no Tab"
+        places = [tab.locator(f"#panel-translate {name}").first.bounding_box() for name in BESIDE]
+        assert places[0]["y"] == places[1]["y"]
+        assert 0 < places[1]["x"] - places[0]["x"] - places[0]["width"] < 20
+        use_files(tab, models["de-en"])
 
         tab.focus("[role=tab][aria-selected=true]")
         tab.keyboard.press("ArrowRight")
@@ -174,6 +183,8 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         assert " ".join(tab.locator("[role=tab]").all_inner_texts()) == "翻译 续写 对话 分类 填词"
         assert tab.evaluate("document.documentElement.lang") == "zh-Hans"
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.type("#fill-text", "c")
+        assert tab.is_hidden("#status"), "the error of a text that has changed"
         tab.focus("#tab-fill")
         tab.keyboard.press("ArrowLeft")
         assert tab.is_hidden("#status")
@@ -185,7 +196,7 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         tab.close()
     # Chromium reports the answer that the page shows as an error.
     assert [each for each in problems if "status of 400" not in each] == []
-    assert len(problems) == 1
+    assert len(problems) == 2
 
 
 def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
@@ -235,6 +246,49 @@ def check_alignment(tab: Any, model: Any, source: str, best: Any) -> None:
     assert f"score {best.score:.3f}" in tab.inner_text("#translate-facts")
     tab.keyboard.press("Tab")
     assert tab.locator("[role=tooltip]").count() == 0
+
+
+def use_files(tab: Any, model: Any) -> None:
+    """A file by keyboard and by drop: its progress, result, reviews and errors."""
+    text = "the cat 52\n\na dog\n"
+    document = read_document(text.encode(), "a b.txt", ("de", "zh"))
+    counts = translate_document(model, document)
+    assert (counts.segments, counts.to_review) == (2, 1)
+    assert tab.get_attribute("#file", "accept").split(",") == [*FORMATS]
+    tab.focus("#file-translate")
+    for name, problem in (("a.exe", "Files of this kind"), ("a.xlf", "a.xlf, line 1, column 4")):
+        tab.set_input_files("#file", {"name": name, "mimeType": "", "buffer": b"<a>"})
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector(f"#file-problem:has-text('{problem}')")
+    file = {"name": "a b.txt", "mimeType": "text/plain", "buffer": text.encode()}
+    tab.set_input_files("#file", file)
+    assert tab.is_hidden("#file-problem"), "the error of another file"
+    assert tab.inner_text("#file-name") == "a b.txt"
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("#file-link:not([hidden])")
+    assert tab.inner_text("#file-facts") == "1 of 2 segments need a review"
+    assert tab.evaluate("document.activeElement.id") == "file-link"
+    with tab.expect_download() as downloaded:
+        tab.keyboard.press("Enter")
+    assert downloaded.value.suggested_filename == "a_b.txt"
+    assert Path(downloaded.value.path()).read_bytes() == document.to_bytes()
+    tab.focus("#reviews summary")
+    tab.keyboard.press("Enter")
+    assert tab.locator("#review-list li").all_inner_texts() == ["the cat 52\nmissing: 52"]
+    tab.evaluate(
+        """() => {
+          const data = new DataTransfer();
+          data.items.add(new File([new Uint8Array(2 ** 20)], "b.md"));
+          const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true });
+          document.querySelector("#file-drop").dispatchEvent(drop);
+        }"""
+    )
+    assert tab.inner_text("#file-name") == "b.md"
+    assert tab.is_hidden("#file-link")
+    assert tab.inner_text("#file-facts") == ""
+    tab.focus("#file-translate")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("#file-problem:has-text('may have 1048576 bytes')")
 
 
 def use_docs(tab: Any, server: Any, models: Any) -> None:

@@ -25,7 +25,16 @@ CLOSE = 1e-4  # nats per token
 # search, and `json_schema`, which is a prefix function like `regex`.
 NO_SEARCH = {
     "json_schema",
-    *("too_long", "first_number", "batch_tokens", "progress", "on_output", "explicit", "scores"),
+    *(
+        "too_long",
+        "first_number",
+        "numbers",
+        "batch_tokens",
+        "progress",
+        "on_output",
+        "explicit",
+        "scores",
+    ),
     *("beam_size", "seed", "tgt_language", "shortlist", "keep"),
 }
 # Values by option, chosen so that outputs or scores change; the name of a second case of the same

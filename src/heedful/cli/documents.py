@@ -1,13 +1,16 @@
 """`heedful translate -i app.po`: documents in, the same documents with translations out."""
 
+import os
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from heedful.cli.lines import InputOutput, bars_on_stderr
+from heedful.cli.shared import note
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,13 +81,14 @@ class DocumentFlags:
 
 
 def is_document(in_out: InputOutput) -> bool:
-    """True if the input is a document by its name; lines of text are none."""
+    """True for a document by its name, and for a folder of them; lines of text are none."""
     from heedful.documents import document_format
 
-    return in_out.input is not None and document_format(in_out.input) not in (None, ".txt")
+    path = in_out.input
+    return path is not None and (path.is_dir() or document_format(path) not in (None, ".txt"))
 
 
-def translate_file(
+def translate_documents(
     translator: "Translator",
     in_out: InputOutput,
     flags: DocumentFlags,
@@ -92,15 +96,12 @@ def translate_file(
     *,
     refused: dict[str, Any],
 ) -> None:
-    """Translate the document of `--input`, and write it to `--output`, whole or not at all.
+    """Translate the document of `--input` to `--output`, or all documents of a folder.
 
     Args:
         options: of the command line.
         refused: flags that are for lines, and their values.
     """
-    from heedful.documents import Policy, open_document, translate_document
-    from heedful.files import check_writable
-
     path, output = in_out.input, in_out.output
     assert path is not None
     if in_out.texts:
@@ -108,14 +109,95 @@ def translate_file(
     for flag, value in {**refused, "--num-return": options.get("num_return", 1) > 1}.items():
         if value:
             raise UserError(f"{flag} is for lines of text, not for documents; leave it out")
+    if path.is_dir():
+        _translate_folder(translator, path, in_out, flags, options)
+        return
     if output is None and path.suffix.lower() in _BINARY:
         raise UserError(f"{path} is not text: name the translated file with --output")
+    summary = _translate_file(translator, path, output, flags, options)
+    typer.echo(summary, err=True)
+
+
+def _translate_folder(
+    translator: "Translator",
+    folder: Path,
+    in_out: InputOutput,
+    flags: DocumentFlags,
+    options: dict[str, Any],
+) -> None:
+    """Translate the documents below a folder to the same names below `--output`.
+
+    A translated file that is there already is kept, so that the same command continues.
+
+    Raises:
+        UserError: no output; no document, or none that can be translated; with `--strict` the
+            first one that cannot.
+    """
+    output = in_out.output
+    if output is None or (output.exists() and not output.is_dir()):
+        raise UserError(f"{folder} is a folder: name a folder for its translations with --output")
+    documents, others = _documents_in(folder)
+    if not documents:
+        raise UserError(f"{folder} has no documents; name one with files such as app.po")
+    done = [path for path in documents if (output / path).exists()]
+    failed = 0
+    for path in documents:
+        if path in done:
+            continue
+        try:
+            summary = _translate_file(translator, folder / path, output / path, flags, options)
+        except UserError as error:
+            if in_out.strict:
+                raise
+            failed += 1
+            typer.echo(f"{path}: left out: {error}", err=True)
+        else:
+            typer.echo(f"{path}: {summary}", err=True)
+    translated = len(documents) - len(done) - failed
+    counts = {"already there": len(done), "left out": failed, "no documents": others}
+    listed = "".join(f"; {what}: {count:,}" for what, count in counts.items() if count)
+    typer.echo(f"files translated: {translated:,}{listed}", err=True)
+    if failed and not (translated or done):
+        raise UserError("no file can be translated; the reasons are above")
+
+
+def _documents_in(folder: Path) -> tuple[list[Path], int]:
+    """The documents below a folder, relative to it, and the number of its other files.
+
+    Names with a point at their start and links to folders are left out.
+    """
+    from heedful.documents import document_format
+
+    found, others = [], 0
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            if document_format(name) is None:
+                others += 1
+            else:
+                found.append(Path(place, name).relative_to(folder))
+    return found, others
+
+
+def _translate_file(
+    translator: "Translator",
+    path: Path,
+    output: Path | None,
+    flags: DocumentFlags,
+    options: dict[str, Any],
+) -> str:
+    """Translate a document and write it, whole or not at all; returns the counts as a line."""
+    from heedful.documents import Policy, language_review, open_document, translate_document
+    from heedful.files import check_writable
+
     if output is not None:
         check_writable(output)
     metadata = translator.metadata
     languages = flags.src_lang, options.get("tgt_language")
     known = metadata.src_language, metadata.tgt_language
     document = open_document(path, _either(languages, known))
+    for line in document.notes:
+        note(line)
     _check_output_format(path, output)
     if metadata.language_tags and document.languages[1]:  # the file's, if none was given
         options = {"tgt_language": document.languages[1], **options}
@@ -124,12 +206,13 @@ def translate_file(
             translator,
             document,
             policy=Policy(flags.overwrite_targets, flags.only_empty),
-            memory=_memory(flags.memory, document) if flags.memory else None,
+            memory=_memory(flags.memory, *document.languages) if flags.memory else None,
+            review=language_review(metadata.src_language),
             by_sentence=flags.split_sentences,
             **options,
         )
     _write(document, output)
-    typer.echo(counts.summary(), err=True)
+    return counts.summary()
 
 
 def _either(
@@ -153,13 +236,13 @@ def _check_output_format(path: Path, output: Path | None) -> None:
         )
 
 
-def _memory(path: Path, document: "Document") -> dict[str, str]:
+@lru_cache(maxsize=1)  # the documents of a folder share it
+def _memory(path: Path, source: str | None, target: str | None) -> dict[str, str]:
     """The pairs of a file as a translation memory."""
     from heedful.data.row_files import open_rows
     from heedful.data.rows import collect
     from heedful.documents import memory_of
 
-    source, target = document.languages
     named = {"src": source, "tgt": target}
     languages = {side: code for side, code in named.items() if code is not None}
     rows = collect(open_rows([path], {"src": None, "tgt": None}, languages=languages))

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from heedful.documents.sentences import SplitText
 from heedful.documents.translating import fits_model
@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from heedful.pipelines.generations import Generation
 
 
+class Line(NamedTuple):
+    """The translation of a line.
+
+    Attributes:
+        is_cut: of a part at least the translation was cut off by the length limit.
+        is_to_review: of a part at least there is a reason for a review.
+    """
+
+    text: str
+    is_cut: bool
+    is_to_review: bool
+
+
 class LongLines:
     """Splits lines that a translator does not read, and joins their translations.
 
@@ -19,6 +32,8 @@ class LongLines:
 
     Attributes:
         num_split: lines that were split.
+        num_blank: parts of these without a translation.
+        numbers: of the line that each row of `split` is of, from 1.
     """
 
     def __init__(self, translator: "Translator", target: str | None) -> None:
@@ -26,7 +41,8 @@ class LongLines:
         self._languages = translator.metadata.src_language, target
         self._waiting: deque[SplitText | None] = deque()  # of each line; None: it is whole
         self._parts: list[Generation] = []
-        self.num_split = 0
+        self.num_split = self.num_blank = self._num_lines = 0
+        self.numbers: list[int] = []
 
     def split(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
         """The chunks with the parts of long lines in place of these."""
@@ -38,20 +54,27 @@ class LongLines:
                 )
                 is_whole = split is None or split.num_unfit > 0 or not split.rows
                 self._waiting.append(None if is_whole else split)
-                rows += [line] if split is None or is_whole else split.rows
+                parts = [line] if split is None or is_whole else split.rows
+                rows += parts
+                self._num_lines += 1
+                self.numbers += [self._num_lines] * len(parts)
                 self.num_split += not is_whole
             yield rows
 
-    def joined(self, output: "Generation") -> str | None:
+    def joined(self, output: "Generation") -> Line | None:
         """The translation of a line with the output of its last part; None before it."""
         split = self._waiting[0]
-        if split is None:
-            self._waiting.popleft()
-            return output.text
         self._parts.append(output)
-        if len(self._parts) < len(split.rows):
+        if split is not None and len(self._parts) < len(split.rows):
             return None
         self._waiting.popleft()
         parts, self._parts = self._parts, []
-        texts = [part.text for part in parts]
-        return split.joined(texts, *self._languages) if any(map(str.strip, texts)) else ""
+        text = output.text if split is None else self._text(split, [part.text for part in parts])
+        is_cut = any(not part.finished and part.failure is None for part in parts)
+        return Line(text, is_cut, any(part.reasons for part in parts))
+
+    def _text(self, split: SplitText, texts: list[str]) -> str:
+        """A line of the translations of its parts."""
+        blank = sum(not text.strip() for text in texts)
+        self.num_blank += blank
+        return "" if blank == len(texts) else split.joined(texts, *self._languages)

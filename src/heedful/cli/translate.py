@@ -13,7 +13,7 @@ import typer
 
 from heedful import pipelines
 from heedful.cli.alignments import AlignmentFlags, AlignmentWriter
-from heedful.cli.documents import DocumentFlags, is_document, translate_file
+from heedful.cli.documents import DocumentFlags, is_document, translate_documents
 from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
@@ -73,7 +73,9 @@ def translate(
     A file whose name ends in .po, .pot, .xliff, .xlf, .tmx, .srt, .vtt, .html, .htm, .xhtml, .md,
     .markdown or .docx is a document: its texts are translated sentence by sentence, and all else
     stays as it is, byte for byte. Translations that it has are kept; new ones are marked for a
-    review, where the format can.
+    review, where the format can. A folder as --input is all documents below it, .txt too, whose
+    translations have the same names below --output; those that are there already are kept, so that
+    the same command continues, and a file that cannot be translated is named and left out.
 
     Example: heedful translate runs/translation 'Hello.'
 
@@ -82,6 +84,8 @@ def translate(
     Example: heedful translate runs/en-de -i test.en --alignments test.align
 
     Example: heedful translate runs/en-de -i app.po -o app.de.po --memory old.tmx
+
+    Example: heedful translate runs/en-de -i docs -o docs.de
     """
     if weight and not ensemble:
         raise UserError("--weight is the weight of a model of an --ensemble; give both, or neither")
@@ -95,7 +99,7 @@ def translate(
     note_unused(options, settled, translator)
     if of_document:
         refused = {"--scores": scores, "--json": json, "--alignments": aligned.alignments}
-        translate_file(translator, in_out, documents, options, refused=refused)
+        translate_documents(translator, in_out, documents, options, refused=refused)
         return
     with aligned.writer(translator, settled) as aligner:
         chunks = chunks if aligner is None else aligner.remember(chunks)
@@ -116,17 +120,19 @@ def _write_translations(
     long_lines = LongLines(translator, options.get("tgt_language"))
     cut = number = to_review = 0
     with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
-        options |= {"scores": False, "progress": progress}
+        options |= {"scores": False, "progress": progress, "numbers": long_lines.numbers}
         rows = long_lines.split(chunks)
         for [output] in translator.iterate_generations(rows, ahead=in_out.ahead, **options):
-            cut += not output.finished and output.failure is None
-            to_review += bool(output.reasons)
-            if (text := long_lines.joined(output)) is not None:
+            if (line := long_lines.joined(output)) is not None:
                 number += 1
-                write(text)
+                cut += line.is_cut
+                to_review += line.is_to_review
+                write(line.text)
         report_counts(translator, "lines", number)
     if long_lines.num_split:
-        note(f"lines too long for the model, translated in parts: {long_lines.num_split:,}")
+        blank = long_lines.num_blank
+        parts = f" (parts without a translation: {blank:,})" if blank else ""
+        note(f"lines too long for the model, translated in parts: {long_lines.num_split:,}{parts}")
     _report_doubtful(cut, to_review)
 
 

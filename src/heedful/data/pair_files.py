@@ -22,6 +22,7 @@ from heedful.data.unit_blocks import FileRow
 from heedful.data.xml_inline import pieces_of
 from heedful.data.xml_nodes import Node, NodeReader
 from heedful.errors import UserError, format_names
+from heedful.files import line_of_byte
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
 _SUFFIXES = {".tmx": "tmx", ".xliff": "xliff", ".xlf": "xliff", ".po": "po", ".pot": "po"}
@@ -198,8 +199,7 @@ def _decoded(path: Path, data: bytes, encoding: str) -> str:
     except LookupError:
         raise UserError(f"{path} declares the charset {encoding[:40]}, which is unknown") from None
     except UnicodeError as error:
-        start = getattr(error, "start", 0)
-        line = data.count(b"\n", 0, start) + 1
+        line = line_of_byte(data, getattr(error, "start", 0), encoding)
         raise UserError(
             f"{path}, line {line}: not {encoding}; correct its charset, or convert it to UTF-8"
         ) from None

@@ -259,9 +259,12 @@ class ReadCounter:
         noun = report.noun
         kind = {"pairs": "pair with text on both sides"}.get(noun, noun.removesuffix("s"))
         labeled = "labeled " * (LABEL in report.empty)
+        # Of translators' files messages and units are counted, not lines.
+        why = ", ".join(f"{what} {count:,}" for what, count in report.left_out.items())
+        counted = f"{report.num_lines:,} units ({why})" if why else f"{report.num_lines} lines"
         raise UserError(
-            f"{self._name} is empty: it holds no {labeled}{kind} in {report.num_lines} lines; leave"
-            " it out, or name another file"
+            f"{self._name} is empty: it holds no {labeled}{kind} in {counted}; leave it out, or "
+            "name another file"
         )
 
 

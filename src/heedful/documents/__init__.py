@@ -3,6 +3,7 @@
 One module a format: `po`, `xliff`, `tmx`, `subtitles`, `html`, `markdown`, `docx`, `plain`.
 """
 
+from heedful.documents.foreign import language_review
 from heedful.documents.formats import FORMATS, document_format, open_document, read_document
 from heedful.documents.segments import Document, Result, Segment
 from heedful.documents.translating import Counts, Policy, memory_of, translate_document
@@ -15,6 +16,7 @@ __all__ = [
     "Result",
     "Segment",
     "document_format",
+    "language_review",
     "memory_of",
     "open_document",
     "read_document",

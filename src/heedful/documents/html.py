@@ -21,6 +21,21 @@ _VOID_NAMES = "area base br col embed hr img input link meta param source track 
 _KEPT, _VOID = frozenset(_KEPT_NAMES.split()), frozenset(_VOID_NAMES.split())
 _INLINE = _KEPT.union(_INLINE_NAMES.split())
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_LABELS = {
+    label: encoding
+    for encoding, labels in {
+        "cp1252": "ascii us-ascii iso-8859-1 iso8859-1 iso88591 latin1 latin-1 l1 windows-1252"
+        " x-cp1252 x-user-defined",
+        "gb18030": "gb2312 gb_2312-80 gbk x-gbk chinese",
+        "cp932": "shift_jis shift-jis sjis x-sjis ms_kanji",
+        "cp949": "euc-kr ks_c_5601-1987 korean",
+        "cp1254": "iso-8859-9 latin5",
+        "cp874": "iso-8859-11 tis-620",
+        "big5-hkscs": "big5",
+    }.items()
+    for label in labels.split()
+}
+_FREE = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 _XML = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)[\"']")
 # As HTML's tokenizer reads them (WHATWG HTML, section 13.2.5): quotes have a meaning behind `=`; a
 # tag or comment without an end goes to the end. No part of a page is scanned twice.
@@ -46,9 +61,12 @@ class HtmlDocument(SpanDocument):
     def __init__(
         self, data: bytes, name: str, languages: tuple[str | None, str | None] = (None, None)
     ) -> None:
-        head = data[:4_096]
-        declared = _XML.match(head) or _CHARSET.search(head)
-        super().__init__(data, name, languages, declared[1].decode() if declared else None)
+        declared = _declared(data)
+        super().__init__(data, name, languages, declared or _guessed(data))
+        if declared is None and self._file.encoding != "utf-8" and not self._file.bom:
+            self.notes.append(
+                f"{name} declares no charset and is not UTF-8: it is read as windows-1252"
+            )
 
     def _find(self) -> None:
         events = [*_events(self.text)]
@@ -65,6 +83,37 @@ class HtmlDocument(SpanDocument):
 
     def _written(self, text: str) -> str:
         return escape(text, quote=False)
+
+
+def _declared(data: bytes) -> str | None:
+    """The encoding that a page declares, as Python names it; a byte order mark goes before it.
+
+    As browsers read labels (WHATWG Encoding, section 4.2): most old ones mean a larger encoding,
+    and one that an ASCII declaration cannot be written in means UTF-8.
+    """
+    head = re.sub(rb"<!--.*?(?:-->|\Z)", b"", data[:4_096], flags=re.DOTALL)
+    found = _XML.match(head) or _CHARSET.search(head)
+    if found is None:
+        return None
+    label = found[1].decode().lower()
+    if label.startswith(("utf-16", "utf-32", "utf16")):
+        return "utf-8"
+    encoding = _LABELS.get(label, label)
+    return _windows_1252(data) if encoding == "cp1252" else encoding
+
+
+def _guessed(data: bytes) -> str:
+    """The encoding of a page that declares none: UTF-8, or what browsers take by default."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return _windows_1252(data)
+    return "utf-8"
+
+
+def _windows_1252(data: bytes) -> str:
+    """Python's name of windows-1252; with one of its five free bytes only Latin-1 reads it."""
+    return "latin-1" if _FREE.search(data) else "cp1252"
 
 
 def _events(source: str) -> Iterator[tuple[int, str, str]]:

@@ -17,6 +17,7 @@ from heedful.documents.segments import Document, Encoded, Segment
 from heedful.errors import UserError
 
 _REVIEW = "# needs review: "
+_PREVIOUS = "# previous translation"
 
 
 @dataclass
@@ -28,7 +29,10 @@ class Message:
 
 
 class PoDocument(Document):
-    """A catalogue. Translations are marked `fuzzy`: programs use them when the mark is removed."""
+    """A catalogue. Translations are marked `fuzzy`: programs use them when the mark is removed.
+
+    A fuzzy translation that is replaced becomes a comment.
+    """
 
     keeps_targets = True
 
@@ -148,12 +152,27 @@ class PoDocument(Document):
         source = [line for key in keys for line in self._lines[slice(*entry.lines[key])]]
         after = max(stop for _, stop in entry.lines.values())
         return [
+            *self._drafts(message, comments),
             *notes,
             *comments,
             *source,
             *(line for index in range(len(segments)) for line in self._form(message, index)),
             *self._lines[after : entry.stop],
         ]
+
+    def _drafts(self, message: Message, comments: list[str]) -> list[str]:
+        """Comments with the fuzzy translations that are replaced, which may be a person's work."""
+        segments = message.segments
+        if all(segment.is_finished for segment in segments):
+            return []
+        drafts = [
+            f'{_PREVIOUS}{f" [{form}]" if len(segments) > 1 else ""}: "{escape(old)}"'
+            for form, old in sorted(message.entry.translations().items())
+            if old and form < len(segments)
+            if (result := segments[form].result) and result.text != old
+        ]
+        known = {comment.rstrip("\r") for comment in comments}
+        return [self._own(draft) for draft in drafts if draft not in known]
 
     def _form(self, message: Message, index: int) -> list[str]:
         """The lines of a translation, in one line as its source, or one for each line of it."""

@@ -9,6 +9,7 @@ from typing import Literal
 from heedful.data.inline import TagError, TaggedText
 from heedful.data.language_tags import is_same_language
 from heedful.errors import UserError
+from heedful.files import line_of_byte
 
 LONGEST_SEGMENT = 1_000_000  # characters
 MAX_BYTES = 1 << 28  # of a document, which is in memory
@@ -78,12 +79,14 @@ class Document(ABC):
         keeps_targets: the format has a place for translations beside the sources.
         skipped: what is not translated, with the number of its occurrences, such as obsolete
             entries.
+        notes: what a person should know of how the file was read.
     """
 
     name: str
     languages: tuple[str | None, str | None] = (None, None)
     segments: list[Segment] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     keeps_targets = False
 
     @abstractmethod
@@ -161,7 +164,7 @@ class Encoded:
             ) from None
         except UnicodeError as error:
             start = getattr(error, "start", 0)
-            line = body.count(b"\n", 0, start) + 1
+            line = line_of_byte(body, start, encoding)
             raise UserError(
                 f"{name}, line {line}: not {encoding} at byte {len(bom) + start + 1} of the file;"
                 " correct its declaration, or convert it to UTF-8"

@@ -10,7 +10,7 @@ from heedful.documents.sentences import Fits, SplitText
 from heedful.fidelity import differences, with_accelerator
 from heedful.progress import track
 
-_TOGETHER = 512  # segments whose parts are translated together
+TOGETHER = 512  # segments whose parts are translated together
 _TAG_REASON = "its tags were not translated as one text ({}), so the texts between them were"
 
 
@@ -36,6 +36,14 @@ class Translates(Protocol):
     def translate(self) -> Callable[..., Any]:
         """A function of a list of texts, `return_details=True` and options, which returns for each
         text its translations (`Translated`), best first."""
+
+
+def review_reasons(source: str, translation: Translated) -> list[str]:
+    """Why a person should review a translation: what its model says, and other pieces."""
+    if source.strip() and not translation.text.strip():
+        return ["it has no translation"]
+    reasons = [*translation.reasons, *differences(source, translation.text)]
+    return [*dict.fromkeys(reasons)]
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,7 @@ def translate_document(
     review: Review | None = None,
     fits: Fits | None = None,
     by_sentence: bool = True,
+    together: int = TOGETHER,
     **options: Any,
 ) -> Counts:
     """Translate the segments of a document; `document.to_bytes()` is then the translated file.
@@ -123,6 +132,7 @@ def translate_document(
         review: further reasons to review a translation.
         fits: True for a text that the model reads; default: `fits_model(translator)`.
         by_sentence: translate sentences one by one; without, lines, and sentences of long ones.
+        together: segments that are translated together, after which progress is reported.
         options: of `translator.translate`.
     """
     counts = Counts(segments=len(document.segments), skipped=dict(document.skipped))
@@ -131,8 +141,8 @@ def translate_document(
     chosen = [segment for segment in document.segments if policy.replaces(segment)]
     counts.kept = len(document.segments) - len(chosen)
     with track(f"translating {document.name}", len(chosen)) as advance:
-        for start in range(0, len(chosen), _TOGETHER):
-            part = chosen[start : start + _TOGETHER]
+        for start in range(0, len(chosen), together):
+            part = chosen[start : start + together]
             remembered = [_remembered(segment.text, memory or {}) for segment in part]
             pairs = [*zip(part, remembered, strict=True)]
             outputs = iter(work.translated([s.text for s, found in pairs if found is None]))

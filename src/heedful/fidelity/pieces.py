@@ -49,7 +49,7 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
         r"[diouxXeEfFgGcspn@](?![A-Za-z])|%L?\d{1,2}(?!\d)",
     ),
     "braces": ("placeholder", r"\{\{[^{}]+\}\}|\{(?:\w+(?:[.:,!\[][^{}]*)?)?\}"),
-    "marker": ("placeholder", r"#[A-Z][A-Z0-9_]+#"),
+    "marker": ("placeholder", r"#[A-Z][A-Z0-9_]+#|\[X\d+X\]"),  # the second of Weblate
     "file name": ("placeholder", rf"(?<!\w)\*\.\w+|\b[\w-]+\.(?:{_FILE_TYPES})\b"),
     "number": ("number", r"\d+(?:[.,]\d+)*"),
 }

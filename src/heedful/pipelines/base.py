@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -240,7 +241,7 @@ class SavedModel:
     ) -> list[list[int]]:
         """Ids of each text with the model's special tokens; lists of ids are unchanged."""
         rows = self.rows_of(texts, Tokenizer.add_special_tokens)
-        self.check_lengths(rows, "text", too_long, first_number)
+        self.check_lengths(rows, "text", too_long, count(first_number))
         return rows
 
     def rows_of(
@@ -283,7 +284,7 @@ class SavedModel:
         rows: list[list[int]],
         noun: str,
         too_long: TooLong,
-        first_number: int = 1,
+        numbers: Iterable[int] | None = None,
         *,
         longest: int | None = None,
         tokenizer: Tokenizer | None = None,
@@ -294,7 +295,7 @@ class SavedModel:
         A special token at the end of a cut row is kept.
 
         Args:
-            noun: of a row, in errors.
+            noun, numbers: of the rows, in messages; numbers are from 1 by default.
             longest: most tokens of a row; None: the net's length.
             tokenizer: of the rows; None: the source's.
             cut_start: a row that is cut loses its first tokens, not its last ones.
@@ -305,7 +306,7 @@ class SavedModel:
         if too_long not in get_args(TooLong):
             raise UserError(f"too_long must be {', '.join(get_args(TooLong))}, not {too_long!r}")
         longest, tokenizer = longest or self.config.max_length, tokenizer or self._src_tokenizer
-        for number, ids in enumerate(rows, first_number):
+        for ids, number in zip(rows, numbers or count(1), strict=False):
             if len(ids) <= longest:
                 continue
             problem = f"{noun} {number} has {len(ids)} tokens, but the model allows {longest}"

@@ -88,6 +88,7 @@ class GenerationKeywords(TypedDict, total=False):
     scores: bool
     too_long: TooLong
     first_number: int
+    numbers: Sequence[int] | None
     batch_tokens: int | None
     progress: Callable[[int], None] | None
     on_output: Callable[[int, list[Any]], None] | None

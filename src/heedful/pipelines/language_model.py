@@ -3,6 +3,7 @@
 import collections.abc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest
@@ -157,16 +158,18 @@ class LanguageModel(Generator):
         """
         if options is not None and options.tgt_language is not None:
             raise UserError("tgt_language=CODE is for translators; leave it out")
-        first = 1 if options is None else options.first_number
         # Without BOS, an empty prompt begins with EOS, which separated the training texts.
         rows = self.rows_of(
             prompts, lambda tokenizer, ids: [*tokenizer.prefix_ids, *ids] or [self.end_ids()[0]]
         )
         if [] in rows:
-            number = rows.index([]) + first
+            index = rows.index([])
+            number = index + 1 if options is None else options.number(index)
             raise EmptyTextError(f"prompt {number} is empty: give it at least one token")
         if options is not None:
-            self.check_lengths(rows, "prompt", options.too_long, first, cut_start=True)
+            self.check_lengths(
+                rows, "prompt", options.too_long, map(options.number, count()), cut_start=True
+            )
         return rows
 
     def length_limit(self, row: list[int], options: Options) -> int:

@@ -205,7 +205,7 @@ class Generator(SavedModel):
         backend = self._backend_for([row], request)
         for tokens, ended in backend.stream_tokens(row, request):
             if ended and not tokens:
-                self._report_failure("dead_end", resolved.first_number)
+                self._report_failure("dead_end", resolved.number(0))
             if piece := pieces.add(tokens, ended):
                 yield piece
         return pieces.text
@@ -276,7 +276,11 @@ class Generator(SavedModel):
             waits: the caller calls the returned function at once, so that a single batch need not
                 be submitted.
         """
-        numbered = replace(options, first_number=options.first_number + first) if first else options
+        numbered = replace(
+            options,
+            first_number=options.first_number + first,
+            numbers=options.numbers and options.numbers[first : first + len(prompts)],
+        )
         rows = self.prompt_ids(prompts, numbered)
         workers = self.backend.settings.workers if self.backend else 1
         if len(rows) == 1 and rows[0]:
@@ -320,7 +324,7 @@ class Generator(SavedModel):
                 for row, outputs in enumerate(self._completed(wait(), batch, request)):
                     for output in outputs:
                         if output.failure is not None:
-                            number = request.prompt_numbers[row] + options.first_number
+                            number = options.number(request.prompt_numbers[row])
                             self._report_failure(output.failure, number)
                     results[indices[row]] = outputs
                     report(indices, row, outputs)
@@ -400,7 +404,7 @@ class Generator(SavedModel):
         if least > (shortest := min(limits, default=least)):
             index = limits.index(shortest)
             raise UserError(
-                f"prompt {numbers[index] + options.first_number} may have {shortest} new "
+                f"prompt {options.number(numbers[index])} may have {shortest} new "
                 f"tokens, but min_new_tokens is {least}: ask for fewer, or set "
                 "max_new_tokens"
             )

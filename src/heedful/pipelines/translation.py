@@ -3,6 +3,7 @@
 import collections.abc
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from heedful.data.invisible import is_blank
@@ -105,7 +106,7 @@ class Translator(Generator):
         for text, row in zip(prompts, sources, strict=True):
             if isinstance(text, str) and is_blank(text):
                 row.clear()  # a tokenizer that keeps whitespace has ids for it
-        self.check_lengths(sources, "line", options.too_long, options.first_number)
+        self.check_lengths(sources, "line", options.too_long, map(options.number, count()))
         return sources
 
     def stream_with(

@@ -335,6 +335,11 @@ class TranslateFileBody(Body):
         description="Name of a translator; default: the first for these languages. An extension of "
         "LibreTranslate's API.",
     )
+    stream: bool = Field(
+        False,
+        description="Send server-sent events: `done` and `segments`, numbers of texts, and at last "
+        "the answer. An extension of LibreTranslate's API.",
+    )
     api_key: ShortText | None = Field(None, description=_API_KEY)
 
 

@@ -8,21 +8,32 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
-from heedful.documents import FORMATS, document_format, read_document, translate_document
+from heedful.documents import (
+    FORMATS,
+    Counts,
+    document_format,
+    language_review,
+    read_document,
+    translate_document,
+)
 from heedful.documents.segments import Document
 from heedful.documents.translating import fits_model
 from heedful.errors import UserError
 from heedful.pipelines.generations import Generation
+from heedful.progress import Advance, use_display
 from heedful.serve.bodies import TranslateBody, TranslateFileBody
 from heedful.serve.errors import HttpError, as_http_error
+from heedful.serve.events import event, event_stream
 from heedful.serve.guard import DOWNLOADS, info_of
 from heedful.serve.models import ServedModel
 from heedful.serve.openai import registry_of
@@ -37,6 +48,8 @@ router = APIRouter(tags=["LibreTranslate"])
 _KEPT_SECONDS = 1_800.0
 _KEPT_BYTES = 1 << 28  # of all files; the oldest are removed first
 _DETECTED = 10_000  # characters by which the language of a document is detected
+_SHOWN = 200  # characters of a segment's text
+_MOST_REVIEWS = 1_000  # in an answer; `counts` has their number
 _RETRY_SECONDS = 0.2  # after which a later part of a document asks for room again
 _UNSAFE = re.compile(r"[^\w.-]+")
 
@@ -78,11 +91,13 @@ class Files:
 
 
 @router.post("/translate_file")
-async def translate_file(body: TranslateFileBody, request: Request) -> dict[str, str]:
+async def translate_file(body: TranslateFileBody, request: Request) -> Response:
     """Translate a document; a form with the file, or JSON with its content in Base64.
 
     The document is as by `heedful translate -i FILE`: all but its texts stays as it is. The result
-    can be downloaded for half an hour, by all who know its address.
+    can be downloaded for half an hour, by all who know its address. Beside this the answer has
+    `counts` of the segments, and `reviews`: for each segment that a person should review its line
+    (of a .docx its paragraph), the beginning of its text, and the reasons.
     """
     name = _UNSAFE.sub("_", PurePath(body.filename).name)[-100:]
     if document_format(name) is None:
@@ -96,11 +111,67 @@ async def translate_file(body: TranslateFileBody, request: Request) -> dict[str,
     try:
         document = await asyncio.to_thread(read_document, data, name, (None, body.target))
         served, translation = await _translator(request, document, body)
-        content = await _translated(request, document, served, translation)
+        if not body.stream:
+            return JSONResponse(await _answer(request, document, name, served, translation))
     except UserError as error:
         raise as_http_error(error, "file") from None
+    events = _events(request, document, name, served, translation)
+    seconds = registry_of(request).settings.request_timeout
+    return event_stream(events, info_of(request.scope), seconds, request.url.path)
+
+
+async def _events(request: Request, document: Document, *rest: Any) -> AsyncIterator[str]:
+    """The numbers of finished segments as they grow, and the answer; see `_answer`."""
+    total, done = 0, asyncio.Queue[int | None]()
+    loop = asyncio.get_running_loop()
+
+    @contextmanager
+    def display(description: str, count: int | None) -> Iterator[Advance]:
+        """Report the progress of the thread to this function."""
+        nonlocal total
+        total = count or 0
+
+        def advance(number: int) -> None:
+            """Wake the function that sends events."""
+            loop.call_soon_threadsafe(done.put_nowait, number)
+
+        advance(0)
+        yield advance
+
+    with use_display(display):
+        work = asyncio.ensure_future(_answer(request, document, *rest))
+    work.add_done_callback(lambda _: done.put_nowait(None))
+    try:
+        finished = 0
+        while (number := await done.get()) is not None:
+            finished += number
+            yield event({"done": finished, "segments": total})
+        yield event(await work)
+    finally:
+        work.cancel()
+
+
+async def _answer(
+    request: Request, document: Document, name: str, served: ServedModel, body: TranslateBody
+) -> dict[str, Any]:
+    """Translate a document and keep the file; returns its address and what became of it."""
+    content, counts = await _translated(request, document, served, body)
     key = _files_of(request).add(name, content)
-    return {"translatedFileUrl": f"{request.base_url}{DOWNLOADS[1:]}{quote(key)}"}
+    reviews = [
+        {
+            "line": segment.line,
+            "source": segment.text[:_SHOWN],
+            "reasons": [*segment.result.reasons],
+        }
+        for segment in document.segments
+        if segment.result is not None and segment.result.reasons
+    ]
+    return {
+        "translatedFileUrl": f"{request.base_url}{DOWNLOADS[1:]}{quote(key)}",
+        "counts": asdict(counts),
+        "reviews": reviews[:_MOST_REVIEWS],
+        "notes": document.notes,
+    }
 
 
 @router.get(DOWNLOADS + "{name}")
@@ -147,16 +218,17 @@ async def _translator(
 
 async def _translated(
     request: Request, document: Document, served: ServedModel, body: TranslateBody
-) -> bytes:
+) -> tuple[bytes, Counts]:
     """The translated file; its texts are queued in parts, between those of other requests."""
     texts = _ServedTexts(request, served, body)
     fits = fits_model(served.model)
     info_of(request.scope).model = served.name
 
-    def work() -> bytes:
+    def work() -> tuple[bytes, Counts]:
         """Translate the document on a thread, which waits for the batches of the event loop."""
-        translate_document(texts, document, fits=fits)
-        return document.to_bytes()
+        review = language_review(served.model.metadata.src_language)
+        counts = translate_document(texts, document, review=review, fits=fits, together=texts.most)
+        return document.to_bytes(), counts
 
     try:
         return await asyncio.to_thread(work)
@@ -168,6 +240,7 @@ class _ServedTexts:
     """A translator of texts, called on a thread, whose work is queued in the event loop.
 
     Attributes:
+        most: texts that are queued together, so that there is room for other requests.
         stopped: the request has ended; further calls fail.
     """
 
@@ -175,18 +248,18 @@ class _ServedTexts:
         self._request, self._served, self._body = request, served, body
         self._loop = asyncio.get_running_loop()
         self._is_first = True
+        self.most = max(1, served.settings.max_queue // 4)
         self.stopped = threading.Event()
 
     def translate(
         self, texts: list[str], *, return_details: Literal[True], **options: Any
     ) -> list[list[Generation]]:
         """The translation of each text, in parts that leave room for other requests."""
-        most = max(1, self._served.settings.max_queue // 4)
         outputs: list[list[Generation]] = []
-        for start in range(0, len(texts), most):
+        for start in range(0, len(texts), self.most):
             if self.stopped.is_set():
                 raise UserError("the request has ended")
-            part = self._translate_part(texts[start : start + most])
+            part = self._translate_part(texts[start : start + self.most])
             outputs += asyncio.run_coroutine_threadsafe(part, self._loop).result()
         return outputs
 

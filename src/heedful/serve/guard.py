@@ -32,12 +32,14 @@ PUBLIC = {
     "/health/live",
     "/health/ready",
     "/frontend/settings",
+    "/languages",  # for which clients of LibreTranslate send no key
     *FILES,
 }  # routes that need no key, also while draining
 DOWNLOADS = "/download_file/"  # likewise: its addresses cannot be guessed
 _INFO = "heedful.request"
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _FORM = "application/x-www-form-urlencoded"
+_TYPED = {"alternatives", "scores", "stream"}  # fields of forms that are no texts
 # Fields of bodies that are not logged; clients of other servers send theirs by mistake.
 _SECRETS = {"api_key", "apikey", "key", "authorization", "token", "password", "secret"}
 _GRACE = 1.0  # seconds for a stream to report that its time limit is reached
@@ -365,11 +367,7 @@ def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], bo
         raise HttpError(400, "the form is not UTF-8, or has too many fields") from None
     fields: dict[str, Any] = {}
     for name, value in pairs:
-        if name == "alternatives" and value.isdecimal() and len(value) < 9:
-            fields[name] = int(value)
-        elif name == "scores" and value in ("true", "false"):
-            fields[name] = value == "true"
-        elif name in fields:
+        if name in fields and name not in _TYPED:
             known = fields[name]
             fields[name] = [*(known if isinstance(known, list) else [known]), value]
         else:
@@ -377,11 +375,18 @@ def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], bo
     return _as_json(scope, fields)
 
 
+def _typed(name: str, value: Any) -> Any:
+    """The value of a form's field: a number or a truth value where JSON has one."""
+    if name == "alternatives" and str(value).isdecimal() and len(value) < 9:
+        return int(value)
+    return value == "true" if name in _TYPED and value in ("true", "false") else value
+
+
 def _as_json(scope: MutableMapping[str, Any], fields: dict[str, Any]) -> bytes:
     """The fields of a form as a JSON body, whose type is set in the headers."""
     others = [(n, v) for n, v in scope["headers"] if n not in (b"content-type", b"content-length")]
     scope["headers"] = [*others, (b"content-type", b"application/json")]
-    return json.dumps(fields).encode()
+    return json.dumps({name: _typed(name, value) for name, value in fields.items()}).encode()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,6 +1,5 @@
 """OpenAI's routes: completions, chat completions and embeddings."""
 
-import asyncio
 import base64
 import json
 import time
@@ -10,16 +9,17 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from heedful import __version__
 from heedful.errors import UserError
 from heedful.pipelines import LanguageModel, SavedModel
 from heedful.serve.batches import Job
 from heedful.serve.bodies import ChatBody, CompletionBody, EmbeddingBody
-from heedful.serve.errors import HttpError, as_http_error, timed_out
+from heedful.serve.errors import HttpError, as_http_error
+from heedful.serve.events import event, event_stream
 from heedful.serve.generating import Choice, chat_job, completion_job, new_choices, pieces
-from heedful.serve.guard import RequestInfo, info_of, log_failure
+from heedful.serve.guard import RequestInfo, info_of
 from heedful.serve.models import Registry, ServedModel
 from heedful.serve.outputs import GenerationJob, Piece
 
@@ -210,25 +210,8 @@ class _Answer:
 
     def stream(self, job: GenerationJob, part: Any) -> Response:
         """Server-sent events: a part of an output each, at the end `[DONE]`."""
-        return StreamingResponse(
-            self._events(job, part),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
-
-    async def _events(self, job: GenerationJob, part: Any) -> AsyncIterator[str]:
-        try:
-            async with asyncio.timeout_at(self.info.deadline):
-                async for event in self._parts(job, part):
-                    yield event
-        except TimeoutError:
-            limit = self.served.settings.request_timeout
-            error = timed_out(f"no more within {limit:g} seconds", limit)
-            yield _event(error.body(""))
-        except Exception as error:
-            log_failure(self.info, error)
-            yield _event(as_http_error(error).body(""))
-        yield "data: [DONE]\n\n"
+        seconds = self.served.settings.request_timeout
+        return event_stream(self._parts(job, part), self.info, seconds)
 
     async def _parts(self, job: GenerationJob, part: Any) -> AsyncIterator[str]:
         choices = await new_choices(self.served, job)
@@ -238,7 +221,7 @@ class _Answer:
             for index in range(len(choices)):
                 delta = {"role": "assistant", "content": ""}
                 first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-                yield _event({**self._head(), "choices": [first], **empty})
+                yield event({**self._head(), "choices": [first], **empty})
         for index, choice in enumerate(choices if job.echoes else []):
             yield await self._event(part, choice, index, choice.echoed, empty)
         try:
@@ -251,19 +234,19 @@ class _Answer:
         finally:
             usage = self._usage(job, choices)
         if self.with_usage:
-            yield _event({**self._head(), "choices": [], "usage": usage})
+            yield event({**self._head(), "choices": [], "usage": usage})
 
     async def _event(
         self, part: Any, choice: Choice, index: int, text: str, more: dict[str, Any]
     ) -> str:
         """The event of a part of an output."""
 
-        def event() -> str:
+        def line() -> str:
             """The line of server-sent events."""
-            return _event({**self._head(), "choices": [part(choice, index, text)], **more})
+            return event({**self._head(), "choices": [part(choice, index, text)], **more})
 
         # The tokens of a long prompt, and those beside each new one, take longer.
-        return event() if choice.log is None else await self.served.encode(event)
+        return line() if choice.log is None else await self.served.encode(line)
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -282,10 +265,6 @@ class _Answer:
             "completion_tokens": num_new,
             "total_tokens": job.num_prompt + num_new,
         }
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 def _completion_choice(choice: Choice, index: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from fastapi.responses import JSONResponse, Response
 
 from heedful import extras
 from heedful.data.language_tags import matching_tag
-from heedful.documents import FORMATS
+from heedful.documents import FORMATS, Segment, language_review
+from heedful.documents.translating import Review, review_reasons
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
@@ -33,11 +34,16 @@ Result = tuple[Sequence[Generation], list[Alignment]]  # of a row: its hypothese
 
 
 class Translation(NamedTuple):
-    """A translation of a text, or an alternative to it."""
+    """A translation of a text, or an alternative to it.
+
+    Attributes:
+        reasons: why a person should review it; of an alternative none are looked for.
+    """
 
     text: str
     score: float
     alignment: Alignment
+    reasons: Sequence[str] = ()
 
 
 @router.post("/translate")
@@ -48,6 +54,7 @@ async def translate(body: TranslateBody, request: Request) -> Response:
     of its text nodes.
     `alternatives` are further hypotheses of a beam search. With `source` auto the language of each
     text is detected. Alignments are computed by the net itself, whichever backend translates.
+    `reasons` in the answer say why a person should review a translation; mostly it is empty.
     """
     settings = registry_of(request).settings
     if 1 + body.alternatives > settings.max_outputs:
@@ -69,7 +76,8 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         info.num_prompt += num_tokens
         info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
         own = [texts[index] for index in indices]
-        joined = await asyncio.to_thread(_all_joined, own, results)
+        language = served.model.metadata.src_language
+        joined = await asyncio.to_thread(_all_joined, own, results, language)
         translations |= zip(indices, joined, strict=True)
     ordered = [translations[index] for index in range(len(texts))]
     return await asyncio.to_thread(lambda: JSONResponse(_content(body, ordered, detected)))
@@ -77,13 +85,18 @@ async def translate(body: TranslateBody, request: Request) -> Response:
 
 @router.api_route("/languages", methods=["GET"])
 async def languages(request: Request) -> list[dict[str, Any]]:
-    """The languages that can be translated from, and those that each can be translated into."""
+    """The languages that can be translated, and those that each can be translated into.
+
+    One that is only translated into has no `targets`; clients look for both of a pair in the list.
+    """
     registry = registry_of(request)
     registry.check_loaded()
     targets: dict[str, list[str]] = {}
     for served in _translators(registry):
         for source in _sources_of(served):
-            targets.setdefault(source, []).extend(targets_of(served.model))
+            own = targets_of(served.model)
+            targets.setdefault(source, []).extend(own)
+            targets |= {code: targets.get(code, []) for code in own}
     return [
         {"code": code, "name": name_of(code), "targets": list(dict.fromkeys(targets[code]))}
         for code in sorted(targets)
@@ -99,6 +112,7 @@ async def frontend_settings(request: Request) -> dict[str, Any]:
     has_keys = bool(request.app.state.guard.keys)
     return {
         "charLimit": MAX_TEXT,
+        "maxBody": registry.settings.max_body,
         "frontendTimeout": 500,  # milliseconds without a key press, LibreTranslate's default
         "apiKeys": has_keys,
         "keyRequired": has_keys,
@@ -247,19 +261,22 @@ def _is_one_of(language: str | None, tags: Sequence[str]) -> bool:
 
 
 def _all_joined(
-    texts: Sequence[Parts | HtmlParts], results: Sequence[Result]
+    texts: Sequence[Parts | HtmlParts], results: Sequence[Result], language: str | None
 ) -> list[list[Translation]]:
     """`_joined` for each text; `results` are those of all rows."""
-    remaining = iter(results)
-    return [_joined(text, remaining) for text in texts]
+    remaining, review = iter(results), language_review(language)
+    return [_joined(text, remaining, review) for text in texts]
 
 
-def _joined(text: Parts | HtmlParts, results: Iterator[Result]) -> list[Translation]:
+def _joined(
+    text: Parts | HtmlParts, results: Iterator[Result], review: Review
+) -> list[Translation]:
     """The translations of a text, best first, from the next results, those of its rows."""
-    of_rows = [_translations(*next(results)) for _ in text.rows]
-    if not of_rows:
+    found = [next(results) for _ in text.rows]
+    if not found:
         return [Translation(text.joined([]), math.nan, _joined_alignment([]))]
-    return [
+    of_rows = [_translations(*result) for result in found]
+    best, *others = [
         Translation(
             text.joined(hypothesis.text for hypothesis in hypotheses),
             fmean(hypothesis.score for hypothesis in hypotheses),
@@ -267,6 +284,14 @@ def _joined(text: Parts | HtmlParts, results: Iterator[Result]) -> list[Translat
         )
         for hypotheses in zip(*of_rows, strict=False)
     ]
+    outputs = [hypotheses[0] for hypotheses, _ in found]
+    reasons = [
+        reason
+        for row, output in zip(text.rows, outputs, strict=True)
+        for reason in review_reasons(row, output)
+    ]
+    reasons += review(Segment(" ".join(text.rows), 1), best.text)
+    return [best._replace(reasons=[*dict.fromkeys(reasons)]), *others]
 
 
 def _translations(outputs: Sequence[Generation], aligned: Sequence[Alignment]) -> list[Translation]:
@@ -293,7 +318,10 @@ def _content(
     body: TranslateBody, translations: list[list[Translation]], detected: Any
 ) -> dict[str, Any]:
     """The answer: of a list of texts each value is a list."""
-    columns: dict[str, list[Any]] = {"translatedText": [best.text for best, *_ in translations]}
+    columns: dict[str, list[Any]] = {
+        "translatedText": [best.text for best, *_ in translations],
+        "reasons": [best.reasons for best, *_ in translations],
+    }
     if body.alternatives:
         columns["alternatives"] = [[one.text for one in others] for _, *others in translations]
     if body.scores:

@@ -19,8 +19,8 @@ _TYPES = {
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(
         (
-            *("app.js", "api.js", "docs.js", "elements.js", "switches.js", "texts.js", "tips.js"),
-            *("tokens.js", "words.js"),
+            *("app.js", "api.js", "docs.js", "elements.js", "errors.js", "files.js", "switches.js"),
+            *("texts.js", "tips.js", "tokens.js", "words.js"),
         ),
         "text/javascript",
     ),

@@ -28,9 +28,10 @@ export async function request(route, body = null, signal = undefined) {
   return (await send(route, body, signal)).json();
 }
 
-/** The events of a streamed answer, one JSON value after the other. */
+/** The events of a streamed answer, one JSON value after the other; `body`: as of `send`. */
 export async function* stream(route, body, signal) {
-  const answer = await send(route, { ...body, stream: true }, signal);
+  if (body instanceof FormData) body.set("stream", "true");
+  const answer = await send(route, body instanceof FormData ? body : { ...body, stream: true }, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -48,13 +49,14 @@ export async function* stream(route, body, signal) {
   }
 }
 
-/** The answer of a route; raises a ServerError unless its status is 200. */
+/** The answer of a route to JSON or a form; raises a ServerError unless its status is 200. */
 export async function send(route, body, signal = undefined) {
   const headers = {};
-  if (body !== null) headers["Content-Type"] = "application/json";
+  const isJson = body !== null && !(body instanceof FormData);
+  if (isJson) headers["Content-Type"] = "application/json";
   if (hasKey()) headers.Authorization = `Bearer ${sessionStorage.getItem(KEY)}`;
   const options = { method: body === null ? "GET" : "POST", headers, signal };
-  if (body !== null) options.body = JSON.stringify(body);
+  if (body !== null) options.body = isJson ? JSON.stringify(body) : body;
   let answer;
   try {
     answer = await fetch(route, options);

@@ -1,9 +1,11 @@
 // The page: its tabs, and what each of them asks the server.
 
-import { hasKey, request, ServerError, setKey, stream } from "./api.js";
+import { hasKey, request, setKey, stream } from "./api.js";
 import { bars, make, visible } from "./elements.js";
+import { messageOf } from "./errors.js";
+import { openFiles, showFiles, stopFile } from "./files.js";
 import { startPage } from "./switches.js";
-import { errorText, hasSpaces, languageName, text } from "./texts.js";
+import { hasSpaces, languageName, text } from "./texts.js";
 import { hideTip } from "./tips.js";
 import { TokenView } from "./tokens.js";
 import { showAligned } from "./words.js";
@@ -28,6 +30,7 @@ function show() {
   showLanguages();
   showModels();
   showProblem();
+  showFiles(modelsFor("translate").length > 0);
 }
 
 const offered = () => Object.keys(USES).filter((use) => modelsFor(use).length);
@@ -90,6 +93,7 @@ async function open() {
     await request("health/ready");
     state.models = (await request("v1/models")).data;
     state.languages = modelsFor("translate").length ? await request("languages") : [];
+    if (modelsFor("translate").length) await openFiles();
     state.problem = state.models.length && !offered().length ? () => text("noModels") : null;
     get("key-form").hidden = true;
   } catch (error) {
@@ -116,7 +120,7 @@ function showModels() {
 function showLanguages() {
   const source = get("source").value || "auto";
   const option = ({ code, name }) => new Option(languageName(code, name), code);
-  const known = state.languages.map(option);
+  const known = state.languages.filter(({ targets }) => targets.length).map(option);
   get("source").replaceChildren(...(known.length === 1 ? [] : [new Option(text("detect"), "auto")]), ...known);
   if (!known.length) get("source").replaceChildren(new Option(text("anyLanguage"), "any"));
   if ([...get("source").options].some((each) => each.value === source)) get("source").value = source;
@@ -131,6 +135,7 @@ function showTargets() {
   get("target").replaceChildren(...(options.length ? options : [new Option(text("anyLanguage"), "any")]));
   if (codes.includes(target)) get("target").value = target;
   get("swap").disabled = !canTranslate(get("target").value, source);
+  get("swap").hidden = !state.languages.some(({ code, targets }) => targets.some((own) => canTranslate(own, code)));
 }
 
 function canTranslate(source, target) {
@@ -149,11 +154,11 @@ function swapLanguages() {
 
 // --- Errors and running requests ------------------------------------------------------------------
 
-function messageOf(error) {
-  if (!(error instanceof ServerError)) return String(error);
-  if (error.status === 0) return text("unreachable");
-  if (error.status === 401) return text("wrongKey");
-  return errorText(error);
+/** Remove an error when what it was about changes. */
+function forgetProblem() {
+  if (!state.problem || state.running) return;
+  state.problem = null;
+  showProblem();
 }
 
 function showProblem() {
@@ -181,6 +186,8 @@ async function run(form, action) {
   } finally {
     button.disabled = false;
     if (stop) stop.hidden = true;
+    // A button that is disabled or hidden loses the focus of a keyboard.
+    if (document.activeElement === document.body) button.focus();
     if (state.running === running) state.running = null;
     showProblem();
   }
@@ -207,6 +214,7 @@ function showTime(id, began) {
 function clearTranslation() {
   clear("translation");
   get("translate-facts").textContent = "";
+  get("translate-reasons").hidden = true;
   get("others").hidden = get("word-help").hidden = true;
 }
 
@@ -230,6 +238,8 @@ async function translate(signal) {
   if (answer.scores[0] !== null) {
     get("translate-facts").textContent += ` · ${text("score", { value: answer.scores[0].toFixed(3) })}`;
   }
+  get("translate-reasons").hidden = !answer.reasons.length;
+  get("translate-reasons").textContent = text("review", { reasons: answer.reasons.join("; ") });
   const others = answer.alternatives ?? [];
   get("others").hidden = !others.length;
   get("other-list").replaceChildren(
@@ -387,6 +397,7 @@ for (const [use, action] of Object.entries({ translate, generate, chat, classify
     if (!form.querySelector(".primary").disabled) form.requestSubmit();
   });
   form.querySelector(".stop")?.addEventListener("click", stopRunning);
+  form.addEventListener("input", forgetProblem);
 }
 for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", () => copy(button));
 get("tabs").addEventListener("keydown", moveTab);
@@ -403,6 +414,7 @@ addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   hideTip();
   stopRunning();
+  stopFile();
 });
 startPage(show);
 open();

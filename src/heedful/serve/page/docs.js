@@ -153,7 +153,7 @@ function field(tag, id, label) {
 
 /** An example with a model and with languages of this server. */
 function withNames(example, model) {
-  const [source] = state.languages;
+  const source = state.languages.find(({ targets }) => targets.length);
   const own = { ...example };
   if ("model" in own) own.model = model;
   if ("source" in own && source) Object.assign(own, { source: source.code, target: source.targets[0] });
