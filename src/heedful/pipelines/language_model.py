@@ -157,6 +157,8 @@ class LanguageModel(Generator):
         """
         if options is not None and options.tgt_language is not None:
             raise UserError("tgt_language=CODE is for translators; leave it out")
+        if options is not None and options.glossary is not None:
+            raise UserError("glossary=FILE is for translators; leave it out")
         first = 1 if options is None else options.first_number
         # Without BOS, an empty prompt begins with EOS, which separated the training texts.
         rows = self.rows_of(
