@@ -1,13 +1,15 @@
 """`heedful translate -i app.po`: documents in, the same documents with translations out."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, bars_on_stderr
+from heedful.cli.review import ReviewTable
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,8 +22,16 @@ _BINARY = (".docx",)
 
 @dataclass(frozen=True)
 class DocumentFlags:
-    """What is translated in a document, and with what."""
+    """What is translated in a document, and with what; and what is written of translations."""
 
+    review: Path | None = typer.Option(
+        None,
+        "--review",
+        metavar="FILE",
+        help="Write a table with tabs, the worst translations first: line, estimated quality from "
+        "0 to 100, reasons for a review, source and translation.",
+        rich_help_panel=IN_OUT,
+    )
     src_lang: str | None = typer.Option(
         None,
         "--src-lang",
@@ -51,6 +61,13 @@ class DocumentFlags:
         help="Keep unfinished translations too: translate only what has none.",
         rich_help_panel=_PANEL,
     )
+    quality: bool = typer.Option(
+        False,
+        "--quality",
+        help="Write an estimated quality from 0 to 100 beside each translation (a comment in PO, a "
+        "note in XLIFF and TMX).",
+        rich_help_panel=_PANEL,
+    )
     split_sentences: bool = typer.Option(
         True,
         "--split-sentences/--no-split-sentences",
@@ -59,6 +76,12 @@ class DocumentFlags:
         show_default="on",
         rich_help_panel=_PANEL,
     )
+
+    def table(self, in_out: InputOutput) -> ReviewTable | None:
+        """The table of `--review`; None: it is not wanted."""
+        if self.review is None:
+            return None
+        return ReviewTable(self.review, [in_out.input, in_out.output])
 
     def check(self, in_out: InputOutput) -> None:
         """Raise UserError for flags that contradict, or have no effect without a document."""
@@ -70,11 +93,15 @@ class DocumentFlags:
             "--memory": self.memory,
             "--overwrite-targets": self.overwrite_targets,
             "--only-empty": self.only_empty,
+            "--quality": self.quality,
             "--src-lang": self.src_lang,
         }
         for flag, value in given.items():
             if value:
-                raise UserError(f"{flag} is for documents: give one as --input, such as app.po")
+                more = "; for lines there is --review" if flag == "--quality" else ""
+                raise UserError(
+                    f"{flag} is for documents: give one as --input, such as app.po{more}"
+                )
 
 
 def is_document(in_out: InputOutput) -> bool:
@@ -91,12 +118,14 @@ def translate_file(
     options: dict[str, Any],
     *,
     refused: dict[str, Any],
+    review: ReviewTable | None,
 ) -> None:
     """Translate the document of `--input`, and write it to `--output`, whole or not at all.
 
     Args:
         options: of the command line.
         refused: flags that are for lines, and their values.
+        review: gets the translations; None: no table is wanted.
     """
     from heedful.documents import Policy, open_document, translate_document
     from heedful.files import check_writable
@@ -126,10 +155,23 @@ def translate_file(
             policy=Policy(flags.overwrite_targets, flags.only_empty),
             memory=_memory(flags.memory, document) if flags.memory else None,
             by_sentence=flags.split_sentences,
+            with_quality=flags.quality or review is not None,
             **options,
         )
+    if review is not None:
+        review.add_document(document)
+        review.write()
+        if not flags.quality:
+            _without_quality(document)
     _write(document, output)
     typer.echo(counts.summary(), err=True)
+
+
+def _without_quality(document: "Document") -> None:
+    """Leave the qualities of its translations out of a document."""
+    for segment in document.segments:
+        if segment.result is not None:
+            segment.result = replace(segment.result, quality=None)
 
 
 def _either(

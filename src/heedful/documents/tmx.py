@@ -85,9 +85,7 @@ class TmxDocument(Document):
                 content = self._xml.inner(source)
             else:
                 content = f"{unit.before}{xml_of(codes.restored(result.text))}{unit.after}"
-            notes = "".join(
-                f"<note>{xml_text(f'needs review: {reason}')}</note>" for reason in result.reasons
-            )
+            notes = "".join(f"<note>{xml_text(line)}</note>" for line in result.notes)
             marks = '<prop type="x-origin">machine</prop>' if result.origin == "model" else ""
             self._write(unit, f"{notes}{marks}", content)
         return self._xml.to_bytes()

@@ -134,12 +134,12 @@ class XliffDocument(Document):
             new = f"{tag}{content}</{prefix}target>"
             self._xml.replace(target.start, target.end, new)
             end = target.end
-        if result.reasons:
-            self._write_notes(unit, result.reasons, end, prefix)
+        if result.notes:
+            self._write_notes(unit, result.notes, end, prefix)
 
-    def _write_notes(self, unit: Unit, reasons: tuple[str, ...], end: int, prefix: str) -> None:
-        """Write reasons for a review as notes."""
-        texts = [xml_text(f"needs review: {reason}") for reason in reasons]
+    def _write_notes(self, unit: Unit, lines: list[str], end: int, prefix: str) -> None:
+        """Write notes on a translation."""
+        texts = [*map(xml_text, lines)]
         if not self._is_2:
             notes = [f'<{prefix}note from="heedful">{text}</{prefix}note>' for text in texts]
             source = unit.holder.child("source")
