@@ -131,7 +131,7 @@ def test_rows_have_noise_by_epoch_and_row(run: PreparedTask) -> None:
 def test_noise_is_refused_where_it_has_no_meaning(tmp_path: Path) -> None:
     for changes, problem in [
         ({"training.compile": True}, "but training.noise gives"),
-        ({"training.noise.title": 0.9}, "their sum may be 1"),
+        ({"training.noise.title": 0.9}, "their sum may be at most 1"),
     ]:
         with pytest.raises(UserError, match=problem):
             prepared(tmp_path, **changes)

@@ -60,7 +60,7 @@ class TextNoise(Strict):
         if self.upper + self.title > 1:
             raise UserError(
                 f"upper {self.upper} and title {self.title} are shares of the same pairs: their "
-                "sum may be 1"
+                "sum may be at most 1"
             )
         return self
 
