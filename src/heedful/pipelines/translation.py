@@ -135,7 +135,7 @@ class Translator(Generator):
         if options.glossary is not None:
             raise UserError(
                 "with a glossary outputs are complete before they are shown: call translate, or "
-                "leave glossary out"
+                "leave option glossary out"
             )
         return super().stream_with(prompt, options)
 
