@@ -242,6 +242,11 @@ class Options:
         "Write placeholders, tags, addresses and numbers of the source as they are, each as often; "
         "for translators that were trained with data.keep.", True, CONSTRAINTS,
     )  # fmt: skip
+    glossary: Any = option(
+        "Terms and their translations, TERM<tab>TRANSLATION a line, or TBX (in Python also a "
+        "mapping); with forms by |. A translation without one has a reason for a review.",
+        panel=CONSTRAINTS, shown="no glossary", metavar="FILE",
+    )  # fmt: skip
     stop: Sequence[str] | None = option(
         "End the output before this text; repeatable.", panel=CONSTRAINTS
     )

@@ -32,6 +32,7 @@ from document_samples import (
 )
 from heedful import extras
 from heedful.documents import Policy, Segment, language_review, read_document
+from heedful.documents.segments import Result
 
 IN_PLACE = [name for name in TEXTS if Path(name).suffix in (".srt", ".vtt", ".html", ".md", ".txt")]
 
@@ -452,3 +453,17 @@ def test_policies() -> None:
     assert targets() == ["OLD", "behalten"]
     assert targets(policy=Policy(only_empty=True)) == ["alt", "behalten"]
     assert targets(policy=OVERWRITE) == ["OLD", "KEPT"]
+
+
+@pytest.mark.parametrize("text", [PO, XLIFF, XLIFF2, TMX])
+def test_a_quality_is_a_note_beside_the_translation(text: str) -> None:
+    name = "a.po" if text is PO else "a.tmx" if text is TMX else "a.xlf"
+    document = read_document(text.encode(), name, ("en", "de"))
+    document.segments[0].result = Result(document.segments[0].text, ("odd",), quality=71.6)
+    written = document.to_bytes()
+    assert written.count(b"quality: 72") == 1
+    assert written.count(b"needs review: odd") == 1
+    again = read_document(written, name, ("en", "de"))
+    again.segments[0].result = Result(again.segments[0].text)
+    if text is PO:
+        assert b"quality" not in again.to_bytes()

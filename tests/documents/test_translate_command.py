@@ -83,8 +83,10 @@ def test_a_folder_is_translated_and_continued(commands: Any, model: Path, tmp_pa
     for name, text in {**files, "b/f.png": "no text"}.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(text)
-    result = translate("-i", "in", "-o", "out")
+    result = translate("-i", "in", "-o", "out", "--review", "r.tsv")
     assert result.code == 0, result.err
+    rows = [line.split("\t") for line in (tmp_path / "r.tsv").read_text().splitlines()]
+    assert {"a.txt:1", "a.txt:2"} < {row[0] for row in rows}
     assert "a.txt: 2 segments; 2 translated" in result.err
     assert "b/d.xlf: left out: in/b/d.xlf, line 1, column" in result.err
     assert "files translated: 2; left out: 1; no documents: 1\n" in result.err
@@ -110,6 +112,36 @@ def test_a_folder_is_translated_and_continued(commands: Any, model: Path, tmp_pa
     assert none.err.endswith("error: no file can be translated; the reasons are above\n")
 
 
+def test_terms_and_a_table_of_the_worst_translations(
+    commands: Any, model: Path, tmp_path: Path
+) -> None:
+    def translate(*words: object) -> list[list[str]]:
+        result = commands.run("translate", model, *words, *SHORT, "--review", table)
+        assert result.code == 0, result.err
+        rows = [line.split("\t") for line in table.read_text().splitlines()]
+        assert rows[0] == ["line", "quality", "reasons", "source", "output"]
+        qualities = [float(row[1]) for row in rows[1:]]
+        assert qualities == sorted(qualities)
+        return rows[1:]
+
+    table, lines, source = tmp_path / "r.tsv", tmp_path / "a.txt", tmp_path / "a.po"
+    lines.write_text("the cat sat\n\nthe dog\n" + "the cat sat. " * 30 + "\n")
+    (tmp_path / "terms.tsv").write_text("cat\tdog|cat\n")
+    for more in ([], ["--no-split-sentences"]):
+        rows = translate("-i", lines, "--glossary", tmp_path / "terms.tsv", *more)
+        assert sorted(row[0] for row in rows) == ["1", "3", "4"]
+        assert bool(rows[0][4]) != bool(more)  # a long line that is left out is the worst
+        for row in rows:
+            is_met = "cat" not in row[3] or {"dog", "cat"} & {*row[4].split()}
+            assert is_met or row[2]
+    source.write_text(PO.replace('UTF-8\\n"', 'UTF-8\\n"\n"Language: de\\n"'))
+    output = tmp_path / "b.po"
+    rows = translate("-i", source, "-o", output)
+    assert "quality: " not in output.read_text()
+    assert translate("-i", source, "-o", output, "--quality") == rows
+    assert output.read_text().count("# quality: ") > 1
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -127,6 +159,10 @@ def test_a_folder_is_translated_and_continued(commands: Any, model: Path, tmp_pa
         (("text", "-i", "a.srt"), "give texts or --input, not both"),
         (("text", "--memory", "a.tmx"), "--memory is for documents"),
         (("text", "--only-empty"), "--only-empty is for documents"),
+        (("text", "--quality"), "for lines there is --review"),
+        (("-i", "a.srt", "--review", "a.srt"), "--review a.srt is the input or the output"),
+        (("text", "--glossary", "none.tsv"), "cannot read none.tsv"),
+        (("text", "--glossary", "a.srt"), "a.srt, line 1: 1 columns where a glossary has 2"),
     ],
 )
 def test_wrong_uses_are_one_line(

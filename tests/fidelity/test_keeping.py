@@ -1,6 +1,7 @@
 """Translators that are trained with data.keep: outputs have the pieces of their sources."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,14 +103,17 @@ class Scripted:
         self.others, self.required = others, required
         self.calls: list[str] = []
 
-    def generations(self, texts: list[str], options: Any) -> list[list[Generation]]:
+    def generations(
+        self, texts: list[str], options: Any, *, reports: bool
+    ) -> list[list[Generation]]:
+        assert not reports
         self.calls.append("required" if options.require else "wider")
         found = [self.required] if options.require else self.others
         return [[generation(text) for text in found]]
 
 
 def generation(text: str) -> Generation:
-    return Generation(text, [], 0.0, 0.0, True)
+    return Generation(text, [1], 0.0, 0.0, True)
 
 
 A, B = CHARACTERS[64], CHARACTERS[0]  # %s and 5 of the source
@@ -178,6 +182,14 @@ def test_one_accelerator_stays_one(source: str, target: str, expected: str) -> N
     assert actual == expected or (source == "&Open file" and actual.count("&") == 1)
 
 
+def test_a_text_that_is_left_out_is_not_searched_for_and_stays_blank(model: Translator) -> None:
+    text = "open %s " * 200
+    options = {"too_long": "leave_out", "glossary": {"open": "auf"}, "return_details": True}
+    model.failures.clear()
+    [output] = model.generate(text, **options)
+    assert (output.text, output.ids, output.reasons) == ("", [], ())
+
+
 def test_private_characters_of_a_source_are_not_lost(model: Translator) -> None:
     text = f"open {CHARACTERS[3]} on"
     [output] = kept_generations(model, text, [generation(text)], model.options())
@@ -189,3 +201,71 @@ def test_masks_are_placed_beside_spaces() -> None:
     text, reasons = place_masks(source, "siehe dort")
     assert sorted(text.split(" ")) == sorted(["siehe", "dort", *source.pieces])
     assert len(reasons) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "required", "text", "calls", "reasons"),
+    [
+        (f"offene Seite {A}", [], "", "offene Seite %s", [], ()),
+        (f"Datei {A}", [f"die Seiten {A}"], "", "die Seiten %s", ["wider"], ()),
+        (
+            f"Datei {A}",
+            ["b"],
+            f"{A} Seite",
+            "%s Seite",
+            ["wider", "required", "required", "wider", "required"],
+            (),
+        ),
+        (
+            f"x {A}",
+            ["b"],
+            "Seite",
+            "x %s",
+            ["wider", "required", "required", "wider", "required"],
+            None,
+        ),
+    ],
+)
+def test_a_missing_term_is_searched_for_and_then_a_reason(
+    model: Translator,
+    first: str,
+    others: list[str],
+    required: str,
+    text: str,
+    calls: list[str],
+    reasons: tuple[str, ...] | None,
+) -> None:
+    scripted: Any = Scripted(model, others, required)
+    options = model.options(glossary={"file": "Seite|Seiten"})
+    [output] = kept_generations(scripted, "open File %s", [generation(first)], options)
+    assert scripted.calls == calls
+    if reasons is None:  # the output with the term, whose piece is placed
+        assert output.text.split() in (["Seite", "%s"], ["%s", "Seite"])
+        assert output.reasons == ("%s was missing and is placed by its position",)
+    else:
+        assert (output.text, output.reasons) == (text, reasons)
+
+
+def test_terms_of_a_glossary(
+    model: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("page\tSeite auf|auf\n", encoding="utf-8")
+    for options in ({}, {"beam_size": 1}, {"keep": False, "beam_size": 2}):
+        [output] = model.generate(
+            "open page 7", return_details=True, max_new_tokens=12, glossary=path, **options
+        )
+        assert bool(re.search(r"\bauf\b", output.text)) != bool(output.reasons)
+        assert 0 <= output.quality <= 100
+    sampled = {"beam_size": 1, "temperature": 1.0, "seed": 1, "max_new_tokens": 3}
+    [output] = model.generate("page", return_details=True, glossary=path, **sampled)
+    assert output.reasons[-1] == "the term page is not always translated by Seite auf or auf"
+    assert output.quality == round(75 * output.probability, 1)
+    path.write_text("page\tSeite 漢\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"terms.tsv, line 1: .* cannot write 'Seite 漢'"):
+        model.translate("a", glossary=path)
+    with pytest.raises(UserError, match="with a glossary outputs are complete before"):
+        next(model.stream("a", keep=False, glossary={"a": "a"}))
+    monkeypatch.setattr(model, "metadata", replace(model.metadata, keep=None))
+    [output] = model.generate("page", return_details=True, glossary={"page": "auf"})
+    assert bool(re.search(r"\bauf\b", output.text)) != bool(output.reasons)

@@ -57,6 +57,21 @@ def test_the_calls_of_libretranslatepy(served: Any) -> None:
     assert found[0]["confidence"] < 50
 
 
+def test_a_request_has_terms_of_its_own(served: Any) -> None:
+    body = {"q": ["the cat", "a dog"], "source": "de", "target": "en"}
+    plain = call(served, "/translate", body)[1]
+    assert "reasons" not in plain
+    status, answer = call(served, "/translate", {**body, "glossary": {"cat": "mat|sat"}})
+    assert status == 200
+    is_met = {"mat", "sat"} & {*answer["translatedText"][0].split()}
+    assert is_met or "the term cat" in answer["reasons"][0][0]
+    assert answer["translatedText"][1] == plain["translatedText"][1]
+    status, answer = call(served, "/translate", {**body, "glossary": {"cat": ""}})
+    assert status == 400
+    assert "line 1: the translation '' is empty" in answer["error"]
+    assert call(served, "/translate", {**body, "glossary": "x"})[0] == 400
+
+
 def test_the_client_libretranslatepy(served: Any, tmp_path: Path) -> None:
     """Its whole interface, with a key of the server in the bodies."""
     client = pytest.importorskip(

@@ -141,9 +141,9 @@ class Translate(Generate):
     kind = "Translator"
 
     def _values(self, generation: Generation) -> Result:
-        """With `reasons` for a review, of a model that keeps pieces of its sources."""
+        """With `reasons` for a review, of a model that keeps pieces of its sources or terms."""
         values = super()._values(generation)
-        if self.model.metadata.keep is not None:
+        if self._has_reasons:
             values["reasons"] = list(generation.reasons)
         return values
 
@@ -152,9 +152,13 @@ class Translate(Generate):
         import pyarrow as pa
 
         types = super().arrow_types()
-        if self.model.metadata.keep is not None:
+        if self._has_reasons:
             types["reasons"] = pa.list_(pa.string())
         return types
+
+    @property
+    def _has_reasons(self) -> bool:
+        return self.model.metadata.keep is not None or self.options.get("glossary") is not None
 
 
 class Score(BulkTask["pipelines.LanguageModel"]):

@@ -27,7 +27,7 @@ _COMMANDS = {
 _PROMPT = "> "
 _NOT_STREAMED = (  # options of beam search, and of several outputs
     *("beam_size", "num_return", "length_penalty", "normalization", "stop_rule", "num_groups"),
-    *("diversity_penalty", "coverage_penalty", "require", "shortlist"),
+    *("diversity_penalty", "coverage_penalty", "require", "shortlist", "glossary"),
 )
 
 

@@ -2,14 +2,16 @@
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, bars_on_stderr
+from heedful.cli.review import ReviewTable
 from heedful.cli.shared import note
 from heedful.errors import UserError
 
@@ -23,8 +25,16 @@ _BINARY = (".docx",)
 
 @dataclass(frozen=True)
 class DocumentFlags:
-    """What is translated in a document, and with what."""
+    """What is translated in a document, and with what; and what is written of translations."""
 
+    review: Path | None = typer.Option(
+        None,
+        "--review",
+        metavar="FILE",
+        help="Write a table with tabs, the worst translations first: line, estimated quality from "
+        "0 to 100, reasons for a review, source and translation.",
+        rich_help_panel=IN_OUT,
+    )
     src_lang: str | None = typer.Option(
         None,
         "--src-lang",
@@ -54,6 +64,13 @@ class DocumentFlags:
         help="Keep unfinished translations too: translate only what has none.",
         rich_help_panel=_PANEL,
     )
+    quality: bool = typer.Option(
+        False,
+        "--quality",
+        help="Write an estimated quality from 0 to 100 beside each translation (a comment in PO, a "
+        "note in XLIFF and TMX).",
+        rich_help_panel=_PANEL,
+    )
     split_sentences: bool = typer.Option(
         True,
         "--split-sentences/--no-split-sentences",
@@ -62,6 +79,12 @@ class DocumentFlags:
         show_default="on",
         rich_help_panel=_PANEL,
     )
+
+    def table(self, in_out: InputOutput) -> ReviewTable | None:
+        """The table of `--review`; None: it is not wanted."""
+        if self.review is None:
+            return None
+        return ReviewTable(self.review, [in_out.input, in_out.output])
 
     def check(self, in_out: InputOutput) -> None:
         """Raise UserError for flags that contradict, or have no effect without a document."""
@@ -73,11 +96,15 @@ class DocumentFlags:
             "--memory": self.memory,
             "--overwrite-targets": self.overwrite_targets,
             "--only-empty": self.only_empty,
+            "--quality": self.quality,
             "--src-lang": self.src_lang,
         }
         for flag, value in given.items():
             if value:
-                raise UserError(f"{flag} is for documents: give one as --input, such as app.po")
+                more = "; for lines there is --review" if flag == "--quality" else ""
+                raise UserError(
+                    f"{flag} is for documents: give one as --input, such as app.po{more}"
+                )
 
 
 def is_document(in_out: InputOutput) -> bool:
@@ -95,12 +122,14 @@ def translate_documents(
     options: dict[str, Any],
     *,
     refused: dict[str, Any],
+    review: ReviewTable | None,
 ) -> None:
     """Translate the document of `--input` to `--output`, or all documents of a folder.
 
     Args:
         options: of the command line.
         refused: flags that are for lines, and their values.
+        review: gets the translations; None: no table is wanted.
     """
     path, output = in_out.input, in_out.output
     assert path is not None
@@ -110,12 +139,13 @@ def translate_documents(
         if value:
             raise UserError(f"{flag} is for lines of text, not for documents; leave it out")
     if path.is_dir():
-        _translate_folder(translator, path, in_out, flags, options)
-        return
-    if output is None and path.suffix.lower() in _BINARY:
-        raise UserError(f"{path} is not text: name the translated file with --output")
-    summary = _translate_file(translator, path, output, flags, options)
-    typer.echo(summary, err=True)
+        _translate_folder(translator, path, in_out, flags, options, review)
+    else:
+        if output is None and path.suffix.lower() in _BINARY:
+            raise UserError(f"{path} is not text: name the translated file with --output")
+        typer.echo(_translate_file(translator, path, output, flags, options, review), err=True)
+    if review is not None:
+        review.write()
 
 
 def _translate_folder(
@@ -124,6 +154,7 @@ def _translate_folder(
     in_out: InputOutput,
     flags: DocumentFlags,
     options: dict[str, Any],
+    review: ReviewTable | None,
 ) -> None:
     """Translate the documents below a folder to the same names below `--output`.
 
@@ -145,7 +176,8 @@ def _translate_folder(
         if path in done:
             continue
         try:
-            summary = _translate_file(translator, folder / path, output / path, flags, options)
+            places = folder / path, output / path
+            summary = _translate_file(translator, *places, flags, options, review, path.as_posix())
         except UserError as error:
             if in_out.strict:
                 raise
@@ -185,8 +217,14 @@ def _translate_file(
     output: Path | None,
     flags: DocumentFlags,
     options: dict[str, Any],
+    review: ReviewTable | None,
+    name: str = "",
 ) -> str:
-    """Translate a document and write it, whole or not at all; returns the counts as a line."""
+    """Translate a document and write it, whole or not at all; returns the counts as a line.
+
+    Args:
+        name: of a file of a folder, for the table of translations.
+    """
     from heedful.documents import Policy, language_review, open_document, translate_document
     from heedful.files import check_writable
 
@@ -209,10 +247,22 @@ def _translate_file(
             memory=_memory(flags.memory, *document.languages) if flags.memory else None,
             review=language_review(metadata.src_language),
             by_sentence=flags.split_sentences,
+            with_quality=flags.quality or review is not None,
             **options,
         )
+    if review is not None:
+        review.add_document(document, name)
+        if not flags.quality:
+            _without_quality(document)
     _write(document, output)
     return counts.summary()
+
+
+def _without_quality(document: "Document") -> None:
+    """Leave the qualities of its translations out of a document."""
+    for segment in document.segments:
+        if segment.result is not None:
+            segment.result = replace(segment.result, quality=None)
 
 
 def _either(

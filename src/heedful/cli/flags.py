@@ -147,7 +147,7 @@ _FLAGS = {
     **{name: f"--{name}" for name in ("overwrite", "resume", "out", "architecture", "mono")},
     **{name: f"--{name}" for name in ("gpu", "gpus", "memory", "tokens", "utilization")},
     **{name: f"--{name}" for name in ("parallel", "address", "pairs", "tokenizer")},
-    **{name: f"--{name}" for name in ("backend", "shortlist")},
+    **{name: f"--{name}" for name in ("backend", "glossary", "shortlist")},
     "backward_model": "--backward",
     "trust_compiled": "--trust-compiled",
 }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from heedful.insight.page_data import PageOptions
 
 PAGE = "The page"
-WITHOUT = ("draft", "num_draft_tokens", "require", "coverage_penalty", "num_groups")
+WITHOUT = ("draft", "num_draft_tokens", "require", "coverage_penalty", "num_groups", "glossary")
 
 
 @dataclass(frozen=True)

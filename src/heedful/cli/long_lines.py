@@ -13,16 +13,20 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """The translation of a line.
-
-    Attributes:
-        is_cut: of a part at least the translation was cut off by the length limit.
-        is_to_review: of a part at least there is a reason for a review.
-    """
+    """The translation of a line, and the outputs of its parts."""
 
     text: str
-    is_cut: bool
-    is_to_review: bool
+    parts: "list[Generation]"
+
+    @property
+    def is_cut(self) -> bool:
+        """The translation of a part at least was cut off by the length limit."""
+        return any(not part.finished and part.failure is None for part in self.parts)
+
+    @property
+    def is_to_review(self) -> bool:
+        """There is a reason for a review of a part at least."""
+        return any(part.reasons for part in self.parts)
 
 
 class LongLines:
@@ -70,8 +74,7 @@ class LongLines:
         self._waiting.popleft()
         parts, self._parts = self._parts, []
         text = output.text if split is None else self._text(split, [part.text for part in parts])
-        is_cut = any(not part.finished and part.failure is None for part in parts)
-        return Line(text, is_cut, any(part.reasons for part in parts))
+        return Line(text, parts)
 
     def _text(self, split: SplitText, texts: list[str]) -> str:
         """A line of the translations of its parts."""

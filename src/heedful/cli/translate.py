@@ -24,6 +24,7 @@ from heedful.cli.lines import (
     report_counts,
 )
 from heedful.cli.long_lines import LongLines
+from heedful.cli.review import ReviewTable
 from heedful.cli.shared import note
 from heedful.errors import UserError
 
@@ -92,35 +93,45 @@ def translate(
     aligned.check()
     documents.check(in_out)
     of_document = is_document(in_out)
+    table = documents.table(in_out)
     chunks = iter([]) if of_document else in_out.chunks(_INVITATION)
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
     options |= {"too_long": in_out.too_long, "batch_tokens": run_time.batch_tokens}
     settled = translator.options(**options)
+    if settled.glossary is not None:
+        options["glossary"] = settled.glossary  # which was read
     note_unused(options, settled, translator)
     if of_document:
         refused = {"--scores": scores, "--json": json, "--alignments": aligned.alignments}
-        translate_documents(translator, in_out, documents, options, refused=refused)
+        translate_documents(translator, in_out, documents, options, refused=refused, review=table)
         return
+    chunks = chunks if table is None else table.remember(chunks)
     with aligned.writer(translator, settled) as aligner:
         chunks = chunks if aligner is None else aligner.remember(chunks)
         whole = in_out.truncate or in_out.strict or not documents.split_sentences
         if whole or scores or json or aligner or settled.num_return > 1:
-            _write_outputs(translator, in_out, chunks, aligner, options, scores=scores, json=json)
+            _write_outputs(
+                translator, in_out, chunks, aligner, table, options, scores=scores, json=json
+            )
         else:
-            _write_translations(translator, in_out, chunks, options)
+            _write_translations(translator, in_out, chunks, table, options)
+    if table is not None:
+        table.write()
 
 
 def _write_translations(
     translator: "pipelines.Translator",
     in_out: InputOutput,
     chunks: Iterator[list[str]],
+    table: ReviewTable | None,
     options: dict[str, Any],
 ) -> None:
     """Write the translation of each line of chunks; one that is too long is translated in parts."""
     long_lines = LongLines(translator, options.get("tgt_language"))
     cut = number = to_review = 0
     with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
-        options |= {"scores": False, "progress": progress, "numbers": long_lines.numbers}
+        options |= {"scores": table is not None, "progress": progress}
+        options["numbers"] = long_lines.numbers
         rows = long_lines.split(chunks)
         for [output] in translator.iterate_generations(rows, ahead=in_out.ahead, **options):
             if (line := long_lines.joined(output)) is not None:
@@ -128,6 +139,8 @@ def _write_translations(
                 cut += line.is_cut
                 to_review += line.is_to_review
                 write(line.text)
+                if table is not None:
+                    table.add(line.text, line.parts)
         report_counts(translator, "lines", number)
     if long_lines.num_split:
         blank = long_lines.num_blank
@@ -141,6 +154,7 @@ def _write_outputs(
     in_out: InputOutput,
     chunks: Iterator[list[str]],
     aligner: AlignmentWriter | None,
+    table: ReviewTable | None,
     options: dict[str, Any],
     *,
     scores: bool,
@@ -150,15 +164,18 @@ def _write_outputs(
     num_return = options.get("num_return", 1)
     cut = number = to_review = 0
     with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
-        options |= {"scores": scores or json, "progress": progress}
+        options |= {"scores": scores or json or table is not None, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             number += 1
             cut += not outputs[0].finished and outputs[0].failure is None
             to_review += bool(outputs[0].reasons)
             if aligner is not None:
                 aligner.add(outputs, num_return)
+            if table is not None:
+                table.add(outputs[0].text, outputs[:1])
             if json:
-                write(json_line(outputs=[asdict(output) for output in outputs]))
+                entries = [{**asdict(one), "quality": one.quality} for one in outputs]
+                write(json_line(outputs=entries))
                 continue
             for output in [*outputs, *[None] * (num_return - len(outputs))]:
                 text = "" if output is None else output.text
@@ -169,13 +186,13 @@ def _write_outputs(
 
 
 def _report_doubtful(cut: int, to_review: int) -> None:
-    """Report translations that are not complete, or whose pieces were put right (`keep`)."""
+    """Report translations that are not complete, or have reasons for a review."""
     if cut:
         typer.echo(f"translations cut off by the length limit: {cut:,}", err=True)
     if to_review:
         typer.echo(
-            "translations to review, with numbers, placeholders or tags that the model did not "
-            f"keep: {to_review:,} (--json has the reasons)",
+            "translations to review, with numbers, placeholders, tags or terms that the model did "
+            f"not keep: {to_review:,} (--review and --json have the reasons)",
             err=True,
         )
 

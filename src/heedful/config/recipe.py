@@ -160,11 +160,15 @@ class Recipe(Strict):
             )
         if self.adapter.rank is None and self.adapter != Adapter():
             raise UserError("the keys of adapter have no effect without adapter.rank; set it")
-        if training.compile and training.subword_sampling is not None:
-            raise UserError(
-                "training.compile pads batches to few shapes, but training.subword_sampling gives "
-                "texts other lengths in each epoch; leave one of them out"
-            )
+        for key, is_set in (
+            ("subword_sampling", training.subword_sampling is not None),
+            ("noise", training.noise.is_on),
+        ):
+            if training.compile and is_set:
+                raise UserError(
+                    f"training.compile pads batches to few shapes, but training.{key} gives "
+                    "texts other lengths in each epoch; leave one of them out"
+                )
         if evaluation.metric not in OWN_METRICS and not evaluation.decode_sentences:
             raise UserError(
                 f"evaluation.metric {evaluation.metric} needs decoded text: raise decode_sentences"

@@ -1,12 +1,13 @@
 """The section `training`: optimizer, schedule, batches, evaluations and the end of a run."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from heedful import plugins
 from heedful.config.base import Seed, Strict
 from heedful.config.descriptions import registered_in
+from heedful.errors import UserError
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 # The names that torch and the other commands have.
@@ -33,6 +34,40 @@ class Optimizer(Strict):
         description="Decoupled weight decay of matrices (adamw, muon), a multiple of the learning "
         "rate; 0: none.",
     )
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class TextNoise(Strict):
+    """Noise in the texts of training pairs, so that other writing does not break a translator."""
+
+    upper: Share = Field(0.0, description="Share of the pairs in capitals on both sides.")
+    title: Share = Field(
+        0.0, description="Share of the pairs whose words begin with capitals on both sides."
+    )
+    no_stop: Share = Field(
+        0.0, description="Share of the pairs without the marks that end both sides."
+    )
+    typos: Share = Field(
+        0.0,
+        description="Share of the pairs with typing errors in a tenth of the words of the source, "
+        "at least in one.",
+    )
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if self.upper + self.title > 1:
+            raise UserError(
+                f"upper {self.upper} and title {self.title} are shares of the same pairs: their "
+                "sum may be at most 1"
+            )
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        """True if any pair may have noise."""
+        return any((self.upper, self.title, self.no_stop, self.typos))
 
 
 class Schedule(Strict):
@@ -157,6 +192,12 @@ class Training(Strict):
         "that a merge is skipped (BPE-dropout), with unigram the exponent of a split's "
         "probability; null: always the best split. A row whose sample is longer than max_length or "
         "batch_tokens keeps its best split.",
+    )
+    noise: TextNoise = Field(
+        default_factory=TextNoise,
+        description="Noise in the texts of translation pairs, other in each epoch; a pair keeps "
+        "its texts where those with noise would be longer than max_length or batch_tokens, or have "
+        "a character without a token.",
     )
     freeze: list[str] = Field(
         [],

@@ -148,7 +148,7 @@ class WordSampler:
         self, tokens: StoredTokens, starts: Int64[np.ndarray, " W"], column: int, epoch: int
     ) -> Int64[np.ndarray, " W"]:
         """(W,), the number of the split of each word."""
-        chosen = _hash(self._seed, epoch, column, tokens.rows[starts], tokens.places[starts])
+        chosen = uniform_hash(self._seed, epoch, column, tokens.rows[starts], tokens.places[starts])
         return np.asarray((chosen % np.uint64(_MAX_SPLITS)).astype(np.int64))
 
     def _word_starts(self, tokens: StoredTokens) -> Int64[np.ndarray, " W"]:
@@ -170,7 +170,7 @@ def tokens_of(stored: Sequences, rows: NDArray[np.integer]) -> StoredTokens:
     return StoredTokens(taken.ids, rows.astype(np.int64)[groups], places, groups)
 
 
-def _hash(
+def uniform_hash(
     seed: int,
     epoch: int,
     column: int,

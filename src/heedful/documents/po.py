@@ -16,8 +16,8 @@ from heedful.data.po_entries import (
 from heedful.documents.segments import Document, Encoded, Segment
 from heedful.errors import UserError
 
-_REVIEW = "# needs review: "
 _PREVIOUS = "# previous translation"
+_NOTES = ("# needs review: ", "# quality: ")
 
 
 @dataclass
@@ -130,7 +130,7 @@ class PoDocument(Document):
         is_machine = any(result and result.origin == "model" for result in results)
         first = entry.first_string
         comments = [
-            line for line in self._lines[entry.first : first] if not line.startswith(_REVIEW)
+            line for line in self._lines[entry.first : first] if not line.startswith(_NOTES)
         ]
         if is_machine and not entry.is_fuzzy:
             if entry.flag_line is None:
@@ -143,10 +143,10 @@ class PoDocument(Document):
                 comments[index] = re.sub(r"#,\s*", "#, fuzzy, ", comments[index], count=1)
         elif not is_machine and entry.is_fuzzy and all(results):
             comments = [*filter(None, map(_without_fuzzy, comments))]
-        reasons = [reason for result in results if result for reason in result.reasons]
+        lines = [line for result in results if result for line in result.notes]
         notes = [
-            self._own(_REVIEW + " ".join(reason.split()).replace("\\", "/"))
-            for reason in dict.fromkeys(reasons)
+            self._own("# " + " ".join(line.split()).replace("\\", "/"))
+            for line in dict.fromkeys(lines)
         ]
         keys = [key for key in entry.lines if not key.startswith("msgstr")]
         source = [line for key in keys for line in self._lines[slice(*entry.lines[key])]]

@@ -30,11 +30,20 @@ class Result:
         reasons: why a person should review it; writers store them where the format has a place.
         origin: a model, an exact match of a translation memory, or the source itself, of a text
             without words.
+        quality: from 0 to 100 (`heedful.fidelity.quality`); None: it was not asked for, or the
+            translation is not a model's.
     """
 
     text: str
     reasons: tuple[str, ...] = ()
     origin: Origin = field(kw_only=True)
+    quality: float | None = field(default=None, kw_only=True)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the file says of the translation, where its format has a place."""
+        notes = [f"needs review: {reason}" for reason in self.reasons]
+        return notes if self.quality is None else [*notes, f"quality: {self.quality:.0f}"]
 
 
 @dataclass

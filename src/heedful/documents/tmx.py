@@ -10,7 +10,7 @@ from heedful.documents.segments import Document, Segment
 from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_text
 from heedful.errors import UserError, format_names
 
-_REVIEW = "needs review: "
+_NOTES = ("needs review: ", "quality: ")
 
 
 @dataclass
@@ -87,9 +87,7 @@ class TmxDocument(Document):
                 content = self._xml.inner(source)
             else:
                 content = f"{unit.before}{xml_of(codes.restored(result.text))}{unit.after}"
-            notes = "".join(
-                f"<note>{xml_text(_REVIEW + reason)}</note>" for reason in result.reasons
-            )
+            notes = "".join(f"<note>{xml_text(line)}</note>" for line in result.notes)
             marks = '<prop type="x-origin">machine</prop>' if result.origin == "model" else ""
             self._write(unit, f"{notes}{marks}", content)
         return self._xml.to_bytes()
@@ -114,4 +112,4 @@ class TmxDocument(Document):
 def _is_mark(node: Node) -> bool:
     """An element that an earlier translation of the file has added."""
     is_origin = node.name == "prop" and node.attributes.get("type") == "x-origin"
-    return is_origin or (node.name == "note" and node.text.startswith(_REVIEW))
+    return is_origin or (node.name == "note" and node.text.startswith(_NOTES))

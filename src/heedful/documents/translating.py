@@ -8,6 +8,7 @@ from heedful.data.inline import TAG, split_at_tags
 from heedful.documents.segments import Document, Origin, Result, Segment
 from heedful.documents.sentences import Fits, SplitText
 from heedful.fidelity import differences, with_accelerator
+from heedful.fidelity.quality import quality
 from heedful.progress import track
 
 TOGETHER = 512  # segments whose parts are translated together
@@ -27,6 +28,10 @@ class Translated(Protocol):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why a person should review it."""
+
+    @property
+    def probability(self) -> float:
+        """The mean probability of its tokens."""
 
 
 class Translates(Protocol):
@@ -120,6 +125,7 @@ def translate_document(
     fits: Fits | None = None,
     by_sentence: bool = True,
     together: int = TOGETHER,
+    with_quality: bool = False,
     **options: Any,
 ) -> Counts:
     """Translate the segments of a document; `document.to_bytes()` is then the translated file.
@@ -133,11 +139,13 @@ def translate_document(
         fits: True for a text that the model reads; default: `fits_model(translator)`.
         by_sentence: translate sentences one by one; without, lines, and sentences of long ones.
         together: segments that are translated together, after which progress is reported.
+        with_quality: each translation has a quality, that of its worst sentence, which the file
+            shows where its format can.
         options: of `translator.translate`.
     """
     counts = Counts(segments=len(document.segments), skipped=dict(document.skipped))
     work = _Work(translator, fits or fits_model(translator), document.languages, options)
-    work.by_sentence = by_sentence
+    work.by_sentence, work.with_quality = by_sentence, with_quality
     chosen = [segment for segment in document.segments if policy.replaces(segment)]
     counts.kept = len(document.segments) - len(chosen)
     with track(f"translating {document.name}", len(chosen)) as advance:
@@ -172,6 +180,7 @@ class _Output:
         num_blank: its parts whose translation is blank; they are as in the text.
         num_unfit: its words that are too long for the model, likewise.
         reasons: those of the model for a review.
+        probability: the mean of a token, in the sentence where it is smallest; None: not asked for.
     """
 
     text: str
@@ -180,6 +189,7 @@ class _Output:
     num_unfit: int = 0
     is_blank: bool = False
     reasons: tuple[str, ...] = ()
+    probability: float | None = None
 
 
 def _settle(
@@ -216,7 +226,10 @@ def _settle(
     counts.from_memory += is_remembered
     counts.translated += not is_remembered
     origin: Origin = "memory" if is_remembered else "model"
-    segment.result = Result(text, tuple(reasons), origin=origin)
+    value = None
+    if output.probability is not None:
+        value = quality(output.probability, has_reasons=bool(reasons))
+    segment.result = Result(text, tuple(reasons), origin=origin, quality=value)
 
 
 def fits_model(translator: Any) -> Fits:
@@ -249,8 +262,8 @@ class _Work:
     ) -> None:
         self._translator, self._fits, self._options = translator, fits, options
         self._languages = languages
-        self._known: dict[str, tuple[str, tuple[str, ...]]] = {}  # translations and reasons
-        self.by_sentence = True
+        self._known: dict[str, Translated] = {}
+        self.by_sentence, self.with_quality = True, False
 
     def translated(self, texts: Sequence[str]) -> list[_Output]:
         """The translation of each text."""
@@ -261,15 +274,16 @@ class _Work:
         rows = dict.fromkeys(row for text in split for row in text.rows)
         if new := [row for row in rows if row not in self._known]:
             outputs: list[list[Translated]] = self._translator.translate(
-                new, return_details=True, **self._options
+                new, return_details=True, **{"scores": self.with_quality, **self._options}
             )
-            best = [(found[0].text, found[0].reasons) for found in outputs]
-            self._known |= zip(new, best, strict=True)
+            self._known |= zip(new, [found[0] for found in outputs], strict=True)
         return [*map(self._joined, split)]
 
     def _joined(self, text: SplitText) -> _Output:
-        outputs = [self._known[row][0] for row in text.rows]
-        reasons = tuple(reason for row in text.rows for reason in self._known[row][1])
+        found = [self._known[row] for row in text.rows]
+        outputs = [one.text for one in found]
+        reasons = tuple(reason for one in found for reason in one.reasons)
+        least = min((one.probability for one in found), default=None) if self.with_quality else None
         blank = [not TAG.sub("", output).strip() for output in outputs]
         kept = [
             row if is_blank else output
@@ -278,7 +292,7 @@ class _Work:
         joined = text.joined(kept, *self._languages)
         all_blank = bool(blank) and all(blank)
         has_words = bool(text.rows or text.num_unfit)
-        return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank, reasons)
+        return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank, reasons, least)
 
     def prepare_pieces(self, outputs: Sequence[tuple[Segment, _Output]]) -> None:
         """Translate what `between_tags` needs for the outputs with wrong tags, as one list."""
@@ -295,6 +309,7 @@ class _Work:
             num_unfit=sum(output.num_unfit for output in outputs),
             is_blank=all(output.is_blank for output in with_words),
             reasons=tuple(reason for output in outputs for reason in output.reasons),
+            probability=min((p for o in outputs if (p := o.probability) is not None), default=None),
         )
 
 

@@ -138,17 +138,14 @@ class XliffDocument(Document):
             new = f"{tag}{content}</{prefix}target>"
             self._xml.replace(target.start, target.end, new)
             end = target.end
-        if result.reasons:
-            self._write_notes(unit, result.reasons, end, prefix)
+        if result.notes:
+            self._write_notes(unit, result.notes, end, prefix)
 
-    def _write_notes(self, unit: Unit, reasons: tuple[str, ...], end: int, prefix: str) -> None:
-        """Write reasons for a review as notes."""
+    def _write_notes(self, unit: Unit, lines: list[str], end: int, prefix: str) -> None:
+        """Write notes on a translation."""
         known = unit.unit.child("notes") if self._is_2 else None
         found = {note.text for note in known.children} if known is not None else set()
-        new = [
-            text for text in (f"needs review: {reason}" for reason in reasons) if text not in found
-        ]
-        texts = [*map(xml_text, new)]
+        texts = [xml_text(line) for line in lines if line not in found]
         if not self._is_2:
             notes = [f'<{prefix}note from="heedful">{text}</{prefix}note>' for text in texts]
             source = unit.holder.child("source")

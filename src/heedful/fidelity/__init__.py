@@ -1,6 +1,7 @@
-"""What a translation must keep: placeholders, tags, addresses, numbers, accelerators."""
+"""What a translation must keep: placeholders, tags, addresses, numbers, accelerators, terms."""
 
 from heedful.fidelity.accelerators import with_accelerator
+from heedful.fidelity.glossary_files import as_glossary
 from heedful.fidelity.masking import (
     CHARACTERS,
     Keep,
@@ -15,11 +16,15 @@ from heedful.fidelity.masking import (
     unmask,
 )
 from heedful.fidelity.pieces import differences
+from heedful.fidelity.terms import Glossary, Term
 
 __all__ = [
     "CHARACTERS",
+    "Glossary",
     "Keep",
     "Masked",
+    "Term",
+    "as_glossary",
     "count_masks",
     "differences",
     "has_mask_tokens",

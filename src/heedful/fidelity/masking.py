@@ -59,12 +59,30 @@ def has_masks(text: str) -> bool:
     return not _MASKS.isdisjoint(text)
 
 
-def mask_text(text: str, extra: tuple[str, ...] = ()) -> Masked:
-    """Mask all pieces of a source."""
+def mask_text(
+    text: str, extra: tuple[str, ...] = (), terms: Sequence[tuple[int, int, str]] = ()
+) -> Masked:
+    """Mask all pieces of a source.
+
+    Args:
+        terms: further ranges that are masked, each with the text that its mask stands for; they
+            hold no pieces. The masks of pieces do not depend on them.
+    """
     if has_masks(text):
         return Masked(text, {})
     pieces = list(find_pieces(text, extra))
-    return _masked(text, pieces, _assign(pieces, 0))
+    masks = _assign(pieces, 0)
+    free = [mask for mask in _of_kind("placeholder") if mask not in masks.values()]
+    for target in dict.fromkeys(target for _, _, target in terms):
+        if free and (target, "placeholder") not in masks:
+            masks[target, "placeholder"] = free.pop()
+    pieces += [Piece(start, end, target, "placeholder") for start, end, target in terms]
+    return _masked(text, sorted(pieces, key=lambda piece: piece.start), masks)
+
+
+def _of_kind(kind: Kind) -> list[str]:
+    """All masks of a kind."""
+    return [chr(_FIRST[kind] + index) for index in range(SIZE)]
 
 
 def mask_pair(src: str, tgt: str, extra: tuple[str, ...] = ()) -> tuple[str, str]:

@@ -1,10 +1,12 @@
 """Outputs of generation with their texts, whole or in pieces while they are decoded."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from heedful.data.decoding import GrowingText, TextDecoder
+from heedful.fidelity.quality import quality
 from heedful.generation.outputs import Failure, Hypothesis, check_stop_strings, cut, first_stop
 
 FAILURES: Mapping[Failure, str] = {
@@ -24,7 +26,7 @@ class Generation:
         finished: False where the length limit cut the output off, or with a `failure`.
         failure: the constraints that the output could not meet; None: it meets them.
         reasons: why a person should review a translation: pieces of the source that were put right
-            by their position (`Options.keep`).
+            by their position (`Options.keep`), and terms that it lacks (`Options.glossary`).
     """
 
     text: str
@@ -34,6 +36,16 @@ class Generation:
     finished: bool
     failure: Failure | None = None
     reasons: tuple[str, ...] = ()
+
+    @property
+    def probability(self) -> float:
+        """The geometric mean of the tokens' probabilities; NaN without `Options.scores`."""
+        return math.exp(self.log_prob / max(1, len(self.ids)))
+
+    @property
+    def quality(self) -> float:
+        """An estimate from 0 to 100 (`heedful.fidelity.quality`); NaN without `Options.scores`."""
+        return quality(self.probability, has_reasons=bool(self.reasons))
 
 
 def to_generation(

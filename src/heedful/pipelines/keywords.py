@@ -11,7 +11,14 @@ from heedful.options import Normalization, StopRule, TooLong
 INTERNAL = frozenset(
     (
         *("backend_for_row", "backend_with", "batches", "chat_encoder", "chat_rows", "check_ids"),
-        *("check_lengths", "completed", "file_writer", "generations", "leave_out"),
+        *(
+            "check_lengths",
+            "checked_glossary",
+            "completed",
+            "file_writer",
+            "generations",
+            "leave_out",
+        ),
         *("length_limit", "request", "request_with", "rows_of", "stream_with"),
     )
 )
@@ -77,6 +84,7 @@ class GenerationKeywords(TypedDict, total=False):
     tgt_language: str | None
     no_unknown: bool
     keep: bool
+    glossary: Any
     stop: Sequence[str] | None
     stop_ids: Sequence[int]
     draft: Any

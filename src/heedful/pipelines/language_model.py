@@ -158,6 +158,8 @@ class LanguageModel(Generator):
         """
         if options is not None and options.tgt_language is not None:
             raise UserError("tgt_language=CODE is for translators; leave it out")
+        if options is not None and options.glossary is not None:
+            raise UserError("glossary=FILE is for translators; leave it out")
         # Without BOS, an empty prompt begins with EOS, which separated the training texts.
         rows = self.rows_of(
             prompts, lambda tokenizer, ids: [*tokenizer.prefix_ids, *ids] or [self.end_ids()[0]]

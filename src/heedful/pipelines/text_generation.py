@@ -139,10 +139,16 @@ class Generator(SavedModel):
                 results = texts_of(results, resolved.num_return)
         return results[0] if is_single else results
 
-    def generations(self, prompts: Texts, options: Options) -> list[list[Generation]]:
-        """`generate` with details of a list of prompts, by options of `completed`."""
+    def generations(
+        self, prompts: Texts, options: Options, *, reports: bool = True
+    ) -> list[list[Generation]]:
+        """`generate` with details of a list of prompts, by options of `completed`.
+
+        Without `reports` outputs that do not meet their constraints are not counted.
+        """
         rows: Iterable[Any] = prompts
-        pairs = zip(rows, self._begin(prompts, 0, options, waits=True)(), strict=True)
+        found = self._begin(prompts, 0, options, waits=True, reports=reports)()
+        pairs = zip(rows, found, strict=True)
         return [self.to_generations(prompt, found, options) for prompt, found in pairs]
 
     def iterate_generations(
@@ -267,7 +273,7 @@ class Generator(SavedModel):
     # --- batches --------------------------------------------------------------------------------
 
     def _begin(
-        self, prompts: Texts, first: int, options: Options, *, waits: bool
+        self, prompts: Texts, first: int, options: Options, *, waits: bool, reports: bool = True
     ) -> Callable[[], list[list[Hypothesis]]]:
         """Start the batches of a window; the returned function waits for all outputs, in order.
 
@@ -323,7 +329,7 @@ class Generator(SavedModel):
                 batch = [rows[index] for index in indices]
                 for row, outputs in enumerate(self._completed(wait(), batch, request)):
                     for output in outputs:
-                        if output.failure is not None:
+                        if reports and output.failure is not None:
                             number = options.number(request.prompt_numbers[row])
                             self._report_failure(output.failure, number)
                     results[indices[row]] = outputs

@@ -10,7 +10,7 @@ from heedful.data.invisible import is_blank
 from heedful.data.language_tags import matching_tag
 from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
-from heedful.fidelity import mask_text
+from heedful.fidelity import Glossary, mask_text
 from heedful.generation.outputs import Hypothesis
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
@@ -31,6 +31,7 @@ class Translator(Generator):
 
     kind = "translator"
     default_options = {"beam_size": 5}  # noqa: RUF012
+    checked_glossary: Glossary | None = None  # the last one, whose terms have tokens
 
     @property
     def ids(self) -> GenerationIds:
@@ -90,6 +91,19 @@ class Translator(Generator):
         """
         return self.generate(texts, **options)
 
+    def options(self, **keywords: Any) -> Options:
+        """See `Generator.options`; with the terms of a glossary.
+
+        Raises:
+            UserError: also for a glossary that is wrong, or whose terms have characters without a
+                token.
+        """
+        if keywords.get("glossary") is not None:
+            from heedful.pipelines.keeping import glossary_for
+
+            keywords["glossary"] = glossary_for(self, keywords)
+        return super().options(**keywords)
+
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source with EOS; empty for a blank text; lists of ids are unchanged."""
         options = options or Options()
@@ -112,11 +126,17 @@ class Translator(Generator):
     def stream_with(
         self, prompt: str | Sequence[int], options: Options
     ) -> collections.abc.Generator[str, None, str]:
-        """See `Generator.stream`; not with `keep`, whose outputs are checked when complete."""
+        """See `Generator.stream`; not with `keep` or a glossary, by which complete outputs are
+        checked."""
         if self._keeps(options):
             raise UserError(
                 "this model keeps placeholders and numbers, so its outputs are complete before "
                 "they are shown: call translate, or set keep=False"
+            )
+        if options.glossary is not None:
+            raise UserError(
+                "with a glossary outputs are complete before they are shown: call translate, or "
+                "leave option glossary out"
             )
         return super().stream_with(prompt, options)
 
@@ -128,8 +148,9 @@ class Translator(Generator):
         return self.kept(prompt, outputs, options) if isinstance(prompt, str) else outputs
 
     def kept(self, text: str, outputs: list[Generation], options: Options) -> list[Generation]:
-        """Outputs for the masks of a source, with its pieces in place of them (`Options.keep`)."""
-        if not self._keeps(options):
+        """Outputs for a source, or its masks, with its pieces (`Options.keep`) and terms
+        (`Options.glossary`)."""
+        if not self._keeps(options) and options.glossary is None:
             return outputs
         from heedful.pipelines.keeping import kept_generations
 

@@ -306,6 +306,11 @@ class TranslateBody(Body):
         "translation the word of the text on which its cross-attention is largest. "
         "An extension of LibreTranslate's API.",
     )
+    glossary: dict[ShortText, ShortText] | None = Field(
+        None,
+        description="Terms and their translations, in place of the server's glossary; alternatives "
+        "are separated by |. An extension of LibreTranslate's API.",
+    )
     model: ModelName | None = Field(
         None,
         description="Name of a translator; default: the first for these languages. An extension of "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.errors import UserError, format_names
+from heedful.fidelity import Glossary
 from heedful.options import DEFAULTS
 from heedful.pipelines import LanguageModel, SavedModel, Translator, load
 from heedful.pipelines.base import CONFIG
@@ -40,6 +41,7 @@ class ServedModel:
         engine: of whole rows.
         created: when its weights were written, in seconds since 1970; 0: they are in no file.
         generator: of outputs token by token; only for language models, else None.
+        glossary: of a translator; a request may have another one.
         is_continuous: `generator` is a continuous batch, for jobs with any number of outputs.
     """
 
@@ -57,6 +59,9 @@ class ServedModel:
         self._metrics = metrics
         backend = getattr(model, "backend", None)
         model.backend_is_named = False  # not by those who send requests
+        self.glossary: Glossary | None = None
+        if settings.glossary is not None and isinstance(model, Translator):
+            self.glossary = model.options(glossary=settings.glossary).glossary
         measured = (backend.settings if backend else model.settings).batch_tokens
         self.batch_tokens = settings.batch_tokens or measured or DEFAULTS["batch_tokens"]
         deliver = in_loop(asyncio.get_running_loop())

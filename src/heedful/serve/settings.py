@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heedful.options import RUN_TIME, RunTimeOptions, option
+from heedful.options import CONSTRAINTS, RUN_TIME, RunTimeOptions, option
 
 _ACCESS, _LIMITS, _LOG = "Address and access", "Limits", "Log"
 
@@ -64,6 +64,11 @@ class Settings(RunTimeOptions):
     drain_timeout: float = option(
         "Seconds that requests in progress have after SIGTERM.",
         30.0, _LIMITS, least=1.0, metavar="SECONDS",
+    )  # fmt: skip
+    glossary: Path | None = option(
+        "Terms and their translations, for all translators: TERM<tab>TRANSLATION a line, or TBX, "
+        "of which each takes its languages.",
+        None, CONSTRAINTS, shown="none", metavar="FILE",
     )  # fmt: skip
     batch_tokens: int | None = option(
         "Padded tokens times beams of a batch; for a language model on eager, tokens in the "

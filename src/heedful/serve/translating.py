@@ -14,12 +14,13 @@ from heedful import extras
 from heedful.data.language_tags import matching_tag
 from heedful.documents import FORMATS, Segment, language_review
 from heedful.documents.translating import Review, review_reasons
+from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
 from heedful.serve.batches import Job, OnOutput
 from heedful.serve.bodies import MAX_TEXT, DetectBody, TranslateBody
-from heedful.serve.errors import HttpError, over_limit
+from heedful.serve.errors import HttpError, as_http_error, over_limit
 from heedful.serve.guard import info_of
 from heedful.serve.languages import detect, name_of, targets_of
 from heedful.serve.markup import HtmlParts, Parts, parts_of
@@ -281,6 +282,7 @@ def _joined(
             text.joined(hypothesis.text for hypothesis in hypotheses),
             fmean(hypothesis.score for hypothesis in hypotheses),
             _joined_alignment([hypothesis.alignment for hypothesis in hypotheses]),
+            [reason for hypothesis in hypotheses for reason in hypothesis.reasons],
         )
         for hypotheses in zip(*of_rows, strict=False)
     ]
@@ -298,7 +300,7 @@ def _translations(outputs: Sequence[Generation], aligned: Sequence[Alignment]) -
     """The hypotheses of a row; without `aligned` their alignments are empty."""
     alignments = aligned or [_joined_alignment([])] * len(outputs)
     return [
-        Translation(output.text, output.score, alignment)
+        Translation(output.text, output.score, alignment, list(output.reasons))
         for output, alignment in zip(outputs, alignments, strict=True)
     ]
 
@@ -328,6 +330,8 @@ def _content(
         columns["scores"] = [[_finite(one.score) for one in all_] for all_ in translations]
     if body.alignments is not None:
         columns["alignments"] = [[one.alignment for one in all_] for all_ in translations]
+    if any(best.reasons for best, *_ in translations):
+        columns["reasons"] = [best.reasons for best, *_ in translations]
     if detected is not None:
         columns["detectedLanguage"] = detected
     is_single = isinstance(body.q, str)
@@ -352,24 +356,34 @@ async def translation_job(
         return model.prompt_ids(lines, Options.from_keywords(language))
 
     rows = await encoded(served, encode, "q")
-    resolved = model.options(**options, **language)
+    if (glossary := body.glossary or served.glossary) is not None:
+        options["glossary"] = glossary
+    try:
+        resolved = await asyncio.to_thread(lambda: model.options(**options, **language))
+    except UserError as error:
+        raise as_http_error(error, "glossary") from None
+    if glossary is not None:
+        options["glossary"] = resolved.glossary
 
     def run(items: list[tuple[list[int], str]], report: OnOutput) -> list[Result]:
         """The hypotheses of each row of ids with its line, and their alignments if wanted."""
         rows = [row for row, _ in items]
+        settled: dict[int, list[Generation]] = {}
+
+        def kept(row: int, generations: list[Generation]) -> list[Generation]:
+            """The hypotheses of a row with its pieces and terms, which are searched for once."""
+            if row not in settled:
+                settled[row] = model.kept(items[row][1], generations, resolved)
+            return settled[row]
 
         def report_unaligned(row: int, generations: list[Generation]) -> None:
             """Report the hypotheses of a row without alignments."""
-            report(row, (model.kept(items[row][1], generations, resolved), []))
+            report(row, (kept(row, generations), []))
 
         more: dict[str, Any] = {"on_output": report_unaligned} if unit is None else {}
         outputs = list(model.iterate_generations([rows], **options, **more))
         aligned = [[] for _ in rows] if unit is None else _alignments(model, items, outputs, unit)
-        kept = [
-            model.kept(line, found, resolved)
-            for (_, line), found in zip(items, outputs, strict=True)
-        ]
-        return list(zip(kept, aligned, strict=True))
+        return list(zip(map(kept, itertools.count(), outputs), aligned, strict=True))
 
     sizes = list(map(len, rows))
     key = ("translate", unit, tuple(sorted(options.items())))

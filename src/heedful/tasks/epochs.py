@@ -27,7 +27,8 @@ class EpochBatches:
     """The batches of a task.
 
     With `training.subword_sampling`, words have new subword splits in each epoch, sampled when a
-    batch is loaded; with `training.compile`, batches are padded to few shapes.
+    batch is loaded, as `training.noise` is added; with `training.compile`, batches are padded to
+    few shapes.
 
     Raises:
         UserError: a tokenizer that does not support subword sampling; a task without fixed shapes.
@@ -38,6 +39,7 @@ class EpochBatches:
         self._task, self._data = task, data
         self._shapes = task.batch_shapes(data) if training.compile else None
         self._sampler: SubwordSampler | None = None
+        self._noise = task.row_noise(data) if training.noise.is_on else None
         self._current: tuple[int, RunData] | None = None
         self._last: tuple[int, Sequence[Any]] | None = None  # to plan
         self._num_steps_of: dict[Any, int] = {}
@@ -107,7 +109,8 @@ class EpochBatches:
             passes = float(rows / len(train))
         sides = [column for column in train.columns.values() if isinstance(column, Sequences)]
         cost = len(train) + sum(int(side.offsets[-1]) for side in sides) // _TOKENS_PER_ROW
-        return passes * cost * (_SAMPLING_COST if self._sampler else 1) <= _COUNTED_ROWS
+        is_sampled = self._sampler is not None or self._noise is not None
+        return passes * cost * (_SAMPLING_COST if is_sampled else 1) <= _COUNTED_ROWS
 
     def load_batch(self, epoch: int, item: Any) -> Batch:
         """A planned batch of an epoch as tensors on the CPU, a pure function."""
@@ -121,10 +124,15 @@ class EpochBatches:
 
     def _data_of(self, epoch: int) -> RunData:
         """The data as they are in an epoch; those of the last one asked for are kept."""
-        if self._sampler is None:
+        if self._sampler is None and self._noise is None:
             return self._data
         if self._current is None or self._current[0] != epoch:
-            splits = self._data.splits | {"train": self._sampler.epoch(epoch)}
+            train = (
+                self._data.splits["train"] if self._sampler is None else self._sampler.epoch(epoch)
+            )
+            if self._noise is not None:
+                train = self._noise.epoch(epoch, train)
+            splits = self._data.splits | {"train": train}
             self._current = epoch, replace(self._data, splits=splits)
         return self._current[1]
 

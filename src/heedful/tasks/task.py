@@ -33,6 +33,7 @@ from heedful.tasks.inputs import (
     training_filters,
     training_shapes,
 )
+from heedful.tasks.noisy_rows import RowNoise
 from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import FinalScores
 from heedful.training.events import EvaluationResult
@@ -99,6 +100,11 @@ class Task(ABC):
                 f"evaluation.metric {recipe.evaluation.metric} is not supported by the task "
                 f"{recipe.task}; use {' or '.join(self.metrics)}"
             )
+        if recipe.training.noise.is_on and type(self).row_noise is Task.row_noise:
+            raise UserError(
+                f"training.noise is for pairs of texts, which the task {recipe.task} has not; "
+                "leave it out"
+            )
         check_sources(recipe, self.recipe_keys)
         if recipe.data.corpora:
             check_corpora(recipe)
@@ -158,6 +164,10 @@ class Task(ABC):
         """Options of `Encoder` for a split; `labels`: the ordered names of the labels in train."""
         data = self.recipe.data
         return {"max_length": data.max_length, "truncation": data.truncation}
+
+    def row_noise(self, data: RunData) -> RowNoise:
+        """The noise in texts of training rows, for `training.noise`, in a task that has it."""
+        raise NotImplementedError
 
     @abstractmethod
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:

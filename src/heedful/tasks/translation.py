@@ -44,6 +44,7 @@ from heedful.tasks.inputs import (
     raw_data,
     two_stack_keys,
 )
+from heedful.tasks.noisy_rows import SIDES, RowNoise
 from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
@@ -146,6 +147,19 @@ class Translation(Task):
         # Test pairs are never dropped: long sources are truncated when they are decoded.
         options = {} if split == "test" else super().encode_options(split, labels, inherited)
         return options if self.keep is None else {**options, "prepare": MaskedPairs(self.keep)}
+
+    def row_noise(self, data: RunData) -> RowNoise:
+        """See `Task.row_noise`."""
+        training = self.recipe.training
+        names = [corpus.name for corpus in data.splits["train"].corpora] or [""]
+        return RowNoise(
+            training.noise,
+            dict(zip(SIDES, data.tokenizers, strict=True)),
+            {name: languages_of(self.recipe, name) for name in names},
+            seed=training.seed,
+            max_length=self.recipe.data.max_length,
+            max_tokens=training.batch_tokens,
+        )
 
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)

@@ -1,0 +1,99 @@
+"""Glossaries of files, which are tables with tabs or TBX (ISO 30042), and of mappings."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from heedful.data.language_tags import is_same_language
+from heedful.data.tsv import ColumnOrderError, has_names
+from heedful.data.xml_nodes import Node, NodeReader
+from heedful.errors import UserError, describe
+from heedful.fidelity.terms import Glossary, Term, term_of
+from heedful.files import read_text
+
+Languages = tuple[str | None, str | None]
+_ENTRIES = {"termEntry", "conceptEntry"}  # of TBX 2 and 3
+_LANGUAGES = {"langSet", "langSec"}
+
+
+def as_glossary(value: object, languages: Languages = (None, None)) -> Glossary:
+    """The glossary of a file, or of a mapping from terms to their translations.
+
+    Args:
+        languages: of source and target; a TBX file needs them, and a header must not contradict
+            them.
+
+    Raises:
+        UserError: a file that is no glossary; an entry without a side, or that contradicts another
+            one, with its line.
+    """
+    if isinstance(value, Glossary):
+        return value
+    if isinstance(value, str | Path):
+        return Glossary(_read_terms(Path(value), languages), str(value))
+    if not isinstance(value, Mapping):
+        raise UserError(
+            "glossary must be a file, or a mapping from terms to translations, not "
+            f"{describe(value)}"
+        )
+    terms = []
+    for line, (source, target) in enumerate(value.items(), 1):
+        if not isinstance(source, str) or not isinstance(target, str):
+            raise UserError(f"glossary, entry {line}: term and translation must be texts")
+        terms.append(term_of(source, target, line, "glossary"))
+    return Glossary(terms)
+
+
+def _read_terms(path: Path, languages: Languages) -> list[Term]:
+    """The terms of a file; raises UserError for one without any."""
+    text = read_text(path)
+    reader = _tbx if text.lstrip("\ufeff \t\r\n").startswith("<") else _table
+    terms = [*reader(text, path, languages)]
+    if not terms:
+        raise UserError(f"{path} has no terms; write one a line, with a tab: TERM<tab>TRANSLATION")
+    return terms
+
+
+def _table(text: str, path: Path, languages: Languages) -> Iterator[Term]:
+    """The rows of a table; its first line may name the columns."""
+    lines = text.removeprefix("\ufeff").split("\n")
+    rows = [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip()]
+    for number, cells in rows:
+        if len(cells) != 2:
+            raise UserError(
+                f"{path}, line {number}: {len(cells)} columns where a glossary has 2, with a tab "
+                "between them: TERM<tab>TRANSLATION"
+            )
+    known = {side: tag for side, tag in zip(("src", "tgt"), languages, strict=True) if tag}
+    try:
+        is_header = has_names(path, [cells for _, cells in rows], {"src": None, "tgt": None}, known)
+    except ColumnOrderError as error:
+        raise UserError(f"{error.problem}; exchange the columns") from None
+    for number, (source, target) in rows[is_header:]:
+        yield term_of(source, target, number, str(path))
+
+
+def _tbx(text: str, path: Path, languages: Languages) -> Iterator[Term]:
+    """The entries that have both languages; all terms of a language are alternatives."""
+    source, target = languages
+    if source is None or target is None:
+        side = "source" if source is None else "target"
+        raise UserError(
+            f"{path} is TBX, with several languages, and the {side} language of the model is not "
+            "known; convert it to a table with tabs: TERM<tab>TRANSLATION"
+        )
+    reader = NodeReader(str(path), _ENTRIES, "utf-8")
+    for entry, _ in reader.read([text.encode()]):
+        sides = [_terms_of(entry, language) for language in (source, target)]
+        if all(sides):
+            yield term_of("|".join(sides[0]), "|".join(sides[1]), entry.line, str(path))
+
+
+def _terms_of(entry: Node, language: str) -> list[str]:
+    """The terms of an entry in a language."""
+    return [
+        " ".join(node.text.split())
+        for part in entry.walk()
+        if part.name in _LANGUAGES and is_same_language(part.language or "", language)
+        for node in part.walk()
+        if node.name == "term"
+    ]

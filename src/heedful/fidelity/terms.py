@@ -1,0 +1,184 @@
+"""Glossaries: terms of a source, and how their translations write them.
+
+A term is found as whole words. One in lower case is also found with capitals; one with capitals,
+such as an abbreviation, is found as it is. Where terms overlap, the longest one that begins first
+counts. Both sides may have alternatives, such as inflected forms.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from heedful.errors import UserError
+from heedful.fidelity.pieces import find_pieces
+
+_SEPARATOR = "|"
+# Words; a character of a script without spaces is a word of its own.
+_OF_OWN = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_OF_OWN}]|[^\W{_OF_OWN}]+|\S")
+
+
+@dataclass(frozen=True)
+class Term:
+    """An entry of a glossary.
+
+    Attributes:
+        sources, targets: alternatives; a translation has to have one of the targets.
+        line: of the file, from 1; of a mapping the number of the entry.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    line: int
+
+
+class Found(NamedTuple):
+    """A term in a text, from its first character to that after its last one."""
+
+    start: int
+    end: int
+    term: Term
+
+
+class _Word(NamedTuple):
+    text: str
+    start: int
+    end: int
+
+
+def _words(text: str) -> list[_Word]:
+    """The words and other characters of a text; marks belong to the character before them."""
+    words: list[_Word] = []
+    for match in _WORD.finditer(text):
+        start, end = match.span()
+        is_mark = unicodedata.category(text[start])[0] == "M"
+        is_inside = bool(words) and words[-1].end == start
+        after_mark = is_inside and unicodedata.category(text[start - 1])[0] == "M"
+        if is_inside and (is_mark or (after_mark and text[start].isalpha())):
+            start = words.pop().start
+        words.append(_Word(unicodedata.normalize("NFC", text[start:end]), start, end))
+    return words
+
+
+class _Phrase(NamedTuple):
+    """A form of a term: its words, as they are or without regard to case."""
+
+    words: tuple[str, ...]
+    is_exact: bool
+    term: Term
+
+    @classmethod
+    def of(cls, text: str, term: Term) -> "_Phrase":
+        """The phrase of a form."""
+        is_exact = text != text.lower()
+        words = (word.text if is_exact else word.text.casefold() for word in _words(text))
+        return cls(tuple(words), is_exact, term)
+
+
+class _Phrases:
+    """Finds phrases in texts."""
+
+    def __init__(self, phrases: Sequence[_Phrase]) -> None:
+        self._by_first: dict[str, list[_Phrase]] = {}
+        for phrase in sorted(phrases, key=lambda phrase: -len(phrase.words)):
+            self._by_first.setdefault(phrase.words[0].casefold(), []).append(phrase)
+
+    def find(self, text: str) -> Iterator[Found]:
+        """The phrases of a text from left to right, the longest one at each place."""
+        words, place = _words(text), 0
+        folded = [word.text.casefold() for word in words]
+        while place < len(words):
+            length = 1
+            for phrase in self._by_first.get(folded[place], ()):
+                stop = place + len(phrase.words)
+                seen = (
+                    [w.text for w in words[place:stop]] if phrase.is_exact else folded[place:stop]
+                )
+                if tuple(seen) == phrase.words:
+                    yield Found(words[place].start, words[stop - 1].end, phrase.term)
+                    length = len(phrase.words)
+                    break
+            place += length
+
+
+class Glossary:
+    """Terms that translations have to write in given words.
+
+    Attributes:
+        name: of the file, for messages.
+    """
+
+    def __init__(self, terms: Sequence[Term], name: str = "the glossary") -> None:
+        self.name, self.terms = name, tuple(terms)
+        known: dict[tuple[tuple[str, ...], bool], Term] = {}
+        phrases: list[_Phrase] = []
+        for term in terms:
+            for source in term.sources:
+                phrase = _Phrase.of(source, term)
+                first = known.setdefault(phrase[:2], term)
+                if first.targets != term.targets:
+                    raise self.error(
+                        term,
+                        f"{source!r} has another target than in line {first.line}; write both "
+                        f"in one line, with {_SEPARATOR} between them, or leave one out",
+                    )
+                phrases.append(phrase)
+        self._sources = _Phrases(phrases)
+        self._targets: dict[tuple[str, ...], _Phrases] = {}
+
+    def error(self, term: Term, problem: str) -> UserError:
+        """What is wrong with a term, with its line."""
+        return UserError(f"{self.name}, line {term.line}: {problem}")
+
+    def find(self, text: str, extra: tuple[str, ...] = ()) -> list[Found]:
+        """The terms of a source, in order; none is a part of a placeholder, a tag or a number.
+
+        Args:
+            extra: further placeholders, as of `find_pieces`.
+        """
+        found = [*self._sources.find(text)]
+        if not found:
+            return found
+        pieces = [(piece.start, piece.end) for piece in find_pieces(text, extra)]
+
+        def is_apart(one: Found) -> bool:
+            """True if each piece is a part of the term, or outside of it."""
+            return all(
+                end <= one.start or one.end <= start or one.start <= start < end <= one.end
+                for start, end in pieces
+            )
+
+        return [one for one in found if is_apart(one)]
+
+    def missing(self, found: Sequence[Found], output: str) -> list[Term]:
+        """The terms of a source that its translation has less often."""
+        wanted = Counter(one.term.targets for one in found)
+        lacking = {
+            targets
+            for targets, number in wanted.items()
+            if sum(1 for _ in self._phrases_of(targets).find(output)) < number
+        }
+        return [*dict.fromkeys(one.term for one in found if one.term.targets in lacking)]
+
+    def _phrases_of(self, targets: tuple[str, ...]) -> _Phrases:
+        if targets not in self._targets:
+            term = Term((), targets, 0)
+            self._targets[targets] = _Phrases([_Phrase.of(text, term) for text in targets])
+        return self._targets[targets]
+
+
+def term_of(source: str, target: str, line: int, name: str) -> Term:
+    """The term of two columns; raises UserError for an empty side or alternative."""
+    sides = []
+    for side, text in (("term", source), ("translation", target)):
+        forms = tuple(dict.fromkeys(form.strip() for form in text.split(_SEPARATOR)))
+        if not all(_words(form) for form in forms):
+            raise UserError(
+                f"{name}, line {line}: the {side} {text.strip()!r} is empty, or one of its "
+                f"alternatives ({_SEPARATOR}); write it, or remove the line"
+            )
+        sides.append(forms)
+    return Term(sides[0], sides[1], line)
