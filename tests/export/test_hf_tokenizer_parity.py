@@ -27,7 +27,8 @@ ONE_OF_EACH = ("vaswani2017", "gpt2", "bert")
 CASES = [(name, "bpe") for name in ARCHITECTURES]
 CASES += [(name, kind) for name in ONE_OF_EACH for kind in KINDS]
 ENCODERS = [name for name in ARCHITECTURES if hasattr(architecture(name).config, "head")]
-OWN = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}, "roberta": {"position_offset": 1}}
+OWN: dict[str, dict[str, Any]] = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}}
+OWN |= {name: {"position_offset": 1} for name in ("roberta", "xlm_roberta", "m2m100")}
 
 
 def recipe_model_keys(recipe: str) -> tuple[str, dict[str, Any]]:

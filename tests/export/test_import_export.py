@@ -49,13 +49,17 @@ VOCAB = 64
 LABELS = {0: "neg", 1: "neutral", 2: "pos"}
 AUTO = {DecoderCase: "CausalLM", EncoderCase: "MaskedLM", Seq2SeqCase: "Seq2SeqLM"}
 BEGIN_AND_END = {"bos_token_id": 1, "eos_token_id": 2}
+ROBERTA = {"pad_token_id": 0, "max_position_embeddings": 49}
 # What a configuration has besides that of its parity tests.
 KEYS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("gpt", "gpt2", "gpt3", "qwen3", "gemma3"), BEGIN_AND_END),
+    **dict.fromkeys(("gpt", "gpt2", "gpt3", "qwen2", "qwen3", "gemma3"), BEGIN_AND_END),
     "bert": {"pad_token_id": 0},
-    "roberta": {"pad_token_id": 0, "max_position_embeddings": 49},
+    "roberta": ROBERTA,
+    "xlm_roberta": ROBERTA,
     "marian": {"pad_token_id": 0, "decoder_start_token_id": 0}
     | {"eos_token_id": 2, "forced_eos_token_id": 2},
+    "m2m100": {"pad_token_id": 0, "decoder_start_token_id": 2},
+    "mbart": {"pad_token_id": 0, "decoder_start_token_id": 2},
     "pegasus": {"decoder_start_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2},
     "t5": {"eos_token_id": 2},
 }

@@ -26,7 +26,7 @@ CLOSE = 1e-4  # nats per token
 NO_SEARCH = {
     "json_schema",
     *("too_long", "first_number", "batch_tokens", "progress", "on_output", "explicit", "scores"),
-    *("beam_size", "seed", "tgt_language", "shortlist", "keep"),
+    *("beam_size", "seed", "src_language", "tgt_language", "shortlist", "keep"),
 }
 # Values by option, chosen so that outputs or scores change; the name of a second case of the same
 # option has the options that it needs.

@@ -12,7 +12,7 @@ from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from heedful.documents import Document
-    from heedful.pipelines import Translator
+    from heedful.pipelines import ModelMetadata, Translator
 
 _PANEL = "Documents"
 _BINARY = (".docx",)
@@ -22,14 +22,6 @@ _BINARY = (".docx",)
 class DocumentFlags:
     """What is translated in a document, and with what."""
 
-    src_lang: str | None = typer.Option(
-        None,
-        "--src-lang",
-        metavar="CODE",
-        help="Language of the document, such as en.",
-        show_default="the file's, or the model's",
-        rich_help_panel=_PANEL,
-    )
     memory: Path | None = typer.Option(
         None,
         "--memory",
@@ -70,7 +62,6 @@ class DocumentFlags:
             "--memory": self.memory,
             "--overwrite-targets": self.overwrite_targets,
             "--only-empty": self.only_empty,
-            "--src-lang": self.src_lang,
         }
         for flag, value in given.items():
             if value:
@@ -113,12 +104,11 @@ def translate_file(
     if output is not None:
         check_writable(output)
     metadata = translator.metadata
-    languages = flags.src_lang, options.get("tgt_language")
+    languages = options.get("src_language"), options.get("tgt_language")
     known = metadata.src_language, metadata.tgt_language
     document = open_document(path, _either(languages, known))
     _check_output_format(path, output)
-    if metadata.language_tags and document.languages[1]:  # the file's, if none was given
-        options = {"tgt_language": document.languages[1], **options}
+    options = _with_languages(options, metadata, document)
     with bars_on_stderr(shown=output is not None):
         counts = translate_document(
             translator,
@@ -130,6 +120,21 @@ def translate_file(
         )
     _write(document, output)
     typer.echo(counts.summary(), err=True)
+
+
+def _with_languages(
+    options: dict[str, Any], metadata: "ModelMetadata", document: "Document"
+) -> dict[str, Any]:
+    """The options with the languages of a document, where the model chooses by them."""
+    of_document = dict(zip(("src_language", "tgt_language"), document.languages, strict=True))
+    chosen = {
+        "src_language": bool(metadata.language_codes),
+        "tgt_language": bool(metadata.language_codes or metadata.language_tags),
+    }
+    more = {name: code for name, code in of_document.items() if chosen[name] and code}
+    if not chosen["src_language"]:  # of the document alone
+        options = {name: options[name] for name in options.keys() - {"src_language"}}
+    return more | options
 
 
 def _either(

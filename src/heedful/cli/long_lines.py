@@ -21,9 +21,9 @@ class LongLines:
         num_split: lines that were split.
     """
 
-    def __init__(self, translator: "Translator", target: str | None) -> None:
+    def __init__(self, translator: "Translator", source: str | None, target: str | None) -> None:
         self._fits = fits_model(translator)
-        self._languages = translator.metadata.src_language, target
+        self._languages = source or translator.metadata.src_language, target
         self._waiting: deque[SplitText | None] = deque()  # of each line; None: it is whole
         self._parts: list[Generation] = []
         self.num_split = 0

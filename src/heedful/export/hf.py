@@ -1,6 +1,7 @@
 """Import and export models in the Hugging Face format: net, tokenizers, labels, special ids."""
 
 import json
+import re
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import processors
 
 from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.labels import Problem
+from heedful.data.language_tags import matching_tag
 from heedful.data.special_tokens import allow_in_texts
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
@@ -49,6 +51,7 @@ _PROMPTS = (
     "the prompts of its texts are not in this format; "
     "heedful export sentence-transformers keeps them"
 )
+_MBART_CODE = re.compile("[a-z]{2}_[A-Z]{2}")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -237,6 +240,8 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
         for side, hf_side in HF_SIDES.items():
             if (language := getattr(model.metadata, f"{side}_language")) is not None:
                 settings[f"{hf_side}_lang"] = language
+    if isinstance(model, Translator) and model.metadata.language_codes:
+        _add_languages(settings, model)
     if tags := model.metadata.language_tags:
         content = allow_in_texts(read_json(directory / "tokenizer.json"), {*tags.values()})
         write_json(directory / "tokenizer.json", content)
@@ -247,6 +252,17 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
         _set_token_types(content["post_processor"])
         write_json(directory / "tokenizer.json", content)
     write_json(path, settings)
+
+
+def _add_languages(settings: dict[str, Any], model: Translator) -> None:
+    """The class that puts the tokens of languages before texts, and the model's own languages."""
+    codes = model.metadata.language_codes
+    if settings["tokenizer_class"] != "M2M100Tokenizer":
+        is_mbart = all(map(_MBART_CODE.fullmatch, codes))
+        settings["tokenizer_class"] = "MBart50Tokenizer" if is_mbart else "NllbTokenizer"
+    for side in HF_SIDES:
+        own = getattr(model.metadata, f"{side}_language")
+        settings[f"{side}_lang"] = None if own is None else matching_tag(own, codes)
 
 
 def _with_final_eos(tokenizer: Tokenizer) -> Tokenizer:

@@ -74,7 +74,8 @@ def _search_again(
     """An output with all masks of the source, if one is found, else the first output."""
     if options.samples or any(getattr(options, name) is not None for name in _OF_ALL_TEXTS):
         return first
-    if model.metadata.language_tags and options.tgt_language is None:
+    metadata = model.metadata
+    if (metadata.language_tags or metadata.language_codes) and options.tgt_language is None:
         return first  # the language was chosen by ids
     again = replace(options, keep=False, on_output=None, progress=None)
     size = max(_HYPOTHESES, options.beam_size or 0)

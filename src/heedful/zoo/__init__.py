@@ -1,7 +1,7 @@
 """Published models, one file per paper: each defines a `Config`, `build` and its `ARCHITECTURE`.
 
 Encoder-decoder
-    `vaswani2017`, `bart`, `marian`, `pegasus`, `t5`
+    `vaswani2017`, `bart`, `marian`, `pegasus`, `m2m100`, `mbart`, `t5`
 Decoder-only
     `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen3`, `gemma3`
 Encoder-only
@@ -34,6 +34,8 @@ ARCHITECTURES = (
     "bart",
     "marian",
     "pegasus",
+    "m2m100",
+    "mbart",
     "t5",
     "llama",
     "mistral",
