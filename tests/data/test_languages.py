@@ -45,9 +45,19 @@ def test_a_tag_matches_the_one_of_the_same_meaning_or_language() -> None:
 def test_a_language_without_script_is_in_its_usual_one() -> None:
     """By the codes of NLLB, M2M100 and mBART-50."""
     for tag, expected in {
-        **{"zh": "zho_Hans", "zh-CN": "zho_Hans", "zh-TW": "zho_Hant", "cmn_Hant": "zho_Hant"},
-        **{"ar": "arb_Arab", "sr": "srp_Cyrl", "de": "deu_Latn", "en-GB": "eng_Latn"},
-        **{"fa": "pes_Arab", "no": None, "nb": "nob_Latn", "sw": "swh_Latn", "tlh": None},
+        "zh": "zho_Hans",
+        "zh-CN": "zho_Hans",
+        "zh-TW": "zho_Hant",
+        "cmn_Hant": "zho_Hant",
+        "ar": "arb_Arab",
+        "sr": "srp_Cyrl",
+        "de": "deu_Latn",
+        "en-GB": "eng_Latn",
+        "fa": "pes_Arab",
+        "no": None,
+        "nb": "nob_Latn",
+        "sw": "swh_Latn",
+        "tlh": None,
     }.items():
         assert matching_tag(tag, NLLB) == expected, tag
     assert matching_tag("deu", MBART50) == "de_DE"

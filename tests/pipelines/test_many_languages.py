@@ -19,6 +19,7 @@ from heedful.data.prepared import cache_folder
 from heedful.deploy.convert import convert_model
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
+from heedful.pipelines import load
 from heedful.run import train
 from many_languages import KINDS, LINES, make_model
 
@@ -131,7 +132,7 @@ def test_a_language_that_is_missing_or_unknown_is_refused(
 def test_fine_tuning_begins_targets_with_the_token_of_their_language(
     imported: Imported, tmp_path: Path
 ) -> None:
-    """And the trained model still has all languages; it translates without being told them."""
+    """And the trained model still has all languages."""
     kind, directory, _, tokenizer, _ = imported
     en, de, zh = KINDS[kind][2]
     pairs = [("The quick fox", "Büsche"), ("the dog", "Männer stehen")]
@@ -148,7 +149,8 @@ def test_fine_tuning_begins_targets_with_the_token_of_their_language(
         "training": {"max_steps": 1, "device": "cpu", "schedule": {"learning_rate": 1e-3}},
         "evaluation": {"decode_sentences": 2, "final_beam_size": 1, "beam_size": 1},
     }
-    trained = train(parse_recipe(content), tmp_path / "run")
+    train(parse_recipe(content), tmp_path / "run")
+    trained: Any = load(tmp_path / "run", device="cpu")
     name = json.loads((tmp_path / "run/run.json").read_text())["data"]
     columns = open_columns(cache_folder() / name / "train")
     tokenizer.src_lang = en
