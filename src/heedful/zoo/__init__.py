@@ -3,7 +3,7 @@
 Encoder-decoder
     `vaswani2017`, `bart`, `marian`, `pegasus`, `m2m100`, `mbart`, `t5`
 Decoder-only
-    `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen3`, `gemma3`
+    `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen3`, `gemma3`, `stablelm`
 Encoder-only
     `bert`, `roberta`, `distilbert`, `modernbert`
 
@@ -41,6 +41,7 @@ ARCHITECTURES = (
     "mistral",
     "qwen3",
     "gemma3",
+    "stablelm",
     "mixtral",
     "gpt",
     "gpt3",
