@@ -16,7 +16,7 @@ from heedful.pipelines.nets import AnyModel
 from heedful.recipe_files import RECIPES, load_recipe
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, randomized
+from hf_parity import CLOSE, randomized, saved_tokenizer
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 10
 TEXTS = ["the cat", "a dog runs in the world and more", "hello"]
@@ -79,7 +79,7 @@ def opened(model: AnyModel, folder: Path, auto: str) -> tuple[Any, Any]:
     """The tokenizer and the model of its export."""
     export_hf(model, folder)
     net = getattr(transformers, f"AutoModel{auto}").from_pretrained(folder).eval()
-    return transformers.AutoTokenizer.from_pretrained(folder), net
+    return saved_tokenizer(folder, model.metadata.architecture), net
 
 
 def assert_same_ids(reference: Any, tokenizer: Tokenizer, text: str, ids: list[int]) -> None:

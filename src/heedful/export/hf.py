@@ -160,13 +160,25 @@ def export_hf(
         )
     for notice in [] if write_more else _lost(metadata):
         on_notice(notice)
+    for notice in _tokenizer_notices(model, content["model_type"], out):
+        on_notice(notice)
+
+
+def _tokenizer_notices(model: AnyModel, model_type: str, out: Path) -> list[str]:
+    """Notices of how the tokenizer of an export is used."""
     if not model.has_tokenizer:
-        on_notice("the model has no tokenizer: the directory accepts ids only")
-    elif (out / "tokenizer_target").exists():
-        on_notice(
+        return ["the model has no tokenizer: the directory accepts ids only"]
+    if model_type == "qwen2" and not _is_of_qwen(model.tokenizer):
+        return [
+            "transformers opens the tokenizer of a qwen2 as Qwen's own, which splits texts "
+            "otherwise than this one: open it by PreTrainedTokenizerFast, not by AutoTokenizer"
+        ]
+    if (out / "tokenizer_target").exists():
+        return [
             "the tokenizer in the directory is that of the source; that of the target is in "
             "tokenizer_target/, because transformers has one tokenizer per directory"
-        )
+        ]
+    return []
 
 
 def _lost(metadata: ModelMetadata) -> list[str]:
@@ -263,6 +275,13 @@ def _add_languages(settings: dict[str, Any], model: Translator) -> None:
     for side in HF_SIDES:
         own = getattr(model.metadata, f"{side}_language")
         settings[f"{side}_lang"] = None if own is None else matching_tag(own, codes)
+
+
+def _is_of_qwen(tokenizer: Tokenizer) -> bool:
+    """A byte-level tokenizer that splits texts by a pattern of its own, as that of Qwen."""
+    steps = tokenizer.content()["tokenizer"]["pre_tokenizer"] or {}
+    kinds = [step["type"] for step in steps.get("pretokenizers", [])]
+    return kinds == ["Split", "ByteLevel"]
 
 
 def _with_final_eos(tokenizer: Tokenizer) -> Tokenizer:

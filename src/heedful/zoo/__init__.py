@@ -3,7 +3,7 @@
 Encoder-decoder
     `vaswani2017`, `bart`, `marian`, `pegasus`, `m2m100`, `mbart`, `t5`
 Decoder-only
-    `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen3`, `gemma3`, `stablelm`
+    `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen2`, `qwen3`, `gemma3`, `stablelm`
 Encoder-only
     `bert`, `roberta`, `distilbert`, `modernbert`
 
@@ -39,6 +39,7 @@ ARCHITECTURES = (
     "t5",
     "llama",
     "mistral",
+    "qwen2",
     "qwen3",
     "gemma3",
     "stablelm",
