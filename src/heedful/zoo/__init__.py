@@ -5,7 +5,7 @@ Encoder-decoder
 Decoder-only
     `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen2`, `qwen3`, `gemma3`, `stablelm`
 Encoder-only
-    `bert`, `roberta`, `distilbert`, `modernbert`
+    `bert`, `roberta`, `xlm_roberta`, `distilbert`, `modernbert`
 
 `architecture(name)` returns the `Architecture` of a name, also one of a plugin: for example
 `architecture("gpt2").build(architecture("gpt2").config(num_layers=2))` builds a small GPT-2 with
@@ -29,6 +29,7 @@ ARCHITECTURES = (
     "gpt2",
     "bert",
     "roberta",
+    "xlm_roberta",
     "distilbert",
     "modernbert",
     "bart",
