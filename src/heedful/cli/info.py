@@ -122,8 +122,8 @@ def _text(model: "pipelines.SavedModel") -> dict[str, str]:
         target = targets or metadata.tgt_language or "?"
         rows["languages"] = f"{metadata.src_language or '?'} → {target}"
         if codes := metadata.language_codes:
-            sides = [own or "any" for own in (metadata.src_language, metadata.tgt_language)]
-            rows["languages"] = f"{' → '.join(sides)} of {', '.join(codes)}"
+            own = (metadata.src_language or "any", metadata.tgt_language or "any")
+            rows["languages"] = f"{' → '.join(own)} of {', '.join(codes)}"
         rows["output limit"] = (
             f"{metadata.limits.factor:g} x source + {metadata.limits.offset} tokens"
         )

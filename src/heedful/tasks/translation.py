@@ -265,7 +265,8 @@ class Translation(Task):
         ]
         shares, outputs = current_shares(), [""] * len(sources)
 
-        def translate(own: Sequence[tuple[str, list[int]]], **more: str) -> list[str]:
+        def translate(target: str | None, own: Sequence[tuple[str, list[int]]]) -> list[str]:
+            more: Any = {} if target is None else {"tgt_language": target}
             with track("translating", len(own)) as advance:
                 options = model.options(
                     beam_size=beam_size,
@@ -273,7 +274,7 @@ class Translation(Task):
                     too_long="truncate",
                     scores=False,
                     progress=advance,
-                    **more,  # type: ignore[arg-type]
+                    **more,
                 )
                 beams = model.generations([row for _, row in own], options)
             pairs = zip(own, beams, strict=True)
@@ -281,8 +282,7 @@ class Translation(Task):
 
         for target in dict.fromkeys(targets):  # a search has one target language
             indices = [index for index, one in enumerate(targets) if one == target]
-            more = {} if target is None else {"tgt_language": target}
-            found = shares.map(partial(translate, **more), [sources[index] for index in indices])
+            found = shares.map(partial(translate, target), [sources[index] for index in indices])
             for index, output in zip(indices, found, strict=True):
                 outputs[index] = output
         return outputs, shares.from_main(lambda: self._score(model, outputs, rows, metrics))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from heedful.zoo import bert, roberta
-from heedful.zoo.architectures import Architecture, Format, model_config
+from heedful.zoo.architectures import Architecture, Format, Formats, model_config
 from heedful.zoo.hf_tables import encoder_classes
 
 
@@ -31,5 +31,5 @@ HF = replace(
     classes=encoder_classes("XLMRoberta"),
     defaults={**roberta.HF.defaults, "vocab_size": 30522},
 )
-FORMATS = {"hf": Format(HF, roberta.hf_names)}  # tensors have RoBERTa's names
+FORMATS: Formats = {"hf": Format(HF, roberta.hf_names)}  # tensors have RoBERTa's names
 ARCHITECTURE = Architecture("xlm_roberta", Config, roberta.build, SIZES, FORMATS)
