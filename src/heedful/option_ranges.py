@@ -108,6 +108,7 @@ _BY_NAME = {
         lambda value: _is_text(value) or isinstance(value, Mapping), "a JSON schema, or its path"
     ),
     "regex": Kind(_is_text, "a regular expression"),
+    "src_language": Kind(_is_text, "a language code, such as en"),
     "tgt_language": Kind(_is_text, "a language code, such as de"),
     "prefixes": Kind(_is_list_of(_is_text), "a list of texts, one for each prompt"),
     "banned": Kind(_is_list_of(_is_text, _is_whole, _IDS), "a list of texts, ids or lists of ids"),

@@ -233,6 +233,11 @@ class Options:
         "Write a text that matches this regular expression (extra `grammar`); runs eager.",
         None, CONSTRAINTS,
     )  # fmt: skip
+    src_language: str | None = option(
+        "Language of the texts, such as en, for a model that reads several; of a document that "
+        "does not say it.",
+        panel=CONSTRAINTS, shown="the model's, if it has one", flag="--src-lang",
+    )  # fmt: skip
     tgt_language: str | None = option(
         "Language to translate into, such as de, for a model with several.",
         panel=CONSTRAINTS, shown="the model's, if it has one", flag="--tgt-lang",

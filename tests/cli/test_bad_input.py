@@ -481,9 +481,9 @@ def test_a_folder_without_permission(commands, trained, workdir, line):
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 SHELL = re.compile(r"(heedful|torchrun|ray|pip)\b[^;,.(]*?--[a-z][a-z-]+")  # a whole command
 # Texts of the library that are for the command line: what `heedful plan` suggests, the command that
-# repeats a run, a description in `heedful recipes show`, and a flag that is declared.
+# repeats a run, a description in `heedful recipes show`, and flags that are declared.
 FOR_THE_COMMAND_LINE = {
-    "plan/planner.py": 2, "training/divergence.py": 2, "config/recipe.py": 1, "options.py": 1
+    "plan/planner.py": 2, "training/divergence.py": 2, "config/recipe.py": 1, "options.py": 2
 }  # fmt: skip
 
 

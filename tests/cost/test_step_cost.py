@@ -83,7 +83,7 @@ def traced_flops(step: TrainStep, batch: Batch) -> int:
 
 # All layers are equal: one is traced; two in an architecture of each family, and where they differ.
 ALIKE = ("roberta", "distilbert", "bart", "marian", "pegasus", "llama", "mistral", "qwen3")
-ALIKE += ("mixtral", "gpt")
+ALIKE += ("mixtral", "gpt", "m2m100", "mbart", "qwen2", "xlm_roberta")
 OF_MAKE_TEST = ("t5", "gemma3", "mixtral", "modernbert")  # one of each kind
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from heedful.data.language_codes import M2M100, MBART50, NLLB
 from heedful.data.language_tags import language_of, macrolanguage_of, matching_tag, standard_tag
 from heedful.data.languages import language_probabilities, scripts_of
 
@@ -38,6 +39,30 @@ def test_a_tag_matches_the_one_of_the_same_meaning_or_language() -> None:
     assert matching_tag("cmn", tags) == "zh_Hans"
     assert matching_tag("de-AT", tags) == "deu"
     assert matching_tag("fr", tags) is None
+    assert matching_tag("my tag", tags) is None
+
+
+def test_a_language_without_script_is_in_its_usual_one() -> None:
+    """By the codes of NLLB, M2M100 and mBART-50."""
+    for tag, expected in {
+        "zh": "zho_Hans",
+        "zh-CN": "zho_Hans",
+        "zh-TW": "zho_Hant",
+        "cmn_Hant": "zho_Hant",
+        "ar": "arb_Arab",
+        "sr": "srp_Cyrl",
+        "de": "deu_Latn",
+        "en-GB": "eng_Latn",
+        "fa": "pes_Arab",
+        "no": None,
+        "nb": "nob_Latn",
+        "sw": "swh_Latn",
+        "tlh": None,
+    }.items():
+        assert matching_tag(tag, NLLB) == expected, tag
+    assert matching_tag("deu", MBART50) == "de_DE"
+    assert matching_tag("zh_Hant", MBART50) == "zh_CN"  # the only Chinese
+    assert matching_tag("por", M2M100["m2m100"]) == "pt"
 
 
 def test_scripts_are_those_of_the_language_of_any_tag() -> None:

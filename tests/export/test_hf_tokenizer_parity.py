@@ -16,7 +16,7 @@ from heedful.pipelines.nets import AnyModel
 from heedful.recipe_files import RECIPES, load_recipe
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, randomized
+from hf_parity import CLOSE, randomized, saved_tokenizer
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 10
 TEXTS = ["the cat", "a dog runs in the world and more", "hello"]
@@ -27,7 +27,8 @@ ONE_OF_EACH = ("vaswani2017", "gpt2", "bert")
 CASES = [(name, "bpe") for name in ARCHITECTURES]
 CASES += [(name, kind) for name in ONE_OF_EACH for kind in KINDS]
 ENCODERS = [name for name in ARCHITECTURES if hasattr(architecture(name).config, "head")]
-OWN = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}, "roberta": {"position_offset": 1}}
+OWN: dict[str, dict[str, Any]] = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}}
+OWN |= {name: {"position_offset": 1} for name in ("roberta", "xlm_roberta", "m2m100")}
 
 
 def recipe_model_keys(recipe: str) -> tuple[str, dict[str, Any]]:
@@ -78,7 +79,7 @@ def opened(model: AnyModel, folder: Path, auto: str) -> tuple[Any, Any]:
     """The tokenizer and the model of its export."""
     export_hf(model, folder)
     net = getattr(transformers, f"AutoModel{auto}").from_pretrained(folder).eval()
-    return transformers.AutoTokenizer.from_pretrained(folder), net
+    return saved_tokenizer(folder, model.metadata.architecture), net
 
 
 def assert_same_ids(reference: Any, tokenizer: Tokenizer, text: str, ids: list[int]) -> None:

@@ -40,7 +40,7 @@ from heedful.pipelines import (
 from heedful.pipelines.hf_generation import generation_to_hf, read_options
 from heedful.run import train
 from heedful.zoo.hf import HfDirectory
-from hf_parity import assert_same_net, changed, random_hf
+from hf_parity import assert_same_net, changed, random_hf, saved_tokenizer
 from parity_cases import CASES
 from seq2seq_parity import Seq2SeqCase
 
@@ -49,13 +49,17 @@ VOCAB = 64
 LABELS = {0: "neg", 1: "neutral", 2: "pos"}
 AUTO = {DecoderCase: "CausalLM", EncoderCase: "MaskedLM", Seq2SeqCase: "Seq2SeqLM"}
 BEGIN_AND_END = {"bos_token_id": 1, "eos_token_id": 2}
+ROBERTA = {"pad_token_id": 0, "max_position_embeddings": 49}
 # What a configuration has besides that of its parity tests.
 KEYS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("gpt", "gpt2", "gpt3", "qwen3", "gemma3"), BEGIN_AND_END),
+    **dict.fromkeys(("gpt", "gpt2", "gpt3", "qwen2", "qwen3", "gemma3"), BEGIN_AND_END),
     "bert": {"pad_token_id": 0},
-    "roberta": {"pad_token_id": 0, "max_position_embeddings": 49},
+    "roberta": ROBERTA,
+    "xlm_roberta": ROBERTA,
     "marian": {"pad_token_id": 0, "decoder_start_token_id": 0}
     | {"eos_token_id": 2, "forced_eos_token_id": 2},
+    "m2m100": {"pad_token_id": 0, "decoder_start_token_id": 2},
+    "mbart": {"pad_token_id": 0, "decoder_start_token_id": 2},
     "pegasus": {"decoder_start_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2},
     "t5": {"eos_token_id": 2},
 }
@@ -119,7 +123,7 @@ def test_an_exported_model_is_imported_as_the_same_model(
     assert (opened.metadata, opened.config) == (model.metadata, model.config)
 
     export_hf(opened, tmp_path / "hf")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    tokenizer = saved_tokenizer(tmp_path / "hf", name)
     assert tokenizer("a dog sat")["input_ids"] == model.encode(["a dog sat"])[0]
     assert tokenizer.model_max_length == model.config.max_length
     auto = auto_class(name)
@@ -243,7 +247,7 @@ def test_imported_and_exported_models_generate_the_same_texts(
     ].ids
     assert not {7, 9} & set(ours) or num_beams > 1
     for directory in (reference, tmp_path / "hf"):
-        inputs = transformers.AutoTokenizer.from_pretrained(directory)(text, return_tensors="pt")
+        inputs = saved_tokenizer(directory, name)(text, return_tensors="pt")
         writer = auto.from_pretrained(directory).eval()
         start = inputs["input_ids"].size(1) if name in DECODERS else 1
         assert writer.generate(**inputs, **options)[0][start:].tolist() == ours, directory.name

@@ -64,10 +64,11 @@ LEARN: list[tuple[str, dict[str, Any]]] = [
     ("bert", {"head": "classify", "num_labels": 3}),
     ("t5", {}),
 ]
+ENCODERS = ("bert", "roberta", "xlm_roberta", "distilbert", "modernbert")
 SMALL: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bart", "marian", "pegasus", "vaswani2017"), TWO),
+    **dict.fromkeys(("bart", "marian", "pegasus", "m2m100", "mbart", "vaswani2017"), TWO),
     "t5": {**TWO, "head_dim": 8},
-    **{name: {**ONE, "d_ff": 64} for name in ("bert", "roberta", "distilbert", "modernbert")},
+    **{name: {**ONE, "d_ff": 64} for name in ENCODERS},
     "mistral": {**ONE, "d_ff": 64, "head_dim": 8, "num_kv_heads": 2},
     "qwen3": {**ONE, "num_kv_heads": 2, "head_dim": 6},
     "mixtral": {**ONE, "d_ff": 64, "head_dim": 8, "num_kv_heads": 2},

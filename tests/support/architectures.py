@@ -28,6 +28,7 @@ SIZES = {
     "num_experts": 3,
     "type_vocab_size": 2,
     "head": "mlm",
+    "rope_fraction": 0.5,
 }
 
 
@@ -76,6 +77,8 @@ OPEN = {
     "num_decoder_layers": (1, 3),
     "max_length": (6, 48, 5_000),
     "window": (None, 1, 4_096, 2**31 - 1),
+    "window_from": (1, 2, 29),
+    "rope_fraction": (0.5, 1.0),
     "global_every": (1, 2, 1_000),
     "num_experts": (1, 3),
     "top_k": (1, 2),

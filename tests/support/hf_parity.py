@@ -276,6 +276,12 @@ class ParityTests:
 # Models
 
 
+def saved_tokenizer(directory: Path, name: str) -> Any:
+    """The tokenizer of an export; of qwen2 the Auto class makes Qwen's own of any other."""
+    kind = "PreTrainedTokenizerFast" if name == "qwen2" else "AutoTokenizer"
+    return getattr(transformers, kind).from_pretrained(directory)
+
+
 def random_hf(model_class: Any, config: Any, seed: int = 0) -> Any:
     """A model of transformers in eval mode with every weight random."""
     torch.manual_seed(seed)

@@ -35,7 +35,7 @@ NO_SEARCH = {
         "explicit",
         "scores",
     ),
-    *("beam_size", "seed", "tgt_language", "shortlist", "keep", "glossary"),
+    *("beam_size", "seed", "src_language", "tgt_language", "shortlist", "keep", "glossary"),
 }
 # Values by option, chosen so that outputs or scores change; the name of a second case of the same
 # option has the options that it needs.

@@ -105,9 +105,12 @@ class Pairs(NamedTuple):
 
 
 def random_pairs(src_vocab: int, tgt_vocab: int, side: str, seed: int = 0) -> Pairs:
-    """Random pairs of texts, equal for either padding side."""
-    sources = random_rows(src_vocab, SOURCE_LENGTHS, seed)
-    targets = random_rows(tgt_vocab, TARGET_LENGTHS, seed + 1)
+    """Random pairs of texts, equal for either padding side.
+
+    Without the ids 0 and 1, which are padding where positions are counted by it (M2M100).
+    """
+    sources = random_rows(src_vocab, SOURCE_LENGTHS, seed, low=2)
+    targets = random_rows(tgt_vocab, TARGET_LENGTHS, seed + 1, low=2)
     src, src_lengths, src_mask = padded(sources, side, pad_id=5)
     tgt, tgt_lengths, tgt_mask = padded(targets, side, pad_id=5)
     return Pairs(src, tgt, src_lengths, tgt_lengths, src_mask, tgt_mask)

@@ -19,7 +19,9 @@ ENCODER_DECODERS = [name for name, case in CASES.items() if isinstance(case, Seq
 # What the decoder begins with, and must end with, is another one for each.
 BEGIN_AND_END: dict[str, dict[str, Any]] = {
     "bart": {"decoder_start_token_id": 1, "forced_eos_token_id": 1},
+    "m2m100": {"decoder_start_token_id": 1, "forced_bos_token_id": 9},
     "marian": {"decoder_start_token_id": 0, "forced_eos_token_id": 1},
+    "mbart": {"decoder_start_token_id": 1, "forced_bos_token_id": 9, "forced_eos_token_id": 1},
     "pegasus": {"decoder_start_token_id": 0, "forced_eos_token_id": 1},
     "t5": {"decoder_start_token_id": 0},
 }

@@ -203,7 +203,7 @@ class ScorePairs(BulkTask["pipelines.Translator"]):
     kind = "Translator"
     columns = ("src", "tgt")
     main = "log_prob"
-    option_names = ("tgt_language", "truncate", "batch_tokens")
+    option_names = ("src_language", "tgt_language", "truncate", "batch_tokens")
 
     def results(
         self, rows: Sequence[Sequence[str]], first: int, numbers: Sequence[int], progress: Advance
@@ -224,9 +224,10 @@ class ScorePairs(BulkTask["pipelines.Translator"]):
 
     def check(self, texts: Sequence[str], line: int) -> None:
         """See `BulkTask.check`."""
-        language = self.options.get("tgt_language")
+        names = ("src_language", "tgt_language")
+        languages: Any = {name: self.options.get(name) for name in names}
         sides = [[text] for text in texts]
-        self.model.pair_ids(*sides, too_long=self._too_long, tgt_language=language)
+        self.model.pair_ids(*sides, too_long=self._too_long, **languages)
 
     def arrow_types(self) -> dict[str, Any]:
         """See `BulkTask.arrow_types`."""

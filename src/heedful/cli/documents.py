@@ -17,7 +17,7 @@ from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from heedful.documents import Document
-    from heedful.pipelines import Translator
+    from heedful.pipelines import ModelMetadata, Translator
 
 _PANEL = "Documents"
 _BINARY = (".docx",)
@@ -34,14 +34,6 @@ class DocumentFlags:
         help="Write a table with tabs, the worst translations first: line, estimated quality from "
         "0 to 100, reasons for a review, source and translation.",
         rich_help_panel=IN_OUT,
-    )
-    src_lang: str | None = typer.Option(
-        None,
-        "--src-lang",
-        metavar="CODE",
-        help="Language of the document, such as en.",
-        show_default="the file's, or the model's",
-        rich_help_panel=_PANEL,
     )
     memory: Path | None = typer.Option(
         None,
@@ -97,7 +89,6 @@ class DocumentFlags:
             "--overwrite-targets": self.overwrite_targets,
             "--only-empty": self.only_empty,
             "--quality": self.quality,
-            "--src-lang": self.src_lang,
         }
         for flag, value in given.items():
             if value:
@@ -231,21 +222,20 @@ def _translate_file(
     if output is not None:
         check_writable(output)
     metadata = translator.metadata
-    languages = flags.src_lang, options.get("tgt_language")
+    languages = options.get("src_language"), options.get("tgt_language")
     known = metadata.src_language, metadata.tgt_language
     document = open_document(path, _either(languages, known))
     for line in document.notes:
         note(line)
     _check_output_format(path, output)
-    if metadata.language_tags and document.languages[1]:  # the file's, if none was given
-        options = {"tgt_language": document.languages[1], **options}
+    options = _with_languages(options, metadata, document)
     with bars_on_stderr(shown=output is not None):
         counts = translate_document(
             translator,
             document,
             policy=Policy(flags.overwrite_targets, flags.only_empty),
             memory=_memory(flags.memory, *document.languages) if flags.memory else None,
-            review=language_review(metadata.src_language),
+            review=language_review(languages[0] or metadata.src_language),
             by_sentence=flags.split_sentences,
             with_quality=flags.quality or review is not None,
             **options,
@@ -263,6 +253,21 @@ def _without_quality(document: "Document") -> None:
     for segment in document.segments:
         if segment.result is not None:
             segment.result = replace(segment.result, quality=None)
+
+
+def _with_languages(
+    options: dict[str, Any], metadata: "ModelMetadata", document: "Document"
+) -> dict[str, Any]:
+    """The options with the languages of a document, where the model chooses by them."""
+    of_document = dict(zip(("src_language", "tgt_language"), document.languages, strict=True))
+    chosen = {
+        "src_language": bool(metadata.language_codes),
+        "tgt_language": bool(metadata.language_codes or metadata.language_tags),
+    }
+    more = {name: code for name, code in of_document.items() if chosen[name] and code}
+    if not chosen["src_language"]:  # of the document alone
+        options = {name: options[name] for name in options.keys() - {"src_language"}}
+    return more | options
 
 
 def _either(

@@ -242,6 +242,7 @@ def _evaluate_pairs(
         sources,
         references,
         too_long=options["too_long"],
+        src_language=options.get("src_language"),
         tgt_language=options.get("tgt_language"),
     )
     if translator.num_left_out:

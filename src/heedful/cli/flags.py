@@ -17,6 +17,15 @@ from heedful.errors import UserError
 from heedful.options import RUN_TIME, Options, RunTimeOptions
 
 Kind = TypeVar("Kind", bound="pipelines.SavedModel")
+SrcLang = Annotated[
+    str | None,
+    typer.Option(
+        "--src-lang",
+        metavar="CODE",
+        help="Language of the sources, such as en, for a translator that reads several.",
+        show_default="the model's, if it has one",
+    ),
+]
 TgtLang = Annotated[
     str | None,
     typer.Option(

@@ -121,6 +121,9 @@ def _text(model: "pipelines.SavedModel") -> dict[str, str]:
         targets = ", ".join(f"{code} ({tag})" for code, tag in metadata.language_tags.items())
         target = targets or metadata.tgt_language or "?"
         rows["languages"] = f"{metadata.src_language or '?'} → {target}"
+        if codes := metadata.language_codes:
+            own = (metadata.src_language or "any", metadata.tgt_language or "any")
+            rows["languages"] = f"{' → '.join(own)} of {', '.join(codes)}"
         rows["output limit"] = (
             f"{metadata.limits.factor:g} x source + {metadata.limits.offset} tokens"
         )

@@ -40,9 +40,9 @@ class LongLines:
         numbers: of the line that each row of `split` is of, from 1.
     """
 
-    def __init__(self, translator: "Translator", target: str | None) -> None:
+    def __init__(self, translator: "Translator", source: str | None, target: str | None) -> None:
         self._fits = fits_model(translator)
-        self._languages = translator.metadata.src_language, target
+        self._languages = source or translator.metadata.src_language, target
         self._waiting: deque[SplitText | None] = deque()  # of each line; None: it is whole
         self._parts: list[Generation] = []
         self.num_split = self.num_blank = self._num_lines = 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Json, ModelFolder, TgtLang, spread
+from heedful.cli.flags import Json, ModelFolder, SrcLang, TgtLang, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import bars_on_stderr, read_parallel
 from heedful.cli.shared import print_json
@@ -85,6 +85,7 @@ def optimize(
         help="References of a translator, labels of a classifier.",
         rich_help_panel=IN_OUT,
     ),
+    src_language: SrcLang = None,
     tgt_language: TgtLang = None,
     json: Json = False,
     candidates: Candidates,
@@ -112,9 +113,10 @@ def optimize(
     check_own_format(model)
     opened = pipelines.load(model, device="cpu", backend="eager")
     held_out = _held_out(model, src, ref)
-    if tgt_language is not None:
-        pipelines.expect(opened, pipelines.Translator, "--tgt-lang")
-        options = {**opened.metadata.options, "tgt_language": tgt_language}
+    languages = {"src_language": src_language, "tgt_language": tgt_language}
+    if given := {name: code for name, code in languages.items() if code is not None}:
+        pipelines.expect(opened, pipelines.Translator, "--src-lang or --tgt-lang")
+        options = {**opened.metadata.options, **given}
         opened.metadata = replace(opened.metadata, options=options)
     with bars_on_stderr():
         findings = optimize(

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, RunTime, TgtLang, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, SrcLang, TgtLang, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     InputOutput,
@@ -45,6 +45,7 @@ def score(
     tgt: Path | None = typer.Option(
         None, metavar="FILE", help="Target lines, one per source.", rich_help_panel=IN_OUT
     ),
+    src_language: SrcLang = None,
     tgt_language: TgtLang = None,
     per_token: bool = typer.Option(
         False, "--per-token", help="Divide each log-probability by the number of tokens."
@@ -68,12 +69,14 @@ def score(
     if (src is None) != (tgt is None) or (src is not None and (in_out.input or in_out.texts)):
         raise UserError("give --src and --tgt for a translator; TEXT or --input for other models")
     if src is None or tgt is None:
-        if tgt_language is not None:
-            raise UserError("--tgt-lang is for a translator: give --src and --tgt too")
+        for flag, language in (("--src-lang", src_language), ("--tgt-lang", tgt_language)):
+            if language is not None:
+                raise UserError(f"{flag} is for a translator: give --src and --tgt too")
         rows = _score_texts(model, in_out, run_time, per_token)
     else:
         pairs = read_parallel(src, tgt)
-        rows = _score_pairs(model, pairs, in_out.too_long, run_time, per_token, tgt_language)
+        languages = {"src_language": src_language, "tgt_language": tgt_language}
+        rows = _score_pairs(model, pairs, in_out.too_long, run_time, per_token, languages)
     with line_writer(in_out.output) as write:
         for row in rows:
             columns = [row[name] for name in _COLUMNS if name in row]
@@ -127,7 +130,7 @@ def _score_pairs(
     too_long: TooLong,
     run_time: RunTime,
     per_token: bool,
-    tgt_language: str | None,
+    languages: dict[str, str | None],
 ) -> Iterator[dict[str, Any]]:
     """A row for each pair of a source and a target line; without a value for one left out."""
     sources, targets = pairs
@@ -136,7 +139,7 @@ def _score_pairs(
         sources,
         targets,
         too_long=too_long,
-        tgt_language=tgt_language,
+        **languages,
         batch_tokens=run_time.batch_tokens,
     )
     for source, target, score in zip(sources, targets, scores, strict=True):

@@ -127,7 +127,8 @@ def _write_translations(
     options: dict[str, Any],
 ) -> None:
     """Write the translation of each line of chunks; one that is too long is translated in parts."""
-    long_lines = LongLines(translator, options.get("tgt_language"))
+    languages = options.get("src_language"), options.get("tgt_language")
+    long_lines = LongLines(translator, *languages)
     cut = number = to_review = 0
     with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
         options |= {"scores": table is not None, "progress": progress}

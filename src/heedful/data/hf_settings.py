@@ -39,6 +39,7 @@ class Family:
 
 _FAIRSEQ = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"}
 _FAIRSEQ |= {"cls": "<s>", "mask": "<mask>"}
+_MBART = {role: name for role, name in _FAIRSEQ.items() if role != "bos"}
 _FAIRSEQ_TEMPLATES = ("cls $A sep", "cls $A sep sep $B sep")
 FAMILIES = {
     "bert": Family(
@@ -61,10 +62,20 @@ FAMILIES = {
         {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
         adds_bos=True,
     ),
+    # Before a text the model puts the token of its language.
+    "nllb": Family(("nllb",), _FAIRSEQ, "$A eos", "$A $B eos"),
+    "mbart50": Family(("mbart50",), _MBART, "$A eos", "$A $B eos"),
+    "m2m100": Family(
+        ("m2m100",),
+        {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"},
+        "$A eos",
+        "$A $B eos",
+    ),
     "marian": Family(
         ("marian",), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, "$A eos", "$A $B eos"
     ),
 }
+MULTILINGUAL = ("nllb", "mbart50", "m2m100")  # families with a token of each language
 PLAIN = Family((), {})  # no defaults
 _CHAT_TEMPLATE = "chat_template.jinja"
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")

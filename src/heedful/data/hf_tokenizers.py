@@ -8,7 +8,14 @@ from typing import Any, Literal, TypeVar
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.hf_settings import TokenizerSettings, read_settings
+from heedful.data.hf_settings import MULTILINGUAL, TokenizerSettings, read_settings
+from heedful.data.language_codes import (
+    M2M100,
+    MBART50,
+    NLLB,
+    language_names,
+    language_tokens,
+)
 from heedful.data.sentencepieces import (
     CONTROL,
     UNKNOWN,
@@ -17,6 +24,7 @@ from heedful.data.sentencepieces import (
     read_sentencepiece,
     sentencepiece_backend,
 )
+from heedful.data.special_tokens import read_template
 from heedful.data.tokenizer import IMPORTED, ROLES, Tokenizer
 from heedful.errors import UserError
 from heedful.files import atomic_open, read_json, write_json
@@ -57,8 +65,10 @@ def read_tokenizer(directory: Path, side: Side | None = None) -> Tokenizer | Non
     of special tokens in a text are encoded as special tokens, unlike by tokenizers trained here.
     Files, the first that exist: `tokenizer.json`; `source.spm` and `target.spm` with `vocab.json`
     (Marian); `vocab.txt` (BERT's WordPiece); `vocab.json` with `merges.txt` (byte-level BPE of
-    GPT-2, RoBERTa and BART, or GPT-1's); a SentencePiece model (T5, LLaMA, XLM-RoBERTa and others;
-    these and Marian's need the packages of the extra `import`).
+    GPT-2, RoBERTa and BART, or GPT-1's), or with a SentencePiece model (M2M100); a SentencePiece
+    model alone (T5, LLaMA, XLM-RoBERTa, NLLB, mBART-50 and others). All SentencePiece models need
+    the packages of the extra `import`. Tokens of languages are in no template: models put them
+    before a text.
 
     Args:
         side: for models with a tokenizer for the source and one for the target; default: source.
@@ -79,6 +89,8 @@ def read_tokenizer(directory: Path, side: Side | None = None) -> Tokenizer | Non
         return _read_wordpiece(directory / "vocab.txt", settings)
     if {"vocab.json", "merges.txt"} <= names:
         return _read_bpe(directory / "vocab.json", directory / "merges.txt", settings)
+    if {"vocab.json", _SHIFTED} <= names:
+        return _read_m2m100(settings)
     for name in _SPM_FILES:
         if name in names:
             return _read_sentencepiece(directory / name, settings)
@@ -95,7 +107,7 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, target: Tokenizer | N
     `transformers` has one tokenizer per directory. Of a model with two different tokenizers
     `directory` has the source's, and its folders `tokenizer_source/` and `tokenizer_target/` both.
     Imported Marian tokenizers are written as their original files (`source.spm`, `target.spm`,
-    `vocab.json`) for `MarianTokenizer`, which has both.
+    `vocab.json`) for `MarianTokenizer`, which has both, and so are those of M2M100.
 
     Args:
         target: the tokenizer of the target, if it is another one.
@@ -109,7 +121,7 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, target: Tokenizer | N
     if target is None or target is tokenizer or target.content() == tokenizer.content():
         _write_one(tokenizer, directory)
     elif tokenizer.files and target.files:
-        _write_marian(tokenizer, target, directory)
+        _write_original(tokenizer, target, directory)
     else:
         _write_one(tokenizer, directory)
         _write_one(tokenizer, directory / "tokenizer_source")
@@ -124,7 +136,34 @@ def _read_json(path: Path, settings: TokenizerSettings) -> Tokenizer:
     # The file may hold the truncation and padding of the batches that it was last used for.
     backend.no_truncation()
     backend.no_padding()
-    return _make_tokenizer(backend, settings, has_template=True)
+    settings, has_template = _without_language(backend, settings, path)
+    return _make_tokenizer(backend, settings, has_template=has_template)
+
+
+def _without_language(
+    backend: Backend, settings: TokenizerSettings, path: Path
+) -> tuple[TokenizerSettings, bool]:
+    """Settings for a tokenizer of several languages, and False if its template is not to be kept.
+
+    The template of its file has the token of one of the languages.
+
+    Raises:
+        UserError: the token of a language is behind a text.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    languages = language_names(token.content for token in added if token.special)
+    ids = set(map(backend.token_to_id, languages.values()))
+    prefix, suffix, _ = read_template(backend)
+    is_known = settings.family in MULTILINGUAL and bool(languages)
+    # Files of NLLB have a former template, which its class in transformers replaces.
+    if bool(settings.config.get("legacy_behaviour")) if is_known else ids & {*suffix}:
+        raise UserError(
+            f"{path} puts the token of its language behind a text, as mBART-25 and NLLB with "
+            "legacy_behaviour do; only models with that token before a text are supported"
+        )
+    if not is_known and ids & {*prefix}:
+        settings, is_known = replace(settings, family="nllb"), True
+    return settings, not is_known
 
 
 def _read_wordpiece(path: Path, settings: TokenizerSettings) -> Tokenizer:
@@ -171,7 +210,8 @@ def _read_bpe(path: Path, merges: Path, settings: TokenizerSettings) -> Tokenize
 
 def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Tokenizer:
     if path.name == _SHIFTED:
-        settings = settings.require_family(("xlm-roberta",), path, default=None)
+        families = ("xlm-roberta", "nllb", "mbart50")
+        settings = settings.require_family(families, path, default=None)
     else:
         settings = settings.require_family(("t5", "llama"), path, default=_PLAIN)
     model = read_sentencepiece(path)
@@ -180,9 +220,11 @@ def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Tokenizer:
         # The first sentinel has the last id.
         numbers = reversed(range(int(config.get("extra_ids", 100))))
         pieces += [Piece(f"<extra_id_{number}>", 0.0, CONTROL) for number in numbers]
-    elif settings.family == "xlm-roberta":
+    elif path.name == _SHIFTED:
         first = [Piece(name, 0.0, CONTROL) for name in ("<s>", "<pad>", "</s>")]
-        pieces = [*first, Piece("<unk>", 0.0, UNKNOWN), *pieces[3:], Piece("<mask>", 0.0, CONTROL)]
+        languages = {"nllb": NLLB, "mbart50": MBART50}.get(settings.family or "", [])
+        last = [Piece(name, 0.0, CONTROL) for name in (*languages, "<mask>")]
+        pieces = [*first, Piece("<unk>", 0.0, UNKNOWN), *pieces[3:], *last]
     prepend, legacy = config.get("add_prefix_space"), bool(config.get("legacy", False))
     backend: Backend = _call_library(
         path, lambda: sentencepiece_backend(model, pieces, prepend=prepend, legacy=legacy)
@@ -213,6 +255,31 @@ def _read_marian(settings: TokenizerSettings, side: Side) -> Tokenizer:
     replace(settings, added={}, explicit=settings.names).register(backend)
     settings.set_template(backend, piece_ids.get)
     files = {file.name: file.read_bytes() for file in (path, vocab_path)}
+    return Tokenizer(backend, IMPORTED, settings.roles, piece_ids=piece_ids, files=files)
+
+
+def _read_m2m100(settings: TokenizerSettings) -> Tokenizer:
+    """M2M100's tokenizer: a SentencePiece model with ids from `vocab.json`, then the languages."""
+    directory = settings.directory
+    path, vocab_path = directory / _SHIFTED, directory / "vocab.json"
+    settings = settings.require_family(("m2m100",), path, default="m2m100")
+    names, piece_ids = settings.config.get("language_codes", "m2m100"), _read_vocab(vocab_path)
+    if names not in M2M100:
+        raise UserError(
+            f"{directory / 'tokenizer_config.json'}: language_codes is {names!r}; supported: "
+            f"{', '.join(M2M100)}"
+        )
+    if missing := {settings.name(role) for role in ("unk", "eos", "pad")} - piece_ids.keys():
+        raise UserError(f"{vocab_path} is damaged: it has no {min(missing)}")
+    model = read_sentencepiece(path)
+    pieces = [piece for piece in model.pieces if piece.type not in (CONTROL, UNUSED)]
+    backend: Backend = _call_library(path, lambda: sentencepiece_backend(model, pieces))
+    languages = [f"__{code}__" for code in M2M100[names]]
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in languages])
+    files = {file.name: file.read_bytes() for file in (path, vocab_path)}
+    piece_ids |= {name: len(piece_ids) + number for number, name in enumerate(languages)}
+    replace(settings, added={}, extra=(), explicit=settings.names).register(backend)
+    settings.set_template(backend, piece_ids.get)
     return Tokenizer(backend, IMPORTED, settings.roles, piece_ids=piece_ids, files=files)
 
 
@@ -259,22 +326,29 @@ def _call_library(path: Path, read: Callable[[], T]) -> T:
 
 def _write_one(tokenizer: Tokenizer, directory: Path) -> None:
     if tokenizer.files:
-        _write_marian(tokenizer, tokenizer, directory)
+        _write_original(tokenizer, tokenizer, directory)
         return
     write_json(directory / "tokenizer.json", tokenizer.content()["tokenizer"])
     write_json(directory / "tokenizer_config.json", _config(tokenizer))
 
 
-def _write_marian(tokenizer: Tokenizer, target: Tokenizer, directory: Path) -> None:
-    files = {**target.files, **tokenizer.files}
-    # A single tokenizer has the file of one side, which is written for both.
-    single = files["source.spm" if "source.spm" in files else "target.spm"]
-    for name, data in ({"source.spm": single, "target.spm": single} | files).items():
+def _write_original(tokenizer: Tokenizer, target: Tokenizer, directory: Path) -> None:
+    """Write the original files of Marian's or M2M100's tokenizers."""
+    files, config = {**target.files, **tokenizer.files}, _config(tokenizer)
+    if _SHIFTED in files:
+        config["tokenizer_class"] = "M2M100Tokenizer"
+        codes = [*language_tokens(tokenizer)]
+        config["language_codes"] = next(name for name, known in M2M100.items() if codes == known)
+        del config["additional_special_tokens"]  # which follow from it
+    else:
+        # A single tokenizer has the file of one side, which is written for both.
+        single = files["source.spm" if "source.spm" in files else "target.spm"]
+        files = {"source.spm": single, "target.spm": single} | files
+        config["tokenizer_class"] = "MarianTokenizer"
+        config["separate_vocabs"] = "target_vocab.json" in files
+    for name, data in files.items():
         with atomic_open(directory / name) as file:
             file.write(data)
-    config = _config(tokenizer)
-    config["tokenizer_class"] = "MarianTokenizer"
-    config["separate_vocabs"] = "target_vocab.json" in files
     write_json(directory / "tokenizer_config.json", config)
 
 

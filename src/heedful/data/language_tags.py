@@ -48,6 +48,19 @@ def language_of(tag: str | None) -> str:
 
 
 @cache
+def with_script(tag: str) -> str:
+    """The language of a tag with its script, or the usual one: `zh-Hans` for `zh`, `zh-CN`."""
+    from langcodes import Language
+    from langcodes.tag_parser import LanguageTagError
+
+    try:
+        likely = Language.get(standard_tag(tag)).maximize()
+    except LanguageTagError:
+        return standard_tag(tag)
+    return f"{likely.language}-{likely.script}"
+
+
+@cache
 def macrolanguage_of(tag: str) -> str:
     """The macrolanguage of a tag's language, such as `zh` for `yue`, `no` for `nb`; else itself."""
     from langcodes.data_dicts import MACROLANGUAGES
@@ -66,11 +79,12 @@ def is_same_language(tag: str, other: str) -> bool:
 def matching_tag(tag: str, tags: Collection[str]) -> str | None:
     """The entry of `tags` that means the same as a tag; None: no entry, or several do.
 
-    Without one that is equal in standard form, the only one of the same language counts.
+    Without one that is equal in standard form, the only one of the same language and script
+    counts, or else of the same language.
     """
     if tag in tags:
         return tag
-    for form in (standard_tag, language_of):
+    for form in (standard_tag, with_script, language_of):
         if len(found := [one for one in tags if form(one) == form(tag)]) == 1:
             return found[0]
     return None

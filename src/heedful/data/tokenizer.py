@@ -28,8 +28,9 @@ from heedful.files import as_path, read_json, write_json
 IMPORTED = "imported"  # the `kind` of imported tokenizers
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # roles of special tokens
 
-# Names of original files that an imported tokenizer may contain (Marian's).
-ORIGINAL_FILES = frozenset(("source.spm", "target.spm", "vocab.json", "target_vocab.json"))
+# Names of original files that an imported tokenizer may contain (Marian's and M2M100's).
+ORIGINAL_FILES = {"source.spm", "target.spm", "sentencepiece.bpe.model", "vocab.json"}
+ORIGINAL_FILES |= {"target_vocab.json"}
 _FORMAT = "heedful-tokenizer-3"
 
 
@@ -113,8 +114,7 @@ class Tokenizer:
         roles: the special token of each role in `ROLES` that has one.
         specials_are_text: the name of a special token in a text is encoded as ordinary text, as by
             all tokenizers trained here.
-        piece_ids: ids by piece, if they differ from those of `backend` (Marian); other pieces are
-            unknown.
+        piece_ids: ids by piece, if not those of `backend` (Marian, M2M100); others are unknown.
         files: original files of an imported tokenizer that `transformers` needs to load it.
         chat_template: the Jinja source of the chat template that its model was trained with.
 

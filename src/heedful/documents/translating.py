@@ -240,7 +240,9 @@ def fits_model(translator: Any) -> Fits:
     tokenizer = getattr(translator, "src_tokenizer", None)
     if tokenizer is None:
         return lambda text: True
-    num_special = len(tokenizer.encode_target([])) + bool(translator.metadata.language_tags)
+    metadata = translator.metadata
+    has_tag = bool(metadata.language_tags or metadata.language_codes)
+    num_special = len(tokenizer.encode_target([])) + has_tag
     limit = max(1, translator.config.max_length - num_special)
 
     def fits(text: str) -> bool:

@@ -14,7 +14,10 @@ from heedful.files import MODEL_FILES, check_new, write_directory, write_json
 from heedful.pipelines import Classifier, Generator, SavedModel, Translator
 
 EXAMPLE = "example.py"
-_HEADER = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{more}."""
+_HEADER = '''"""{what}: `python example.py{arguments} < FILE`.
+
+Needs ctranslate2, tokenizers{more}.
+"""
 
 import sys
 from pathlib import Path
@@ -29,7 +32,7 @@ model = {kind}(str(folder), intra_threads=1)  # more threads are slower for smal
 '''
 _TRANSLATE = """target = Tokenizer.from_file(str(folder / "{target}"))
 for line in sys.stdin:
-    tokens = [tokenizer.id_to_token(i) for i in tokenizer.encode(line.strip()).ids]
+    tokens = {first}[tokenizer.id_to_token(i) for i in tokenizer.encode(line.strip()).ids]
     [result] = model.translate_batch(
         [tokens], {options}
     )
@@ -123,6 +126,7 @@ def _example(model: SavedModel) -> str:
     """The source code of the example program."""
     names, max_length = _names(model), model.config.max_length
     keys: dict[str, Any] = {"source": names[0], "target": names[-1], "more": "", "imports": ""}
+    keys |= {"arguments": "", "first": ""}
     if isinstance(model, Translator):
         options = model.options()
         keys |= {"what": "Translates lines", "kind": "Translator"}
@@ -130,11 +134,16 @@ def _example(model: SavedModel) -> str:
             f"beam_size={options.beam_size}, length_penalty={options.length_penalty}, "
             f"max_input_length={max_length}, max_decoding_length={min(256, max_length)}"
         )
+        if tokens := model.metadata.language_codes:
+            arguments = [*tokens.values()] * 2
+            keys |= {"arguments": f" {arguments[0]} {arguments[1]}", "first": "[sys.argv[1]] + "}
+            keys["options"] = f"target_prefix=[[sys.argv[2]]], {keys['options']}"
         keys["decode"] = (
             "target.decode([target.token_to_id(token) for token in result.hypotheses[0]])"
         )
         if model.tgt_tokenizer.has_own_pieces:
-            keys["decode"] = "target.decoder.decode(result.hypotheses[0])"
+            first = int(bool(model.metadata.language_codes))
+            keys["decode"] = f"target.decoder.decode(result.hypotheses[0]{f'[{first}:]' * first})"
         return (_HEADER + _TRANSLATE).format(**keys)
     if isinstance(model, Generator):
         keys |= {"what": "Continues lines", "kind": "Generator"}

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -13,6 +14,7 @@ from tokenizers import processors
 
 from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.labels import Problem
+from heedful.data.language_tags import matching_tag
 from heedful.data.special_tokens import allow_in_texts
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
@@ -56,6 +58,7 @@ _PROMPTS = (
     "the prompts of its texts are not in this format; "
     "heedful export sentence-transformers keeps them"
 )
+_MBART_CODE = re.compile("[a-z]{2}_[A-Z]{2}")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -165,13 +168,25 @@ def export_hf(
         )
     for notice in [] if write_more else _lost(metadata):
         on_notice(notice)
+    for notice in _tokenizer_notices(model, content["model_type"], out):
+        on_notice(notice)
+
+
+def _tokenizer_notices(model: AnyModel, model_type: str, out: Path) -> list[str]:
+    """Notices of how the tokenizer of an export is used."""
     if not model.has_tokenizer:
-        on_notice("the model has no tokenizer: the directory accepts ids only")
-    elif (out / "tokenizer_target").exists():
-        on_notice(
+        return ["the model has no tokenizer: the directory accepts ids only"]
+    if model_type == "qwen2" and not _is_of_qwen(model.tokenizer):
+        return [
+            "transformers opens the tokenizer of a qwen2 as Qwen's own, which splits texts "
+            "otherwise than this one: open it by PreTrainedTokenizerFast, not by AutoTokenizer"
+        ]
+    if (out / "tokenizer_target").exists():
+        return [
             "the tokenizer in the directory is that of the source; that of the target is in "
             "tokenizer_target/, because transformers has one tokenizer per directory"
-        )
+        ]
+    return []
 
 
 def _lost(metadata: ModelMetadata) -> list[str]:
@@ -245,6 +260,8 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
         for side, hf_side in HF_SIDES.items():
             if (language := getattr(model.metadata, f"{side}_language")) is not None:
                 settings[f"{hf_side}_lang"] = language
+    if isinstance(model, Translator) and model.metadata.language_codes:
+        _add_languages(settings, model)
     if tags := model.metadata.language_tags:
         content = allow_in_texts(read_json(directory / "tokenizer.json"), {*tags.values()})
         write_json(directory / "tokenizer.json", content)
@@ -255,6 +272,24 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
         _set_token_types(content["post_processor"])
         write_json(directory / "tokenizer.json", content)
     write_json(path, settings)
+
+
+def _add_languages(settings: dict[str, Any], model: Translator) -> None:
+    """The class that puts the tokens of languages before texts, and the model's own languages."""
+    codes = model.metadata.language_codes
+    if settings["tokenizer_class"] != "M2M100Tokenizer":
+        is_mbart = all(map(_MBART_CODE.fullmatch, codes))
+        settings["tokenizer_class"] = "MBart50Tokenizer" if is_mbart else "NllbTokenizer"
+    for side in HF_SIDES:
+        own = getattr(model.metadata, f"{side}_language")
+        settings[f"{side}_lang"] = None if own is None else matching_tag(own, codes)
+
+
+def _is_of_qwen(tokenizer: Tokenizer) -> bool:
+    """A byte-level tokenizer that splits texts by a pattern of its own, as that of Qwen."""
+    steps = tokenizer.content()["tokenizer"]["pre_tokenizer"] or {}
+    kinds = [step["type"] for step in steps.get("pretokenizers", [])]
+    return kinds == ["Split", "ByteLevel"]
 
 
 def _with_final_eos(tokenizer: Tokenizer) -> Tokenizer:

@@ -70,7 +70,8 @@ def _kind(model: AnyModel) -> tuple[str | None, str, str]:
 def _languages(model: AnyModel) -> list[str]:
     """Codes of the languages of source and target, each once."""
     metadata = model.metadata
-    codes = [metadata.src_language, metadata.tgt_language, *metadata.language_tags]
+    codes = [metadata.src_language, metadata.tgt_language]
+    codes += [*metadata.language_tags, *metadata.language_codes]
     return list(dict.fromkeys(code for code in codes if code))
 
 
@@ -99,7 +100,9 @@ def _summary(model: AnyModel, model_type: str) -> str:
     """What the model is, in a sentence, and its sizes."""
     metadata, config = model.metadata, model.config
     description = _kind(model)[2]
-    if isinstance(model, Translator) and metadata.tgt_language:
+    if metadata.language_codes:
+        description += f" for texts in {len(metadata.language_codes)} languages"
+    elif isinstance(model, Translator) and metadata.tgt_language:
         sides = f" from {metadata.src_language}" if metadata.src_language else ""
         description += f" for texts{sides} to {metadata.tgt_language}"
     elif _languages(model):
@@ -142,6 +145,11 @@ def _use(model: AnyModel) -> str:
     lines.append(f"""inputs = tokenizer({json.dumps(tag + "A text.")}, return_tensors="pt")""")
     if isinstance(model, Translator | LanguageModel):
         more = ", max_new_tokens=64" if isinstance(model, LanguageModel) else ""
+        if tokens := model.metadata.language_codes:
+            source, target = [*tokens.items(), *tokens.items()][:2]
+            lines.insert(-1, f"tokenizer.src_lang = {json.dumps(source[0])}")
+            lines.append(f"target = tokenizer.convert_tokens_to_ids({json.dumps(target[1])})")
+            more += ", forced_bos_token_id=target"
         lines.append(f"outputs = model.generate(**inputs{more})")
         lines.append(f"print({decoder}.decode(outputs[0], skip_special_tokens=True))")
     else:

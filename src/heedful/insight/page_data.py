@@ -22,6 +22,7 @@ from heedful.insight.watching import stacks_of
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
+from heedful.pipelines.requests import options_for_ids
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.progress import track
@@ -314,7 +315,7 @@ def _patching_entry(patched: Patching, window: range) -> dict[str, Any]:
 def _search(
     model: Generator, row: list[int], generation: dict[str, Any], notes: list[Note]
 ) -> dict[str, Any]:
-    options = {name: value for name, value in generation.items() if name != "tgt_language"}
+    options = options_for_ids(model, generation)
     settled = model.options(**options)
     if settled.by_beams:
         tree = search_tree(model, row, **options)

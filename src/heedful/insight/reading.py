@@ -20,6 +20,7 @@ from heedful.parts.tokens import Tokens
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier, Encoder, MaskedLanguageModel
 from heedful.pipelines.language_model import LanguageModel
+from heedful.pipelines.requests import options_for_ids
 from heedful.pipelines.translation import Translator
 
 Side = Literal["source", "target", "text"]
@@ -218,12 +219,11 @@ def _read_pair(
         raise UserError("the text is empty, and the translation of an empty text is empty")
     start = checked_start_ids(model.ids.decoder_start_ids)
     if target is None:
-        # The language's tag is among the ids already.
-        others = {name: value for name, value in options.items() if name != "tgt_language"}
+        others = options_for_ids(model, options)
         [output] = model.generate([src], return_details=True, **{**others, "num_return": 1})
         tgt = output[0].ids
     elif isinstance(target, str):
-        tgt = model.tgt_tokenizer.encode_target(model.tgt_tokenizer.encode(target))
+        tgt = model.target_ids(target, model.options(**options))
     else:
         tgt = [*target]
         model.check_ids([tgt], "tgt_")

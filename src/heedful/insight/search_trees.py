@@ -19,6 +19,7 @@ from heedful.generation.token_rules import Context, Rule
 from heedful.insight.plots import new_figure, plain
 from heedful.insight.reading import Text, evaluating, pieces
 from heedful.pipelines.base import SavedModel
+from heedful.pipelines.requests import options_for_ids
 from heedful.pipelines.text_generation import Generator
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def _prepare(
     [row] = model.prompt_ids([text], settled)  # type: ignore[arg-type]
     if not row:
         raise UserError("the text is empty, and so is its output")
-    others = {name: value for name, value in options.items() if name != "tgt_language"}
+    others = options_for_ids(model, options)
     request = model.request([row], **others)
     for name in ("require", "draft", "coverage_penalty"):
         if getattr(request.options, name):

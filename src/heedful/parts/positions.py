@@ -46,15 +46,26 @@ class SinusoidalTable(PositionTable):
         width: D.
         halves: all sines before all cosines, as in Marian and in the authors' code. The two orders
             train equally well, but weights of one order do not fit the other.
+        offset: position of the first row: fairseq and M2M100 begin after the id of padding.
+        inclusive: as in `sinusoidal_table`.
 
     >>> SinusoidalTable(512, 16)(torch.arange(5)[None]).shape
     torch.Size([1, 5, 16])
     """
 
-    def __init__(self, max_length: int, width: int, *, halves: bool = False) -> None:
+    def __init__(
+        self,
+        max_length: int,
+        width: int,
+        *,
+        halves: bool = False,
+        offset: int = 0,
+        inclusive: bool = False,
+    ) -> None:
         super().__init__()
         check_positive(max_length=max_length, width=width)
-        table = sinusoidal_table(max_length, width, halves=halves)
+        self.offset = offset
+        table = sinusoidal_table(max_length + offset, width, halves=halves, inclusive=inclusive)
         # A buffer, so that it moves with the model; not saved, since its shape determines it.
         self.register_buffer("weight", table, persistent=False)
 
@@ -77,15 +88,23 @@ class LearnedTable(PositionTable):
 
 
 def sinusoidal_table(
-    max_length: int, width: int, base: float = 10000.0, *, halves: bool = False
+    max_length: int,
+    width: int,
+    base: float = 10000.0,
+    *,
+    halves: bool = False,
+    inclusive: bool = False,
 ) -> Float[Tensor, "{max_length} {width}"]:
     """PE(pos, 2i) = sin(pos / base^(2i/D)), PE(pos, 2i+1) = cos of the same, in fp32.
 
-    `halves` puts all sines before all cosines. An odd width has one sine more than cosines. Angles
-    are computed in fp64: in fp32 the error of `pos * frequency` alone is 1e-3 at position 10,000.
+    `halves` puts all sines before all cosines. `inclusive` makes the last frequency 1 / base, as in
+    the authors' code (tensor2tensor) and in fairseq, where D/2 - 1 divides the exponents. An odd
+    width has one sine more than cosines. Angles are computed in fp64: in fp32 the error of
+    `pos * frequency` alone is 1e-3 at position 10,000.
     """
     even = torch.arange(0, width, 2, dtype=torch.float64)
-    frequencies = torch.exp(even * (-math.log(base) / width))
+    span = 2 * (len(even) - 1) if inclusive else width
+    frequencies = torch.exp(even * (-math.log(base) / max(span, 1)))
     angles = torch.arange(max_length, dtype=torch.float64)[:, None] * frequencies
     table = torch.empty(max_length, width)
     sines, cosines = slice(0, None, 2), slice(1, None, 2)
@@ -109,8 +128,12 @@ def rotate(x: Float[Tensor, "B *n E"], rotation: Rotation) -> Float[Tensor, "B *
 
     Layout `half` pairs dimension i with i + E/2 (GPT-NeoX, and LLaMA in the Hugging Face format),
     `interleaved` pairs 2i with 2i + 1 (RoFormer, and LLaMA as its authors released it).
+    With fewer angles than pairs, the first dimensions are rotated and the others stay (GPT-NeoX).
     """
     cos, sin, layout = rotation
+    width = 2 * cos.size(-1)
+    if width < x.size(-1):
+        return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], -1)
     if layout == "half":
         first, second = x.chunk(2, dim=-1)
     else:
@@ -230,7 +253,7 @@ class RotaryPositions(nn.Module):
     Angles are computed in fp32 in any model: bf16 cannot represent integers above 256.
 
     Args:
-        head_dim: width E of a head, even.
+        head_dim: width E of a head, even; or of its first dimensions, which alone are rotated.
         base: frequencies are base^(-2i/E).
         layout: pairing of dimensions, see `rotate`.
         scaling: change of the frequencies for longer texts; default: none.

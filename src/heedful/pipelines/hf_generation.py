@@ -21,15 +21,18 @@ _CLASS_IDS: dict[str, dict[str, int]] = {
     "gemma3_text": {"bos": 2, "eos": 1, "pad": 0},
     "gpt2": {"bos": 50256, "eos": 50256},
     "llama": {"bos": 1, "eos": 2},
+    "m2m_100": {"bos": 0, "eos": 2, "pad": 1},
     "marian": {"eos": 0, "pad": 58100},
+    "mbart": {"bos": 0, "eos": 2, "pad": 1},
     "mistral": {"bos": 1, "eos": 2},
     "mixtral": {"bos": 1, "eos": 2},
     "pegasus": {"eos": 1, "pad": 0},
     "t5": {"eos": 1, "pad": 0},
 }
 # The role of the decoder's start token, and the model types that force EOS at the maximum length.
-_START_ROLES = {"bart": "eos", "marian": "pad", "pegasus": "pad", "t5": "pad"}
-_FORCED_EOS = ("bart", "marian", "pegasus")
+_START_ROLES = {"bart": "eos", "m2m_100": "eos", "marian": "pad", "mbart": "eos"}
+_START_ROLES |= {"pegasus": "pad", "t5": "pad"}
+_FORCED_EOS = ("bart", "marian", "mbart", "pegasus")
 # Names of generation options in transformers.
 _OPTIONS = {
     "beam_size": "num_beams",
@@ -316,7 +319,7 @@ def generation_to_hf(model: Any, model_type: str) -> tuple[dict[str, Any], dict[
         )
         content["decoder_start_token_id"] = next(iter(ids.decoder_start_ids), None)
         content |= {
-            "forced_bos_token_id": ids.forced_bos_id,
+            "forced_bos_token_id": _first_id(model),
             "forced_eos_token_id": ids.forced_eos_id,
         }
         most = more.pop("max_new_tokens", None)
@@ -328,6 +331,14 @@ def generation_to_hf(model: Any, model_type: str) -> tuple[dict[str, Any], dict[
         single = [[token] for token in ids.suppressed_ids]
         more["bad_words_ids"] = [*single, *map(list, ids.suppressed_sequences)]
     return content, {k: v for k, v in {**content, **more}.items() if v is not None}
+
+
+def _first_id(model: Translator) -> int | None:
+    """The first id of all outputs: of the model's target language, where each language has one."""
+    metadata = model.metadata
+    if not metadata.language_codes:
+        return model.ids.forced_bos_id
+    return None if metadata.tgt_language is None else model.first_id(Options())
 
 
 def _hf_options(model: Generator) -> dict[str, Any]:

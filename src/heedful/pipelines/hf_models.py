@@ -1,12 +1,14 @@
 """Models from directories in the Hugging Face format, in memory."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from heedful import plugins
 from heedful.data.hf_tokenizers import read_tokenizer
 from heedful.data.labels import Problem
+from heedful.data.language_codes import language_tokens
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import read_json
@@ -15,12 +17,13 @@ from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.hf_generation import read_generation_ids, read_options
 from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
-from heedful.pipelines.metadata import ModelMetadata
+from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 from heedful.pipelines.nets import kind_of, open_net
 from heedful.pipelines.pooling import read_pooling
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.zoo.hf import (
+    GENERATION_CONFIG,
     HfDirectory,
     ImportedNet,
     architecture_of,
@@ -95,7 +98,6 @@ def _metadata(
     directory: Path,
 ) -> tuple[ModelMetadata, list[str]]:
     """The metadata of the model, and notices."""
-    task = "translation" if imported.architecture == "marian" else _TASKS[kind]
     keys: dict[str, Any] = {}
     notices: list[str] = []
     if plugin := plugins.architecture.plugin_of(imported.architecture):
@@ -104,6 +106,11 @@ def _metadata(
         settings = read_json(directory / TOKENIZER_CONFIG)
         for side, hf_side in HF_SIDES.items():
             keys[f"{side}_language"] = settings.get(f"{hf_side}_lang")
+    codes = language_tokens(tokenizer) if kind is Translator and tokenizer is not None else {}
+    if codes:
+        keys |= _language_keys(directory, codes)
+    is_translator = imported.architecture == "marian" or codes
+    task = "translation" if is_translator else _TASKS[kind]
     if issubclass(kind, Generator):
         size = "tgt_vocab_size" if kind is Translator else "vocab_size"
         vocab_size = getattr(imported.config, size)
@@ -113,6 +120,8 @@ def _metadata(
             content, kind, longest, vocab_size, has_tokenizer=tokenizer is not None
         )
         notices += more
+        if codes:
+            keys |= _target_of_ids(keys, tokenizer)
     elif kind is Classifier:
         count = imported.config.num_labels
         keys["labels"] = _labels_from_hf(content.config, count, str(directory))
@@ -123,6 +132,35 @@ def _metadata(
         keys.pop("notices")
         notices += stored.notices
     return ModelMetadata(imported.architecture, task, **keys), notices
+
+
+def _language_keys(directory: Path, codes: dict[str, str]) -> dict[str, Any]:
+    """The tokens of languages, and the languages that the tokenizer's settings name."""
+    path = directory / TOKENIZER_CONFIG
+    settings = read_json(path) if path.is_file() else {}
+    keys: dict[str, Any] = {"language_codes": codes}
+    for side in HF_SIDES:
+        language = settings.get(f"{side}_lang")
+        if language is not None and language not in codes:
+            raise UserError(f"{path}: {side}_lang is {language!r}, which the tokenizer lacks")
+        keys[f"{side}_language"] = language
+    return keys
+
+
+def _target_of_ids(keys: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The target language by the first token of all outputs, if the token is of a language."""
+    assert tokenizer is not None
+    ids: GenerationIds = keys["generation"]
+    if ids.forced_bos_id is None:
+        return {}
+    token = tokenizer.piece(ids.forced_bos_id)
+    of_token = {name: code for code, name in keys["language_codes"].items()}
+    if token not in of_token:
+        raise UserError(
+            f"{GENERATION_CONFIG}: forced_bos_token_id is {token}, which is no language, but the "
+            "outputs of this model begin with that of their language"
+        )
+    return {"tgt_language": of_token[token], "generation": replace(ids, forced_bos_id=None)}
 
 
 def _problem_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> Problem:

@@ -176,7 +176,8 @@ def _search_again(
         return first
     if any(getattr(options, name) is not None for name in _OF_ALL_TEXTS):
         return first
-    if model.metadata.language_tags and options.tgt_language is None:
+    metadata = model.metadata
+    if (metadata.language_tags or metadata.language_codes) and options.tgt_language is None:
         return first  # the language was chosen by ids
     size = max(_HYPOTHESES, options.beam_size or 0)
     wider = replace(

@@ -81,6 +81,7 @@ class GenerationKeywords(TypedDict, total=False):
     require: Sequence[str | Sequence[int]]
     json_schema: str | Mapping[str, Any] | None
     regex: str | None
+    src_language: str | None
     tgt_language: str | None
     no_unknown: bool
     keep: bool

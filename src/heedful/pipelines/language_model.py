@@ -156,8 +156,9 @@ class LanguageModel(Generator):
         Raises:
             UserError: a prompt that is longer than the net, unless `too_long` allows it.
         """
-        if options is not None and options.tgt_language is not None:
-            raise UserError("tgt_language=CODE is for translators; leave it out")
+        for name in ("src_language", "tgt_language"):
+            if getattr(options, name, None) is not None:
+                raise UserError(f"{name}=CODE is for translators; leave it out")
         if options is not None and options.glossary is not None:
             raise UserError("glossary=FILE is for translators; leave it out")
         # Without BOS, an empty prompt begins with EOS, which separated the training texts.

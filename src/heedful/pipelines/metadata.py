@@ -65,6 +65,8 @@ class ModelMetadata:
         options: defaults of `heedful.options.Options`.
         plugins: names of the plugins that the architecture needs.
         language_tags: the token before a source, by the target language that it selects.
+        language_codes: the token of each language of a model for many directions: the first one of
+            a source in this language, and the first one of an output in it.
         pooling, normalize: how vectors of texts are made, where `embed` names nothing else.
         prompts: texts that `embed` can put before its texts, by name.
         default_prompt: the name of the one that it puts there; None: none.
@@ -83,6 +85,7 @@ class ModelMetadata:
     options: dict[str, Any] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
     language_tags: dict[str, str] = field(default_factory=dict)
+    language_codes: dict[str, str] = field(default_factory=dict)
     pooling: Pooling = "mean"
     normalize: bool = False
     prompts: dict[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Requests to backends: the ids of a model, and constraints on outputs that are given as texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heedful.backends.base import GenerationRequest
@@ -45,7 +45,7 @@ def without_rows(model: Any, options: Options) -> GenerationRequest:
         decoder_start_ids=ids.decoder_start_ids,
         eos_ids=tuple(dict.fromkeys((*end_ids, *options.stop_ids))),
         suppressed_ids=suppressed_ids,
-        forced_bos_id=ids.forced_bos_id,
+        forced_bos_id=model.first_id(options),
         forced_eos_id=ids.forced_eos_id,
         bad_words_ids=banned,
         banned_texts=_banned_texts(texts, model.tgt_tokenizer) if texts else None,
@@ -58,6 +58,20 @@ def without_rows(model: Any, options: Options) -> GenerationRequest:
         output_prefixes=None,
         seeds=None,
     )
+
+
+def options_for_ids(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a search from ids that `prompt_ids` made of texts with these options.
+
+    Without the languages that the ids have a token of.
+
+    Args:
+        model: a `Generator`.
+    """
+    in_ids = {"src_language"}
+    if not model.metadata.language_codes:
+        in_ids |= {"tgt_language"}
+    return {name: value for name, value in options.items() if name not in in_ids}
 
 
 def prefix_ids(prefix: str, banned: Sequence[Any], tokenizer: Tokenizer) -> list[int]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -62,6 +62,9 @@ class TextScore:
         return -self.log_prob / math.log(2) / size if self.num_tokens and size else math.nan
 
 
+PairTags: TypeAlias = tuple[Sequence[int], Sequence[int]]  # ids before sources, before targets
+
+
 class TextSums(NamedTuple):
     """Sums over the targets of each of N texts.
 
@@ -107,7 +110,7 @@ def score_pairs(
     *,
     too_long: TooLong,
     batch_tokens: int | None = None,
-    tags: Sequence[int] = (),
+    tags: PairTags = ((), ()),
 ) -> TextSums:
     """Sums over the tokens of each target given its source, EOS included."""
     sides = encode_pairs(model, sources, targets, too_long, tags)
@@ -123,7 +126,7 @@ def teacher_forced(
     sources: Sequence[str],
     targets: Sequence[str],
     too_long: TooLong,
-    tags: Sequence[int] = (),
+    tags: PairTags = ((), ()),
 ) -> dict[str, float]:
     """Perplexity and token accuracy of the targets given their sources."""
     if not sources:
@@ -228,20 +231,22 @@ def encode_pairs(
     sources: Sequence[str],
     targets: Sequence[str],
     too_long: TooLong,
-    tags: Sequence[int],
+    tags: PairTags,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids of sources, each after the ids `tags`, and of targets; see `Translator.pair_ids`."""
+    """Ids of sources and of targets, each after its `tags`; see `Translator.pair_ids`."""
     check_strings(sources, "sources")
     check_strings(targets, "targets")
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} sources but {len(targets)} targets")
     start, longest = checked_start_ids(model.ids.decoder_start_ids), model.config.max_length
     # The decoder reads its start ids and the target without its last token.
-    src = _encode_side(model, "source line", model.src_tokenizer, sources, longest, too_long, tags)
+    options = longest, too_long, tags[0]
+    src = _encode_side(model, "source line", model.src_tokenizer, sources, *options)
     longest += 1 - len(start)
     is_left_out = [not row for row in src]  # which counts once, whatever its target's length
+    options = longest, too_long, tags[1]
     tgt = _encode_side(
-        model, "target line", model.tgt_tokenizer, targets, longest, too_long, skip=is_left_out
+        model, "target line", model.tgt_tokenizer, targets, *options, skip=is_left_out
     )
     return src, tgt
 

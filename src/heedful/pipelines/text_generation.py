@@ -258,6 +258,10 @@ class Generator(SavedModel):
         """Most new tokens for a prompt."""
         raise NotImplementedError
 
+    def first_id(self, options: Options) -> int | None:
+        """The id that each output begins with; None: any."""
+        return self.ids.forced_bos_id
+
     def batches(
         self, rows: Sequence[Sequence[int]], options: Options, workers: int = 1
     ) -> Iterator[list[int]]:

@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from heedful.data.invisible import is_blank
-from heedful.data.language_tags import matching_tag
+from heedful.data.language_tags import is_same_language, matching_tag
 from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
 from heedful.fidelity import Glossary, mask_text
@@ -110,9 +110,13 @@ class Translator(Generator):
         if self._keeps(options):
             prompts = [self._masked(prompt) for prompt in prompts]  # type: ignore[assignment]
         is_text = any(isinstance(prompt, str) for prompt in prompts)
-        if not is_text and len(prompts) and "tgt_language" in options.explicit:
-            raise UserError("tgt_language is for texts; begin lists of ids with the id of its tag")
-        tags = self._tag_ids(options.tgt_language) if is_text else []
+        if not is_text and len(prompts):
+            in_ids = {"src_language"} | (
+                set() if self.metadata.language_codes else {"tgt_language"}
+            )
+            for name in sorted(in_ids & options.explicit):
+                raise UserError(f"{name} is for texts; begin lists of ids with the id of its tag")
+        tags = self._source_tags(options.src_language, options.tgt_language) if is_text else []
         sources = self.rows_of(
             prompts,
             lambda tokenizer, ids: tokenizer.encode_target([*tags, *ids]) if ids else [],
@@ -169,6 +173,54 @@ class Translator(Generator):
             return prompt
         return mask_text(prompt, self.metadata.keep.patterns).text
 
+    def first_id(self, options: Options) -> int | None:
+        """See `Generator.first_id`: the token of the target language, where each has one."""
+        if self.metadata.language_codes:
+            return self._code_id("tgt", options.tgt_language)
+        return super().first_id(options)
+
+    def target_ids(self, text: str, options: Options | None = None) -> list[int]:
+        """The ids of a target, with EOS, and with the token of its language where it has one."""
+        tags = self._target_tags(None if options is None else options.tgt_language)
+        return self.tgt_tokenizer.encode_target([*tags, *self.tgt_tokenizer.encode(text)])
+
+    def _source_tags(self, src_language: str | None, tgt_language: str | None) -> list[int]:
+        """The ids before a source: the token of its language, or the tag of the target's.
+
+        Raises:
+            UserError: as `_code_id` and `_tag_ids`; a source language of another model.
+        """
+        if self.metadata.language_codes:
+            return [self._code_id("src", src_language)]
+        own = self.metadata.src_language
+        if src_language is not None and matching_tag(src_language, [own] if own else []) is None:
+            known = f"translates from {own}" if own else "names no source languages"
+            raise UserError(f"no src_language {src_language}: this model {known}; leave it out")
+        return self._tag_ids(tgt_language)
+
+    def _target_tags(self, tgt_language: str | None) -> list[int]:
+        """The ids that a target begins with in training."""
+        return [self._code_id("tgt", tgt_language)] if self.metadata.language_codes else []
+
+    def _code_id(self, side: Literal["src", "tgt"], language: str | None) -> int:
+        """The id of the token of a language; None: the model's own on that side.
+
+        Raises:
+            UserError: a language that the model does not have, or none.
+        """
+        codes, key = self.metadata.language_codes, f"{side}_language"
+        if (wanted := language or getattr(self.metadata, key)) is None:
+            verb = "from" if side == "src" else "into"
+            raise UserError(
+                f"this model translates {verb} {len(codes)} languages: give one as {key}=CODE, "
+                f"such as {format_names([*codes], str, most=3)}"
+            )
+        if (match := matching_tag(wanted, codes)) is None:
+            alike = [code for code in codes if is_same_language(code, wanted)]
+            listed = f"{format_names(alike or [*codes], str)}"
+            raise UserError(f"no {key} {wanted}: this model has {listed}")
+        return tag_id(self.src_tokenizer, codes[match])
+
     def _tag_ids(self, tgt_language: str | None) -> list[int]:
         """The ids of the tag before a source that selects the target language; [] without tags.
 
@@ -199,6 +251,7 @@ class Translator(Generator):
         targets: Sequence[str],
         *,
         too_long: TooLong = "error",
+        src_language: str | None = None,
         tgt_language: str | None = None,
     ) -> tuple[list[list[int]], list[list[int]]]:
         """Ids of sources and of targets, each with EOS, for training and scoring.
@@ -206,15 +259,22 @@ class Translator(Generator):
         The decoder reads `ids.decoder_start_ids` and all of a target but its last token.
 
         Args:
-            tgt_language: as in `Options`, whose tag is put before the sources.
+            src_language, tgt_language: as in `Options`; their tags are put before the texts.
 
         Raises:
             UserError: another number of sources than of targets; a side that is too long.
         """
         from heedful.pipelines.scoring import encode_pairs
 
-        tags = self._tag_ids(tgt_language)
+        tags = self._pair_tags(src_language, tgt_language)
         return encode_pairs(self, sources, targets, too_long, tags)
+
+    def _pair_tags(
+        self, src_language: str | None, tgt_language: str | None
+    ) -> tuple[list[int], list[int]]:
+        """The ids before sources and before targets."""
+        tags = self._source_tags(src_language, tgt_language)
+        return tags, self._target_tags(tgt_language)
 
     def length_limit(self, row: list[int], options: Options) -> int:
         """`max_new_tokens`, or the limit of the metadata, at most the net's positions.
@@ -236,6 +296,7 @@ class Translator(Generator):
         *,
         too_long: TooLong = "error",
         batch_tokens: int | None = None,
+        src_language: str | None = None,
         tgt_language: str | None = None,
     ) -> "list[TextScore]":
         """Log-probability of each target given its source, EOS included, by teacher forcing.
@@ -243,12 +304,12 @@ class Translator(Generator):
         Args:
             too_long: as in `Options`; a pair with a side left out has a score of 0 tokens.
             batch_tokens: padded tokens of source and target in a batch.
-            tgt_language: the language of the targets, as in `Options`.
+            src_language, tgt_language: the languages of the pairs, as in `Options`.
         """
         from heedful.pipelines.scoring import score_pairs
 
         options: dict[str, Any] = {"too_long": too_long, "batch_tokens": batch_tokens}
-        options["tags"] = self._tag_ids(tgt_language)
+        options["tags"] = self._pair_tags(src_language, tgt_language)
         return score_pairs(self, sources, targets, **options).scores()
 
     def teacher_forced(
@@ -257,13 +318,15 @@ class Translator(Generator):
         targets: Sequence[str],
         *,
         too_long: TooLong = "error",
+        src_language: str | None = None,
         tgt_language: str | None = None,
     ) -> dict[str, float]:
         """Perplexity and token accuracy of the targets given their sources.
 
         Args:
-            too_long, tgt_language: as in `score`.
+            too_long, src_language, tgt_language: as in `score`.
         """
         from heedful.pipelines.scoring import teacher_forced
 
-        return teacher_forced(self, sources, targets, too_long, self._tag_ids(tgt_language))
+        tags = self._pair_tags(src_language, tgt_language)
+        return teacher_forced(self, sources, targets, too_long, tags)

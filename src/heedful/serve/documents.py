@@ -213,7 +213,7 @@ async def _translator(
         source or document.languages[0],
         body.target or served.model.metadata.tgt_language or document.languages[1],
     )
-    return served, translation
+    return served, translation.model_copy(update={"source": source})
 
 
 async def _translated(

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from heedful.data.language_tags import NAMES, language_of, macrolanguage_of
+from heedful.data.language_tags import NAMES, language_of, macrolanguage_of, with_script
 from heedful.data.languages import language_probabilities
 from heedful.pipelines import Translator
 
@@ -14,8 +14,19 @@ def name_of(code: str) -> str:
 
 def targets_of(model: Translator) -> list[str]:
     """The codes of the languages that a translator translates into."""
-    own = model.metadata.tgt_language
-    return list(dict.fromkeys([*model.metadata.language_tags, *([own] if own else [])]))
+    metadata, own = model.metadata, model.metadata.tgt_language
+    if metadata.language_codes:
+        return [*metadata.language_codes]
+    return list(dict.fromkeys([*metadata.language_tags, *([own] if own else [])]))
+
+
+def sources_of(model: Translator) -> list[str]:
+    """The codes of the languages that a translator translates from; [] if it does not name any.
+
+    With several targets each may be a source as well.
+    """
+    metadata, own = model.metadata, model.metadata.src_language
+    return [*metadata.language_codes] or ([own] if own else [])
 
 
 def detect(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
@@ -41,7 +52,14 @@ def detect(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
         rest = by_language.get(macrolanguage_of(code), 0.0)
         return by_language.get(language_of(code), rest)
 
+    def is_usual(code: str) -> tuple[bool, bool]:
+        """Of codes that are equally probable: a known language goes first, and its usual script."""
+        language = language_of(code)
+        return language in by_language, with_script(code) == with_script(language)
+
     order = sorted(
-        languages, key=lambda code: (of_macrolanguage(code), of_language(code)), reverse=True
+        sorted(languages),
+        key=lambda code: (of_macrolanguage(code), of_language(code), is_usual(code)),
+        reverse=True,
     )
     return [(code, of_macrolanguage(code)) for code in order]

@@ -392,7 +392,7 @@ class Registry:
 def _names_languages(model: Translator) -> bool:
     metadata = model.metadata
     targets = metadata.tgt_language or metadata.language_tags
-    return bool(metadata.src_language and targets)
+    return bool(metadata.language_codes or (metadata.src_language and targets))
 
 
 def _written_at(directory: Path) -> int:
@@ -407,7 +407,10 @@ def _read_one_token(model: Any) -> None:
     """A small pass through a model; raises what the model does."""
     if isinstance(model, Generator):
         row = model.prompt_ids([_any_row(model)])
-        model.generate(row, max_new_tokens=1, beam_size=1, temperature=0.0)
+        options: Any = {"max_new_tokens": 1, "beam_size": 1, "temperature": 0.0}
+        if codes := model.metadata.language_codes:
+            options["tgt_language"] = next(iter(codes))
+        model.generate(row, **options)
     else:
         model.vectors([_any_row(model)])
 

@@ -14,15 +14,16 @@ from heedful import extras
 from heedful.data.language_tags import matching_tag
 from heedful.documents import FORMATS, Segment, language_review
 from heedful.documents.translating import Review, review_reasons
-from heedful.errors import UserError
+from heedful.errors import UserError, format_names
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
+from heedful.pipelines.requests import options_for_ids
 from heedful.serve.batches import Job, OnOutput
 from heedful.serve.bodies import MAX_TEXT, DetectBody, TranslateBody
 from heedful.serve.errors import HttpError, as_http_error, over_limit
 from heedful.serve.guard import info_of
-from heedful.serve.languages import detect, name_of, targets_of
+from heedful.serve.languages import detect, name_of, sources_of, targets_of
 from heedful.serve.markup import HtmlParts, Parts, parts_of
 from heedful.serve.models import Registry, ServedModel
 from heedful.serve.openai import encoded, registry_of, reserve
@@ -70,9 +71,10 @@ async def translate(body: TranslateBody, request: Request) -> Response:
     groups, detected = await _groups(request, texts, body)
     info = info_of(request.scope)
     translations: dict[int, list[Translation]] = {}
-    for served, indices in groups.items():
+    for (served, source), indices in groups.items():
         rows = [row for index in indices for row in texts[index].rows]
-        job, num_tokens = await translation_job(served, rows, body)
+        own_body = body.model_copy(update={"source": source}) if source else body
+        job, num_tokens = await translation_job(served, rows, own_body)
         results = await served.run(job)
         info.num_prompt += num_tokens
         info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
@@ -94,7 +96,7 @@ async def languages(request: Request) -> list[dict[str, Any]]:
     registry.check_loaded()
     targets: dict[str, list[str]] = {}
     for served in _translators(registry):
-        for source in _sources_of(served):
+        for source in sources_of(served.model):
             own = targets_of(served.model)
             targets.setdefault(source, []).extend(own)
             targets |= {code: targets.get(code, []) for code in own}
@@ -142,7 +144,7 @@ async def detect_language(body: DetectBody, request: Request) -> list[dict[str, 
     translators = _translators(registry)
     if not translators:
         raise HttpError(404, "this server has no translator, and so no languages")
-    known = {source for served in translators for source in _sources_of(served)}
+    known = {source for served in translators for source in sources_of(served.model)}
     if not known:
         raise HttpError(404, "the server's translators do not name their source languages")
     languages = await asyncio.to_thread(detect, body.q, known)
@@ -155,8 +157,10 @@ def _confidence(code: str, probability: float) -> dict[str, Any]:
 
 async def _groups(
     request: Request, texts: Sequence[Parts | HtmlParts], body: TranslateBody
-) -> tuple[dict[ServedModel, list[int]], list[dict[str, Any]] | None]:
+) -> tuple[dict[tuple[ServedModel, str | None], list[int]], list[dict[str, Any]] | None]:
     """The indices of the texts of each translator, with room for them, and detected languages.
+
+    Beside a translator that reads several languages is the one that was detected.
 
     Raises:
         HttpError: no translator fits; no room.
@@ -172,7 +176,7 @@ async def _groups(
     reserve_for(first, every)
     known = known_sources(registry, body)
     if is_given or (body.source is None and not known):
-        return {first: every}, None
+        return {(first, None): every}, None
     if not known:
         raise HttpError(
             400,
@@ -181,10 +185,13 @@ async def _groups(
             parameter="source",
         )
     detected = await detected_languages([" ".join(text.rows) for text in texts], known)
-    groups: dict[ServedModel, list[int]] = {}
+    groups: dict[tuple[ServedModel, str | None], list[int]] = {}
     for index, entry in enumerate(detected):
-        groups.setdefault(translator_for(registry, entry["language"], body), []).append(index)
-    for served, indices in groups.items():
+        language = entry["language"]
+        served = translator_for(registry, language, body)
+        source = language if served.model.metadata.language_codes else None
+        groups.setdefault((served, source), []).append(index)
+    for (served, _), indices in groups.items():
         if served is not first:
             reserve_for(served, indices)
     return groups, detected
@@ -194,7 +201,7 @@ def known_sources(registry: Registry, body: TranslateBody) -> set[str]:
     """The languages that can be translated into the target."""
     named, target = _translators(registry, body.model), body.target
     fitting = [served for served in named if _is_one_of(target, targets_of(served.model))]
-    sources = {source for served in fitting for source in _sources_of(served)}
+    sources = {source for served in fitting for source in sources_of(served.model)}
     return {source for source in sources if target is None or not matching_tag(target, [source])}
 
 
@@ -209,12 +216,6 @@ def _translators(registry: Registry, name: str | None = None) -> list[ServedMode
     if name is not None:
         return [registry.get(name, [Translator], "/translate needs a translator")]
     return [served for served in registry.models.values() if isinstance(served.model, Translator)]
-
-
-def _sources_of(served: ServedModel) -> list[str]:
-    """The source languages of a translator; with several targets each may be a source as well."""
-    own = served.model.metadata.src_language
-    return [own] if own else []
 
 
 def translator_for(registry: Registry, source: str | None, body: TranslateBody) -> ServedModel:
@@ -232,22 +233,25 @@ def translator_for(registry: Registry, source: str | None, body: TranslateBody) 
     fitting = [
         served
         for served in translators
-        if (source is None or _is_one_of(source, _sources_of(served) or [source]))
+        if (source is None or _is_one_of(source, sources_of(served.model) or [source]))
         and (not (targets := targets_of(served.model)) or _is_one_of(target, targets))
     ]
     if fitting:
-        return max(fitting, key=lambda one: len(_sources_of(one)) + bool(targets_of(one.model)))
+        named = [(sources_of(one.model), targets_of(one.model)) for one in fitting]
+        return fitting[max(range(len(named)), key=lambda index: sum(map(bool, named[index])))]
     if not target:
         message = "Invalid request: missing target parameter"
         values = {"name": "target"}
         raise HttpError(400, message, code="invalid_parameter", values=values, parameter="target")
     pairs = [
-        f"{'/'.join(_sources_of(one)) or 'any'} to {', '.join(targets_of(one.model)) or 'any'}"
+        f"{format_names(sources_of(one.model), str) or 'any'} to "
+        f"{format_names(targets_of(one.model), str) or 'any'}"
         for one in translators
     ]
     direction = f"into {target}" if source is None else f"from {source} into {target}"
     listed = "; ".join(pairs)
-    known = [code for one in translators for code in [*_sources_of(one), *targets_of(one.model)]]
+    sides = [sources_of(one.model) + targets_of(one.model) for one in translators]
+    known = [code for codes in sides for code in codes]
     codes = [code for code in (source, target) if code]
     unknown = next((code for code in codes if not _is_one_of(code, [*dict.fromkeys(known)])), None)
     message = f"no translator {direction}; {body.model or 'this server'} has {listed}"
@@ -343,23 +347,28 @@ async def translation_job(
 ) -> tuple[Job, int]:
     """The work of a request, and the number of its source tokens."""
     model: Translator = served.model
-    tags, unit = model.metadata.language_tags, body.alignments
+    metadata, unit = model.metadata, body.alignments
     options: dict[str, Any] = {"scores": body.scores, "num_return": 1 + body.alternatives}
     if body.alternatives:
         default = model.metadata.options.get("beam_size", model.default_options["beam_size"])
         options["beam_size"] = max(default, 1 + body.alternatives)
 
-    language = {"tgt_language": body.target} if tags else {}
+    named = {"tgt_language": body.target} if metadata.language_tags else {}
+    if metadata.language_codes:
+        source = None if body.source == "auto" else body.source
+        named = {"src_language": source, "tgt_language": body.target}
+    languages = {name: code for name, code in named.items() if code is not None}
+    options |= options_for_ids(model, languages)
 
     def encode() -> list[list[int]]:
         """The ids of the sources."""
-        return model.prompt_ids(lines, Options.from_keywords(language))
+        return model.prompt_ids(lines, Options.from_keywords(languages))
 
     rows = await encoded(served, encode, "q")
     if (glossary := body.glossary or served.glossary) is not None:
         options["glossary"] = glossary
     try:
-        resolved = await asyncio.to_thread(lambda: model.options(**options, **language))
+        resolved = await asyncio.to_thread(lambda: model.options(**{**options, **languages}))
     except UserError as error:
         raise as_http_error(error, "glossary") from None
     if glossary is not None:

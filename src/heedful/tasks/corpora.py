@@ -9,6 +9,8 @@ from heedful.config import Corpus, Files, Recipe
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import CorpusShare
 from heedful.data.file_names import expand_path
+from heedful.data.language_codes import language_tokens
+from heedful.data.language_tags import matching_tag
 from heedful.data.special_tokens import tag_id
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPECIAL_NAME
@@ -168,6 +170,48 @@ def corpus_tag_ids(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, tuple[int,
         for name, corpus in recipe.data.corpora.items()
         if tags_of(corpus)
     }
+
+
+class CodeIds(NamedTuple):
+    """The ids of the tokens of the languages of a corpus, first in its sources and its targets."""
+
+    src: tuple[int, ...]
+    tgt: tuple[int, ...]
+
+
+def corpus_code_ids(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, CodeIds]:
+    """The tokens of languages of each corpus ("" without `data.corpora`).
+
+    Empty for a tokenizer without such tokens, with tags in their place, and for a new model of such
+    a tokenizer whose recipe names no languages.
+
+    Raises:
+        UserError: a language that the tokenizer has no token of; no languages, for a run that
+            starts from a model which puts their tokens before texts.
+    """
+    tokens = language_tokens(tokenizer)
+    if not tokens or all_tags(recipe):
+        return {}
+    ids: dict[str, CodeIds] = {}
+    for name in recipe.data.corpora or [""]:
+        key = f"data.corpora.{name}." if name else "data."
+        sides: list[tuple[int, ...]] = []
+        for side, language in zip(("src", "tgt"), languages_of(recipe, name), strict=True):
+            if language is None:
+                if recipe.init_from is recipe.distillation.teacher is None:
+                    return {}
+                raise UserError(
+                    f"{key}{side}_language is not given: the model that the run starts from puts "
+                    "the token of its language before each text, so set it"
+                )
+            if (match := matching_tag(language, tokens)) is None:
+                raise UserError(
+                    f"{key}{side}_language: the tokenizer has no token of the language {language}; "
+                    f"it has {format_names([*tokens], str)}"
+                )
+            sides.append((tag_id(tokenizer, tokens[match]),))
+        ids[name] = CodeIds(*sides)
+    return ids
 
 
 def corpus_shares(recipe: Recipe, ranges: Sequence[CorpusRange]) -> list[CorpusShare]:

@@ -19,6 +19,7 @@ from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import Sequences, pack_ids
 from heedful.data.encoding import TextColumn
+from heedful.data.language_codes import language_tokens
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -103,6 +104,11 @@ class Denoising(Task):
 
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         self.noise.check(noise_tokens(tokenizers[0]), self.recipe.data.max_length)
+        if self.recipe.init_from is not None and language_tokens(tokenizers[0]):
+            raise UserError(
+                f"{self.recipe.init_from} puts the token of its language before each text, which "
+                "the task denoising does not; train it on pairs (task translation)"
+            )
         return {"text": TextColumn(tokenizers[0], ("text",), "target")}
 
     def encode_options(

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load
 from heedful.progress import PrintLine
-from heedful.tasks.corpora import resolve_paths
+from heedful.tasks.corpora import resolve_paths, shared_languages
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
@@ -185,6 +185,12 @@ def open_backward(settings: Distillation, device: str) -> list[Translator]:
     ]
 
 
+def _set_target(model: Translator, language: str | None) -> None:
+    """Set the language that a model for many directions translates rows of ids into."""
+    if model.metadata.language_codes and language is not None:
+        model.metadata = replace(model.metadata, tgt_language=language)
+
+
 def sequence_distillation(
     data: RunData,
     task: Task,
@@ -208,6 +214,10 @@ def sequence_distillation(
         UserError: no translation is left.
     """
     settings, longest = task.recipe.distillation, task.recipe.data.max_length
+    languages = shared_languages(task.recipe)
+    _set_target(teacher, languages[1])
+    for model in backward:
+        _set_target(model, languages[0])
     sides = [resolve_paths(path) for path in (settings.teacher, settings.back_translation_models)]
     key = {
         "prepared": data.directory.name,

@@ -20,6 +20,7 @@ from heedful.config import Recipe
 from heedful.data.columns import Columns, ColumnsWriter, open_columns, write_columns
 from heedful.data.encoding import ChunkEncoder, Encoder
 from heedful.data.labels import Problem, count_labels, label_columns, label_counts, label_names
+from heedful.data.language_codes import language_tokens
 from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
 from heedful.data.reports import DataReport
 from heedful.data.row_files import FileRows, depends_on_languages, format_of
@@ -409,8 +410,9 @@ def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:
     left_out_of_corpus: dict[str, Any] = {**files, **dict.fromkeys((*SOURCES, "weight"), True)}
     filters = recipe.data.filters
     named = [path for entry in split_files(recipe) for path in resolve_paths(entry.files.file)]
-    # Only these depend on the languages.
+    # Only these, and tokens of languages, depend on the languages.
     depends = filters.min_script is not None or filters.language
+    depends = depends or any(map(language_tokens, inherited.tokenizers or ()))
     if not depends and not any(map(depends_on_languages, named)):
         languages = dict.fromkeys(("src_language", "tgt_language"), True)
         left_out, left_out_of_corpus = left_out | languages, left_out_of_corpus | languages

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int64
@@ -12,6 +13,7 @@ from heedful import task_keys
 from heedful.config import OWN_METRICS, Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
+from heedful.data.language_codes import language_tokens
 from heedful.data.row_files import FileRows, open_rows
 from heedful.data.rows import CORPUS, Rows
 from heedful.data.tokenizer import Tokenizer
@@ -28,6 +30,7 @@ from heedful.tasks.corpora import (
     SPLITS,
     SplitFiles,
     all_tags,
+    corpus_code_ids,
     corpus_tag_ids,
     files_by_split,
     language_tags,
@@ -135,11 +138,18 @@ class Translation(Task):
                 "data.keep needs a token for each of its masks, which this tokenizer lacks: train "
                 "a new one of kind bpe or unigram, or leave data.keep out"
             )
-        tags = corpus_tag_ids(self.recipe, src)
+        before = {side: self._ids_before(side, src) for side in ("src", "tgt")}
         return {
-            "src": TextColumn(src, ("src",), "target", tags),
-            "tgt": TextColumn(tgt, ("tgt",), "target"),
+            "src": TextColumn(src, ("src",), "target", before["src"]),
+            "tgt": TextColumn(tgt, ("tgt",), "target", before["tgt"]),
         }
+
+    def _ids_before(self, side: Literal["src", "tgt"], tokenizer: Tokenizer) -> Any:
+        """The ids before the texts of a side by corpus: of the tags, or of the language's token."""
+        codes = corpus_code_ids(self.recipe, tokenizer)
+        if codes:
+            return {corpus: getattr(ids, side) for corpus, ids in codes.items()}
+        return corpus_tag_ids(self.recipe, tokenizer) if side == "src" else {}
 
     def encode_options(
         self, split: str, labels: Sequence[str], inherited: Inherited
@@ -171,6 +181,8 @@ class Translation(Task):
         limits = Limits.from_lengths(*self.row_lengths(data, rows))
         tags = language_tags(self.recipe)
         more: dict[str, Any] = {"language_tags": tags, "keep": self.keep}
+        if corpus_code_ids(self.recipe, data.tokenizers[0]):
+            more["language_codes"] = language_tokens(data.tokenizers[0])
         return ModelMetadata(name, self.recipe.task, *languages, limits, **more)
 
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
@@ -250,7 +262,7 @@ class Translation(Task):
         The scores ignore case if the target tokenizer lowercases.
         """
         tokenizer = model.src_tokenizer
-        tags = corpus_tag_ids(self.recipe, tokenizer)
+        tags = self._ids_before("src", tokenizer)
         texts = [row["src"] for row in rows]
         if self.keep is None:
             ids = tokenizer.encode_batch(texts)
@@ -261,9 +273,14 @@ class Translation(Task):
             (text, tokenizer.encode_target([*tags.get(row.get(CORPUS, ""), ()), *row_ids]))
             for text, row, row_ids in zip(texts, rows, ids, strict=True)
         ]
-        shares = current_shares()
+        has_codes = bool(corpus_code_ids(self.recipe, tokenizer))
+        targets = [
+            languages_of(self.recipe, row.get(CORPUS, ""))[1] if has_codes else None for row in rows
+        ]
+        shares, outputs = current_shares(), [""] * len(sources)
 
-        def translate(own: Sequence[tuple[str, list[int]]]) -> list[str]:
+        def translate(target: str | None, own: Sequence[tuple[str, list[int]]]) -> list[str]:
+            more: Any = {} if target is None else {"tgt_language": target}
             with track("translating", len(own)) as advance:
                 options = model.options(
                     beam_size=beam_size,
@@ -271,12 +288,17 @@ class Translation(Task):
                     too_long="truncate",
                     scores=False,
                     progress=advance,
+                    **more,
                 )
                 beams = model.generations([row for _, row in own], options)
             pairs = zip(own, beams, strict=True)
             return [model.kept(text, outputs, options)[0].text for (text, _), outputs in pairs]
 
-        outputs = shares.map(translate, sources)
+        for target in dict.fromkeys(targets):  # a search has one target language
+            indices = [index for index, one in enumerate(targets) if one == target]
+            found = shares.map(partial(translate, target), [sources[index] for index in indices])
+            for index, output in zip(indices, found, strict=True):
+                outputs[index] = output
         return outputs, shares.from_main(lambda: self._score(model, outputs, rows, metrics))
 
     def _score(

@@ -1,11 +1,11 @@
 """Published models, one file per paper: each defines a `Config`, `build` and its `ARCHITECTURE`.
 
 Encoder-decoder
-    `vaswani2017`, `bart`, `marian`, `pegasus`, `t5`
+    `vaswani2017`, `bart`, `marian`, `pegasus`, `m2m100`, `mbart`, `t5`
 Decoder-only
-    `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen3`, `gemma3`
+    `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen2`, `qwen3`, `gemma3`, `stablelm`
 Encoder-only
-    `bert`, `roberta`, `distilbert`, `modernbert`
+    `bert`, `roberta`, `xlm_roberta`, `distilbert`, `modernbert`
 
 `architecture(name)` returns the `Architecture` of a name, also one of a plugin: for example
 `architecture("gpt2").build(architecture("gpt2").config(num_layers=2))` builds a small GPT-2 with
@@ -29,16 +29,21 @@ ARCHITECTURES = (
     "gpt2",
     "bert",
     "roberta",
+    "xlm_roberta",
     "distilbert",
     "modernbert",
     "bart",
     "marian",
     "pegasus",
+    "m2m100",
+    "mbart",
     "t5",
     "llama",
     "mistral",
+    "qwen2",
     "qwen3",
     "gemma3",
+    "stablelm",
     "mixtral",
     "gpt",
     "gpt3",

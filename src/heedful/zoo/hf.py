@@ -101,6 +101,8 @@ class HfConfig:
             first class with matching keys is used.
         fixed: key of `config.json` -> the only supported value. Other values are refused on import;
             it is written on export.
+        idle: key of `config.json` that changes training only -> its value without effect. Other
+            values are not imported, with a notice; it is written on export.
         defaults: key of the Config -> its value if a file lacks it, if not the default of the
             Config.
         read: further keys of the Config, from the content of `config.json` and the keys read so far
@@ -111,6 +113,7 @@ class HfConfig:
     model_type: str
     classes: Mapping[str, Mapping[str, Any]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    idle: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     read: Callable[[Keys, Keys], dict[str, Any]] = lambda content, keys: {}
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
@@ -150,13 +153,20 @@ def config_keys_from_hf(
     return values | format.read(dict(content), defaults | values)
 
 
+def idle_notices(format: HfConfig, content: Mapping[str, Any]) -> list[str]:
+    """Notices of the keys that change training only and are not imported."""
+    found = {key: content.get(key, idle) for key, idle in format.idle.items()}
+    listed = [f"{key} {value!r}" for key, value in found.items() if value != format.idle[key]]
+    return [f"not imported, it changes training only: {', '.join(listed)}"] if listed else []
+
+
 def config_to_hf(format: HfConfig, config: Any) -> dict[str, Any]:
     """The content of `config.json` for a Config."""
     values = asdict(config)
     classes = format.classes.items()
     name = next(name for name, keys in classes if keys.items() <= values.items())
     content: dict[str, Any] = {"architectures": [name], "model_type": format.model_type}
-    content |= format.fixed
+    content |= {**format.fixed, **format.idle}
     for key, hf in _annotated(type(config)).items():
         value = values[key]
         if value is None and hf.like is not None:
@@ -372,7 +382,8 @@ def net_from_hf(
         with torch.random.fork_rng(devices=[]):
             return kind.build(config)
 
-    notices = from_hf(net, directory.tensors, format.names(config), where, initialized)
+    notices = idle_notices(format.config, directory.config)
+    notices += from_hf(net, directory.tensors, format.names(config), where, initialized)
     return ImportedNet(name, config, net.eval(), notices)
 
 

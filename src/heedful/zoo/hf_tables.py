@@ -82,6 +82,19 @@ def encoder_names(
     )
 
 
+def offset_from_hf(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """`position_offset`, where positions begin after the id of padding; raises UserError."""
+    pad_id = content.get("pad_token_id", 1)
+    if pad_id is None:
+        raise UserError("config.json: pad_token_id is null, but the positions start after it")
+    return {"position_offset": pad_id + 1}
+
+
+def offset_to_hf(config: Any) -> dict[str, Any]:
+    """The key of `config.json` for `position_offset`."""
+    return {"pad_token_id": config.position_offset - 1}
+
+
 # --- BART, Marian, PEGASUS and T5 ---------------------------------------------------------------
 
 
@@ -137,6 +150,15 @@ T5_FEEDFORWARDS: dict[str, Activation | Gate] = {
     "gated-gelu_python": "geglu",
     "gated-silu": "swiglu",
 }
+
+
+# Layers that transformers drops in training, each with this probability.
+LAYER_DROPS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+
+
+def final_norm_names() -> list[Name]:
+    """Names of the final norms of both stacks, which BART does not have."""
+    return [Name(f"{side}.final_norm", f"model.{side}.layer_norm") for side in SIDES]
 
 
 def bart_names(*, shared: bool) -> Names:

@@ -22,8 +22,8 @@ from heedful.zoo import bart
 from heedful.zoo.architectures import Architecture, Format, check_one_vocabulary, model_config
 from heedful.zoo.build import encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.hf_tables import BART_DEFAULTS, BART_FIXED, SIDES, bart_names
-from heedful.zoo.names import Name, Names
+from heedful.zoo.hf_tables import BART_DEFAULTS, BART_FIXED, SIDES, bart_names, final_norm_names
+from heedful.zoo.names import Names
 
 
 @model_config
@@ -80,13 +80,12 @@ def hf_names(config: Config) -> Names:
     """
     is_shared = config.tie_embeddings == "all"
     names = bart_names(shared=is_shared)
-    norms = [Name(f"{side}.final_norm", f"model.{side}.layer_norm") for side in SIDES]
     tables = {
         f"model.{side}.embed_positions.weight": f"{embedding}.positions.weight"
         for side, embedding in SIDES.items()
     }
     unread = {} if is_shared else {"model.shared.weight": "src_embedding.tokens.weight"}
-    return replace(names, names=[*names.names, *norms], repeated=tables | unread)
+    return replace(names, names=[*names.names, *final_norm_names()], repeated=tables | unread)
 
 
 HF = HfConfig(

@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import nn
 
-from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.positions import LearnedTable
@@ -28,6 +27,8 @@ from heedful.zoo.hf_tables import (
     BERT_LAYER,
     encoder_classes,
     encoder_names,
+    offset_from_hf,
+    offset_to_hf,
     output_names,
 )
 from heedful.zoo.names import Names
@@ -65,12 +66,8 @@ def build(config: Config) -> EncoderOnly:
 
 
 def _read(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    pad_id = content.get("pad_token_id", 1)
-    if pad_id is None:
-        raise UserError(
-            "config.json: pad_token_id is null, but positions of RoBERTa start after it"
-        )
-    return {"position_offset": pad_id + 1, "max_length": keys["max_length"] - (pad_id + 1)}
+    offset = offset_from_hf(content, keys)
+    return {**offset, "max_length": keys["max_length"] - offset["position_offset"]}
 
 
 def hf_names(config: Config) -> Names:
@@ -95,7 +92,7 @@ HF = HfConfig(
     defaults={"norm_eps": 1e-12, "type_vocab_size": 2},
     read=_read,
     write=lambda config: {
-        "pad_token_id": config.position_offset - 1,
+        **offset_to_hf(config),
         "max_position_embeddings": config.max_length + config.position_offset,
     },
 )

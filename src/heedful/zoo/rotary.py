@@ -77,12 +77,18 @@ def rotary_block(config: Base, attention: Attention, feedforward: nn.Module) -> 
 
 
 def rotary_attention(
-    config: Base, position: RotaryPositions, *, bias: bool = False, **options: Any
+    config: Base,
+    position: RotaryPositions,
+    *,
+    bias: bool = False,
+    out_bias: bool | None = None,
+    **options: Any,
 ) -> Attention:
     """Self-attention with the heads of a Config.
 
     Args:
         bias: of all matrices.
+        out_bias: of the last one; None: as of the others.
         options: further ones of `Attention`.
     """
     return Attention(
@@ -93,7 +99,7 @@ def rotary_attention(
         position=position,
         dropout=config.attention_dropout,
         bias=bias,
-        out_bias=bias,
+        out_bias=bias if out_bias is None else out_bias,
         **options,
     )
 
@@ -114,10 +120,15 @@ def head_width(config: Any) -> int:
     return width
 
 
+def rotated_width(config: Any) -> int:
+    """The dimensions of a head that are rotated: all, or the share `rope_fraction`."""
+    return int(head_width(config) * getattr(config, "rope_fraction", 1.0))
+
+
 def rotary_module(config: Any) -> RotaryPositions:
     """The rotary module that all layers share, from `rope_base`, `rope_layout`, `rope_scaling`."""
     scheme = (config.rope_base, config.rope_layout, config.rope_scaling)
-    return RotaryPositions(head_width(config), *scheme)
+    return RotaryPositions(rotated_width(config), *scheme)
 
 
 # --- The Hugging Face format --------------------------------------------------------------------
@@ -176,14 +187,16 @@ def rope_from_hf(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[st
     for key in inner:
         if key not in table.keys() | _OTHER_KEYS | (_OTHER_YARN_KEYS if kind == "yarn" else set()):
             raise UserError(f"config.json: {key} of {section} is not supported for {kind}")
-    for fraction in (inner.get("partial_rotary_factor"), content.get("partial_rotary_factor")):
-        if fraction not in (None, 1):
-            raise UserError(
-                f"config.json: partial_rotary_factor is {fraction}, but heedful rotates all "
-                "dimensions of a head"
-            )
+    fractions = [part.get("partial_rotary_factor") for part in (inner, content)]
+    fraction = next((value for value in fractions if value is not None), None)
+    if fraction not in (None, 1) and "rope_fraction" not in keys:
+        raise UserError(
+            f"config.json: partial_rotary_factor is {fraction}, but a {content.get('model_type')} "
+            "rotates all dimensions of a head"
+        )
+    more = {} if fraction is None or "rope_fraction" not in keys else {"rope_fraction": fraction}
     if kind == "default":
-        return {"rope_base": base, "rope_scaling": None}
+        return {"rope_base": base, "rope_scaling": None, **more}
     values = {key: inner[key] for key in table if inner.get(key) is not None}
     if _ORIGINAL in table:
         # Older files have it outside of the section; without it the length did not change.
@@ -194,7 +207,7 @@ def rope_from_hf(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[st
         if key in table and key not in values:
             raise UserError(f"config.json: {section} of type {kind} lacks {key}")
     scaling = {table[key]: value for key, value in values.items()}
-    return {"rope_base": base, "rope_scaling": {"type": kind, **scaling}}
+    return {"rope_base": base, "rope_scaling": {"type": kind, **scaling}, **more}
 
 
 def _yarn_from_hf(
@@ -217,7 +230,7 @@ def rope_to_hf(config: Any) -> dict[str, Any]:
     """
     scaling = config.rope_scaling
     if isinstance(scaling, NtkScaling):
-        base = scaling.scaled_base(config.rope_base, head_width(config))
+        base = scaling.scaled_base(config.rope_base, rotated_width(config))
         return {"rope_theta": base, "rope_scaling": None}
     if scaling is None:
         return {"rope_scaling": None}
@@ -292,6 +305,12 @@ def read_rotary(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]
     return rope_from_hf(content, keys)
 
 
+def implied_head_dim(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """`head_dim` for formats without it, in whose files it is written nevertheless."""
+    is_implied = keys["head_dim"] == keys["d_model"] / keys["num_heads"]
+    return {"head_dim": None} if is_implied else {}
+
+
 def sizes_to_hf(config: Base) -> dict[str, Any]:
     """Keys of `config.json` for sizes with a default rule, and for rotary positions."""
     return {
@@ -362,8 +381,11 @@ def to_layout(net: DecoderOnly, config: AnyConfig, layout: Layout) -> tuple[Deco
         joint = [p for p in (attention.qkv.weight, attention.qkv.bias) if p is not None]
         parts = [part for p in joint for part in p.split(attention.split_sizes)[:2]]
         norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
-        pairs = (attention.head_dim // 2, 2) if layout == "half" else (2, attention.head_dim // 2)
+        half = rotated_width(config) // 2
+        pairs = (half, 2) if layout == "half" else (2, half)
         for part in [*parts, *(norm.get_parameter("weight") for norm in norms)]:
             # To `half`: the even rows of a head, then the odd ones; and back.
-            part.copy_(part.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2))
+            heads = part.unflatten(0, (-1, attention.head_dim))
+            rotated = heads[:, : 2 * half]
+            rotated.copy_(rotated.unflatten(1, pairs).transpose(1, 2).flatten(1, 2))
     return net, config

@@ -337,7 +337,7 @@ def _fill_attention(spec: Any, attention: Any, linears: Iterable[nn.Linear]) -> 
     position = attention.position
     if isinstance(position, RotaryPositions):
         scale *= position.factor**2  # heedful scales queries and keys
-        _add(spec, **_rotary(position, attention.head_dim))
+        _add(spec, **_rotary(position))
     elif isinstance(position, RelativePositionBias):
         spec.relative_attention_bias = _array(position.weight)
         spec.relative_attention_max_distance = np.int32(position.max_distance)
@@ -348,8 +348,9 @@ def _fill_attention(spec: Any, attention: Any, linears: Iterable[nn.Linear]) -> 
         _add(spec, q_norm=_norm(attention.query_norm), k_norm=_norm(attention.key_norm))
 
 
-def _rotary(position: RotaryPositions, width: int) -> dict[str, Any]:
+def _rotary(position: RotaryPositions) -> dict[str, Any]:
     """The net's frequencies, of any scaling, as divisors of the frequencies of base 10,000."""
+    width = 2 * len(position.table)
     standard = 10000.0 ** -(np.arange(0, width, 2, dtype=np.float64) / width)
     divisors = (standard / position.table.double().cpu().numpy()).astype(np.float32)
     return {
