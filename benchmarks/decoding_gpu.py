@@ -276,8 +276,8 @@ def sections(
             if any("static" in s for s in systems)
             else "."
         )
-        + " Equal: the share of greedy outputs that both find in fp32. Not measured: vLLM, which needs an environment of its own, "
-        "and CTranslate2, whose wheels are for CUDA 12."
+        + " Equal: the share of greedy outputs that both find in fp32. Not measured: vLLM, which "
+        "needs an environment of its own, and CTranslate2, whose wheels are for CUDA 12."
     )
     ratios = "heedful / transformers, each at its best"
     return [
