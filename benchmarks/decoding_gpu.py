@@ -77,22 +77,29 @@ def main() -> None:
     parser.add_argument("--workloads", help="those to measure, comma-separated; default: all")
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else arguments.rounds
-    data: dict[str, dict[str, list[float]]] = {}
+    torch._dynamo.config.automatic_dynamic_shapes = False  # graphs of one shape are faster
+    torch._dynamo.config.recompile_limit = 64
+    cases: dict[str, dict[str, Callable[[], float]]] = {}
     equal: dict[str, float] = {}
     for workload in QUICK if arguments.quick else WORKLOADS:
         if arguments.workloads and workload.name not in arguments.workloads.split(","):
             continue
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_model(workload, folder)
             for beam, batch in workload.settings:
-                rates = measure(
-                    workload, beam, batch, Path(folder), arguments.device, rounds, arguments.static
-                )
                 search = "greedy" if beam == 1 else f"beam {beam}"
                 setting = f"{workload.name}, {search}, batch {batch}"
-                data[setting] = rates
+                cases[setting] = prepare(
+                    workload, beam, batch, folder, arguments.device, arguments.static
+                )
                 if beam == 1:
-                    equal[setting] = equal_share(workload, batch, Path(folder), arguments.device)
-                print(search, batch, {k: round(v) for k, v in medians(rates).items()}, flush=True)
+                    equal[setting] = equal_share(workload, batch, folder, arguments.device)
+                print(f"{setting} is compiled", flush=True)
+    data = {}
+    for setting, systems in cases.items():
+        data[setting] = interleaved(systems, rounds=rounds)
+        print(setting, {k: round(v) for k, v in medians(data[setting]).items()}, flush=True)
     write_results(
         "decoding_gpu",
         "Decoding speed on a GPU",
@@ -104,19 +111,10 @@ def main() -> None:
     )
 
 
-def measure(
-    workload: Workload,
-    beam: int,
-    batch: int,
-    folder: Path,
-    device: str,
-    rounds: int,
-    has_static: bool,
-) -> dict[str, list[float]]:
-    """Tokens per second of each system in alternating rounds."""
-    if not (folder / "hf").exists():
-        write_model(workload, folder)
-    torch._dynamo.reset()  # graphs of other shapes, which would make these dynamic
+def prepare(
+    workload: Workload, beam: int, batch: int, folder: Path, device: str, has_static: bool
+) -> dict[str, Callable[[], float]]:
+    """Functions that decode and return the number of new tokens, by system; all have run once."""
     ids = prompts(workload, batch)
     runs: dict[str, Callable[[], Any]] = {}
     for records in (False, True):
@@ -129,8 +127,7 @@ def measure(
         runs[name] = partial(transformers_run, net, workload, beam, ids.to(device), cache)
     outputs = {name: run() for name, run in runs.items()}
     assert all(len(rows) == batch for rows in outputs.values())
-    cases = {name: partial(counted, run, batch * workload.new) for name, run in runs.items()}
-    return interleaved(cases, rounds=rounds)
+    return {name: partial(counted, run, batch * workload.new) for name, run in runs.items()}
 
 
 def prompts(workload: Workload, batch: int) -> torch.Tensor:

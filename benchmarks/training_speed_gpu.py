@@ -6,9 +6,8 @@ with CUDA graphs at the smallest size, whose steps the host bounds; its fastest 
 Transformers uses torch's fused attention (sdpa).
 """
 
-import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -96,10 +95,11 @@ def main() -> None:
     sizes = {name: (size, name in pairs) for name, size in (pairs | texts).items()}
     if arguments.sizes:
         sizes = {name: sizes[name] for name in arguments.sizes.split(",")}
-    measured = {
-        name: measure(*size, name in GRAPHED and device.type == "cuda", device, rounds, steps)
+    prepared = {
+        name: prepare(*size, name in GRAPHED and device.type == "cuda", device, steps)
         for name, size in sizes.items()
     }
+    measured = {name: measure(*cases, rounds) for name, cases in prepared.items()}
     limit = product_rate(device, 64 if arguments.quick else LARGE)
     write_results(
         "training_speed_gpu",
@@ -112,10 +112,11 @@ def main() -> None:
     )
 
 
-def measure(
-    size: Size, has_pairs: bool, has_graphs: bool, device: torch.device, rounds: int, steps: int
-) -> Measured:
-    """All systems at one size, each in all ways."""
+def prepare(
+    size: Size, has_pairs: bool, has_graphs: bool, device: torch.device, steps: int
+) -> tuple[dict[str, Callable[[], float]], Measured]:
+    """Functions that take steps, by system and way, all of which are compiled; and what is known
+    before they are timed."""
     torch.manual_seed(1)
     batches = make_batches(size, seed=1) if has_pairs else text_batches(size)
     batches = [batch.to(device) for batch in batches]
@@ -150,12 +151,14 @@ def measure(
                 print(f"{name} does not run in CUDA graphs: {str(error).splitlines()[0]}")
                 continue
             cases[f"{name} {way}"] = case
+    return cases, Measured({}, peak, flops, parameters)
+
+
+def measure(cases: dict[str, Callable[[], float]], known: Measured, rounds: int) -> Measured:
+    """The rates of the systems of a size."""
     rates = interleaved(cases, rounds=rounds)
     print({case: round(rate) for case, rate in medians(rates).items()}, flush=True)
-    del cases, case, step, net
-    gc.collect()
-    torch._dynamo.reset()  # its graphs, and the memory that CUDA graphs hold
-    return Measured(rates, peak, flops, parameters)
+    return replace(known, tokens_per_second=rates)
 
 
 def peer_step(net: Any, way: str, smoothing: float) -> Callable[[Batch], None]:
@@ -194,7 +197,9 @@ def peak_of(case: Callable[[], float], device: torch.device) -> int:
     case()
     torch.cuda.reset_peak_memory_stats(device)
     case()
-    return torch.cuda.max_memory_allocated(device) - before
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
 
 
 def text_batches(size: Size) -> list[Batch]:
