@@ -1,9 +1,11 @@
 """Decoding speed on a GPU in tokens/s: heedful, with and without recorded steps, and transformers.
 
-Random models with a fixed number of new tokens. Transformers runs with a growing cache and, where
-it supports that, with a static cache, whose steps it compiles; the faster one is compared.
+Random models with a fixed number of new tokens. Transformers runs with a growing cache and with a
+static one, whose steps it compiles; the faster one is compared. Outputs of greedy search in fp32
+are compared. Neither vLLM nor CTranslate2 is measured here.
 """
 
+import argparse
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -66,65 +68,105 @@ def main() -> None:
     """Measure all workloads and write the page."""
     parser = gpu_parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--static", action="store_true", help="also measure static caches")
+    parser.add_argument(
+        "--static",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also measure static caches",
+    )
+    parser.add_argument("--workloads", help="those to measure, comma-separated; default: all")
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else arguments.rounds
-    data: dict[str, dict[str, list[float]]] = {}
+    torch._dynamo.config.automatic_dynamic_shapes = False  # graphs of one shape are faster
+    torch._dynamo.config.recompile_limit = 64
+    cases: dict[str, dict[str, Callable[[], float]]] = {}
+    equal: dict[str, float] = {}
     for workload in QUICK if arguments.quick else WORKLOADS:
-        with tempfile.TemporaryDirectory() as folder:
+        if arguments.workloads and workload.name not in arguments.workloads.split(","):
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_model(workload, folder)
             for beam, batch in workload.settings:
-                rates = measure(
-                    workload, beam, batch, Path(folder), arguments.device, rounds, arguments.static
-                )
                 search = "greedy" if beam == 1 else f"beam {beam}"
-                data[f"{workload.name}, {search}, batch {batch}"] = rates
-                print(search, batch, {k: round(v) for k, v in medians(rates).items()}, flush=True)
+                setting = f"{workload.name}, {search}, batch {batch}"
+                cases[setting] = prepare(
+                    workload, beam, batch, folder, arguments.device, arguments.static
+                )
+                if beam == 1:
+                    equal[setting] = equal_share(workload, batch, folder, arguments.device)
+                print(f"{setting} is compiled", flush=True)
+    data = {}
+    for setting, systems in cases.items():
+        data[setting] = interleaved(systems, rounds=rounds)
+        print(setting, {k: round(v) for k, v in medians(data[setting]).items()}, flush=True)
     write_results(
         "decoding_gpu",
         "Decoding speed on a GPU",
-        sections(data, rounds, arguments.device),
-        {"tokens_per_second": data},
+        sections(data, equal, rounds, arguments.device),
+        {"tokens_per_second": data, "equal_outputs": equal},
         directory=arguments.results,
         command=command_line(),
         packages=("transformers",),
     )
 
 
-def measure(
-    workload: Workload,
-    beam: int,
-    batch: int,
-    folder: Path,
-    device: str,
-    rounds: int,
-    has_static: bool,
-) -> dict[str, list[float]]:
-    """Tokens per second of each system in alternating rounds."""
-    if not (folder / "hf").exists():
-        write_model(workload, folder)
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(4, workload.vocab_size, (batch, workload.prompt), generator=generator)
-    if workload.is_translator:
-        ids[:, -1] = END
+def prepare(
+    workload: Workload, beam: int, batch: int, folder: Path, device: str, has_static: bool
+) -> dict[str, Callable[[], float]]:
+    """Functions that decode and return the number of new tokens, by system; all have run once."""
+    ids = prompts(workload, batch)
     runs: dict[str, Callable[[], Any]] = {}
     for records in (False, True):
-        model = heedful.load(folder / "heedful", device=device, precision="bfloat16")
-        eager: Any = model
-        eager.settings = Settings(records_steps=records)
-        options: dict[str, Any] = {"stop_rule": "beam_full"} if beam > 1 else {}
-        options |= {"beam_size": beam}
-        options |= dict.fromkeys(("min_new_tokens", "max_new_tokens"), workload.new)
-        run = partial(eager.generate, ids.tolist(), **options)
+        run = heedful_run(workload, beam, ids, folder, device, "bfloat16", records)
         runs["heedful, recorded" if records else "heedful"] = run
     caches = [None, "static"] if has_static else [None]
     for cache in caches:
         name = "transformers" if cache is None else "transformers, static cache"
-        net = transformers_net(workload, folder, device)
+        net = transformers_net(workload, folder, device, torch.bfloat16)
         runs[name] = partial(transformers_run, net, workload, beam, ids.to(device), cache)
     outputs = {name: run() for name, run in runs.items()}
     assert all(len(rows) == batch for rows in outputs.values())
-    cases = {name: partial(counted, run, batch * workload.new) for name, run in runs.items()}
-    return interleaved(cases, rounds=rounds)
+    return {name: partial(counted, run, batch * workload.new) for name, run in runs.items()}
+
+
+def prompts(workload: Workload, batch: int) -> torch.Tensor:
+    """Random prompts (batch, prompt)."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, workload.vocab_size, (batch, workload.prompt), generator=generator)
+    if workload.is_translator:
+        ids[:, -1] = END
+    return ids
+
+
+def heedful_run(
+    workload: Workload,
+    beam: int,
+    ids: torch.Tensor,
+    folder: Path,
+    device: str,
+    precision: str,
+    records: bool,
+) -> Callable[[], Rows]:
+    """Decoding by heedful."""
+    model: Any = heedful.load(folder / "heedful", device=device, precision=precision)
+    model.settings = Settings(records_steps=records)
+    options: dict[str, Any] = {"stop_rule": "beam_full"} if beam > 1 else {}
+    options |= {"beam_size": beam, "length_penalty": 1.0}
+    options |= dict.fromkeys(("min_new_tokens", "max_new_tokens"), workload.new)
+    return partial(model.generate, ids.tolist(), **options)
+
+
+def equal_share(workload: Workload, batch: int, folder: Path, device: str) -> float:
+    """The share of outputs of greedy search that are equal in heedful and transformers, in fp32.
+
+    Beams differ at the limit of tokens, where heedful puts outputs that have ended first.
+    """
+    ids = prompts(workload, batch)
+    ours = heedful_run(workload, 1, ids, folder, device, "float32", True)()
+    net = transformers_net(workload, folder, device, torch.float32)
+    theirs = transformers_run(net, workload, 1, ids.to(device), None)
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / batch
 
 
 def counted(run: Callable[[], Any], tokens: int) -> int:
@@ -168,12 +210,12 @@ def write_model(workload: Workload, folder: Path) -> None:
     export_hf(model, folder / "hf")
 
 
-def transformers_net(workload: Workload, folder: Path, device: str) -> Any:
+def transformers_net(workload: Workload, folder: Path, device: str, dtype: torch.dtype) -> Any:
     """The exported model, loaded by transformers."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     kind: Any = AutoModelForSeq2SeqLM if workload.is_translator else AutoModelForCausalLM
-    net = kind.from_pretrained(folder / "hf", dtype=torch.bfloat16).eval().to(device)
+    net = kind.from_pretrained(folder / "hf", dtype=dtype).eval().to(device)
     net.generation_config.max_length = None
     return net
 
@@ -193,6 +235,7 @@ def transformers_run(
         min_new_tokens=workload.new,
         length_penalty=1.0,
         bad_words_ids=[[0], [1], [3]] if workload.is_translator else None,
+        renormalize_logits=True,
         forced_eos_token_id=None,
         pad_token_id=0,
         **options,
@@ -201,12 +244,19 @@ def transformers_run(
     return rows
 
 
-def sections(data: dict[str, dict[str, list[float]]], rounds: int, device: str) -> list[str]:
+def sections(
+    data: dict[str, dict[str, list[float]]], equal: dict[str, float], rounds: int, device: str
+) -> list[str]:
     """Method, rates and ratios."""
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
     systems = [*dict.fromkeys(system for rates in data.values() for system in rates)]
     rows = [
-        [setting, *(whole(medians(rates).get(system)) for system in systems), best_ratio(rates)]
+        [
+            setting,
+            *(whole(medians(rates).get(system)) for system in systems),
+            best_ratio(rates),
+            f"{equal[setting]:.0%}" if setting in equal else "",
+        ]
         for setting, rates in data.items()
     ]
     shapes = "; ".join(
@@ -223,11 +273,14 @@ def sections(data: dict[str, dict[str, list[float]]], rounds: int, device: str) 
             if any("static" in s for s in systems)
             else "."
         )
+        + " Equal: the share of greedy outputs that both find in fp32. Not measured: vLLM, which "
+        "needs an environment of its own, and CTranslate2, whose wheels are for CUDA 12."
     )
+    ratios = "heedful / transformers, each at its best"
     return [
         facts({"GPU": name}),
         how,
-        table(["", *systems, "heedful / transformers, each at its best"], rows),
+        table(["", *systems, ratios, "equal outputs in fp32"], rows),
     ]
 
 

@@ -193,18 +193,20 @@ def take_steps(step: Callable[[Batch], None], batches: Iterator[Batch], count: i
     return tokens
 
 
-def heedful_step(net: Any, precision: str, *, compiled: bool = False) -> Callable[[Batch], None]:
+def heedful_step(
+    net: Any, precision: str, *, compiled: bool = False, smoothing: float = SMOOTHING
+) -> Callable[[Batch], None]:
     """A step of the trainer, with its checks and counters."""
     upcoming: list[Batch] = []
     settings = Training.model_validate(
         {
-            "label_smoothing": SMOOTHING,
+            "label_smoothing": smoothing,
             "clip_norm": CLIP,
             "optimizer": {"betas": BETAS, "eps": EPS},
         }
     )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
-    train_step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
+    train_step = TrainStep(net, partial(batch_loss, label_smoothing=smoothing))
     trainer = Trainer(
         train_step,
         settings,
@@ -225,8 +227,18 @@ def heedful_step(net: Any, precision: str, *, compiled: bool = False) -> Callabl
     return step
 
 
-def plain_step(net: nn.Module, precision: str) -> Callable[[Batch], None]:
-    """A plain training step for a module that returns logits."""
+def plain_step(
+    net: nn.Module,
+    precision: str,
+    *,
+    smoothing: float = SMOOTHING,
+    loss_of: Callable[..., Tensor] = F.cross_entropy,
+) -> Callable[[Batch], None]:
+    """A plain training step for a module that returns logits.
+
+    Args:
+        loss_of: F.cross_entropy, or compiled.
+    """
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, betas=BETAS, eps=EPS, fused=True)
     net.train()
     device = next(net.parameters()).device.type
@@ -235,7 +247,7 @@ def plain_step(net: nn.Module, precision: str) -> Callable[[Batch], None]:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
             source = None if batch.source is None else batch.source.ids
             logits = net(source, batch.tokens.ids, batch.target_positions)
-            loss = F.cross_entropy(logits, batch.targets, label_smoothing=SMOOTHING)
+            loss = loss_of(logits, batch.targets, label_smoothing=smoothing)
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), CLIP)
         optimizer.step()

@@ -1,13 +1,13 @@
 """Training speed on a GPU in tokens/s: heedful, torch.nn.Transformer and transformers.
 
 As `training_speed.py`: whole optimizer steps in bf16 autocast with fused Adam, the same batches, in
-one process in alternating rounds. Every system runs uncompiled and compiled by torch; its faster
-way is compared. Transformers uses torch's fused attention (sdpa).
+one process in alternating rounds. Every system runs uncompiled and compiled by torch, peers also
+with CUDA graphs at the smallest size, whose steps the host bounds; its fastest way is compared.
+Transformers uses torch's fused attention (sdpa).
 """
 
-import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -37,6 +37,7 @@ from heedful.parts.tokens import Tokens
 from heedful.zoo import gpt2
 from training_speed import (
     LABELS,
+    SMOOTHING,
     Marian,
     Size,
     TorchTransformer,
@@ -58,7 +59,10 @@ TEXTS = {
 }
 QUICK_PAIRS = {"base": Size(16, 2, 1, 32, 4, 8, 50)}
 QUICK_TEXTS = {"gpt2": Size(16, 2, 1, 64, 2, 16, 50)}
-WAYS = ("eager", "compiled")
+SMOOTHINGS = {True: SMOOTHING, False: 0.0}  # of pairs and of texts
+GRAPHED = ("base",)
+WAYS = ("eager", "compiled", "graphs")  # the last one for peers only
+MODES = {"compiled": None, "graphs": "reduce-overhead"}  # of torch.compile
 LARGE = 8192  # width of the product whose rate is the limit
 
 
@@ -83,12 +87,19 @@ def main() -> None:
     parser = gpu_parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="steps of a case in a round")
+    parser.add_argument("--sizes", help="those to measure, comma-separated; default: all")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     rounds, steps = (1, 1) if arguments.quick else (arguments.rounds, arguments.steps)
     pairs, texts = (QUICK_PAIRS, QUICK_TEXTS) if arguments.quick else (PAIRS, TEXTS)
-    measured = {name: measure(size, True, device, rounds, steps) for name, size in pairs.items()}
-    measured |= {name: measure(size, False, device, rounds, steps) for name, size in texts.items()}
+    sizes = {name: (size, name in pairs) for name, size in (pairs | texts).items()}
+    if arguments.sizes:
+        sizes = {name: sizes[name] for name in arguments.sizes.split(",")}
+    prepared = {
+        name: prepare(*size, name in GRAPHED and device.type == "cuda", device, steps)
+        for name, size in sizes.items()
+    }
+    measured = {name: measure(*cases, rounds) for name, cases in prepared.items()}
     limit = product_rate(device, 64 if arguments.quick else LARGE)
     write_results(
         "training_speed_gpu",
@@ -101,8 +112,11 @@ def main() -> None:
     )
 
 
-def measure(size: Size, has_pairs: bool, device: torch.device, rounds: int, steps: int) -> Measured:
-    """All systems at one size, each in both ways."""
+def prepare(
+    size: Size, has_pairs: bool, has_graphs: bool, device: torch.device, steps: int
+) -> tuple[dict[str, Callable[[], float]], Measured]:
+    """Functions that take steps, by system and way, all of which are compiled; and what is known
+    before they are timed."""
     torch.manual_seed(1)
     batches = make_batches(size, seed=1) if has_pairs else text_batches(size)
     batches = [batch.to(device) for batch in batches]
@@ -112,31 +126,53 @@ def measure(size: Size, has_pairs: bool, device: torch.device, rounds: int, step
     cases: dict[str, Callable[[], float]] = {}
     peak: dict[str, int] = {}
     flops, parameters = 0.0, 0
+    smoothing = SMOOTHINGS[has_pairs]
     for name, make in (PAIR_SYSTEMS if has_pairs else TEXT_SYSTEMS).items():
-        for way in WAYS:
+        for way in WAYS[: 3 if has_graphs and name != "heedful" else 2]:
             net = make(size).to(device)
-            compiled = way == "compiled"
             if name == "heedful":
                 parameters = sum(parameter.numel() for parameter in net.parameters())
-                step = heedful_step(net, PRECISION, compiled=compiled)
+                compiled = way == "compiled"
+                step = heedful_step(net, PRECISION, compiled=compiled, smoothing=smoothing)
                 if not compiled:
                     with kernels.unused(), ProductCounter() as products:
                         for batch in batches:
                             step(batch)
                     flops = products.flops / sum(batch.num_tokens for batch in batches)
             else:
-                if compiled:
-                    net.compile_body()
-                step = plain_step(net, PRECISION)
-            own = padded if name == "heedful" and compiled else batches
+                step = peer_step(net, way, smoothing)
+            own = padded if name == "heedful" and way == "compiled" else batches
             case = partial(finished, step, cycle(own), steps, device)
-            peak[f"{name} {way}"] = peak_of(case, device)
+            try:
+                peak[f"{name} {way}"] = peak_of(case, device)
+            except RuntimeError as error:
+                if way != "graphs":
+                    raise
+                print(f"{name} does not run in CUDA graphs: {str(error).splitlines()[0]}")
+                continue
             cases[f"{name} {way}"] = case
+    return cases, Measured({}, peak, flops, parameters)
+
+
+def measure(cases: dict[str, Callable[[], float]], known: Measured, rounds: int) -> Measured:
+    """The rates of the systems of a size."""
     rates = interleaved(cases, rounds=rounds)
     print({case: round(rate) for case, rate in medians(rates).items()}, flush=True)
-    del cases
-    gc.collect()
-    return Measured(rates, peak, flops, parameters)
+    return replace(known, tokens_per_second=rates)
+
+
+def peer_step(net: Any, way: str, smoothing: float) -> Callable[[Batch], None]:
+    """A step of a peer: stacks and loss compiled, or neither."""
+    if way == "eager":
+        return plain_step(net, PRECISION, smoothing=smoothing)
+    net.compile_body(MODES[way])
+    step = plain_step(net, PRECISION, smoothing=smoothing, loss_of=torch.compile(F.cross_entropy))
+
+    def marked(batch: Batch) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        step(batch)
+
+    return marked
 
 
 def finished(
@@ -161,7 +197,9 @@ def peak_of(case: Callable[[], float], device: torch.device) -> int:
     case()
     torch.cuda.reset_peak_memory_stats(device)
     case()
-    return torch.cuda.max_memory_allocated(device) - before
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
 
 
 def text_batches(size: Size) -> list[Batch]:
@@ -186,9 +224,9 @@ def text_batches(size: Size) -> list[Batch]:
 class PeerTransformer(TorchTransformer):
     """torch.nn.Transformer, whose stacks may be compiled."""
 
-    def compile_body(self) -> None:
+    def compile_body(self, mode: str | None) -> None:
         """Compile what does not depend on the number of targets."""
-        self.transformer.compile(dynamic=False)
+        self.transformer.compile(dynamic=False, mode=mode)
 
 
 class PeerMarian(Marian):
@@ -197,9 +235,9 @@ class PeerMarian(Marian):
     def __init__(self, size: Size) -> None:
         super().__init__(size, "sdpa")
 
-    def compile_body(self) -> None:
+    def compile_body(self, mode: str | None) -> None:
         """Compile what does not depend on the number of targets."""
-        self.net.model.compile(dynamic=False)
+        self.net.model.compile(dynamic=False, mode=mode)
 
 
 class PeerGPT2(nn.Module):
@@ -223,9 +261,9 @@ class PeerGPT2(nn.Module):
         self.net = GPT2LMHeadModel(config)
         self.net.set_attn_implementation("sdpa")
 
-    def compile_body(self) -> None:
+    def compile_body(self, mode: str | None) -> None:
         """Compile the whole net."""
-        self.compile(dynamic=False)
+        self.compile(dynamic=False, mode=mode)
 
     def forward(self, source: None, ids: Tensor, positions: Tensor) -> Tensor:
         """Logits (M, V)."""
@@ -285,7 +323,9 @@ def sections(
         "0.1 and label smoothing 0.1, lengths uniform in the last quarter of the width; texts have "
         f"full rows and neither. Rates are medians of {rounds} rounds of {steps} steps in one "
         "process, ratios medians of the ratios within a round. Compiled: heedful's blocks by "
-        "training.compile, the peers' stacks by torch.compile. Transformers uses sdpa."
+        "training.compile, the peers' stacks and loss by torch.compile; graphs: the peers' stacks "
+        "by its mode reduce-overhead, in CUDA graphs, at base, whose steps the host bounds. "
+        "Transformers uses sdpa."
     )
     header = ["size", "D", "heads", "layers", "F", "rows", "width", "vocabulary", "parameters"]
     rows = [
@@ -298,7 +338,7 @@ def sections(
         table(header, rows),
         "## Tokens per second, and their share of the rate of a large product",
         table(["", *measured], rate_rows(measured, limit)),
-        "## heedful's rate / peer's rate, each in its faster way",
+        "## heedful's rate / peer's rate, each in its fastest way",
         table(["", *measured], ratio_rows(measured)),
         "## Memory at the peak of a step, GB",
         table(["", *measured], peak_rows(measured)),
@@ -331,19 +371,19 @@ def rate_rows(measured: dict[str, Measured], limit: float) -> list[list[str]]:
 
 
 def ratio_rows(measured: dict[str, Measured]) -> list[list[str]]:
-    """Ratios of the faster ways."""
+    """Ratios of the fastest ways."""
     rows = []
     for name in ("torch", "transformers"):
         cells = []
         for found in measured.values():
-            ours, theirs = (faster(found, system) for system in ("heedful", name))
+            ours, theirs = (fastest_way(found, system) for system in ("heedful", name))
             cells.append(ratio(ours, theirs) if theirs else "")
         rows.append([label(f"{name} x").split(",")[0], *cells])
     return rows
 
 
-def faster(found: Measured, system: str) -> list[float] | None:
-    """The rates of a system's faster way; None: it was not measured."""
+def fastest_way(found: Measured, system: str) -> list[float] | None:
+    """The rates of a system's fastest way; None: it was not measured."""
     ways = [rates for case, rates in found.tokens_per_second.items() if case.startswith(system)]
     return max(ways, key=lambda rates: paired_ratio(rates, ways[0]), default=None)
 

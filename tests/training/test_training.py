@@ -23,7 +23,7 @@ from heedful.tasks.synthetic import Synthetic
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, StepDone
 from heedful.training.listeners import read_log
-from heedful.training.optimizer import make_optimizer, optimizer_tensors
+from heedful.training.optimizer import _orthogonal, _stacks, make_optimizer, optimizer_tensors
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import save_tensors
 from trainers import copied, evaluation, pairs, settings, small_net, trainer_of
@@ -185,6 +185,19 @@ def test_muon_is_used_for_matrices_of_blocks_and_adamw_for_all_else(monkeypatch,
             torch.testing.assert_close(p, expected[name], rtol=0, atol=1e-3)
         else:
             assert torch.equal(p, (expected if name in inside else rest)[name]), name
+
+
+@pytest.mark.parametrize("shape", [(5, 24, 8), (3, 8, 24)])
+def test_muon_updates_a_stack_of_matrices_as_each_alone(shape):
+    """As on a GPU, where matrices of one shape are updated at once."""
+    torch.manual_seed(0)
+    matrices = torch.randn(shape)
+    each = torch.stack([_orthogonal(matrix) for matrix in matrices])
+    torch.testing.assert_close(_orthogonal(matrices), each, rtol=0, atol=1e-5)
+    parameters = [torch.nn.Parameter(matrix) for matrix in matrices]
+    for parameter in parameters[1:]:
+        parameter.grad = torch.ones_like(parameter)
+    assert _stacks(parameters) == [[parameter] for parameter in parameters[1:]]
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from heedful.data.columns import Sequences, rows_of
 from heedful.data.plans import Windows
+from heedful.parts.helpers import move
 from heedful.parts.tokens import Tokens
 
 # `Tokens.longest_text` is rounded up to a multiple of this: a compiled training step is
@@ -53,7 +54,7 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         """The batch with its tensors on `device`; `indices` stay on the CPU."""
         moved: dict[str, Any] = {
-            name: value.to(device)
+            name: value.to(device) if isinstance(value, Tokens) else move(value, device)
             for name, value in vars(self).items()
             if isinstance(value, Tensor | Tokens)
         }

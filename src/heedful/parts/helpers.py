@@ -92,6 +92,13 @@ def simulated_device(device_type: str) -> Iterator[None]:
         _simulated.pop()
 
 
+def move(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on a device; the host does not wait until a GPU has it."""
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 @torch.no_grad()
 def make_weights_column_major(net: nn.Module) -> nn.Module:
     """Store the weight (out, in) of each linear layer column by column; values do not change.

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from heedful.errors import UserError, describe
+from heedful.parts.helpers import move
 
 PaddingSide = Literal["right", "left"]
 
@@ -126,7 +127,7 @@ class Tokens:
         """A copy on another device."""
         names = ("ids", "positions", "real", "segments", "real_index")
         tensors = {name: getattr(self, name) for name in names}
-        moved: Any = {n: None if t is None else t.to(device) for n, t in tensors.items()}
+        moved: Any = {n: None if t is None else move(t, device) for n, t in tensors.items()}
         return replace(self, **moved)
 
     def rows(self, first: int, last: int) -> "Tokens":

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from heedful.config import Optimizer
@@ -15,6 +16,7 @@ from heedful.training.shards import shard_like
 from heedful.zoo.names import trainable
 
 _MOMENTUM = 0.95  # Nesterov momentum of Muon
+_STACK_ELEMENTS = 2**24  # of matrices that Muon updates at once, which need some copies
 
 
 def make_optimizer(
@@ -107,30 +109,59 @@ class MuonWithAdamW(torch.optim.Optimizer):
         lr, decay = group["lr"], 1 - group["lr"] * group["weight_decay"]
         momentum_weight = torch.where(skipped, 0.0, 1 - _MOMENTUM)
         decay_factor = torch.where(skipped, 1.0, decay)
-        for matrix in group["params"]:
-            if matrix.grad is None:
-                continue
-            gradient = matrix.grad.masked_fill_(skipped, 0.0)
-            state = self.state[matrix]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(gradient)
-            momentum = state["momentum_buffer"].lerp_(gradient, momentum_weight)
-            update = _orthogonal(gradient.lerp(momentum, _MOMENTUM).to(self._type))
-            update.masked_fill_(skipped, 0.0)
-            matrix.mul_(decay_factor)
-            matrix.add_(update, alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
+        for matrices in _stacks(group["params"]):
+            directions = [self._direction(m, skipped, momentum_weight) for m in matrices]
+            stack = directions[0] if len(directions) == 1 else torch.stack(directions)
+            updates = _orthogonal(stack).masked_fill_(skipped, 0.0)
+            for matrix, update in zip(
+                matrices, (updates,) if len(matrices) == 1 else updates, strict=True
+            ):
+                matrix.mul_(decay_factor)
+                matrix.add_(update, alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
+
+    def _direction(self, matrix: Tensor, skipped: Tensor, weight: Tensor) -> Tensor:
+        """The momentum of a matrix by Nesterov's rule, in the type of the update."""
+        assert matrix.grad is not None
+        gradient = matrix.grad.masked_fill_(skipped, 0.0)
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        momentum = state["momentum_buffer"].lerp_(gradient, weight)
+        return gradient.lerp(momentum, _MOMENTUM).to(self._type)
 
 
-def _orthogonal(matrix: Tensor) -> Tensor:
-    """U Vᵀ of a matrix U S Vᵀ, approximated by five Newton-Schulz steps (Jordan et al.)."""
-    wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
-    wide = wide / wide.norm().clamp(min=1e-7)  # singular values of at most 1
+def _stacks(matrices: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Matrices with gradients, in lists that are updated at once.
+
+    On a GPU those of one shape are together, since there the launches of small products take most
+    of the time; elsewhere each is alone.
+    """
+    by_shape: dict[Any, list[Tensor]] = {}
+    for matrix in matrices:
+        if matrix.grad is not None:
+            by_shape.setdefault(matrix.shape, []).append(matrix)
+    stacks = []
+    for same in by_shape.values():
+        is_gpu = same[0].device.type == "cuda"
+        size = max(1, _STACK_ELEMENTS // same[0].numel()) if is_gpu else 1
+        stacks += [same[start : start + size] for start in range(0, len(same), size)]
+    return stacks
+
+
+def _orthogonal(matrices: Float[Tensor, "*N R C"]) -> Float[Tensor, "*N R C"]:
+    """U Vᵀ of a matrix U S Vᵀ, or of each of N matrices, approximated by five Newton-Schulz steps
+    (Jordan et al.)."""
+    is_tall, is_one = matrices.size(-2) > matrices.size(-1), matrices.dim() == 2
+    add_product: Any = torch.addmm if is_one else torch.baddbmm
+    wide = matrices.mT if is_tall else matrices
+    norms = wide.norm() if is_one else wide.norm(dim=(-2, -1), keepdim=True)
+    wide = wide / norms.clamp(min=1e-7)  # singular values of at most 1
     for _ in range(5):
-        gram = wide @ wide.T
-        wide = torch.addmm(
-            wide, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), wide, beta=3.4445
+        gram = wide @ wide.mT
+        wide = add_product(
+            wide, add_product(gram, gram, gram, beta=-4.7750, alpha=2.0315), wide, beta=3.4445
         )
-    return wide.T if matrix.size(0) > matrix.size(1) else wide
+    return wide.mT if is_tall else wide
 
 
 def _linears_of_blocks(net: nn.Module) -> list[Tensor]:
