@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -441,11 +442,16 @@ def test_evaluate_refuses_options_without_effect(
 
 
 def test_evaluate_keeps_a_first_row_whose_label_the_model_knows(commands, models, tmp_path):
-    file, rows = tmp_path / "test.tsv", [f"a dog\t{label}\n" for label in ["yes", "no"] * 6]
-    for first, count in {"a cat\tmaybe\n": 13, "text\tlabel\n": 12, "Satz\tKlasse\n": 12}.items():
-        file.write_text("".join([first, *rows]))
+    rows = [f"a dog\t{label}\n" for label in ["yes", "no"] * 6]
+    firsts = {"a cat\tmaybe\n": 13, "text\tlabel\n": 12, "Satz\tKlasse\n": 12}
+    for name, first in product(("test.tsv", "test.csv"), firsts):
+        content = "".join([first, *rows, "\u200b\tyes\n"])
+        file = tmp_path / name
+        file.write_text(content if name.endswith("tsv") else content.replace("\t", ","))
         ended = commands.run("evaluate", models["classes"], "--input", file, "--json")
-        assert json.loads(ended.out)["num_texts"] == count
+        assert json.loads(ended.out)["num_texts"] == firsts[first]
+        assert ("has names of columns" in ended.err) == (firsts[first] == 12)
+        assert "texts left out as empty: 1\n" in ended.err
 
 
 def test_evaluate_names_its_own_flags_for_columns_in_another_order(commands, models, tmp_path):

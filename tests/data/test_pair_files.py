@@ -156,12 +156,13 @@ def test_csv_has_quotes_separators_and_headers(tmp_path: Path) -> None:
         named = f"en{separator}de\n" + content
         rows = rows_of(tmp_path, "a.csv", named)
         assert pairs_of(rows) == expected
-        assert rows.report.left_out == {"names of columns (header=false keeps them)": 1}
+        assert (rows.report.num_headers, rows.report.left_out) == (1, {})
         assert rows.location(1).endswith("line 3")
         assert pairs_of(rows_of(tmp_path, "a.csv", named, header=False))[0] == ("en", "de")
     table = "id,German,English\n1,Hund,dog\n"
     by_name = rows_of(tmp_path, "a.csv", table, {"src": "English", "tgt": "German"})
     assert pairs_of(by_name) == [("dog", "Hund")]
+    assert by_name.report.summary() == "1 lines read, 1 pairs kept"
     by_number = rows_of(tmp_path, "a.csv", table, {"src": 3, "tgt": 2}, header=True)
     assert pairs_of(by_number) == [("dog", "Hund")]
     labels = rows_of(tmp_path, "b.csv", '"x, y",no\n', {"text": None, "label": None})

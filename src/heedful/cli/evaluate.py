@@ -291,8 +291,11 @@ def _labeled_rows(
     if rows.report.num_headers:
         whole = collect(replace(open_rows([path], columns, header=False), problem=problem))
         if whole[LABEL][0] in names:  # a row, whose label is rare here
-            return whole
-        typer.echo(f"{path}: the first line has names of columns, and is left out", err=True)
+            rows = whole
+        else:
+            typer.echo(f"{path}: the first line has names of columns, and is left out", err=True)
+    if rows.report.num_empty:
+        typer.echo(f"texts left out as empty: {rows.report.num_empty}", err=True)
     return rows
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from heedful.data.rows import Field
 from heedful.data.text_files import read_lines
 from heedful.data.tsv import has_names, header_columns
-from heedful.data.unit_blocks import Unit
+from heedful.data.unit_blocks import HEADER, Unit
 from heedful.errors import UserError
 
 _DELIMITERS = ",;\t|"
@@ -31,10 +31,11 @@ def csv_units(
     first = [row for _, row in zip(range(_SAMPLE), rows, strict=False)]
     if not first:
         return
-    explicit, reason = [field for field in fields.values() if field is not None], "names of columns"
+    explicit = [field for field in fields.values() if field is not None]
     width = len(first[0][1])
     cells = [row for _, row in first]
-    if any(isinstance(field, str) for field in explicit):
+    is_named = any(isinstance(field, str) for field in explicit)
+    if is_named:
         if not all(isinstance(field, str) for field in explicit) or len(explicit) < len(fields):
             raise UserError(f"{path}: give all columns by name or all by number, not some of each")
         columns, header = header_columns(path, cells[0], fields), True
@@ -53,7 +54,6 @@ def csv_units(
         if header is None:
             sample = [[row[i] for i in columns] for row in cells if len(row) == width]
             header = has_names(path, sample, fields, languages)
-            reason += " (header=false keeps them)"
     for number, (line, row) in enumerate(_chained(first, rows)):
         if len(row) != width:
             raise UserError(
@@ -62,8 +62,8 @@ def csv_units(
             )
         if number or not header:
             yield Unit(line, tuple(row[column] for column in columns))
-        else:
-            yield Unit(line, (), reason)
+        elif not is_named:
+            yield Unit(line, (), HEADER)
 
 
 def _chained(

@@ -11,6 +11,7 @@ from heedful.data.rows import Chunk, Rows
 
 _UNITS = 4_096
 _CHARACTERS = 1 << 20
+HEADER = "names of columns"  # why a first line is no row
 
 
 class Unit(NamedTuple):
@@ -66,7 +67,12 @@ class UnitBlock:
                 left_out[unit.left_out] = left_out.get(unit.left_out, 0) + 1
         lines = np.array([unit.line for unit in kept], np.int64)
         rows = Rows(texts, None, (self.name,), np.stack([np.zeros_like(lines), lines]))
-        rows.report = replace(rows.report, num_lines=len(self.units), left_out=left_out)
+        rows.report = replace(
+            rows.report,
+            num_lines=len(self.units),
+            num_headers=left_out.pop(HEADER, 0),
+            left_out=left_out,
+        )
         return rows
 
 
