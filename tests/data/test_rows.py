@@ -666,11 +666,12 @@ def test_a_header_setting_without_effect_is_refused(
         ("a.csv.gz", "is a table, not lines of text"),
         ("a.tmx.gz", "holds pairs, not lines of text"),
         ("a.json", r"convert it to \.tsv or \.jsonl"),
+        ("a.tsv", "has several columns; in a recipe, give it as file"),
         ("a.vtt.gz", "is a file of subtitles, not lines of text"),
     ],
 )
 def test_tables_are_not_read_as_lines_of_text(tmp_path: Path, name: str, problem: str) -> None:
-    path = file_of(tmp_path, name, '{"src": "a", "tgt": "b"}\n')
+    path = file_of(tmp_path, name, '\n{"src": "a",\t"tgt": "b"}\n')
     text = file_of(tmp_path, "b.txt", "a\n")
     with pytest.raises(UserError, match=problem):
         read_rows({"src": [path], "tgt": [text]})

@@ -33,7 +33,7 @@ from heedful.data.rows import (
     collect,
 )
 from heedful.data.tables import is_table, table_chunks, table_record_chunks
-from heedful.data.text_files import COMPRESSED, BlockPlace, check_no_document
+from heedful.data.text_files import COMPRESSED, BlockPlace, check_no_document, read_lines
 from heedful.data.tsv import tsv_chunks
 from heedful.data.unit_blocks import unit_chunks
 from heedful.errors import UserError
@@ -287,6 +287,9 @@ def _read_parallel_chunks(
         return unit_chunks(" and ".join(map(str, paths)), columns, subtitle_units(paths))
     for path in paths:
         _check_plain_text(path)
+        is_tsv = len(paths) > 1 and format_of(path) == "tsv"
+        if is_tsv and "\t" in next(filter(str.strip, read_lines(path)), ""):
+            raise UserError(f"{path} has several columns; in a recipe, give it as file")
     return line_chunks(columns, paths, places)
 
 
