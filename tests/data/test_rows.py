@@ -662,19 +662,22 @@ def test_a_header_setting_without_effect_is_refused(
         ("a.JSONL", "is a table, not lines of text"),
         ("a.ndjson.gz", "is a table, not lines of text"),
         ("a.Parquet", "is a table, not lines of text"),
-        ("a.csv", "is a table, not lines of text"),
+        ("a.csv", "is a table, not lines of text; in a recipe, give it as file"),
         ("a.csv.gz", "is a table, not lines of text"),
         ("a.tmx.gz", "holds pairs, not lines of text"),
         ("a.json", r"convert it to \.tsv or \.jsonl"),
+        ("a.tsv", "has several columns, not lines of text; in a recipe, give it as file"),
         ("a.vtt.gz", "is a file of subtitles, not lines of text"),
     ],
 )
 def test_tables_are_not_read_as_lines_of_text(tmp_path: Path, name: str, problem: str) -> None:
-    path = file_of(tmp_path, name, '{"src": "a", "tgt": "b"}\n')
+    path = file_of(tmp_path, name, '\n{"src": "a",\t"tgt": "b"}\n')
     text = file_of(tmp_path, "b.txt", "a\n")
     with pytest.raises(UserError, match=problem):
         read_rows({"src": [path], "tgt": [text]})
     if "csv" in name or "vtt" in name:
+        # A language model has no key `file`.
+        problem = problem.replace("in a recipe, give it as file", "name its column of texts")
         with pytest.raises(UserError, match=problem):
             read_rows([path])
 

@@ -32,7 +32,12 @@ from heedful.data.rows import (
     collect,
 )
 from heedful.data.tables import is_table, table_chunks, table_record_chunks
-from heedful.data.text_files import BlockPlace, check_no_document, without_compression
+from heedful.data.text_files import (
+    BlockPlace,
+    check_no_document,
+    read_lines,
+    without_compression,
+)
 from heedful.data.tsv import tsv_chunks
 from heedful.data.unit_blocks import unit_chunks
 from heedful.errors import UserError
@@ -270,7 +275,7 @@ def read_chunks(
             f"{path} must be a .tsv, .csv, .jsonl or .parquet file to hold {len(fields)} columns"
             f" ({', '.join(fields)}), or of pairs a .tmx, .xliff or .po file; convert it"
         )
-    _check_plain_text(path)
+    _check_plain_text(path, "name its column of texts, or save them as .txt or .jsonl")
     if unit == "line":
         return line_chunks([*fields], [path], places)
     [column] = fields
@@ -283,8 +288,11 @@ def _read_parallel_chunks(
     """The rows of line-parallel files in chunks, at least one; `places`: as in `read_chunks`."""
     if all(map(is_subtitles, paths)) and len(paths) == 2:
         return unit_chunks(" and ".join(map(str, paths)), columns, subtitle_units(paths))
+    advice = "in a recipe, give it as file"
     for path in paths:
-        _check_plain_text(path)
+        _check_plain_text(path, advice)
+        if format_of(path) == "tsv" and "\t" in next(filter(str.strip, read_lines(path)), ""):
+            raise UserError(f"{path} has several columns, not lines of text; {advice}")
     return line_chunks(columns, paths, places)
 
 
@@ -313,11 +321,15 @@ def _check_pairs(path: Path, fields: Mapping[str, Field | None]) -> None:
         raise UserError(f"{path} has no columns to name; leave the fields of src and tgt out")
 
 
-def _check_plain_text(path: Path) -> None:
-    """Raise UserError for a file whose name is that of another format."""
+def _check_plain_text(path: Path, advice: str) -> None:
+    """Raise UserError for a file whose name is that of another format.
+
+    Args:
+        advice: how to read a table.
+    """
     kind = format_of(path)
     if (kind == "table" and path.is_file()) or kind in ("jsonl", "csv"):
-        raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
+        raise UserError(f"{path} is a table, not lines of text; {advice}")
     if kind in PAIR_FORMATS:
         raise UserError(f"{path} holds pairs, not lines of text; in a recipe, give it as file")
     if is_subtitles(path):
