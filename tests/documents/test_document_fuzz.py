@@ -155,5 +155,6 @@ def test_catalogues_of_the_system(path: Path) -> None:
         )
         if not new.msgid_plural:
             assert new.msgstr == new.msgid
-            assert new.fuzzy
+    # What no model saw is not marked as a machine's.
+    assert sum(not new.fuzzy for new in after if not new.msgid_plural) <= counts.without_words
     assert counts.segments >= len(before)

@@ -153,7 +153,7 @@ def onnx(
     ONNX Runtime checks each graph against the net, for batches of several sizes, before it is
     written; examples/onnx_greedy.py runs them without heedful.
 
-    Example: heedful export onnx runs/translation translation-onnx --precision int8
+    Example: heedful export onnx runs/translation out-onnx --precision int8
     """
     from heedful.export import onnx
     from heedful.files import check_new

@@ -41,7 +41,7 @@ from heedful.pipelines.translation import Translator
 from heedful.progress import track
 
 # Of conversions of some net, by backend; `_precisions` has those of a model.
-PRECISIONS_OF = {
+PRECISIONS_OF: dict[str, Sequence[str]] = {
     "eager": (),
     CTranslate2.name: CT2_PRECISIONS,
     "compiled": ENCODER_PRECISIONS,

@@ -110,6 +110,6 @@ class TmxDocument(Document):
 
 
 def _is_mark(node: Node) -> bool:
-    """An element that an earlier translation of the file has added."""
+    """An element about the translation that is replaced: its origin, reasons for a review."""
     is_origin = node.name == "prop" and node.attributes.get("type") == "x-origin"
     return is_origin or (node.name == "note" and node.text.startswith(_NOTES))
