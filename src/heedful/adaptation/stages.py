@@ -163,7 +163,9 @@ def _checked(model: Translator, settings: Adaptation) -> Adaptation:
             "this model has several target languages, whose tags adapt does not set; fine-tune it "
             "by heedful train with init_from and data.corpora"
         )
-    paths = {name: [path.absolute() for path in getattr(settings, name)] for name in _TEXTS}
+    paths: dict[str, Any] = {
+        name: [path.absolute() for path in getattr(settings, name)] for name in _TEXTS
+    }
     return replace(settings, **paths)
 
 

@@ -114,7 +114,7 @@ def adapt(
 
     Example: heedful adapt runs/translation memory.tmx -o adapted
 
-    Example: heedful adapt opus-mt memory.tmx --general europarl.tsv --minutes 30 -o adapted
+    Example: heedful adapt opus-mt memory.tmx --general news.tsv -o adapted
     """
     from heedful.adaptation import adapt as run_adaptation
     from heedful.cli.lines import bars_on_stderr
