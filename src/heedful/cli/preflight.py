@@ -81,7 +81,9 @@ def _check(values: dict[str, Any]) -> None:
         raise UserError(f"no device {device}; use auto, cpu, cuda, cuda:1 or mps")
     if output is None:
         return
-    check_writable(output)
+    is_of_folder = isinstance(source := values.get("input"), Path) and source.is_dir()
+    if not (is_of_folder and output.is_dir()):  # the files of a folder are written to another one
+        check_writable(output)
     for name, value in _each_value(values):
         if name == "output" or not isinstance(value, Path) or not value.exists():
             continue
