@@ -267,5 +267,6 @@ def test_terms_of_a_glossary(
     with pytest.raises(UserError, match="with a glossary outputs are complete before"):
         next(model.stream("a", keep=False, glossary={"a": "a"}))
     monkeypatch.setattr(model, "metadata", replace(model.metadata, keep=None))
-    [output] = model.generate("page", return_details=True, glossary={"page": "auf"})
+    text = f"page {CHARACTERS[3]} 漢"  # as any other characters, without `keep`
+    [output] = model.generate(text, return_details=True, glossary={"page": "auf"})
     assert bool(re.search(r"\bauf\b", output.text)) != bool(output.reasons)

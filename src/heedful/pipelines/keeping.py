@@ -91,7 +91,7 @@ class Source:
         self.patterns = () if keep is None else keep.patterns
         self.terms = [] if glossary is None else glossary.find(text, self.patterns)
         self.masked = Masked(text, {}) if keep is None else mask_text(text, self.patterns)
-        self.masks = count_masks(self.masked.text)
+        self.masks = count_masks("" if keep is None else self.masked.text)
 
     def is_kept_by(self, output: Generation) -> bool:
         """True if an output has all terms, and the masks of the source, each as often, and no
@@ -201,7 +201,7 @@ def _search_again(
 
     def requiring(phrases: list[list[int]]) -> Options:
         """Options of a search for outputs with some phrases."""
-        own = {"require": [*options.require, *phrases], "coverage_penalty": 0.0}
+        own: dict[str, Any] = {"require": [*options.require, *phrases], "coverage_penalty": 0.0}
         return replace(wider, **own, num_groups=1, diversity_penalty=0.0)
 
     found = [first]
@@ -215,7 +215,7 @@ def _search_again(
         complete += [output for output in new if source.is_kept_by(output)][:1]
         found += new
     text, targets = source.with_masked_terms(first)
-    masks = [[mask_id(model.tgt_tokenizer, mask)] for mask in count_masks(text).elements()]
+    masks = [[mask_id(model.tgt_tokenizer, mask)] for mask in count_masks(text) if targets]
     for search in (wider, requiring(masks)) if targets else ():
         new = [replace(one, text=unmask(one.text, targets)) for one in outputs(text, search)]
         found += new
