@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,13 +14,12 @@ HEAD = {
     "zh": "| 测量 | heedful | 同时测量的其他程序 | 页面 |\n|---|---:|---|---|\n",
 }
 HOW = {
-    "en": """Measured on {}, by `benchmarks/`; decoding and encoding with every program in its
-fastest settings. What did not work is in [docs/log.md](docs/log.md).""",
-    "zh": """由 `benchmarks/` 在 {} 上测得；解码和编码时每个程序都用其最快的设置。
-没有效果的尝试见 [docs/log.md](docs/log.md)。""",
+    "en": "Measured on {}, by `benchmarks/`; decoding and encoding with every program in its "
+    "fastest settings. What did not work is in [docs/log.md](docs/log.md).",
+    "zh": "由 `benchmarks/` 在 {} 上测得；解码和编码时每个程序都用其最快的设置。"
+    "没有效果的尝试见 [docs/log.md](docs/log.md)。",
 }
 SHOWN_DECODING = (
-    ("base", 64, "decoding, translator of the size base, greedy, batch 64"),
     ("gpt2", 1, "decoding, GPT-2's size, greedy, batch 1"),
 )
 LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
@@ -29,29 +27,12 @@ LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino
 
 def render(language: str = "en") -> str:
     """The current lines between the markers of the README in a language."""
-    rows = [row for rows in (_quality, _speed, _students) for row in rows()]
+    rows = [row for rows in (_speed, _students) for row in rows()]
     machines = {_machine(_read(page)) for _, _, _, page in rows}
     links = [(*cells, f"[{page}](docs/results/{page}.md)") for *cells, page in rows]
     table = HEAD[language] + "".join(f"| {' | '.join(cells)} |\n" for cells in links)
     where = "; ".join(sorted(machines))
     return f"{table}\n{HOW[language].format(where)}\n"
-
-
-def _quality() -> Iterator[tuple[str, str, str, str]]:
-    scores = _read("multi30k")["scores"]
-    bleu = scores["beam 5"]["bleu"]["score"]
-    lowercase = scores["beam 5"]["tokenized_lowercase_bleu"]["score"]
-    name = f"Multi30k en-de, test 2016, BLEU (tokenized, lowercased: {lowercase:.1f})"
-    yield name, f"{bleu:.1f}", "–", "multi30k"
-    runs = _read("shakespeare")["runs"]
-    same, other = (mean(runs[name]["losses"]) for name in ("shakespeare", "peer"))
-    name = "tiny Shakespeare, nanoGPT's settings, test loss"
-    yield name, f"{same:.3f}", f"transformers GPT-2 in nanoGPT's loop {other:.3f}", "shakespeare"
-    sst2 = _read("sst2")
-    accuracy = mean(sst2["models"]["accuracy"]["student"])
-    baseline = sst2["tfidf"]["accuracy"]
-    name = "SST-2, distilled encoder, accuracy"
-    yield name, f"{accuracy:.1%}", f"TF-IDF and logistic regression {baseline:.1%}", "sst2"
 
 
 def _speed() -> Iterator[tuple[str, str, str, str]]:
