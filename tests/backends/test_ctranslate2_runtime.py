@@ -16,6 +16,7 @@ from backend_models import TEXTS, model_of
 from chance import fits_outcomes
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2 import runtime
+from heedful.backends.ctranslate2.refusals import option_reasons
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.registry import open_conversion
 from heedful.deploy.convert import convert_model
@@ -458,13 +459,13 @@ def test_avx512_is_used_on_processors_with_vnni_unless_the_user_names_another(
     assert found == [expected]  # known before the first model is opened
 
 
-def test_a_normalization_of_scores_that_it_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_a_normalization_of_scores_that_it_does_not_have_is_refused() -> None:
     """Also one that the search gains later: its scores would be those of `average`."""
     model = model_of("gpt2")
-    backend = backend_of(model, tmp_path)
-    rows = model.prompt_ids(["the cat"])
+    request = model.request(model.prompt_ids(["the cat"]), beam_size=4)
     for name, is_refused in (("average", False), ("gnmt", True), ("root", True)):
-        request = model.request(rows, beam_size=4)
-        object.__setattr__(request.options, "normalization", name)
-        reasons = backend.unsupported_reasons(rows, request)
-        assert any(f"normalization {name}" in reason for reason in reasons) == is_refused
+        options = copy.copy(request.options)
+        object.__setattr__(options, "normalization", name)
+        reasons = option_reasons(request._replace(options=options), "decoder_only")
+        expected = f"it has no option normalization of the model {name}"
+        assert (expected in reasons) == is_refused
