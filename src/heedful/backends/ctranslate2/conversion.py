@@ -164,6 +164,10 @@ def _attention_reasons(stack: Stack, causal: bool) -> Iterator[str]:
         position = attention.position
         if isinstance(position, AlibiBias) and not causal:
             yield "ALiBi in an encoder"
+        elif isinstance(position, RotaryPositions) and (
+            position.factor != 1 and 2 * len(position.table) < attention.head_dim
+        ):  # CTranslate2 has a factor of whole heads only
+            yield "rotary positions with a factor, on a part of each head"
         elif position is not None and not isinstance(
             position, RotaryPositions | RelativePositionBias | AlibiBias
         ):
