@@ -19,9 +19,7 @@ HOW = {
     "zh": "由 `benchmarks/` 在 {} 上测得；解码和编码时每个程序都用其最快的设置。"
     "没有效果的尝试见 [docs/log.md](docs/log.md)。",
 }
-SHOWN_DECODING = (
-    ("gpt2", 1, "decoding, GPT-2's size, greedy, batch 1"),
-)
+SHOWN_DECODING = (("gpt2", 1, "decoding, GPT-2's size, greedy, batch 1"),)
 LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 

@@ -1,0 +1,203 @@
+"""Translators of software: messages and help of LibreOffice, from its translation memory.
+
+DATA holds a folder for each language (de, zh-cn) with train.tmx.gz, valid.tsv.gz, test.po
+(messages) and test.help.tsv.gz (paragraphs). For each language the recipes `localization` and
+`translation` are trained, unless their runs are there; beside them stands the translation of the
+most similar source of the memory, found by RapidFuzz.
+"""
+
+import argparse
+import gzip
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polib
+from rapidfuzz import fuzz, process
+
+from common import argument_parser, command_line, facts, table, write_results
+from heedful.data.row_files import open_rows
+from heedful.data.rows import collect
+from heedful.evaluation.metrics import corpus_scores
+from runs import QUICK, RUNS, Run, finished_run, recipe_note
+
+LANGUAGES = {"de": "de", "zh-cn": "zh"}
+RECIPES = ("localization", "translation")
+METRICS = ["bleu", "chrf"]
+HUMAN, NEAREST = "human translation", "nearest source of the memory"
+# What a translation must keep, by patterns that are not those of heedful.
+PIECES = {
+    "numbers": r"\d+(?:[.,]\d+)*",
+    "placeholders": r"\$\(\w+\)|\$\{\w+\}|\$\w+\$?|%[A-Z]{2,}\w*|%\d?\$?[sdu]\b|\{\w*\}",
+    "tags": r"</?[A-Za-z][^<>]*>",
+}
+
+
+class Text(NamedTuple):
+    """A test set."""
+
+    name: str
+    sources: list[str]
+    references: list[str]
+
+
+def main() -> None:
+    """Train what is missing, translate the test sets, write the page."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the languages")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    parser.add_argument("--languages", nargs="+", default=[*LANGUAGES], choices=[*LANGUAGES])
+    parser.add_argument("--recipes", nargs="+", default=[*RECIPES], choices=RECIPES)
+    parser.add_argument("--steps", type=int, help="of every training; default: of its recipe")
+    parser.add_argument("--note", default="", help="the machine of the trainings")
+    arguments = parser.parse_args()
+    sections, data = [], {}
+    for language in arguments.languages:
+        section, data[language] = measure(language, arguments)
+        sections += section
+    write_results(
+        "localization",
+        "Software: translators from a translation memory",
+        [
+            "BLEU and chrF of greedy search are on whole test sets. A line keeps its numbers, "
+            "placeholders or tags if its translation has each as often as its source; points and "
+            "commas of numbers may be exchanged. Lines of the human translations are counted "
+            "likewise: they are no upper limit.",
+            *sections,
+        ],
+        {"languages": data},
+        directory=arguments.results,
+        command=command_line({arguments.data: "DATA", arguments.runs: "RUNS"}),
+        packages=("sacrebleu", "tokenizers", "scikit-learn", "rapidfuzz"),
+        made_on="Scored",
+    )
+
+
+def measure(language: str, arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """The sections of a language, and their figures."""
+    folder = arguments.data / language
+    tests = [messages(folder / "test.po"), help_texts(folder / "test.help.tsv.gz")]
+    outputs: dict[str, list[list[str]]] = {HUMAN: [test.references for test in tests]}
+    outputs[NEAREST] = nearest(folder / "train.tmx.gz", language, tests)
+    trained, notes, flagged, seconds = [], {}, {}, {}
+    for recipe in arguments.recipes:
+        run = run_of(recipe, language, folder, arguments)
+        model = run.model()
+        outputs[recipe], flagged[recipe], seconds[recipe] = [], [], []
+        for test in tests:
+            start = time.perf_counter()
+            results = model.generate(
+                test.sources, beam_size=1, too_long="truncate", return_details=True
+            )
+            seconds[recipe].append(time.perf_counter() - start)
+            outputs[recipe].append([translations[0].text for translations in results])
+            flagged[recipe].append(sum(bool(found[0].reasons) for found in results))
+        notes[f"Recipe `{recipe}`"] = (
+            f"{recipe_note(run, recipe)}; {run.end.step:,} steps, {run.minutes:.1f} minutes"
+        )
+        trained.append(run)
+    if arguments.note:
+        notes["Trained on"] = arguments.note
+    figures: dict[str, Any] = {"notes": notes, "tests": {}}
+    sections = [f"## English to {LANGUAGES[language]}", facts(notes)]
+    for index, test in enumerate(tests):
+        rows, shown = [], figures["tests"].setdefault(test.name, {})
+        for system, texts in outputs.items():
+            scores = corpus_scores(
+                texts[index], test.references, trg_lang=LANGUAGES[language], metrics=METRICS
+            )
+            kept = {name: kept_lines(name, test.sources, texts[index]) for name in (*PIECES, "all")}
+            shown[system] = scores.values() | {"kept": kept}
+            is_human = system == HUMAN
+            row = [
+                system,
+                *("–" if is_human else f"{scores.values()[name]:.1f}" for name in METRICS),
+            ]
+            row += [f"{count} of {total}" for count, total in kept.values()]
+            is_model = system in flagged
+            shown[system] |= (
+                {"flagged": flagged[system][index], "seconds": seconds[system][index]}
+                if is_model
+                else {}
+            )
+            row.append(str(flagged[system][index]) if is_model else "–")
+            rows.append(row)
+        header = [test.name, "BLEU", "chrF", *PIECES, "all kept", "marked for review"]
+        sections += [f"{len(test.sources):,} {test.name}:", table(header, rows)]
+    return sections, figures
+
+
+def run_of(recipe: str, language: str, folder: Path, arguments: argparse.Namespace) -> Run:
+    """The finished run of a recipe, which is trained if it is missing."""
+    valid = arguments.runs / f"localization-{language}.valid.tsv"
+    if not valid.is_file():
+        valid.parent.mkdir(parents=True, exist_ok=True)
+        valid.write_bytes(gzip.decompress((folder / "valid.tsv.gz").read_bytes()))
+    settings = [
+        f"data.train.file={folder / 'train.tmx.gz'}",
+        f"data.valid.file={valid}",
+        "data.valid.src_field=1",
+        "data.valid.tgt_field=2",
+        "data.src_language=en",
+        f"data.tgt_language={LANGUAGES[language]}",
+        "training.parallel=none",
+    ]
+    if arguments.steps:
+        settings.append(f"training.max_steps={arguments.steps}")
+    if arguments.quick:
+        settings += QUICK
+    return finished_run(recipe, arguments.runs / f"{recipe}-{language}", settings)
+
+
+def messages(path: Path) -> Text:
+    """The translated messages of a catalogue, each in one line."""
+    entries = [entry for entry in polib.pofile(str(path)) if entry.msgstr]
+    return Text("messages", [line(e.msgid) for e in entries], [line(e.msgstr) for e in entries])
+
+
+def help_texts(path: Path) -> Text:
+    """The pairs of a file of tab-separated lines."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        pairs = [text.rstrip("\n").split("\t")[:2] for text in file]
+    return Text("paragraphs of help", [src for src, _ in pairs], [tgt for _, tgt in pairs])
+
+
+def line(text: str) -> str:
+    """A text with line breaks as in the file of validation."""
+    return text.replace("\n", "\\n").replace("\t", " ")
+
+
+def nearest(path: Path, language: str, tests: Sequence[Text]) -> list[list[str]]:
+    """For each source the translation of the most similar source of the memory."""
+    languages = {"src": "en", "tgt": LANGUAGES[language]}
+    rows = collect(open_rows([path], {"src": None, "tgt": None}, languages=languages))
+    sources, targets = list(rows["src"]), list(rows["tgt"])
+    results = []
+    for test in tests:
+        found = process.cdist(test.sources, sources, scorer=fuzz.ratio, score_cutoff=40, workers=-1)
+        results.append([line(targets[index]) for index in found.argmax(1).tolist()])
+    return results
+
+
+def pieces(name: str, text: str) -> Counter[str]:
+    """The pieces of a kind, or of all kinds."""
+    patterns = PIECES.values() if name == "all" else [PIECES[name]]
+    found = (match for pattern in patterns for match in re.findall(pattern, text))
+    return Counter(re.sub(r"(?<=\d)[.,](?=\d)", "", match) for match in found)
+
+
+def kept_lines(name: str, sources: list[str], outputs: list[str]) -> tuple[int, int]:
+    """The lines that keep their pieces, and those that have any."""
+    with_pieces = [
+        (pieces(name, source), output)
+        for source, output in zip(sources, outputs, strict=True)
+        if pieces(name, source)
+    ]
+    return sum(pieces(name, output) == own for own, output in with_pieces), len(with_pieces)
+
+
+if __name__ == "__main__":
+    main()
