@@ -334,8 +334,6 @@ def _content(
         columns["scores"] = [[_finite(one.score) for one in all_] for all_ in translations]
     if body.alignments is not None:
         columns["alignments"] = [[one.alignment for one in all_] for all_ in translations]
-    if any(best.reasons for best, *_ in translations):
-        columns["reasons"] = [best.reasons for best, *_ in translations]
     if detected is not None:
         columns["detectedLanguage"] = detected
     is_single = isinstance(body.q, str)
