@@ -60,6 +60,37 @@ def without_rows(model: Any, options: Options) -> GenerationRequest:
     )
 
 
+def prefixes_of(model: Any, numbers: Sequence[int], options: Options) -> list[list[int]] | None:
+    """The ids that the outputs of some prompts begin with, by their index; None: any.
+
+    Args:
+        model: a `Generator`.
+
+    Raises:
+        UserError: as `prefix_ids`.
+    """
+    texts = options.prefixes
+    if texts is None:
+        return None
+    return [prefix_ids(texts[number], options.banned, model.tgt_tokenizer) for number in numbers]
+
+
+def check_limits(limits: Sequence[int], numbers: Sequence[int], options: Options) -> None:
+    """Raise UserError for a prompt whose limit of new tokens is below `min_new_tokens`.
+
+    Args:
+        limits: of some prompts.
+        numbers: their index among all prompts.
+    """
+    least = options.min_new_tokens or 0
+    if least > (shortest := min(limits, default=least)):
+        index = numbers[limits.index(shortest)]
+        raise UserError(
+            f"prompt {options.number(index)} may have {shortest} new tokens, but min_new_tokens is "
+            f"{least}: ask for fewer, or set max_new_tokens"
+        )
+
+
 def options_for_ids(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a search from ids that `prompt_ids` made of texts with these options.
 

@@ -20,7 +20,7 @@ from heedful.pipelines.generations import FAILURES, Generation, TextPieces, text
 from heedful.pipelines.inputs import as_batch, check_counts
 from heedful.pipelines.keywords import GenerationKeywords
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
-from heedful.pipelines.requests import prefix_ids, without_rows
+from heedful.pipelines.requests import check_limits, prefixes_of, without_rows
 
 _SEEDS = 2**31
 _PLAIN = {int, float, str, bool, type(None)}  # immutable: options of these can be cached
@@ -401,27 +401,16 @@ class Generator(SavedModel):
         self, rows: list[list[int]], numbers: list[int], options: Options
     ) -> GenerationRequest:
         """The request of a batch; `numbers`: the index of each row among all prompts."""
-        request, texts = self._last_request, options.prefixes
+        request = self._last_request
         if request is None or request.options is not options:
             request = without_rows(self, options)
             self._last_request = request if options.draft is None else None  # a draft may be large
-        prefixes = None
-        if texts is not None:
-            banned, tokenizer = options.banned, self.tgt_tokenizer
-            prefixes = [prefix_ids(texts[number], banned, tokenizer) for number in numbers]
         limits = [self.length_limit(row, options) for row in rows]
-        least = options.min_new_tokens or 0
-        if least > (shortest := min(limits, default=least)):
-            index = limits.index(shortest)
-            raise UserError(
-                f"prompt {options.number(numbers[index])} may have {shortest} new "
-                f"tokens, but min_new_tokens is {least}: ask for fewer, or set "
-                "max_new_tokens"
-            )
+        check_limits(limits, numbers, options)
         return request._replace(
             max_new_tokens=limits,
             prompt_numbers=numbers,
-            output_prefixes=prefixes,
+            output_prefixes=prefixes_of(self, numbers, options),
             seeds=options.seeds(numbers),
         )
 
