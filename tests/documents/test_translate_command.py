@@ -162,7 +162,7 @@ def test_terms_and_a_table_of_the_worst_translations(
         (("text", "--quality"), "for lines there is --review"),
         (("-i", "a.srt", "--review", "a.srt"), "--review a.srt is the input or the output"),
         (("text", "--glossary", "none.tsv"), "cannot read none.tsv"),
-        (("text", "--glossary", "a.srt"), "a.srt, line 1: 1 columns where a glossary has 2"),
+        (("text", "--glossary", "a.srt"), "a.srt, line 1: a glossary has 2 columns"),
     ],
 )
 def test_wrong_uses_are_one_line(

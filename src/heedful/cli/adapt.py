@@ -102,7 +102,7 @@ def adapt(
 ) -> None:
     """Adapt a translator to a translation memory, in minutes on a CPU.
 
-    Fine-tunes the model on the units of the memory and, so that it forgets nothing, on general
+    Fine-tunes the model on the units of the memory and, so that it forgets less, on general
     pairs: those of --general, or the training data of a run. A plan with its time comes first, and
     BLEU and chrF before and after last: on held-out units, none of whose sources is trained on, and
     on held-out general pairs. The weights are a mean of the old and the trained ones, with the

@@ -60,8 +60,8 @@ def _table(text: str, path: Path, languages: Languages) -> Iterator[Term]:
     for number, cells in rows:
         if len(cells) != 2:
             raise UserError(
-                f"{path}, line {number}: {len(cells)} columns where a glossary has 2, with a tab "
-                "between them: TERM<tab>TRANSLATION"
+                f"{path}, line {number}: a glossary has 2 columns, TERM<tab>TRANSLATION; this line "
+                f"has {len(cells)}"
             )
     known = {side: tag for side, tag in zip(("src", "tgt"), languages, strict=True) if tag}
     try:
