@@ -126,6 +126,8 @@ def small_overrides(name, folder):
     if name == "multi30k-distilled":  # its sizes are its teacher's
         changes = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
     else:
+        if recipe.data.keep:  # whose masks are tokens
+            changes["tokenizer.vocab_size"] = 200
         is_translator = recipe.model.get("architecture") == "vaswani2017"
         changes |= TWO_STACKS if is_translator else ONE_STACK
     if "sample_tokens" in recipe.objective:

@@ -459,11 +459,13 @@ def test_policies() -> None:
 def test_a_quality_is_a_note_beside_the_translation(text: str) -> None:
     name = "a.po" if text is PO else "a.tmx" if text is TMX else "a.xlf"
     document = read_document(text.encode(), name, ("en", "de"))
-    document.segments[0].result = Result(document.segments[0].text, ("odd",), quality=71.6)
+    document.segments[0].result = Result(
+        document.segments[0].text, ("odd",), origin="model", quality=71.6
+    )
     written = document.to_bytes()
     assert written.count(b"quality: 72") == 1
     assert written.count(b"needs review: odd") == 1
     again = read_document(written, name, ("en", "de"))
-    again.segments[0].result = Result(again.segments[0].text)
+    again.segments[0].result = Result(again.segments[0].text, origin="model")
     if text is PO:
         assert b"quality" not in again.to_bytes()

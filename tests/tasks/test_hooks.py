@@ -18,8 +18,9 @@ TASKS = ["translation", "language_modeling", "sft", "masked_lm", "denoising", "c
 ROOT = Path(__file__).parents[2]
 
 
-# Hooks that only a compiled run, or one that starts from another model, calls.
+# Hooks that only a compiled run, one with noise, or one that starts from another model, calls.
 NOT_ALWAYS = ("plan_rows", "row_lengths", "batch_shapes", "num_rows", "adapt_tokenizers", "problem")
+NOT_ALWAYS += ("row_noise",)
 
 
 def documented_hooks() -> list[str]:

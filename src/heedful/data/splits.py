@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
-from heedful.config import DEFAULT_VALID_ROWS
 from heedful.data.invisible import without_invisible
 from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, TextUnit, hash_cells
 from heedful.errors import UserError
@@ -133,6 +132,8 @@ def split_by_source(
     """
     num_rows = len(sources)
     if size is None:
+        from heedful.config import DEFAULT_VALID_ROWS  # whose schema a translation needs not
+
         size = min(DEFAULT_VALID_ROWS, max(1, num_rows // 10))
     count = int(size) if size >= 1 else max(1, floor(num_rows * Fraction(str(size))))
     if num_rows < 2 * count:

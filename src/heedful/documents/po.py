@@ -152,8 +152,8 @@ class PoDocument(Document):
         source = [line for key in keys for line in self._lines[slice(*entry.lines[key])]]
         after = max(stop for _, stop in entry.lines.values())
         return [
-            *self._drafts(message, comments),
             *notes,
+            *self._drafts(message, comments),
             *comments,
             *source,
             *(line for index in range(len(segments)) for line in self._form(message, index)),

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from heedful.data.language_tags import is_same_language
-from heedful.data.tsv import ColumnOrderError, has_names
 from heedful.data.xml_nodes import Node, NodeReader
 from heedful.errors import UserError, describe
 from heedful.fidelity.terms import Glossary, Term, term_of
@@ -55,6 +54,8 @@ def _read_terms(path: Path, languages: Languages) -> list[Term]:
 
 def _table(text: str, path: Path, languages: Languages) -> Iterator[Term]:
     """The rows of a table; its first line may name the columns."""
+    from heedful.data.tsv import ColumnOrderError, has_names  # which import NumPy
+
     lines = text.removeprefix("\ufeff").split("\n")
     rows = [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip()]
     for number, cells in rows:
