@@ -126,8 +126,6 @@ def small_overrides(name, folder):
     if name == "multi30k-distilled":  # its sizes are its teacher's
         changes = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
     else:
-        if recipe.data.keep:  # whose masks are tokens
-            changes["tokenizer.vocab_size"] = 200
         is_translator = recipe.model.get("architecture") == "vaswani2017"
         changes |= TWO_STACKS if is_translator else ONE_STACK
     if "sample_tokens" in recipe.objective:
@@ -138,7 +136,8 @@ def small_overrides(name, folder):
         counts = {"num_train": 60, "num_valid": 5, "num_test": 5}
         return changes | DECODED | {f"data.generated.{key}": n for key, n in counts.items()}
     if recipe.tokenizer.vocab_size is not None and name not in TEACHERS:
-        changes["tokenizer.vocab_size"] = {"byte_bpe": 300}.get(recipe.tokenizer.kind, 60)
+        size = 200 if recipe.data.keep else 60  # masks are tokens
+        changes["tokenizer.vocab_size"] = {"byte_bpe": 300}.get(recipe.tokenizer.kind, size)
     colors = ["red", "old", "shy", "yellow", "brown"]
     animals = ["dog", "cat", "cow", "mouse", "horse", "owl"]
     lines = [f"the {c} {a} sees a {b} ." for c in colors for a in animals for b in animals]
