@@ -19,7 +19,7 @@ from heedful.training.events import Evaluated, RunFinished
 from heedful.training.listeners import RunDisplay, read_log
 
 PICTURE = Path(__file__).resolve().parent / "terminal.svg"
-WIDTH = 96
+WIDTH = 106
 NAME = "runs/de"  # of the run, in the commands that are shown
 TRAIN = "heedful train localization --set data.train.file=memory.tmx"
 TRAIN += f" \\\n    --set data.src_language=en --set data.tgt_language=de --out {NAME}"
@@ -28,10 +28,10 @@ msgstr ""
 "Content-Type: text/plain; charset=UTF-8\\n"
 "Language: de\\n"
 
-msgid "The file %s could not be opened."
+msgid "Do you want to replace the file %s?"
 msgstr ""
 
-msgid "Version 7.4.2 of $(PRODUCTNAME) is <b>available</b>."
+msgid "Insert $(ARG1) rows"
 msgstr ""
 """
 # Rich's frame of a window without its font, which is on another host, and without a title.
@@ -96,7 +96,7 @@ def draw(run: Path) -> str:
         show(f"heedful translate {NAME} -i app.po -o app.de.po", counts)
         show("tail -n 7 app.de.po", translated[-7:])
         checks = output("verify", str(run), folder=folder)
-        show(f"heedful verify {NAME} | head -n 7", checks[:7])
+        show(f"heedful verify {NAME} | head -n 5", checks[:5])
     return console.export_svg(theme=THEME, code_format=FORMAT, title="")
 
 
