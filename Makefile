@@ -135,6 +135,7 @@ ifneq ($(DATA),)
 	$(BIN)/python benchmarks/shakespeare.py --data '$(DATA)/tinyshakespeare'
 	$(BIN)/python benchmarks/sst2.py --data '$(DATA)/sst2'
 	$(BIN)/python benchmarks/bands.py --data '$(DATA)'
+	$(BIN)/python benchmarks/localization.py --data '$(DATA)/libreoffice'
 endif
 
 bench-decoding: $(STAMP)

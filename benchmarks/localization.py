@@ -62,7 +62,7 @@ def main() -> None:
         "localization",
         "Software: translators from a translation memory",
         [
-            "BLEU and chrF of greedy search are on whole test sets. A line keeps its numbers, "
+            "BLEU and chrF are of whole test sets. A line keeps its numbers, "
             "placeholders or tags if its translation has each as often as its source; points and "
             "commas of numbers may be exchanged. Lines of the human translations are counted "
             "likewise: they are no upper limit.",
@@ -76,58 +76,76 @@ def main() -> None:
     )
 
 
+class System(NamedTuple):
+    """What translates the test sets.
+
+    Attributes:
+        outputs: of each test set.
+        flagged, seconds: lines marked for a review, and the time, by test set; empty: no model.
+    """
+
+    outputs: list[list[str]]
+    flagged: Sequence[int] = ()
+    seconds: Sequence[float] = ()
+
+
 def measure(language: str, arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     """The sections of a language, and their figures."""
     folder = arguments.data / language
     tests = [messages(folder / "test.po"), help_texts(folder / "test.help.tsv.gz")]
-    outputs: dict[str, list[list[str]]] = {HUMAN: [test.references for test in tests]}
-    outputs[NEAREST] = nearest(folder / "train.tmx.gz", language, tests)
-    trained, notes, flagged, seconds = [], {}, {}, {}
+    systems = {
+        HUMAN: System([test.references for test in tests]),
+        NEAREST: System(nearest(folder / "train.tmx.gz", language, tests)),
+    }
+    notes = {}
     for recipe in arguments.recipes:
         run = run_of(recipe, language, folder, arguments)
-        model = run.model()
-        outputs[recipe], flagged[recipe], seconds[recipe] = [], [], []
-        for test in tests:
-            start = time.perf_counter()
-            results = model.generate(
-                test.sources, beam_size=1, too_long="truncate", return_details=True
-            )
-            seconds[recipe].append(time.perf_counter() - start)
-            outputs[recipe].append([translations[0].text for translations in results])
-            flagged[recipe].append(sum(bool(found[0].reasons) for found in results))
+        systems[recipe], beam = translated(run, tests)
         notes[f"Recipe `{recipe}`"] = (
-            f"{recipe_note(run, recipe)}; {run.end.step:,} steps, {run.minutes:.1f} minutes"
+            f"{recipe_note(run, recipe)}; {run.end.step:,} steps, {run.minutes:.1f} minutes; "
+            f"beams of {beam}"
         )
-        trained.append(run)
     if arguments.note:
         notes["Trained on"] = arguments.note
     figures: dict[str, Any] = {"notes": notes, "tests": {}}
     sections = [f"## English to {LANGUAGES[language]}", facts(notes)]
     for index, test in enumerate(tests):
-        rows, shown = [], figures["tests"].setdefault(test.name, {})
-        for system, texts in outputs.items():
-            scores = corpus_scores(
-                texts[index], test.references, trg_lang=LANGUAGES[language], metrics=METRICS
-            )
-            kept = {name: kept_lines(name, test.sources, texts[index]) for name in (*PIECES, "all")}
-            shown[system] = scores.values() | {"kept": kept}
-            is_human = system == HUMAN
-            row = [
-                system,
-                *("–" if is_human else f"{scores.values()[name]:.1f}" for name in METRICS),
-            ]
-            row += [f"{count} of {total}" for count, total in kept.values()]
-            is_model = system in flagged
-            shown[system] |= (
-                {"flagged": flagged[system][index], "seconds": seconds[system][index]}
-                if is_model
-                else {}
-            )
-            row.append(str(flagged[system][index]) if is_model else "–")
-            rows.append(row)
+        rows, figures["tests"][test.name] = scored(test, index, systems, LANGUAGES[language])
         header = [test.name, "BLEU", "chrF", *PIECES, "all kept", "marked for review"]
         sections += [f"{len(test.sources):,} {test.name}:", table(header, rows)]
     return sections, figures
+
+
+def translated(run: Run, tests: Sequence[Text]) -> tuple[System, int]:
+    """The translations of a run's model by its default search, and the size of its beam."""
+    model, outputs, flagged, seconds = run.model(), [], [], []
+    for test in tests:
+        start = time.perf_counter()
+        results = model.generate(test.sources, too_long="truncate", return_details=True)
+        seconds.append(time.perf_counter() - start)
+        outputs.append([found[0].text for found in results])
+        flagged.append(sum(bool(found[0].reasons) for found in results))
+    return System(outputs, flagged, seconds), model.options().beam_size
+
+
+def scored(
+    test: Text, index: int, systems: dict[str, System], language: str
+) -> tuple[list[list[str]], dict[str, Any]]:
+    """A row of the table for each system, and the figures."""
+    rows, figures = [], {}
+    for name, system in systems.items():
+        texts = system.outputs[index]
+        kept = {kind: kept_lines(kind, test.sources, texts) for kind in (*PIECES, "all")}
+        scores = corpus_scores(texts, test.references, trg_lang=language, metrics=METRICS).values()
+        figures[name] = {**scores, "kept": kept}
+        shown = ["–" if name == HUMAN else f"{scores[metric]:.1f}" for metric in METRICS]
+        shown += [f"{count} of {total}" for count, total in kept.values()]
+        flagged = "–"
+        if system.flagged:
+            flagged = f"{system.flagged[index]:,}"
+            figures[name] |= {"flagged": system.flagged[index], "seconds": system.seconds[index]}
+        rows.append([name, *shown, flagged])
+    return rows, figures
 
 
 def run_of(recipe: str, language: str, folder: Path, arguments: argparse.Namespace) -> Run:

@@ -25,12 +25,25 @@ LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino
 
 def render(language: str = "en") -> str:
     """The current lines between the markers of the README in a language."""
-    rows = [row for rows in (_speed, _students) for row in rows()]
+    rows = [row for rows in (_localization, _speed, _students) for row in rows()]
     machines = {_machine(_read(page)) for _, _, _, page in rows}
     links = [(*cells, f"[{page}](docs/results/{page}.md)") for *cells, page in rows]
     table = HEAD[language] + "".join(f"| {' | '.join(cells)} |\n" for cells in links)
     where = "; ".join(sorted(machines))
     return f"{table}\n{HOW[language].format(where)}\n"
+
+
+def _localization() -> Iterator[tuple[str, str, str, str]]:
+    tests = _read("localization")["languages"]["de"]["tests"].values()
+
+    def text(system: str) -> str:
+        kept, lines = zip(*(test[system]["kept"]["all"] for test in tests), strict=True)
+        return f"{sum(kept)} of {sum(lines)}"
+
+    name = "software and its help, en-de: lines that keep their numbers, placeholders and tags"
+    others = f"the same net without `data.keep` {text('translation')}"
+    others += f", human translations {text('human translation')}"
+    yield name, text("localization"), others, "localization"
 
 
 def _speed() -> Iterator[tuple[str, str, str, str]]:

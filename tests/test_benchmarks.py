@@ -569,6 +569,32 @@ def test_translation(bench: Bench, tmp_path: Path, text: Path, name: str, target
     assert again.split("## Command, versions")[0] == page.split("## Command, versions")[0]
 
 
+def test_localization(bench: Bench, tmp_path: Path) -> None:
+    data = tmp_path / "data" / "de"
+    data.mkdir(parents=True)
+    pairs = [(f"Page {n} of %s", f"Seite {n} von %s") for n in range(30)]
+    units = "".join(
+        f'<tu><tuv xml:lang="en"><seg>{src}</seg></tuv>'
+        f'<tuv xml:lang="de"><seg>{tgt}</seg></tuv></tu>'
+        for src, tgt in pairs
+    )
+    memory = f'<tmx version="1.4"><header srclang="en"/><body>{units}</body></tmx>'
+    (data / "train.tmx.gz").write_bytes(gzip.compress(memory.encode()))
+    lines = "".join(f"{src} <b>\t{tgt} <b>\n" for src, tgt in pairs[:4]).encode()
+    for name in ("valid.tsv.gz", "test.help.tsv.gz"):
+        (data / name).write_bytes(gzip.compress(lines))
+    (data / "test.po").write_text('msgid "Page 3"\nmsgstr "Seite 3"\n', encoding="utf-8")
+    runs = tmp_path / "runs"
+    page, content = bench("localization", "--data", str(data.parent), "--runs", str(runs),
+                          "--languages", "de")  # fmt: skip
+    for test, count in (("messages", 1), ("paragraphs of help", 4)):
+        systems = content["languages"]["de"]["tests"][test]
+        assert systems["localization"]["kept"]["all"] == [count, count]
+        assert systems["human translation"]["kept"]["numbers"] == [count, count]
+        assert {"translation", "nearest source of the memory"} < systems.keys()
+    assert "| localization |" in page
+
+
 def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
     from runs import QUICK, finished_run  # type: ignore[import-not-found]
 
