@@ -190,6 +190,14 @@ def test_a_text_that_is_left_out_is_not_searched_for_and_stays_blank(model: Tran
     assert (output.text, output.ids, output.reasons) == ("", [], ())
 
 
+def test_a_text_that_is_cut_is_counted_once(model: Translator, monkeypatch: Any) -> None:
+    monkeypatch.setattr(model, "num_truncated", 0)
+    options: Any = {"too_long": "truncate", "max_new_tokens": 2, "return_details": True}
+    [output] = model.generate("open %s " * 200, **options)
+    assert output.reasons
+    assert model.num_truncated == 1
+
+
 def test_private_characters_of_a_source_are_not_lost(model: Translator) -> None:
     text = f"open {CHARACTERS[3]} on"
     [output] = kept_generations(model, text, [generation(text)], model.options())

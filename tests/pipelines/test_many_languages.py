@@ -129,6 +129,27 @@ def test_a_language_that_is_missing_or_unknown_is_refused(
     assert model.translate(row, **keys)[0][0] == model.target_ids("a", model.options(**keys))[0]
 
 
+def test_a_glossary_is_of_the_languages_of_the_call(imported: Imported, tmp_path: Path) -> None:
+    """Those that are given, or the model's own, for which a missing term is searched for."""
+    model, path = imported.model, tmp_path / "terms.tbx"
+    path.write_text(
+        '<martif><text><body><termEntry><langSet xml:lang="en"><tig><term>fox</term></tig>'
+        '</langSet><langSet xml:lang="de"><tig><term>Männer</term></tig></langSet></termEntry>'
+        "</body></text></martif>",
+        encoding="utf-8",
+    )
+    languages: Any = {"src_language": "en", "tgt_language": "de"}
+    keys: Any = {"glossary": path, "max_new_tokens": 8, "return_details": True}
+    [found] = model.translate("The fox", **languages, **keys)
+    assert "Männer" in found.text
+    plain = model.metadata
+    model.metadata = replace(plain, **languages)
+    try:
+        assert model.translate("The fox", **keys) == [found]
+    finally:
+        model.metadata = plain
+
+
 def test_fine_tuning_begins_targets_with_the_token_of_their_language(
     imported: Imported, tmp_path: Path
 ) -> None:
