@@ -1,6 +1,7 @@
 """`heedful translate` of documents: the file whole or not at all, what is kept and what is said."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polib
@@ -9,6 +10,9 @@ import pytest
 from backend_models import model_of
 from commands import Outcome, assert_refused, tree
 from document_samples import DOCX_RUNS, HTML, PO, SRT, make_docx
+from heedful.cli.review import ReviewTable
+from heedful.documents.segments import Result, Segment
+from heedful.pipelines.generations import Generation
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +144,42 @@ def test_terms_and_a_table_of_the_worst_translations(
     assert "quality: " not in output.read_text()
     assert translate("-i", source, "-o", output, "--quality") == rows
     assert output.read_text().count("# quality: ") > 1
+
+
+def test_a_review_has_what_has_no_translation_and_pieces_that_differ(tmp_path: Path) -> None:
+    def output(text: str, log_prob: float = 0.0) -> Generation:
+        return Generation(text, [2], log_prob, log_prob, True)
+
+    table = ReviewTable(tmp_path / "r.tsv", [])
+    rows = {
+        "fine": [output("gut", -0.5)],
+        "": [output("")],
+        "blank": [output("")],
+        "open 5 %s": [output("auf")],
+        "One. Two.": [output("Eins."), output("")],
+    }
+    list(table.remember(iter([[*rows]])))
+    for outputs in rows.values():
+        table.add(" ".join(one.text for one in outputs).strip(), outputs)
+    segments = [
+        Segment("kept", 1, "behalten"),
+        Segment("blank", 2, is_blank=True),
+        Segment("5", 3, result=Result("6", ("5 is missing",), origin="memory")),
+        Segment("a", 4, result=Result("b", origin="memory")),
+    ]
+    document: Any = SimpleNamespace(segments=segments)
+    table.add_document(document, "a.po")
+    table.write()
+    found = [line.split("\t")[:3] for line in (tmp_path / "r.tsv").read_text().splitlines()[1:]]
+    assert found[:3] == [
+        ["a.po:3", "", "5 is missing"],
+        ["3", "0.0", "it has no translation"],
+        ["a.po:2", "0.0", "it has no translation"],
+    ]
+    assert [row[0] for row in found[3:]] == ["1", "4", "5"]
+    assert "%s" in found[4][2]
+    assert found[5][1:] == ["75.0", "parts without a translation: 1"]
+    assert output("").quality == 0
 
 
 @pytest.mark.parametrize(

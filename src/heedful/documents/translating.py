@@ -212,6 +212,7 @@ def _settle(
         counts.in_pieces += 1
     if output.is_blank:
         counts.blank += 1
+        segment.is_blank = True
         return
     if output.num_blank:
         reasons.append(f"parts without a translation: {output.num_blank}")

@@ -44,7 +44,10 @@ class Generation:
 
     @property
     def quality(self) -> float:
-        """An estimate from 0 to 100 (`heedful.fidelity.quality`); NaN without `Options.scores`."""
+        """An estimate from 0 to 100 (`heedful.fidelity.quality`), 0 for a blank output; NaN without
+        `Options.scores`."""
+        if not self.text.strip():
+            return 0.0
         return quality(self.probability, has_reasons=bool(self.reasons))
 
 

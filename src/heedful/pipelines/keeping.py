@@ -196,7 +196,7 @@ def _search_again(
         """The outputs of a text that meet their constraints."""
         try:
             [found] = model.generations([text], options, reports=False)
-        except UserError:  # the text or the phrases do not fit, or the backend does not support them
+        except UserError:  # text or phrases do not fit, or the backend does not support them
             return []
         return [output for output in found if output.failure is None]
 

@@ -161,10 +161,10 @@ async def _answer(
         {
             "line": segment.line,
             "source": segment.text[:_SHOWN],
-            "reasons": [*segment.result.reasons],
+            "reasons": [*segment.reasons],
         }
         for segment in document.segments
-        if segment.result is not None and segment.result.reasons
+        if segment.reasons
     ]
     return {
         "translatedFileUrl": f"{request.base_url}{DOWNLOADS[1:]}{quote(key)}",
