@@ -95,10 +95,16 @@ def test_a_folder_is_translated_and_continued(commands: Any, model: Path, tmp_pa
     assert "b/d.xlf: left out: in/b/d.xlf, line 1, column" in result.err
     assert "files translated: 2; left out: 1; no documents: 1\n" in result.err
     assert set(tree(tmp_path / "out")) == {"a.txt", "b", "b/c.html"}
-    one = translate("-i", "in/b/c.html", "-o", "one.html")
+    one = translate("-i", "in/b/c.html", "-o", "one.html", "--quality")
     assert one.code == 0
+    assert "note: --quality has no place in a .html file; --review has it\n" in one.err
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "out/b/c.html").read_bytes()
     (tmp_path / "out/a.txt").write_text("mine")
+    before = (tmp_path / "r.tsv").read_text()
+    assert_refused(translate("-i", "in", "-o", "out", "--review", "r.tsv"), "r.tsv may have")
+    assert_refused(translate("-i", "in", "-o", "out", "--review", "in/a.txt"), "is a document in")
+    assert (tmp_path / "r.tsv").read_text() == before
+    assert (tmp_path / "in/a.txt").read_text() == files["a.txt"]
     again = translate("-i", "in", "-o", "out")
     assert "files translated: 0; already there: 2; left out: 1; no documents: 1\n" in again.err
     assert (tmp_path / "out/a.txt").read_text() == "mine"

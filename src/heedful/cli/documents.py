@@ -162,6 +162,8 @@ def _translate_folder(
     if not documents:
         raise UserError(f"{folder} has no documents; name one with files such as app.po")
     done = [path for path in documents if (output / path).exists()]
+    if done and review is not None:
+        review.check_new()
     failed = 0
     for path in documents:
         if path in done:
@@ -228,6 +230,8 @@ def _translate_file(
     for line in document.notes:
         note(line)
     _check_output_format(path, output)
+    if flags.quality and not document.keeps_targets:
+        note(f"--quality has no place in a {path.suffix} file; --review has it")
     options = _with_languages(options, metadata, document)
     with bars_on_stderr(shown=output is not None):
         counts = translate_document(

@@ -23,17 +23,31 @@ class ReviewTable:
     """Rows of translations, written to a table with tabs when all are known.
 
     Raises:
-        UserError: the file cannot be written, or is the input or the output.
+        UserError: the file cannot be written, or is the input or the output, or a document in one
+            of them.
     """
 
     def __init__(self, path: Path, others: Sequence[Path | None]) -> None:
+        from heedful.documents import document_format
+
         check_writable(path)
-        if any(other is not None and other.resolve() == path.resolve() for other in others):
-            raise UserError(f"--review {path} is the input or the output; name another file")
+        given = [other.resolve() for other in others if other is not None]
+        places = [path.resolve(), *(path.resolve().parents if document_format(path) else ())]
+        if not {*places}.isdisjoint(given):
+            problem = "the input or the output" if places[0] in given else "a document in a folder"
+            raise UserError(f"--review {path} is {problem}; name another file")
         self._path = path
         self._sources: deque[str] = deque()
         self._number = 0
         self._rows: list[_Row] = []
+
+    def check_new(self) -> None:
+        """Raise UserError if the file exists: that of an earlier command, which is continued."""
+        if self._path.exists():
+            raise UserError(
+                f"--review {self._path} may have the translations that are there already, and "
+                "would be replaced; name another file"
+            )
 
     def remember(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
         """The chunks, whose lines are kept until `add`."""
