@@ -150,6 +150,33 @@ def test_a_glossary_is_of_the_languages_of_the_call(imported: Imported, tmp_path
         model.metadata = plain
 
 
+def test_a_segment_in_another_language_than_its_document_is_to_review(
+    imported: Imported, tmp_path: Path, commands: Any
+) -> None:
+    pytest.importorskip("py3langid", reason="py3langid is not installed")
+    texts = [
+        "The quick fox jumps over the lazy dog.",
+        "Zwei junge Männer stehen vor dem Haus und reden miteinander.",
+    ]
+    units = "".join(
+        f'<trans-unit id="{n}"><source>{text}</source></trans-unit>' for n, text in enumerate(texts)
+    )
+    path = tmp_path / "a.xlf"
+    path.write_text(
+        '<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file original="a" '
+        f'source-language="en" target-language="zh" datatype="x"><body>{units}</body></file>'
+        "</xliff>",
+        encoding="utf-8",
+    )
+    model = imported.directory / "ours"
+    memory, output = tmp_path / "memory.csv", tmp_path / "b.xlf"
+    memory.write_text("en,zh\n" + "".join(f"{text},x\n" for text in texts), encoding="utf-8")
+    words = ("-i", path, "-o", output, "--memory", memory)
+    result = commands.run("translate", model, *words)
+    assert result.code == 0, result.err
+    assert output.read_text(encoding="utf-8").count("the text is in de, not in en") == 1
+
+
 def test_fine_tuning_begins_targets_with_the_token_of_their_language(
     imported: Imported, tmp_path: Path
 ) -> None:

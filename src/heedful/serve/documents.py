@@ -226,7 +226,7 @@ async def _translated(
 
     def work() -> tuple[bytes, Counts]:
         """Translate the document on a thread, which waits for the batches of the event loop."""
-        review = language_review(served.model.metadata.src_language)
+        review = language_review(served.model.metadata.src_language or body.source)
         counts = translate_document(texts, document, review=review, fits=fits, together=texts.most)
         return document.to_bytes(), counts
 
