@@ -608,7 +608,7 @@ def test_keys_cover_every_route_but_health(tmp_path: Path, served: Any) -> None:
             assert client.get(path).status_code == 200
         paths = client.get("/openapi.json", headers={"Authorization": "Bearer user-key-1"}).json()
         for path, methods in paths["paths"].items():
-            # Addresses of translated files cannot be guessed; Weblate asks for languages without key.
+            # Addresses of files cannot be guessed; Weblate asks for languages without a key.
             open_paths = path in ("/frontend/settings", "/languages")
             if not open_paths and not path.startswith(("/health", "/download_file")):
                 for method in methods:

@@ -17,6 +17,7 @@ from heedful.serve import page
 from heedful.serve.errors import Code
 from running_server import running, tiny_models
 
+PO_OF_A_LANGUAGE = 'msgid ""\nmsgstr "Language: en\\n"\n\nmsgid "the cat"\nmsgstr ""\n'
 FOLDER = Path(page.__file__).parent
 CHROMIUM = Path("/usr/bin/chromium")
 BESIDE = ("button.primary", "button.copy")  # on a phone, too
@@ -224,6 +225,20 @@ def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
         tab.goto(f"{server.url}/docs")
         tab.wait_for_selector(".route")
+        tab.close()
+
+
+def test_a_file_that_names_languages_for_a_model_that_names_none(browser: Any) -> None:
+    model = tiny_models()["de-en"]
+    model.metadata = replace(model.metadata, src_language=None, tgt_language=None)
+    with running({"any": model}) as server:
+        tab = browser.new_page()
+        tab.goto(server.url)
+        tab.wait_for_selector("#file-form:not([hidden])")
+        file = {"name": "a.po", "mimeType": "", "buffer": PO_OF_A_LANGUAGE.encode()}
+        tab.set_input_files("#file", file)
+        tab.click("#file-translate")
+        tab.wait_for_selector("#file-link:not([hidden])")
         tab.close()
 
 
