@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib import request
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from heedful.adaptation import Adaptation, Adapted, adapt, stages
 from heedful.backends.base import Settings
 from heedful.backends.registry import open_conversion
 from heedful.config import parse_recipe
@@ -175,6 +177,34 @@ def test_a_segment_in_another_language_than_its_document_is_to_review(
     result = commands.run("translate", model, *words)
     assert result.code == 0, result.err
     assert output.read_text(encoding="utf-8").count("the text is in de, not in en") == 1
+
+
+def test_an_adaptation_is_of_languages_that_the_adapted_model_then_has(
+    imported: Imported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, memory = imported.directory / "ours", tmp_path / "memory.tsv"
+    memory.write_text("en\tde\n" + "".join(f"fox {n}\tder {n}\n" for n in range(120)))
+    with pytest.raises(UserError, match=r"languages: set data\.src_language and"):
+        adapt(folder, Adaptation([memory]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    trained: list[Any] = []
+
+    def concluded(model: Any, *_: Any) -> Adapted:
+        trained.append(model)
+        return Adapted(tmp_path / "out", 1.0, {}, {})
+
+    def untrained(*_: Any) -> Any:
+        return SimpleNamespace(reason="done")
+
+    monkeypatch.setattr(stages, "_begin", lambda *_: (None, {}))
+    monkeypatch.setattr(stages, "_conclude", concluded)
+    (tmp_path / "out").mkdir()
+    changes = {"data.src_language": "en", "data.tgt_language": "de"}
+    adapt(folder, Adaptation([memory], changes=changes), tmp_path / "out", untrained)
+    [model] = trained
+    assert model.translate("The fox", max_new_tokens=3) == model.translate(
+        "The fox", max_new_tokens=3, src_language="en", tgt_language="de"
+    )
 
 
 def test_fine_tuning_begins_targets_with_the_token_of_their_language(
