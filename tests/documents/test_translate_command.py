@@ -147,6 +147,7 @@ def test_terms_and_a_table_of_the_worst_translations(
     source.write_text(PO.replace('UTF-8\\n"', 'UTF-8\\n"\n"Language: de\\n"'))
     output = tmp_path / "b.po"
     rows = translate("-i", source, "-o", output)
+    assert any("cut off by the length limit" in row[2] for row in rows)
     assert "quality: " not in output.read_text()
     assert translate("-i", source, "-o", output, "--quality") == rows
     assert output.read_text().count("# quality: ") > 1

@@ -268,7 +268,9 @@ def use_files(tab: Any, model: Any) -> None:
     text = "the cat 52\n\na dog\n"
     document = read_document(text.encode(), "a b.txt", ("de", "zh"))
     counts = translate_document(model, document)
-    assert (counts.segments, counts.to_review) == (2, 1)
+    assert (counts.segments, counts.to_review) == (2, 2)
+    shown = [f"{own.text}\n{'; '.join(own.reasons)}" for own in document.segments]
+    assert "missing: 52" in shown[0]
     assert tab.get_attribute("#file", "accept").split(",") == [*FORMATS]
     tab.focus("#file-translate")
     for name, problem in (("a.exe", "Files of this kind"), ("a.xlf", "a.xlf, line 1, column 4")):
@@ -281,7 +283,7 @@ def use_files(tab: Any, model: Any) -> None:
     assert tab.inner_text("#file-name") == "a b.txt"
     tab.keyboard.press("Enter")
     tab.wait_for_selector("#file-link:not([hidden])")
-    assert tab.inner_text("#file-facts") == "1 of 2 segments need a review"
+    assert tab.inner_text("#file-facts") == "2 of 2 segments need a review"
     assert tab.evaluate("document.activeElement.id") == "file-link"
     with tab.expect_download() as downloaded:
         tab.keyboard.press("Enter")
@@ -289,7 +291,7 @@ def use_files(tab: Any, model: Any) -> None:
     assert Path(downloaded.value.path()).read_bytes() == document.to_bytes()
     tab.focus("#reviews summary")
     tab.keyboard.press("Enter")
-    assert tab.locator("#review-list li").all_inner_texts() == ["the cat 52\nmissing: 52"]
+    assert tab.locator("#review-list li").all_inner_texts() == shown
     tab.evaluate(
         """() => {
           const data = new DataTransfer();

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heedful.documents.translating import CUT
 from heedful.errors import UserError
 from heedful.fidelity import differences
 from heedful.fidelity.quality import quality
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from heedful.pipelines.generations import Generation
 
 _COLUMNS = ("line", "quality", "reasons", "source", "output")
-_CUT = "cut off by the length limit"
 _Row = tuple[float | None, str, int, Sequence[str], str, str]
 
 
@@ -65,8 +65,8 @@ class ReviewTable:
         if text.strip():
             reasons = [reason for output in outputs for reason in output.reasons]
             reasons += differences(source, text)
-            if any(not output.finished and output.failure is None for output in outputs):
-                reasons.append(_CUT)
+            if any(output.is_cut for output in outputs):
+                reasons.append(CUT)
             if blank := sum(not output.text.strip() for output in outputs):
                 reasons.append(f"parts without a translation: {blank}")
             probability = min(output.probability for output in outputs)

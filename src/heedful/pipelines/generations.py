@@ -38,6 +38,11 @@ class Generation:
     reasons: tuple[str, ...] = ()
 
     @property
+    def is_cut(self) -> bool:
+        """It was cut off by the length limit."""
+        return not self.finished and self.failure is None
+
+    @property
     def probability(self) -> float:
         """The geometric mean of the tokens' probabilities; NaN without `Options.scores`."""
         return math.exp(self.log_prob / max(1, len(self.ids)))
