@@ -171,13 +171,13 @@ def _checked(model: Translator, settings: Adaptation) -> Adaptation:
     return replace(settings, **paths)
 
 
-def _chosen_languages(model: Translator, settings: Adaptation) -> dict[str, str]:
+def _chosen_languages(model: Translator, settings: Adaptation) -> dict[str, Any]:
     """The languages of the memory, of a model for many: they are then its own.
 
     Raises:
         UserError: they are not given.
     """
-    languages: dict[str, str] = {}
+    languages: dict[str, Any] = {}
     for key in ("src_language", "tgt_language"):
         given = settings.changes.get(f"data.{key}") or getattr(model.metadata, key)
         if given is None:
