@@ -481,6 +481,19 @@ def test_other_settings_and_wrong_uses_are_refused(
         replace(folder).opened({}).__enter__()
 
 
+def test_a_job_is_not_continued_with_another_glossary(world: Path, tmp_path: Path) -> None:
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("the\tdog\n")
+    job = job_of(world, tmp_path / "out", options={"glossary": str(terms), "beam_size": 1})
+    job = replace(job, inputs=[tmp_path / "lines.txt"])
+    (tmp_path / "lines.txt").write_text("the cat\n")
+    run(job)
+    run(job)
+    terms.write_text("the\tcat\n")
+    with pytest.raises(UserError, match=r"other settings \(options\)"):
+        run(job)
+
+
 def test_shards_depend_on_the_files_alone(world: Path, tmp_path: Path) -> None:
     texts = texts_of(world)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\n".join(texts[:9]).encode()))

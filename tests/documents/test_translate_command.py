@@ -1,6 +1,7 @@
 """`heedful translate` of documents: the file whole or not at all, what is kept and what is said."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polib
@@ -9,6 +10,9 @@ import pytest
 from backend_models import model_of
 from commands import Outcome, assert_refused, tree
 from document_samples import DOCX_RUNS, HTML, PO, SRT, make_docx
+from heedful.cli.review import ReviewTable
+from heedful.documents.segments import Result, Segment
+from heedful.pipelines.generations import Generation
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +95,16 @@ def test_a_folder_is_translated_and_continued(commands: Any, model: Path, tmp_pa
     assert "b/d.xlf: left out: in/b/d.xlf, line 1, column" in result.err
     assert "files translated: 2; left out: 1; no documents: 1\n" in result.err
     assert set(tree(tmp_path / "out")) == {"a.txt", "b", "b/c.html"}
-    one = translate("-i", "in/b/c.html", "-o", "one.html")
+    one = translate("-i", "in/b/c.html", "-o", "one.html", "--quality")
     assert one.code == 0
+    assert "note: --quality has no place in a .html file; --review has it\n" in one.err
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "out/b/c.html").read_bytes()
     (tmp_path / "out/a.txt").write_text("mine")
+    before = (tmp_path / "r.tsv").read_text()
+    assert_refused(translate("-i", "in", "-o", "out", "--review", "r.tsv"), "r.tsv may have")
+    assert_refused(translate("-i", "in", "-o", "out", "--review", "in/a.txt"), "is a document in")
+    assert (tmp_path / "r.tsv").read_text() == before
+    assert (tmp_path / "in/a.txt").read_text() == files["a.txt"]
     again = translate("-i", "in", "-o", "out")
     assert "files translated: 0; already there: 2; left out: 1; no documents: 1\n" in again.err
     assert (tmp_path / "out/a.txt").read_text() == "mine"
@@ -137,9 +147,46 @@ def test_terms_and_a_table_of_the_worst_translations(
     source.write_text(PO.replace('UTF-8\\n"', 'UTF-8\\n"\n"Language: de\\n"'))
     output = tmp_path / "b.po"
     rows = translate("-i", source, "-o", output)
+    assert any("cut off by the length limit" in row[2] for row in rows)
     assert "quality: " not in output.read_text()
     assert translate("-i", source, "-o", output, "--quality") == rows
     assert output.read_text().count("# quality: ") > 1
+
+
+def test_a_review_has_what_has_no_translation_and_pieces_that_differ(tmp_path: Path) -> None:
+    def output(text: str, log_prob: float = 0.0) -> Generation:
+        return Generation(text, [2], log_prob, log_prob, True)
+
+    table = ReviewTable(tmp_path / "r.tsv", [])
+    rows = {
+        "fine": [output("gut", -0.5)],
+        "": [output("")],
+        "blank": [output("")],
+        "open 5 %s": [output("auf")],
+        "One. Two.": [output("Eins."), output("")],
+    }
+    list(table.remember(iter([[*rows]])))
+    for outputs in rows.values():
+        table.add(" ".join(one.text for one in outputs).strip(), outputs)
+    segments = [
+        Segment("kept", 1, "behalten"),
+        Segment("blank", 2, is_blank=True),
+        Segment("5", 3, result=Result("6", ("5 is missing",), origin="memory")),
+        Segment("a", 4, result=Result("b", origin="memory")),
+    ]
+    document: Any = SimpleNamespace(segments=segments)
+    table.add_document(document, "a.po")
+    table.write()
+    found = [line.split("\t")[:3] for line in (tmp_path / "r.tsv").read_text().splitlines()[1:]]
+    assert found[:3] == [
+        ["a.po:3", "", "5 is missing"],
+        ["3", "0.0", "it has no translation"],
+        ["a.po:2", "0.0", "it has no translation"],
+    ]
+    assert [row[0] for row in found[3:]] == ["1", "4", "5"]
+    assert "%s" in found[4][2]
+    assert found[5][1:] == ["75.0", "parts without a translation: 1"]
+    assert output("").quality == 0
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_files_of_glossaries(tmp_path: Path) -> None:
     path.write_text(TBX)
     [term] = as_glossary(str(path), ("en", "de")).terms
     assert (term.sources, term.targets) == (("file", "files"), ("Datei",))
-    with pytest.raises(UserError, match="the target language of the model is not known"):
+    with pytest.raises(UserError, match="the target language of the model is not known; give"):
         as_glossary(path, ("en", None))
 
 

@@ -190,6 +190,14 @@ def test_a_text_that_is_left_out_is_not_searched_for_and_stays_blank(model: Tran
     assert (output.text, output.ids, output.reasons) == ("", [], ())
 
 
+def test_a_text_that_is_cut_is_counted_once(model: Translator, monkeypatch: Any) -> None:
+    monkeypatch.setattr(model, "num_truncated", 0)
+    options: Any = {"too_long": "truncate", "max_new_tokens": 2, "return_details": True}
+    [output] = model.generate("open %s " * 200, **options)
+    assert output.reasons
+    assert model.num_truncated == 1
+
+
 def test_private_characters_of_a_source_are_not_lost(model: Translator) -> None:
     text = f"open {CHARACTERS[3]} on"
     [output] = kept_generations(model, text, [generation(text)], model.options())
@@ -260,7 +268,7 @@ def test_terms_of_a_glossary(
     sampled = {"beam_size": 1, "temperature": 1.0, "seed": 1, "max_new_tokens": 3}
     [output] = model.generate("page", return_details=True, glossary=path, **sampled)
     assert output.reasons[-1] == "the term page is not always translated by Seite auf or auf"
-    assert output.quality == round(75 * output.probability, 1)
+    assert replace(output, text="a").quality == round(75 * output.probability, 1)
     path.write_text("page\tSeite 漢\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"terms.tsv, line 1: .* cannot write 'Seite 漢'"):
         model.translate("a", glossary=path)

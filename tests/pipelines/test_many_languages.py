@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib import request
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from heedful.adaptation import Adaptation, Adapted, adapt, stages
 from heedful.backends.base import Settings
 from heedful.backends.registry import open_conversion
 from heedful.config import parse_recipe
@@ -127,6 +129,82 @@ def test_a_language_that_is_missing_or_unknown_is_refused(
     row = model.prompt_ids(["The fox"], model.options(src_language="en"))
     keys = {"tgt_language": "de", "max_new_tokens": 3}
     assert model.translate(row, **keys)[0][0] == model.target_ids("a", model.options(**keys))[0]
+
+
+def test_a_glossary_is_of_the_languages_of_the_call(imported: Imported, tmp_path: Path) -> None:
+    """Those that are given, or the model's own, for which a missing term is searched for."""
+    model, path = imported.model, tmp_path / "terms.tbx"
+    path.write_text(
+        '<martif><text><body><termEntry><langSet xml:lang="en"><tig><term>fox</term></tig>'
+        '</langSet><langSet xml:lang="de"><tig><term>Männer</term></tig></langSet></termEntry>'
+        "</body></text></martif>",
+        encoding="utf-8",
+    )
+    languages: Any = {"src_language": "en", "tgt_language": "de"}
+    keys: Any = {"glossary": path, "max_new_tokens": 8, "return_details": True}
+    [found] = model.translate("The fox", **languages, **keys)
+    assert "Männer" in found.text
+    plain = model.metadata
+    model.metadata = replace(plain, **languages)
+    try:
+        assert model.translate("The fox", **keys) == [found]
+    finally:
+        model.metadata = plain
+
+
+def test_a_segment_in_another_language_than_its_document_is_to_review(
+    imported: Imported, tmp_path: Path, commands: Any
+) -> None:
+    pytest.importorskip("py3langid", reason="py3langid is not installed")
+    texts = [
+        "The quick fox jumps over the lazy dog.",
+        "Zwei junge Männer stehen vor dem Haus und reden miteinander.",
+    ]
+    units = "".join(
+        f'<trans-unit id="{n}"><source>{text}</source></trans-unit>' for n, text in enumerate(texts)
+    )
+    path = tmp_path / "a.xlf"
+    path.write_text(
+        '<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file original="a" '
+        f'source-language="en" target-language="zh" datatype="x"><body>{units}</body></file>'
+        "</xliff>",
+        encoding="utf-8",
+    )
+    model = imported.directory / "ours"
+    memory, output = tmp_path / "memory.csv", tmp_path / "b.xlf"
+    memory.write_text("en,zh\n" + "".join(f"{text},x\n" for text in texts), encoding="utf-8")
+    words = ("-i", path, "-o", output, "--memory", memory)
+    result = commands.run("translate", model, *words)
+    assert result.code == 0, result.err
+    assert output.read_text(encoding="utf-8").count("the text is in de, not in en") == 1
+
+
+def test_an_adaptation_is_of_languages_that_the_adapted_model_then_has(
+    imported: Imported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, memory = imported.directory / "ours", tmp_path / "memory.tsv"
+    memory.write_text("en\tde\n" + "".join(f"fox {n}\tder {n}\n" for n in range(120)))
+    with pytest.raises(UserError, match=r"languages: set data\.src_language and"):
+        adapt(folder, Adaptation([memory]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    trained: list[Any] = []
+
+    def concluded(model: Any, *_: Any) -> Adapted:
+        trained.append(model)
+        return Adapted(tmp_path / "out", 1.0, {}, {})
+
+    def untrained(*_: Any) -> Any:
+        return SimpleNamespace(reason="done")
+
+    monkeypatch.setattr(stages, "_begin", lambda *_: (None, {}))
+    monkeypatch.setattr(stages, "_conclude", concluded)
+    (tmp_path / "out").mkdir()
+    changes = {"data.src_language": "en", "data.tgt_language": "de"}
+    adapt(folder, Adaptation([memory], changes=changes), tmp_path / "out", untrained)
+    [model] = trained
+    assert model.translate("The fox", max_new_tokens=3) == model.translate(
+        "The fox", max_new_tokens=3, src_language="en", tgt_language="de"
+    )
 
 
 def test_fine_tuning_begins_targets_with_the_token_of_their_language(

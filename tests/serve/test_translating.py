@@ -13,6 +13,7 @@ from urllib import error, parse, request
 import pytest
 
 from backend_models import model_of
+from heedful.fidelity import as_glossary
 from running_server import wait_for_free_slots
 
 
@@ -57,7 +58,7 @@ def test_the_calls_of_libretranslatepy(served: Any) -> None:
     assert found[0]["confidence"] < 50
 
 
-def test_a_request_has_terms_of_its_own(served: Any) -> None:
+def test_a_request_has_terms_of_its_own(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"q": ["the cat", "a dog"], "source": "de", "target": "en"}
     plain = call(served, "/translate", body)[1]
     assert plain["reasons"] == [[], []]
@@ -70,6 +71,10 @@ def test_a_request_has_terms_of_its_own(served: Any) -> None:
     assert status == 400
     assert "line 1: the translation '' is empty" in answer["error"]
     assert call(served, "/translate", {**body, "glossary": "x"})[0] == 400
+    own = as_glossary({"cat": "mat|sat"})  # of the server, in place of which none is given
+    monkeypatch.setattr(served.server.registry.models["de-en"], "glossary", own)
+    assert call(served, "/translate", body)[1] != plain
+    assert call(served, "/translate", {**body, "glossary": {}})[1] == plain
 
 
 def test_the_client_libretranslatepy(served: Any, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from heedful.serve import page
 from heedful.serve.errors import Code
 from running_server import running, tiny_models
 
+PO_OF_A_LANGUAGE = 'msgid ""\nmsgstr "Language: en\\n"\n\nmsgid "the cat"\nmsgstr ""\n'
 FOLDER = Path(page.__file__).parent
 CHROMIUM = Path("/usr/bin/chromium")
 BESIDE = ("button.primary", "button.copy")  # on a phone, too
@@ -227,6 +228,20 @@ def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
         tab.close()
 
 
+def test_a_file_that_names_languages_for_a_model_that_names_none(browser: Any) -> None:
+    model = tiny_models()["de-en"]
+    model.metadata = replace(model.metadata, src_language=None, tgt_language=None)
+    with running({"any": model}) as server:
+        tab = browser.new_page()
+        tab.goto(server.url)
+        tab.wait_for_selector("#file-form:not([hidden])")
+        file = {"name": "a.po", "mimeType": "", "buffer": PO_OF_A_LANGUAGE.encode()}
+        tab.set_input_files("#file", file)
+        tab.click("#file-translate")
+        tab.wait_for_selector("#file-link:not([hidden])")
+        tab.close()
+
+
 def check_alignment(tab: Any, model: Any, source: str, best: Any) -> None:
     """Each token of the translation shows the token of the source that it is aligned with."""
     expected = alignments(model, source, best.ids, unit="tokens")
@@ -253,7 +268,9 @@ def use_files(tab: Any, model: Any) -> None:
     text = "the cat 52\n\na dog\n"
     document = read_document(text.encode(), "a b.txt", ("de", "zh"))
     counts = translate_document(model, document)
-    assert (counts.segments, counts.to_review) == (2, 1)
+    assert (counts.segments, counts.to_review) == (2, 2)
+    shown = [f"{own.text}\n{'; '.join(own.reasons)}" for own in document.segments]
+    assert "missing: 52" in shown[0]
     assert tab.get_attribute("#file", "accept").split(",") == [*FORMATS]
     tab.focus("#file-translate")
     for name, problem in (("a.exe", "Files of this kind"), ("a.xlf", "a.xlf, line 1, column 4")):
@@ -266,7 +283,7 @@ def use_files(tab: Any, model: Any) -> None:
     assert tab.inner_text("#file-name") == "a b.txt"
     tab.keyboard.press("Enter")
     tab.wait_for_selector("#file-link:not([hidden])")
-    assert tab.inner_text("#file-facts") == "1 of 2 segments need a review"
+    assert tab.inner_text("#file-facts") == "2 of 2 segments need a review"
     assert tab.evaluate("document.activeElement.id") == "file-link"
     with tab.expect_download() as downloaded:
         tab.keyboard.press("Enter")
@@ -274,7 +291,7 @@ def use_files(tab: Any, model: Any) -> None:
     assert Path(downloaded.value.path()).read_bytes() == document.to_bytes()
     tab.focus("#reviews summary")
     tab.keyboard.press("Enter")
-    assert tab.locator("#review-list li").all_inner_texts() == ["the cat 52\nmissing: 52"]
+    assert tab.locator("#review-list li").all_inner_texts() == shown
     tab.evaluate(
         """() => {
           const data = new DataTransfer();

@@ -120,6 +120,8 @@ def adapt(
     check_own_format(folder)
     original = expect(load(folder, device="cpu", backend="eager"), Translator, "adapt")
     settings = _checked(original, settings)
+    if original.metadata.language_codes:
+        original.metadata = replace(original.metadata, **_chosen_languages(original, settings))
     claim = _checked_claim(folder, settings, out)
     if can_resume(out / RUN):
         recipe, before = recorded_recipe(out / RUN), read_object(out / FACTS)["before"]
@@ -167,6 +169,25 @@ def _checked(model: Translator, settings: Adaptation) -> Adaptation:
         name: [path.absolute() for path in getattr(settings, name)] for name in _TEXTS
     }
     return replace(settings, **paths)
+
+
+def _chosen_languages(model: Translator, settings: Adaptation) -> dict[str, Any]:
+    """The languages of the memory, of a model for many: they are then its own.
+
+    Raises:
+        UserError: they are not given.
+    """
+    languages: dict[str, Any] = {}
+    for key in ("src_language", "tgt_language"):
+        given = settings.changes.get(f"data.{key}") or getattr(model.metadata, key)
+        if given is None:
+            raise UserError(
+                f"this model has {len(model.metadata.language_codes)} languages: set data."
+                "src_language and data.tgt_language to those of the memory, such as "
+                "data.src_language=en"
+            )
+        languages[key] = str(given)
+    return languages
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

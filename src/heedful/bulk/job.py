@@ -30,6 +30,7 @@ from heedful.errors import UserError
 from heedful.files import user_errors
 from heedful.progress import PrintLine, track
 
+_FILES = ("glossary", "json_schema")  # options that may name a file
 # Returns the results of the shards that are not done, in any order.
 MapShards = Callable[[Worker, ShardReader, Collection[int]], Generator[ShardResult, None, None]]
 
@@ -101,7 +102,7 @@ class BulkJob:
             "model": model_hashes(self.model),
             "task": self.task,
             "pairs": self.pairs,
-            "options": dict(self.options),
+            "options": {name: _with_hash(name, value) for name, value in self.options.items()},
             "loading": dict(self.load_settings),
             "format": self.format,
             "shard_rows": self.shard_rows,
@@ -122,6 +123,13 @@ class BulkJob:
             self.options,
             self.format,
         )
+
+
+def _with_hash(name: str, value: Any) -> Any:
+    """The value of an option for the manifest; of one that names a file with its SHA-256."""
+    if name in _FILES and isinstance(value, str | Path) and os.path.isfile(value):
+        return {"path": str(value), "sha256": sha256_of_file(Path(value))}
+    return value
 
 
 @dataclass(frozen=True)

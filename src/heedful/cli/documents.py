@@ -162,6 +162,8 @@ def _translate_folder(
     if not documents:
         raise UserError(f"{folder} has no documents; name one with files such as app.po")
     done = [path for path in documents if (output / path).exists()]
+    if done and review is not None:
+        review.check_new()
     failed = 0
     for path in documents:
         if path in done:
@@ -222,12 +224,14 @@ def _translate_file(
     if output is not None:
         check_writable(output)
     metadata = translator.metadata
-    languages = options.get("src_language"), options.get("tgt_language")
+    named, target = options.get("src_language"), options.get("tgt_language")
     known = metadata.src_language, metadata.tgt_language
-    document = open_document(path, _either(languages, known))
+    document = open_document(path, _either((named, target), known))
     for line in document.notes:
         note(line)
     _check_output_format(path, output)
+    if flags.quality and not document.keeps_targets:
+        note(f"--quality has no place in a {path.suffix} file; --review has it")
     options = _with_languages(options, metadata, document)
     with bars_on_stderr(shown=output is not None):
         counts = translate_document(
@@ -235,7 +239,7 @@ def _translate_file(
             document,
             policy=Policy(flags.overwrite_targets, flags.only_empty),
             memory=_memory(flags.memory, *document.languages) if flags.memory else None,
-            review=language_review(languages[0] or metadata.src_language),
+            review=language_review(options.get("src_language") or named or metadata.src_language),
             by_sentence=flags.split_sentences,
             with_quality=flags.quality or review is not None,
             **options,

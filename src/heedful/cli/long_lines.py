@@ -21,7 +21,7 @@ class Line(NamedTuple):
     @property
     def is_cut(self) -> bool:
         """The translation of a part at least was cut off by the length limit."""
-        return any(not part.finished and part.failure is None for part in self.parts)
+        return any(part.is_cut for part in self.parts)
 
     @property
     def is_to_review(self) -> bool:

@@ -168,7 +168,7 @@ def _write_outputs(
         options |= {"scores": scores or json or table is not None, "progress": progress}
         for outputs in translator.iterate_generations(chunks, ahead=in_out.ahead, **options):
             number += 1
-            cut += not outputs[0].finished and outputs[0].failure is None
+            cut += outputs[0].is_cut
             to_review += bool(outputs[0].reasons)
             if aligner is not None:
                 aligner.add(outputs, num_return)

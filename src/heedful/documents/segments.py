@@ -57,6 +57,7 @@ class Segment:
         is_finished: the file does not mark this translation as unfinished.
         codes: the codes of the tags.
         result: the translation to write; None: what the file has is kept.
+        is_blank: its translation came out blank, so what the file has is kept.
     """
 
     text: str
@@ -65,6 +66,14 @@ class Segment:
     is_finished: bool = True
     codes: TaggedText | None = None
     result: Result | None = None
+    is_blank: bool = False
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why a person should review it."""
+        if self.is_blank:
+            return ("it has no translation",)
+        return () if self.result is None else self.result.reasons
 
     def tag_problem(self, text: str) -> str | None:
         """What is wrong with the tags of a translation; None: they are those of the text."""

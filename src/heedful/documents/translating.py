@@ -12,6 +12,7 @@ from heedful.fidelity.quality import quality
 from heedful.progress import track
 
 TOGETHER = 512  # segments whose parts are translated together
+CUT = "cut off by the length limit"  # a reason for a review
 _TAG_REASON = "its tags were not translated as one text ({}), so the texts between them were"
 
 
@@ -28,6 +29,10 @@ class Translated(Protocol):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why a person should review it."""
+
+    @property
+    def is_cut(self) -> bool:
+        """It was cut off by the length limit."""
 
     @property
     def probability(self) -> float:
@@ -212,6 +217,7 @@ def _settle(
         counts.in_pieces += 1
     if output.is_blank:
         counts.blank += 1
+        segment.is_blank = True
         return
     if output.num_blank:
         reasons.append(f"parts without a translation: {output.num_blank}")
@@ -285,6 +291,7 @@ class _Work:
         found = [self._known[row] for row in text.rows]
         outputs = [one.text for one in found]
         reasons = tuple(reason for one in found for reason in one.reasons)
+        reasons += (CUT,) if any(one.is_cut for one in found) else ()
         least = min((one.probability for one in found), default=None) if self.with_quality else None
         blank = [not TAG.sub("", output).strip() for output in outputs]
         kept = [

@@ -80,7 +80,8 @@ def _tbx(text: str, path: Path, languages: Languages) -> Iterator[Term]:
         side = "source" if source is None else "target"
         raise UserError(
             f"{path} is TBX, with several languages, and the {side} language of the model is not "
-            "known; convert it to a table with tabs: TERM<tab>TRANSLATION"
+            "known; give src_language=CODE and tgt_language=CODE to a model for many languages, or "
+            "convert it to a table with tabs: TERM<tab>TRANSLATION"
         )
     reader = NodeReader(str(path), _ENTRIES, "utf-8")
     for entry, _ in reader.read([text.encode()]):

@@ -38,13 +38,21 @@ class Generation:
     reasons: tuple[str, ...] = ()
 
     @property
+    def is_cut(self) -> bool:
+        """It was cut off by the length limit."""
+        return not self.finished and self.failure is None
+
+    @property
     def probability(self) -> float:
         """The geometric mean of the tokens' probabilities; NaN without `Options.scores`."""
         return math.exp(self.log_prob / max(1, len(self.ids)))
 
     @property
     def quality(self) -> float:
-        """An estimate from 0 to 100 (`heedful.fidelity.quality`); NaN without `Options.scores`."""
+        """An estimate from 0 to 100 (`heedful.fidelity.quality`), 0 for a blank output; NaN without
+        `Options.scores`."""
+        if not self.text.strip():
+            return 0.0
         return quality(self.probability, has_reasons=bool(self.reasons))
 
 

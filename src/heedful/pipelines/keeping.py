@@ -38,8 +38,9 @@ _OF_ALL_TEXTS = ("prefixes", "forced", "prefix_function", "draft")
 def glossary_for(model: "Translator", options: Mapping[str, Any]) -> Glossary:
     """The glossary of a call's options; raises UserError for one that is wrong for the model."""
     value = options["glossary"]
-    target = options.get("tgt_language") or model.metadata.tgt_language
-    glossary = as_glossary(value, (model.metadata.src_language, target))
+    own = model.metadata.src_language, model.metadata.tgt_language
+    given = options.get("src_language"), options.get("tgt_language")
+    glossary = as_glossary(value, (given[0] or own[0], given[1] or own[1]))
     if glossary is model.checked_glossary:
         return glossary
     tokenizer = model.tgt_tokenizer
@@ -176,8 +177,7 @@ def _search_again(
         return first
     if any(getattr(options, name) is not None for name in _OF_ALL_TEXTS):
         return first
-    metadata = model.metadata
-    if (metadata.language_tags or metadata.language_codes) and options.tgt_language is None:
+    if model.metadata.language_tags and options.tgt_language is None:
         return first  # the language was chosen by ids
     size = max(_HYPOTHESES, options.beam_size or 0)
     wider = replace(
@@ -186,6 +186,7 @@ def _search_again(
         glossary=None,
         on_output=None,
         progress=None,
+        too_long="error",  # a text that was cut has not all of its pieces, and is counted once
         scores=True,
         beam_size=size,
         num_return=size,
@@ -195,7 +196,7 @@ def _search_again(
         """The outputs of a text that meet their constraints."""
         try:
             [found] = model.generations([text], options, reports=False)
-        except UserError:  # the phrases do not fit, or the backend does not support them
+        except UserError:  # text or phrases do not fit, or the backend does not support them
             return []
         return [output for output in found if output.failure is None]
 

@@ -161,10 +161,10 @@ async def _answer(
         {
             "line": segment.line,
             "source": segment.text[:_SHOWN],
-            "reasons": [*segment.result.reasons],
+            "reasons": [*segment.reasons],
         }
         for segment in document.segments
-        if segment.result is not None and segment.result.reasons
+        if segment.reasons
     ]
     return {
         "translatedFileUrl": f"{request.base_url}{DOWNLOADS[1:]}{quote(key)}",
@@ -226,7 +226,7 @@ async def _translated(
 
     def work() -> tuple[bytes, Counts]:
         """Translate the document on a thread, which waits for the batches of the event loop."""
-        review = language_review(served.model.metadata.src_language)
+        review = language_review(served.model.metadata.src_language or body.source)
         counts = translate_document(texts, document, review=review, fits=fits, together=texts.most)
         return document.to_bytes(), counts
 

@@ -79,7 +79,7 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         info.num_prompt += num_tokens
         info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
         own = [texts[index] for index in indices]
-        language = served.model.metadata.src_language
+        language = served.model.metadata.src_language or own_body.source
         joined = await asyncio.to_thread(_all_joined, own, results, language)
         translations |= zip(indices, joined, strict=True)
     ordered = [translations[index] for index in range(len(texts))]
@@ -363,7 +363,8 @@ async def translation_job(
         return model.prompt_ids(lines, Options.from_keywords(languages))
 
     rows = await encoded(served, encode, "q")
-    if (glossary := body.glossary or served.glossary) is not None:
+    glossary = served.glossary if body.glossary is None else body.glossary
+    if glossary is not None:
         options["glossary"] = glossary
     try:
         resolved = await asyncio.to_thread(lambda: model.options(**{**options, **languages}))

@@ -89,8 +89,9 @@ async function answerTo(file, signal) {
   }
   const form = new FormData();
   form.set("file", file);
-  form.set("source", get("source").value);
-  form.set("target", get("target").value);
+  for (const side of ["source", "target"]) { // a model that names no languages takes those of the file
+    if (get(side).value !== "any") form.set(side, get(side).value);
+  }
   let answer = null;
   for await (const event of stream("translate_file", form, signal)) {
     if (event.translatedFileUrl) answer = event;
