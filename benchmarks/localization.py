@@ -77,7 +77,7 @@ def main() -> None:
 
 
 class System(NamedTuple):
-    """What translates the test sets.
+    """The translations of the test sets by a model, by people, or of a memory.
 
     Attributes:
         outputs: of each test set.

@@ -25,7 +25,7 @@ _BINARY = (".docx",)
 
 @dataclass(frozen=True)
 class DocumentFlags:
-    """What is translated in a document, and with what; and what is written of translations."""
+    """Flags of `translate` for documents, and for the tables and notes on translations."""
 
     review: Path | None = typer.Option(
         None,

@@ -68,7 +68,7 @@ def language_tokens(tokenizer: "Tokenizer") -> dict[str, str]:
 
 
 def language_names(specials: Iterable[str]) -> dict[str, str]:
-    """Those among the names of special tokens that are of a language, by its code."""
+    """The tokens of languages among special tokens, by the code of the language."""
     return {
         next(filter(None, match.groups())): token
         for token in specials

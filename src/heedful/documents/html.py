@@ -143,7 +143,7 @@ def _events(source: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _kind(tag: str, name: str) -> str:
-    """What a start tag begins; `<a/>` is empty, or where it is a start tag its end is alone."""
+    """The kind of a start tag: `empty` has no end tag, `kept` begins text that stays as it is."""
     if tag.endswith("/>") or name in _VOID:
         return "empty"
     is_kept = name in _KEPT or _KEEPS.search(tag) is not None

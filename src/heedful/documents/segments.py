@@ -41,7 +41,7 @@ class Result:
 
     @property
     def notes(self) -> list[str]:
-        """What the file says of the translation, where its format has a place."""
+        """Notes on the translation for the file: reasons for a review, and the quality."""
         notes = [f"needs review: {reason}" for reason in self.reasons]
         return notes if self.quality is None else [*notes, f"quality: {self.quality:.0f}"]
 

@@ -130,7 +130,7 @@ class Glossary:
         self._targets: dict[tuple[str, ...], _Phrases] = {}
 
     def error(self, term: Term, problem: str) -> UserError:
-        """What is wrong with a term, with its line."""
+        """The error of a wrong term, with the line that it is in."""
         return UserError(f"{self.name}, line {term.line}: {problem}")
 
     def find(self, text: str, extra: tuple[str, ...] = ()) -> list[Found]:

@@ -286,7 +286,6 @@ def _joined(
             text.joined(hypothesis.text for hypothesis in hypotheses),
             fmean(hypothesis.score for hypothesis in hypotheses),
             _joined_alignment([hypothesis.alignment for hypothesis in hypotheses]),
-            [reason for hypothesis in hypotheses for reason in hypothesis.reasons],
         )
         for hypotheses in zip(*of_rows, strict=False)
     ]
@@ -304,7 +303,7 @@ def _translations(outputs: Sequence[Generation], aligned: Sequence[Alignment]) -
     """The hypotheses of a row; without `aligned` their alignments are empty."""
     alignments = aligned or [_joined_alignment([])] * len(outputs)
     return [
-        Translation(output.text, output.score, alignment, list(output.reasons))
+        Translation(output.text, output.score, alignment)
         for output, alignment in zip(outputs, alignments, strict=True)
     ]
 
