@@ -9,24 +9,38 @@ most similar source of the memory, found by RapidFuzz.
 import argparse
 import gzip
 import re
+import shutil
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import polib
 from rapidfuzz import fuzz, process
 
-from common import argument_parser, command_line, facts, table, write_results
+import heedful
+from common import (
+    argument_parser,
+    command_line,
+    facts,
+    interleaved,
+    paired_ratio,
+    table,
+    write_results,
+)
 from heedful.data.row_files import open_rows
 from heedful.data.rows import collect
+from heedful.deploy.optimize import optimize
 from heedful.evaluation.metrics import corpus_scores
 from runs import QUICK, RUNS, Run, finished_run, recipe_note
 
 LANGUAGES = {"de": "de", "zh-cn": "zh"}
 RECIPES = ("localization", "translation")
 METRICS = ["bleu", "chrf"]
+BACKENDS = ("eager", "ctranslate2", "compiled")
 HUMAN, NEAREST = "human translation", "nearest source of the memory"
 # What a translation must keep, by patterns that are not those of heedful.
 PIECES = {
@@ -52,6 +66,10 @@ def main() -> None:
     parser.add_argument("--languages", nargs="+", default=[*LANGUAGES], choices=[*LANGUAGES])
     parser.add_argument("--recipes", nargs="+", default=[*RECIPES], choices=RECIPES)
     parser.add_argument("--steps", type=int, help="of every training; default: of its recipe")
+    parser.add_argument("--rounds", type=int, default=5, help="of the times with and without keep")
+    parser.add_argument(
+        "--backends", nargs="*", default=[*BACKENDS], choices=BACKENDS, help="that are timed"
+    )
     parser.add_argument("--note", default="", help="the machine of the trainings")
     arguments = parser.parse_args()
     sections, data = [], {}
@@ -113,7 +131,67 @@ def measure(language: str, arguments: argparse.Namespace) -> tuple[list[str], di
         rows, figures["tests"][test.name] = scored(test, index, systems, LANGUAGES[language])
         header = [test.name, "BLEU", "chrF", *PIECES, "all kept", "marked for review"]
         sections += [f"{len(test.sources):,} {test.name}:", table(header, rows)]
+    if "localization" in arguments.recipes and arguments.backends:
+        run = run_of("localization", language, folder, arguments)
+        rates = keeping_rates(run, [text for test in tests for text in test.sources], arguments)
+        figures["sentences per second by round"] = rates
+        sections += speed_section(rates)
     return sections, figures
+
+
+def keeping_rates(
+    run: Run, sources: Sequence[str], arguments: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Sentences per second of each backend with `keep` and without, in alternating rounds."""
+    sources = sources[:8] if arguments.quick else sources
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        names = ("config.json", "model.safetensors", "tokenizer.json")
+        folder.mkdir()
+        for name in names:
+            shutil.copy(run.directory / name, folder)
+        converted = [name for name in arguments.backends if name != "eager"]
+        if converted:
+            model = heedful.load(folder, backend="eager", device="cpu")
+            settings: Any = {"backends": converted, "uses": ["throughput"]}
+            optimize(model, folder, sources[:256], precisions=["float32"], **settings)
+        cases = {
+            f"{backend} {'with' if keep else 'without'}": translating(
+                heedful.load(folder, backend=backend, device="cpu"), sources, keep
+            )
+            for backend in arguments.backends
+            for keep in (True, False)
+        }
+        return interleaved(cases, rounds=1 if arguments.quick else arguments.rounds)
+
+
+def translating(model: Any, sources: Sequence[str], keep: bool) -> Callable[[], float]:
+    """A function that translates the sources greedily, and returns their number."""
+
+    def run() -> float:
+        model.generate([*sources], keep=keep, beam_size=1, too_long="truncate")
+        return len(sources)
+
+    return run
+
+
+def speed_section(rates: dict[str, list[float]]) -> list[str]:
+    """Sentences per second with and without `keep`."""
+    backends = dict.fromkeys(name.rsplit(" ", 1)[0] for name in rates)
+    rows = [
+        [
+            backend,
+            *(f"{median(rates[f'{backend} {how}']):,.0f}" for how in ("with", "without")),
+            f"{paired_ratio(rates[f'{backend} with'], rates[f'{backend} without']):.2f}",
+        ]
+        for backend in backends
+    ]
+    return [
+        "Sentences per second of the model of `localization`, all test sets at once, greedy, in "
+        "float32, with `keep` and without it, in alternating rounds; the ratio is the median of "
+        "those within rounds:",
+        table(["backend", "with keep", "without", "ratio"], rows),
+    ]
 
 
 def translated(run: Run, tests: Sequence[Text]) -> tuple[System, int]:

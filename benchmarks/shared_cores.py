@@ -1,4 +1,4 @@
-"""Speed on cores that another program uses, too: training and decoding beside busy loops.
+"""Speed on cores that another program uses, too: training, decoding and commands beside busy loops.
 
 Each system runs in a process of its own, with a thread for each core. Its speed beside a load is
 compared with its speed on idle cores in the same round. The fair share of a process with c threads
@@ -7,6 +7,7 @@ times as long.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,31 +23,33 @@ from common import argument_parser, command_line, table, write_results
 from decoding_systems import SHAPES, SMALL, Setting, Shape, prompts, write_model
 from heedful.backends.hardware import cores
 from heedful.deploy.optimize import BACKENDS, optimize
+from shared_cores_commands import CLIENTS, COMMANDS, LAST, SENTENCES, optimized, write_pairs
 from shared_cores_systems import BATCH, DECODING, TRAINING, in_process
 from training_speed import SIZES
 
 LOADS = ("nothing", "one busy loop", "two busy loops", "a second training")
-LABELS = TRAINING | DECODING
+LABELS = TRAINING | DECODING | COMMANDS
+OPTIMIZE = "optimize"
 SETTLE = 1.0  # seconds of a load, and of work beside it, before the rate is measured
 
 
 def main() -> None:
     """Measure every system beside every load, and write the page."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--systems", default=",".join(LABELS), help="comma-separated")
+    parser.add_argument("--systems", default=",".join([*LABELS, OPTIMIZE]), help="comma-separated")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; the median is taken")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a measurement")
     parser.add_argument("--size", default="tiny", choices=SIZES, help="of the trained models")
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16"))
     arguments = parser.parse_args()
-    names = arguments.systems.split(",")
+    systems = arguments.systems.split(",")
+    names = [name for name in systems if name != OPTIMIZE]
     rounds, seconds, settle = arguments.rounds, arguments.seconds, SETTLE
     size, shape = arguments.size, "small"
     if arguments.quick:
         rounds, seconds, settle, size, shape = 1, 0.05, 0.0, "quick", "quick"
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        if set(names) & set(DECODING):
-            write_models(Path(folder), (SHAPES | SMALL)[shape], names)
+        write_models(Path(folder), (SHAPES | SMALL)[shape], systems)
         works = {
             name: stack.enter_context(in_process(name, size, arguments.precision, shape, folder))
             for name in names
@@ -55,11 +58,15 @@ def main() -> None:
         if set(names) & set(TRAINING):
             other = stack.enter_context(in_process("torch", size, arguments.precision, "", ""))
         rates = measure(works, other, rounds, seconds, settle)
+        chosen = choices(Path(folder), rounds) if OPTIMIZE in systems else {}
     write_results(
         "shared_cores",
         "Speed on shared cores",
-        sections(rates, rounds, seconds, size, arguments.precision, shape),
-        {"rounds": rounds, "seconds": seconds, "rates_by_round": rates},
+        [
+            *sections(rates, rounds, seconds, size, arguments.precision, shape),
+            *choice_section(chosen),
+        ],
+        {"rounds": rounds, "seconds": seconds, "rates_by_round": rates, "choices": chosen},
         directory=arguments.results,
         command=command_line(),
         packages=("transformers", "ctranslate2"),
@@ -78,7 +85,7 @@ def measure(
     for number in range(rounds):
         for load in LOADS if number % 2 else LOADS[::-1]:
             for name, work in works.items():
-                if load == "a second training" and name in DECODING:
+                if load == "a second training" and name not in TRAINING:
                     continue
                 with beside(load, other, 3 * settle + seconds):
                     work.send((2 * settle, seconds))
@@ -107,14 +114,36 @@ def beside(load: str, other: Connection | None, seconds: float) -> Iterator[None
             loop.wait()
 
 
-def write_models(folder: Path, shape: Shape, names: Sequence[str]) -> None:
-    """A random translator in each format, with its conversions for the named backends."""
+def choices(folder: Path, rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """What `heedful optimize` prints beside each load, in alternating rounds."""
+    optimized(folder)  # makes the conversions
+    chosen: dict[str, list[dict[str, Any]]] = {}
+    for number in range(rounds):
+        for load in LOADS[:3] if number % 2 else LOADS[2::-1]:
+            with beside(load, None, 0.0):
+                chosen.setdefault(load, []).append(optimized(folder))
+    return chosen
+
+
+def write_models(folder: Path, shape: Shape, systems: Sequence[str]) -> None:
+    """Random translators: in each format, with conversions for the named backends; for commands."""
     words = write_model(shape, folder)
+    shutil.copytree(folder / "heedful", folder / "plain")
     model = heedful.load(folder / "heedful", device="cpu", backend="eager")
     rows = prompts(shape, Setting(1, BATCH), seed=1)
     texts = [" ".join(words[token - 4] for token in row[:-1]) for row in rows]
-    tried: Any = {"backends": [name for name in BACKENDS if name in names], "threads": [cores()]}
-    optimize(model, folder / "heedful", texts, precisions=["float32"], uses=["latency"], **tried)
+    named = [name for name in BACKENDS if name in systems]
+    tried: Any = {"backends": named, "threads": [cores()]}
+    if named:
+        uses: Any = {"precisions": ["float32"], "uses": ["latency"]}
+        optimize(model, folder / "heedful", texts, **uses, **tried)
+    write_pairs(folder, words[:1000], 3_000)
+    (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
+    if OPTIMIZE in systems:
+        small = SHAPES["tiny"] if shape != SMALL["quick"] else shape
+        (folder / "small").mkdir()
+        write_model(small, folder / "small")
+        (folder / "small" / "heedful").rename(folder / "optimized")
 
 
 def sections(
@@ -135,6 +164,13 @@ def sections(
         f"{rounds} rounds of {seconds:g} seconds, loads alternating. The second training is "
         "torch.nn.Transformer's."
     )
+    if set(rates) & set(COMMANDS):
+        how += (
+            f" Commands are measured as users run them: a training up to step {LAST} (without its "
+            "start; one process first measures how many threads to use, as for a long run), the "
+            f"server with {CLIENTS} clients that ask without a pause, and a job of {SENTENCES} "
+            "sentences from the start of the command to its end."
+        )
     fair = {load: fair_slowdown(load) for load in LOADS}
     slow = [
         [label, *(slowdown(rates[name], load, fair[load]) for load in LOADS[1:])]
@@ -157,9 +193,46 @@ def sections(
         f"factor of a fair share of the cores ({shares}): 1 is fair, below 1 is more than that. In "
         "brackets the time over that on idle cores.",
         table(["beside", *LOADS[1:]], slow),
-        "## Steps or batches per second",
+        "## Steps, batches, answers or sentences per second",
         table(["beside", *LOADS], speeds),
     ]
+
+
+def choice_section(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """The choices of `heedful optimize` beside loads, and their rates on idle cores."""
+    if not chosen:
+        return []
+    idle: dict[str, list[float]] = {}
+    for found in chosen["nothing"]:
+        for item in found["rates"]:
+            idle.setdefault(setting_name(item), []).append(item["tokens_per_second"])
+    medians = {name: median(values) for name, values in idle.items()}
+    best = max(medians.values())
+    rows = []
+    for load in LOADS[:3]:
+        for found in chosen[load]:
+            name = setting_name(found["rates"][0])
+            said = "yes" if found["undecided"] else "no"
+            share = f"{medians[name] / best:.2f}" if name in medians else "–"
+            rows.append([load, name, share, said])
+    return [
+        "## What `heedful optimize` chooses",
+        "For a random translator of the size tiny, batches of many sentences in float32. The rate "
+        "of the chosen setting is that of runs on idle cores, over the best one there. The last "
+        "column: whether the command says that the machine is too busy to decide.",
+        table(["beside", "chosen", "rate over the best", "says too busy"], rows),
+    ]
+
+
+def setting_name(item: Mapping[str, Any]) -> str:
+    """The backend and settings of a choice."""
+    parts = [
+        f"{item[key]} {key if item[key] > 1 else key[:-1]}"
+        for key in ("threads", "workers")
+        if item.get(key)
+    ]
+    batch = [f"{item['batch_tokens']} tokens"] if item.get("batch_tokens") else []
+    return ", ".join([item["backend"], *parts, *batch])
 
 
 def fair_slowdown(load: str) -> float:

@@ -31,6 +31,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import library as kernels
 from heedful.processes import Processes
 from heedful.training.step import MicroBatches, TrainedNet, TrainStep, WeightUpdates
+from shared_cores_commands import COMMANDS, command_work
 from training_speed import (
     QUICK,
     SIZES,
@@ -78,6 +79,13 @@ def _run_system(
 ) -> None:
     """Repeat a system's work for the seconds of each command, and send its rate."""
     with ExitStack() as stack:
+        if name in COMMANDS:
+            measure = command_work(name, Path(folder), size == "quick", stack)
+            measure(0.0)
+            commands.send("ready")
+            while (command := commands.recv()) is not None:
+                commands.send(measure(command[-1]))
+            return
         if name in DECODING:
             work = decoding_work(name, Path(folder), (SHAPES | SMALL)[shape])
         else:

@@ -189,17 +189,23 @@ def test_decoding(bench: Bench, tmp_path: Path) -> None:
 
 def test_shared_cores(bench: Bench) -> None:
     names = ["heedful", "no kernels", "torch", "eager", "ctranslate2"]
-    page, data = bench("shared_cores", "--systems", ",".join(names))
+    names += ["train", "two processes", "serve", "bulk"]
+    page, data = bench("shared_cores", "--systems", ",".join([*names, "optimize"]))
     assert [*data["rates_by_round"]] == names
     for name, rates in data["rates_by_round"].items():
         loads = {"nothing", "one busy loop", "two busy loops"}
-        if name not in ("eager", "ctranslate2"):
+        if name in ("heedful", "no kernels", "torch"):
             loads.add("a second training")
         assert rates.keys() == loads
         assert all(rate > 0 for of_load in rates.values() for rate in of_load)
     times = {load: 1 / rates[0] for load, rates in data["rates_by_round"]["torch"].items()}
     slowdown = times["two busy loops"] / times["nothing"]
     assert f"{slowdown * cores() / (cores() + 2):.2f} ({slowdown:.2f})" in page
+    assert [*data["choices"]] == ["two busy loops", "one busy loop", "nothing"]
+    for (found,) in data["choices"].values():
+        fastest = found["rates"][0]
+        assert f"{fastest['backend']}, " in page
+        assert fastest["tokens_per_second"] == max(r["tokens_per_second"] for r in found["rates"])
 
 
 def test_command(bench: Bench) -> None:
@@ -586,7 +592,10 @@ def test_localization(bench: Bench, tmp_path: Path) -> None:
     (data / "test.po").write_text('msgid "Page 3"\nmsgstr "Seite 3"\n', encoding="utf-8")
     runs = tmp_path / "runs"
     page, content = bench("localization", "--data", str(data.parent), "--runs", str(runs),
-                          "--languages", "de")  # fmt: skip
+                          "--languages", "de", "--backends", "eager", "ctranslate2")  # fmt: skip
+    rates = content["languages"]["de"]["sentences per second by round"]
+    names = {f"{name} {how}" for name in ("eager", "ctranslate2") for how in ("with", "without")}
+    assert rates.keys() == names
     for test, count in (("messages", 1), ("paragraphs of help", 4)):
         systems = content["languages"]["de"]["tests"][test]
         assert systems["localization"]["kept"]["all"] == [count, count]
