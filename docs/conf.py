@@ -6,6 +6,7 @@ the code or from measurements, are in English in both. Every other page needs it
 
 import os
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ extensions = [
     "messages",
     "navigation",
     "plain_docstrings",
+    "plots",
 ]
 exclude_patterns = ["_build", "log.md", "formulas.txt"]
 ENGLISH_ONLY = (
     "architecture",  # for contributors
     *("cli", "recipe", "formats", "results/*"),  # written by programs
-    *("reference/api", "reference/architectures", "reference/registries"),
+    *("reference/api", "reference/api/*", "reference/architectures", "reference/registries"),
     "handbook/formulas",  # in both languages
 )
 
@@ -47,22 +49,27 @@ gettext_uuid = False
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
-nb_execution_cache_path = str(HERE / "_build" / "cells")
+PLOTS, LABELS = HERE / "_ext" / "plots.py", HERE / "locale" / "zh_CN" / "plots.po"
+_drawn_by = sha256(PLOTS.read_bytes() + LABELS.read_bytes()).hexdigest()[:12]
+nb_execution_cache_path = str(HERE / "_build" / "cells" / _drawn_by)
 nb_execution_timeout = 60
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_number_source_lines = False
 nb_ipywidgets_js = {}
 
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+maximum_signature_line_length = 70  # a longer one has a line for each parameter
+python_use_unqualified_type_names = True
+add_module_names = False
+toc_object_entries_show_parents = "hide"
 nitpick_ignore_regex = [
     ("py:exc", "UserError|ValueError|TypeError|RuntimeError"),
-    ("py:class", r"(torch|nn|numpy|matplotlib|jaxtyping|collections|pathlib|heedful)\..*"),
-    ("py:class", r"'.*'|.*\bTensor\b.*|ndarray|.* .*"),
+    ("py:class", ".*"),  # of signatures: of other packages and of modules without a page
 ]
 suppress_warnings = ["mystnb.unknown_mime_type", "myst-nb.lexer", "toc.not_included"]
 
@@ -127,6 +134,8 @@ def _set_environment() -> None:
     startup = HERE / "_build" / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True, exist_ok=True)
     (startup / "plain.py").write_text(_STARTUP, encoding="utf-8")
+    call = f"runpy.run_path({str(PLOTS)!r})['install'](pathlib.Path({str(LABELS)!r}))"
+    (startup / "plots.py").write_text(f"import pathlib\nimport runpy\n\n{call}\n", "utf-8")
 
 
 def setup(app: Any) -> None:

@@ -52,7 +52,7 @@ def main() -> None:
 
 def generate_pages() -> None:
     """Write the pages that are made from the code and are not in the repository."""
-    for script in ("make_reference.py", "make_formulas.py"):
+    for script in ("make_reference.py", "make_api.py", "make_formulas.py"):
         _call(runpy.run_path, str(DOCS / script), None, "__main__")
 
 

@@ -4,7 +4,7 @@ import ast
 import re
 import runpy
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import write_po
+from latex2mathml.converter import convert
 from sphinx.directives.code import LiteralIncludeReader
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -120,9 +121,81 @@ def test_a_formula_whose_code_is_missing_is_an_error() -> None:
         number(DOCS / "make_formulas.py", "no such " + "line")
 
 
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        (r"\operatorname{softmax}(x)", '<mo lspace="0" rspace="0">softmax</mo>'),
+        (r"\operatorname{norm}\left(x\right)", '<mo lspace="0" rspace="0">norm</mo>'),
+        (r"m \cos x", '<mo lspace="0.17em" rspace="0.17em">cos</mo>'),
+        (r"\sum_j \log p_j", '<mo lspace="0.17em" rspace="0.17em">log</mo>'),
+    ],
+)
+def test_names_of_functions_are_spaced(formula: str, expected: str) -> None:
+    """latex2mathml makes operators of some and identifiers of others: with a gap, or without."""
+    space = script("_ext/mathml.py")["_space_names"]
+    assert expected in space(convert(formula))
+
+
+def fences(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """The kind and the lines of each block of code of a page."""
+    for kind, text in re.findall(
+        r"^ *```(\S+.*)\n((?:.*\n)*?) *```$", page.read_text("utf-8"), re.M
+    ):
+        yield kind, text.splitlines()
+
+
+def test_lines_of_code_fit_the_column() -> None:
+    """Of pages that people write; `site.css` has the width. Diagrams of the architecture scroll."""
+    pages = [page for page in DOCS.glob("*.md") if page.stem not in ("architecture", "log")]
+    pages += [
+        page for name in ("handbook", "tutorials", "guides") for page in DOCS.glob(f"{name}/*.md")
+    ]
+    blocks = [
+        (page.name, lines) for page in pages for kind, lines in fences(page) if "math" not in kind
+    ]
+    assert len(blocks) > 200
+    assert not [(name, line) for name, lines in blocks for line in lines if len(line) > 100]
+
+
+def labels_of(source: str) -> Iterator[str]:
+    """Texts that a cell writes into its plots, with `{}` for each value."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    for call in calls:
+        texts = [word.value for word in call.keywords if word.arg in ("label", "xlabel", "ylabel")]
+        if getattr(call.func, "attr", "") in ("xlabel", "ylabel", "set_ylabel", "title"):
+            texts += call.args[:1]
+        if getattr(call.func, "attr", "") == "set":
+            texts += [word.value for word in call.keywords if word.arg == "title"]
+        for text in texts:
+            if isinstance(text, ast.JoinedStr):
+                parts = [getattr(part, "value", None) for part in text.values]
+                yield "".join(part if isinstance(part, str) else "{}" for part in parts)
+            elif isinstance(text, ast.Constant):
+                yield text.value
+
+
+def test_labels_of_plots_are_translated() -> None:
+    plots = script("_ext/plots.py")
+    labels = plots["read_labels"](DOCS / "locale" / "zh_CN" / "plots.po")
+    cells = [
+        "\n".join(line for line in lines if not line.startswith((":", "%")))
+        for page in DOCS.rglob("*.md")
+        for kind, lines in fences(page)
+        if kind.startswith("{code-cell}") and "%%" not in lines[0]
+    ]
+    used = {label for cell in cells for label in labels_of(cell)} - {"z"}
+    assert len(used) > 30
+    assert used <= labels.keys()
+    title = plots["translated"]("cross attention, layer 1, head 2", labels)
+    assert title == "交叉注意力，第 1 层，第 2 个头"
+    assert plots["translated"]("head 2", labels) == "第 2 个头"
+    assert plots["translated"]("▁cat", labels) == "▁cat"
+
+
 def test_pages_in_english_only_exist() -> None:
     names = script("conf.py")["ENGLISH_ONLY"]
     made = {"reference/registries", "reference/architectures", "handbook/formulas"}
+    made.add("reference/api/*")
     missing = [name for name in names if name not in made and not list(DOCS.glob(f"{name}.md"))]
     assert not missing
 

@@ -3,6 +3,8 @@
 support/typed_program.py is what a type checker knows of them.
 """
 
+import doctest
+import importlib
 import inspect
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +13,11 @@ from typing import Any, get_type_hints
 import pytest
 
 import heedful
-from backend_models import TEXTS, model_of
+import heedful.generation
+import heedful.insight
+import heedful.models
+import heedful.zoo
+from backend_models import TEXTS, VOCAB, model_of
 from heedful.options import Options, RunTimeOptions
 from heedful.pipelines.keywords import (
     INTERNAL,
@@ -46,6 +52,7 @@ def test_the_types_of_keywords_are_those_of_the_declared_options() -> None:
 def test_dir_lists_the_public_methods_of_a_model() -> None:
     """Nothing with an underscore, and nothing that is for other packages of heedful alone."""
     models = [model_of("marian"), model_of("gpt2"), model_of("bert", head="classify")]
+    models.append(model_of("bert", head="mlm"))
     for model in models:
         names = dir(model)
         assert not [name for name in names if name.startswith("_")]
@@ -54,6 +61,33 @@ def test_dir_lists_the_public_methods_of_a_model() -> None:
     assert {"generate", "stream", "score", "translate"} < {*dir(models[0])}
     known = {name for model in models for name in object.__dir__(model)}
     assert known >= INTERNAL
+
+
+def test_docstring_examples_of_public_names_are_correct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each public name, and of each public function of the packages; run beside models."""
+    monkeypatch.chdir(tmp_path)
+    for folder, architecture, keys in (
+        *(("mine", "marian", {}), ("other", "marian", {}), ("novel", "gpt2", {})),
+        *(("labels", "bert", {"head": "classify"}), ("vectors", "bert", {"head": "none"})),
+    ):
+        model_of(architecture, **keys).save(f"runs/{folder}")
+    masked: Any = model_of("bert", head="mlm")
+    specials: Any = {"template": "both", "extra_specials": ["<mask>"]}
+    tokenizer = heedful.train_tokenizer(TEXTS, vocab_size=VOCAB, **specials)
+    heedful.from_net(masked.net, masked.config, tokenizer).save("runs/masked")
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    things = {name: getattr(heedful, name) for name in heedful.__all__}
+    for package in (heedful.models, heedful.zoo, heedful.generation, heedful.insight):
+        named = {name: getattr(package, name) for name in package.__all__}
+        things |= {name: thing for name, thing in named.items() if inspect.isfunction(thing)}
+    for name, thing in things.items():
+        module = importlib.import_module(thing.__module__)
+        tests = finder.find(thing, name, module=module, extraglobs={"heedful": heedful})
+        assert any(test.examples for test in tests), f"{name} has no example"
+        for test in tests:
+            assert runner.run(test).failed == 0, name
 
 
 @pytest.mark.parametrize("name", ["marian", "gpt2"])

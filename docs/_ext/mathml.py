@@ -1,5 +1,10 @@
-"""Formulas as MathML, written into the pages at build time: no script, no font, no other host."""
+"""Formulas as MathML, written into the pages at build time: no script, no other host.
 
+`site.css` sets them in the font of `_static/fonts`: its table MATH has the sizes of roots, sums and
+parentheses, which text fonts lack.
+"""
+
+import re
 from typing import Any
 
 from docutils import nodes
@@ -11,9 +16,27 @@ from sphinx.errors import ExtensionError
 def _markup(node: nodes.Element, display: str) -> str:
     source = node.astext()
     try:
-        return str(convert(source, display=display))
+        return _space_names(str(convert(source, display=display)))
     except Exception as error:
         raise ExtensionError(f"cannot convert the formula {source!r}: {error}") from error
+
+
+# A name such as `softmax`, an operator in latex2mathml's output or (`cos`) an identifier.
+_NAME = re.compile(
+    r"(?P<after></m(?:i|n|sub|sup|subsup|row|frac)>)?<m[io]>(?P<name>[A-Za-z]{2,})</m[io]>"
+    r"(?P<before><mo stretchy=\"false\">&#x00028;|<mrow><mo stretchy=\"true\"|</mrow>)?"
+)
+
+
+def _space_names(markup: str) -> str:
+    """Space names of functions as TeX does: none before a parenthesis, else a thin one."""
+
+    def spaced(match: re.Match[str]) -> str:
+        after, before = match["after"] or "", match["before"] or ""
+        left, right = "0.17em" if after else "0", "0" if before else "0.17em"
+        return f'{after}<mo lspace="{left}" rspace="{right}">{match["name"]}</mo>{before}'
+
+    return _NAME.sub(spaced, markup)
 
 
 def _visit_inline(writer: Any, node: nodes.math) -> None:

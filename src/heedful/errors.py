@@ -13,6 +13,13 @@ class UserError(ValueError):
     A message names arguments as a Python caller writes them, `overwrite=True` or `out=FOLDER`, and
     keys of a recipe as `training.max_steps=100`; the command line shows the flags in their place
     (`heedful.cli.flags.with_flags`).
+
+    >>> import heedful
+    >>> try:
+    ...     heedful.load_recipe("copy", {"training.max_step": 5})
+    ... except heedful.UserError as error:
+    ...     print(error)
+    overrides: unknown key training.max_step; did you mean max_steps?
     """
 
 

@@ -58,6 +58,11 @@ def load_recipe(
 
     Raises:
         UserError: no such recipe or base, invalid YAML, an unknown key, a wrong value.
+
+    >>> import heedful
+    >>> recipe = heedful.load_recipe("translation", {"training.max_steps": 100})
+    >>> recipe.task, recipe.training.max_steps
+    ('translation', 100)
     """
     if not isinstance(recipe, str | PathLike):
         raise UserError(f"recipe must be the name or path of one, not {describe(recipe)}")

@@ -79,6 +79,11 @@ class TrainingRun:
         reason: the reason why the session ended.
         scores: of the final model on the test split, or on the validation split of a run without
             one; None for an interrupted run.
+
+    >>> import heedful
+    >>> run = heedful.train("copy", "runs/copy")  # doctest: +SKIP
+    >>> run.scores, run.reason  # doctest: +SKIP
+    >>> run.model.save("copier")  # doctest: +SKIP
     """
 
     directory: Path
@@ -137,7 +142,12 @@ def train(
         UserError: an error in recipe, data or folder; a loss or gradient that is not finite;
             another process of the run has ended.
 
-    Example: `heedful.train("translation", "runs/mine", data=[("A dog.", "Ein Hund.")]).model`
+    >>> import heedful
+    >>> pairs = [(f"{a} {b}", f"{b} {a}") for a in "abcdefgh" for b in "abcdefgh"]
+    >>> keys = {"training.max_steps": 2, "tokenizer.kind": "word", "tokenizer.vocab_size": None}
+    >>> recipe = heedful.load_recipe("translation", keys)
+    >>> run = heedful.train(recipe, data=pairs, progress=False)
+    >>> output = run.model.translate("a b")
     """
     with processes.join() as group, ExitStack() as stack:
         # Check the arguments, the folder and the recipe.

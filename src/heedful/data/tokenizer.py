@@ -75,14 +75,15 @@ def train_tokenizer(
         keep_whitespace: preserve newlines and repeated spaces (U+2581 is decoded as a space, except
             by `char`) and add no space before a text. `byte_bpe` and `byte` always do; not
             possible for `word`.
-        num_workers: maximum number of processes that count the words of much text; the tokenizer
-            does not depend on it.
+        num_workers: most processes that count words; the tokenizer does not depend on it.
 
     Raises:
         UserError: an unknown kind or normalization; a vocabulary larger than the text allows, or
             too small for its characters; no text; a setting that the kind does not support.
 
-    Example: `heedful.train_tokenizer(lines, kind="bpe", vocab_size=8000).encode("A dog runs.")`
+    >>> tokenizer = train_tokenizer(["a dog runs", "a cat sleeps"], kind="bpe", vocab_size=24)
+    >>> tokenizer.vocab_size, tokenizer.tokens(tokenizer.encode("a dog"))
+    (24, ['▁a', '▁', 'do', 'g'])
     """
     lines = texts if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
     check_texts(lines)
@@ -109,11 +110,9 @@ class Tokenizer:
     text (for kind `word`: words) are in the vocabulary.
 
     Args:
-        backend: the tokenizer of the `tokenizers` library, with the special tokens, and the
-            template as its post-processor.
+        backend: of the `tokenizers` library, with special tokens, the template as post-processor.
         roles: the special token of each role in `ROLES` that has one.
-        specials_are_text: the name of a special token in a text is encoded as ordinary text, as by
-            all tokenizers trained here.
+        specials_are_text: names of special tokens in a text are ordinary text, as of all here.
         piece_ids: ids by piece, if not those of `backend` (Marian, M2M100); others are unknown.
         files: original files of an imported tokenizer that `transformers` needs to load it.
         chat_template: the Jinja source of the chat template that its model was trained with.
@@ -123,6 +122,10 @@ class Tokenizer:
         prefix_ids, suffix_ids: special tokens of the template before and after a text.
         pair_middle_ids: special tokens between the texts of a pair; `None` if the template of a
             pair begins or ends differently than that of one text.
+
+    >>> tokenizer = train_tokenizer(["a dog runs", "a cat sleeps"], kind="word")
+    >>> tokenizer.encode("a dog sleeps"), tokenizer.decode([4, 6, 8])
+    ([4, 6, 8], 'a dog sleeps')
     """
 
     def __init__(
@@ -295,10 +298,7 @@ class Tokenizer:
         return target if target[-1:] == [self.eos_id] else [*target, self.eos_id]
 
     def decode(self, ids: Sequence[int], *, keep_specials: bool = False) -> str:
-        """The text of some ids, without special tokens, or with their names.
-
-        For byte-level tokenizers invalid UTF-8 is decoded as U+FFFD.
-        """
+        """The text of ids, without special tokens or with their names; invalid UTF-8 is U+FFFD."""
         return self.decode_batch([ids], keep_specials=keep_specials)[0]
 
     def decode_batch(

@@ -87,6 +87,11 @@ def import_hf(
     Raises:
         UserError: not a model in this format; a model type, setting or tokenizer that is not
             supported; a missing or unknown tensor or a wrong shape; `out` holds something else.
+
+    >>> import heedful
+    >>> heedful.export_hf(heedful.load("runs/novel"), "exported")
+    >>> heedful.import_hf("exported", "runs/imported").kind
+    'language model'
     """
     directory, out = as_path(directory, "directory"), as_path(out, "out")
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=directory)
@@ -125,6 +130,12 @@ def export_hf(
     Raises:
         UserError: an architecture or setting that the format does not support; an unknown
             precision, or a weight out of its range; `out` holds something else.
+
+    >>> import heedful
+    >>> heedful.export_hf(heedful.load("runs/novel"), "novel-hf", precision="bfloat16")
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer  # doctest: +SKIP
+    >>> net = AutoModelForCausalLM.from_pretrained("novel-hf")  # doctest: +SKIP
+    >>> tokenizer = AutoTokenizer.from_pretrained("novel-hf")  # doctest: +SKIP
     """
     if not isinstance(model, SavedModel):
         raise UserError(

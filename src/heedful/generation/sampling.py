@@ -66,6 +66,13 @@ def sample(
     Args:
         score: computes the score; None: the mean log-probability of a token.
         options: those of `sample_steps`, and `on_done` (see `SearchRequest.from_options`).
+
+    >>> import torch
+    >>> def next_log_probs(prefixes):  # of 3 tokens, of which 2 is the end
+    ...     return torch.tensor([[0.6, 0.1, 0.3]]).log().expand(len(prefixes), -1)
+    >>> hypotheses = sample(next_log_probs, [[0]], seeds=[1], eos_id=2, max_new_tokens=9)
+    >>> hypotheses[0].finished == (hypotheses[0].ids[-1] == 2)
+    True
     """
     on_done, size = options.pop("on_done", None), options.get("num_samples", 1)
     length_score = score or LengthScore()
@@ -124,6 +131,13 @@ def sample_steps(
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
             wrong shape.
+
+    >>> import torch
+    >>> def next_log_probs(prefixes):  # of 3 tokens, of which 2 is the end
+    ...     return torch.tensor([[0.6, 0.1, 0.3]]).log().expand(len(prefixes), -1)
+    >>> steps = sample_steps(next_log_probs, [[0]], seeds=None, eos_id=2, max_new_tokens=3)
+    >>> [step.tokens for step in steps]
+    [[0], [0], [0]]
     """
     request = SearchRequest.from_options(start, **options)
     if request.on_done is not None:

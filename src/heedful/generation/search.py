@@ -84,6 +84,15 @@ def beam_search(
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
             wrong shape.
+
+    >>> import torch
+    >>> def next_log_probs(prefixes):  # of 3 tokens, of which 2 is the end
+    ...     return torch.tensor([[0.6, 0.1, 0.3]]).log().expand(len(prefixes), -1)
+    >>> hypotheses = beam_search(
+    ...     next_log_probs, [[0]], beam_size=4, eos_id=2, max_new_tokens=3, length_penalty=0.0
+    ... )
+    >>> hypotheses[0][0].ids
+    [2]
     """
     if beam_size < 1:
         raise UserError(f"beam_size must be at least 1, not {beam_size}")
@@ -133,6 +142,12 @@ def greedy_search(
 
     Args:
         options: `state`, and those of `SearchRequest.from_options`.
+
+    >>> import torch
+    >>> def next_log_probs(prefixes):  # of 3 tokens, of which 2 is the end
+    ...     return torch.tensor([[0.6, 0.1, 0.3]]).log().expand(len(prefixes), -1)
+    >>> greedy_search(next_log_probs, [[0]], eos_id=2, max_new_tokens=3)[0][0].ids
+    [0, 0, 0]
     """
     score = LengthScore(normalization, length_penalty)
     hypotheses = sample(next_log_probs, start, seeds=None, score=score, **options)

@@ -93,6 +93,13 @@ def alignments(
     Raises:
         UserError: a model without cross-attention; an unknown unit, layer or `at`; as in
             `attention`.
+
+    >>> import heedful
+    >>> from heedful import insight
+    >>> model = heedful.load("runs/mine")
+    >>> alignment = insight.alignments(model, "the dog sat", "a dog ran home")
+    >>> alignment.weights.shape
+    (4, 3)
     """
     translator = expect_translator(model)
     reading = read(model, text, target, **options)
@@ -305,6 +312,9 @@ def alignment_error_rate(
         actual: links A of each sentence.
         sure: links S that must be found.
         possible: links P that may be found, sure ones included; None: S.
+
+    >>> alignment_error_rate([{(0, 0), (1, 2)}], sure=[{(0, 0), (1, 1)}])
+    0.5
     """
     sure = [*sure]
     matches = total = 0

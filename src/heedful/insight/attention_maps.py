@@ -130,7 +130,12 @@ def attention(
     Raises:
         UserError: as in `heedful.insight.reading.read`.
 
-    Example: `insight.attention(model, "The cat sat.")["decoder"].plot(layer=0)`
+    >>> import heedful
+    >>> from heedful import insight
+    >>> maps = insight.attention(heedful.load("runs/mine"), "the dog sat", "a dog ran")
+    >>> maps["cross"].weights.shape[0] == maps["cross"].num_layers
+    True
+    >>> figure = maps["cross"].plot(layer=0)
     """
     reading = read(model, text, target, **options)
     net = reading.net

@@ -115,6 +115,13 @@ def attributions(
     Raises:
         UserError: a model without an output head; no such position or output; an unknown method;
             as in `attention`.
+
+    >>> import heedful
+    >>> from heedful import insight
+    >>> model = heedful.load("runs/mine")
+    >>> result = insight.attributions(model, "the dog sat", "a dog ran", position=0)
+    >>> result.output.name, len(result.tokens["source"]) == len(result.scores["source"])
+    ('▁a', True)
     """
     if method not in get_args(Method):
         raise UserError(f"method must be {' or '.join(get_args(Method))}, not {method!r}")

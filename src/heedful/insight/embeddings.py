@@ -110,6 +110,12 @@ def embedding_map(
         UserError: an unknown kind, side or projection; no texts, or another number of labels; a
             model without a table of positions; fewer than 3 vectors; the package of a projection is
             not installed.
+
+    >>> import heedful
+    >>> from heedful import insight
+    >>> places = insight.embedding_map(heedful.load("runs/mine"), side="source")
+    >>> places.points.shape
+    (40, 2)
     """
     for name, value, choices in (
         ("kind", kind, Kind), ("projection", projection, Projection), ("side", side, Side),

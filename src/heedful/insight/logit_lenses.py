@@ -78,6 +78,12 @@ def logit_lens(
 
     Raises:
         UserError: a model without an output head; `top_k` below 1; as in `attention`.
+
+    >>> import heedful
+    >>> from heedful import insight
+    >>> lens = insight.logit_lens(heedful.load("runs/novel"), "the dog sat", top_k=3)
+    >>> lens.layers[0], lens.ids.shape[-1]
+    ('embedding', 3)
     """
     if not isinstance(top_k, int) or top_k < 1:
         raise UserError(f"top_k must be at least 1, not {describe(top_k)}")

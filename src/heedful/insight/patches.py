@@ -87,6 +87,13 @@ def patching(
     Raises:
         UserError: texts of different lengths, or the same text; no such stack; as in
             `attributions`.
+
+    >>> import heedful
+    >>> from heedful import insight
+    >>> model = heedful.load("runs/novel")
+    >>> patched = insight.patching(model, "the dog sat", "the cat sat")
+    >>> len(patched.effects) == len(patched.layers)
+    True
     """
     reading = read(model, text, target, **options)
     stacks = stacks_of(reading.net)

@@ -106,6 +106,16 @@ def layer_scales(net: Any, batches: Sequence[Batch], loss: LossOfBatch = batch_l
 
     Raises:
         UserError: no batches; a module that is no net of `heedful.models`.
+
+    >>> import heedful
+    >>> from heedful.data.collate import collate_texts
+    >>> from heedful.data.columns import Sequences
+    >>> model = heedful.load("runs/labels")
+    >>> [ids] = model.encode(["the dog sat"])
+    >>> texts = Sequences(np.array(ids), np.array([0, len(ids)]))
+    >>> batch = collate_texts(texts, np.array([0]), pad_id=0, labels=np.array([1]))
+    >>> next(iter(layer_scales(model.net, [batch]).states))
+    'embedding'
     """
     if not batches:
         raise UserError("scales by layer need at least one batch")

@@ -153,11 +153,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """One step: the distribution before and after each rule, and the token that was taken.
-
-    Attributes:
-        probability: of the token after all rules.
-    """
+    """One step: the distributions before and after each rule; the token, its final probability."""
 
     distributions: tuple[Distribution, ...]
     id: int
@@ -191,6 +187,8 @@ def search_tree(model: SavedModel, text: Text, **options: Any) -> SearchTree:
 
     Raises:
         UserError: an encoder; options of another search (sampling, constraints, diverse beams).
+
+    >>> figure = search_tree(heedful.load("runs/mine"), "the dog sat", beam_size=2).plot()
     """
     generator, row, request, backend = _prepare(model, text, options, is_beam=True)
     settings, width = request.options, request.options.beam_size or 1
@@ -227,6 +225,8 @@ def sampling_steps(
 
     Raises:
         UserError: an encoder; a beam size above 1; constraints by a search.
+
+    >>> steps = sampling_steps(heedful.load("runs/novel"), "the dog", temperature=0.8).steps
     """
     generator, row, request, backend = _prepare(model, text, options, is_beam=False)
     steps: dict[int, list[tuple[str, Tensor]]] = {}

@@ -59,7 +59,11 @@ CHECKS = (
 
 
 def checks_of(*, single_stack: bool) -> list[Check]:
-    """The checks for nets with one stack or two, in the order of `CHECKS`."""
+    """The checks for nets with one stack or two, in the order of `CHECKS`.
+
+    >>> [check.name for check in checks_of(single_stack=True)][:2]
+    ['no state between calls', 'output shape']
+    """
     return [check for check in CHECKS if check.stacks != (2 if single_stack else 1)]
 
 
@@ -129,7 +133,12 @@ def verify(
         UserError: the net cannot be copied; its vocabulary sizes, its number of stacks or whether
             it is causal cannot be determined.
 
-    Example: `print(verify(net, causal=True).summary())`
+    >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    >>> stack = nn.TransformerEncoder(layer, num_layers=1)
+    >>> net = nn.Sequential(nn.Embedding(20, 16), stack, nn.Linear(16, 20))
+    >>> report = verify(net, causal=True, overfit=False)  # of a net without a mask or positions
+    >>> [check.name for check in report.failed]
+    ['causality', 'position awareness']
     """
     sizes: dict[Side, int | None] = {"src": src_vocab_size, "tgt": tgt_vocab_size}
     sizes["ids"] = vocab_size

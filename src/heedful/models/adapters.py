@@ -122,6 +122,13 @@ def add_lora(net: nn.Module, lora: LoRA) -> None:
 
     Raises:
         UserError: the net has an adapter; a target that matches no layer.
+
+    >>> from heedful.zoo import architecture
+    >>> gpt2 = architecture("gpt2")
+    >>> net = gpt2.build(gpt2.config(20, d_model=16, num_heads=2, num_layers=1))
+    >>> add_lora(net, LoRA(rank=4))  # of the queries and the values
+    >>> sum(weight.numel() for weight in net.parameters() if weight.requires_grad)
+    256
     """
     if lora_layers(net):
         raise UserError("the net has an adapter already; merge it first (merge_lora)")
@@ -158,6 +165,14 @@ def merge_lora(net: nn.Module) -> None:
     """Replace the layers of an adapter by plain ones with W + (α / r) B A, in place.
 
     All parameters of a net with an adapter then require a gradient again.
+
+    >>> from heedful.zoo import architecture
+    >>> gpt2 = architecture("gpt2")
+    >>> net = gpt2.build(gpt2.config(20, d_model=16, num_heads=2, num_layers=1))
+    >>> add_lora(net, LoRA(rank=4))  # and train it
+    >>> merge_lora(net)
+    >>> any("lora" in name for name, _ in net.named_parameters())
+    False
     """
     layers = lora_layers(net)
     for path, layer in layers.items():
@@ -181,6 +196,13 @@ def freeze(net: nn.Module, patterns: Sequence[str], key: str) -> None:
 
     Raises:
         UserError: a pattern that matches no parameter; no parameter is left to train.
+
+    >>> from heedful.zoo import architecture
+    >>> gpt2 = architecture("gpt2")
+    >>> net = gpt2.build(gpt2.config(20, d_model=16, num_heads=2, num_layers=1))
+    >>> freeze(net, ["embedding.*"], key="patterns")
+    >>> [name for name, weight in net.named_parameters() if not weight.requires_grad]
+    ['embedding.tokens.weight', 'embedding.positions.weight']
     """
     parameters = {plain_name(name): weight for name, weight in net.named_parameters()}
     for name in select([*parameters], patterns, key):

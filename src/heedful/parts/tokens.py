@@ -48,7 +48,8 @@ class Tokens:
         real_index: (N,), index of each real token in the flattened B·T tokens, found on the host,
             so that training can skip padding without waiting for the device. None: unknown.
 
-    >>> tokens = Tokens.from_ids(torch.tensor([[5, 6, 7], [0, 8, 9]]), torch.tensor([3, 2]), "left")
+    >>> ids, lengths = torch.tensor([[5, 6, 7], [0, 8, 9]]), torch.tensor([3, 2])
+    >>> tokens = Tokens.from_ids(ids, lengths, "left")
     >>> tokens.positions
     tensor([[0, 1, 2],
             [0, 0, 1]])

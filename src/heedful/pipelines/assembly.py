@@ -105,7 +105,13 @@ def from_net(
         UserError: a net or Config of no known architecture; a tokenizer with more entries than
             the net's embedding; labels for another number of classes.
 
-    Example: `heedful.from_net(net, config, tokenizer).save("mine")`
+    >>> import heedful
+    >>> from heedful import zoo
+    >>> tokenizer = heedful.train_tokenizer(["a dog runs", "a cat sleeps"], kind="word")
+    >>> gpt2 = zoo.architecture("gpt2")
+    >>> config = gpt2.config(tokenizer.vocab_size, d_model=32, num_heads=2, num_layers=1)
+    >>> net = gpt2.build(config)  # and train it
+    >>> heedful.from_net(net, config, tokenizer).save("mine")
     """
     if not isinstance(net, EncoderDecoder | DecoderOnly | EncoderOnly):
         raise UserError(

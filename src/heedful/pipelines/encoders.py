@@ -118,7 +118,14 @@ class Encoder(SavedModel):
 
 
 class MaskedLanguageModel(Encoder):
-    """A masked language model: predicts the tokens of masked positions."""
+    """A masked language model: predicts the tokens of masked positions.
+
+    >>> import heedful
+    >>> model = heedful.load_masked_language_model("runs/masked")
+    >>> [fillings] = model.fill("A dog <mask> home.")
+    >>> fillings[0].probability >= fillings[1].probability
+    True
+    """
 
     kind = "masked language model"
 
@@ -264,7 +271,14 @@ class MaskedLanguageModel(Encoder):
 
 
 class Classifier(Encoder):
-    """A text classifier."""
+    """A text classifier.
+
+    >>> import heedful
+    >>> model = heedful.load_classifier("runs/labels")
+    >>> outputs = model.classify(["A warm film.", "A dull one."])
+    >>> outputs[0].label in model.labels and outputs[0].probability >= 0.5
+    True
+    """
 
     kind = "classifier"
 
@@ -356,7 +370,13 @@ class Classifier(Encoder):
 
 
 class Embedder(Encoder):
-    """An encoder without a head: `embed` returns one vector per text."""
+    """An encoder without a head: `embed` returns one vector per text.
+
+    >>> import heedful
+    >>> model = heedful.load("runs/vectors")
+    >>> dog, cat = model.embed(["A dog.", "A cat."], normalize=True)
+    >>> similarity = float(dog @ cat)
+    """
 
     kind = "embedder"
 

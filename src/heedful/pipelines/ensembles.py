@@ -29,6 +29,12 @@ def ensemble(
     Raises:
         UserError: no model; models of different kinds, vocabularies or special tokens; wrong
             weights.
+
+    >>> import heedful
+    >>> models = [heedful.load_translator(path) for path in ("runs/mine", "runs/other")]
+    >>> both = heedful.ensemble(models, weights=[2, 1])
+    >>> len(both.translate(["A dog runs."], beam_size=4))
+    1
     """
     from heedful.backends.torch.ensemble import Ensemble
 

@@ -11,15 +11,10 @@ from heedful.options import Normalization, StopRule, TooLong
 INTERNAL = frozenset(
     (
         *("backend_for_row", "backend_with", "batches", "chat_encoder", "chat_rows", "check_ids"),
-        *(
-            "check_lengths",
-            "checked_glossary",
-            "completed",
-            "file_writer",
-            "generations",
-            "leave_out",
-        ),
-        *("length_limit", "request", "request_with", "rows_of", "stream_with"),
+        *("check_lengths", "checked_glossary", "classify_rows", "completed", "default_options"),
+        *("encode_pairs", "file_writer", "fill_rows", "first_id", "generations", "ids_with_masks"),
+        *("kept", "leave_out", "length_limit", "masked_rows", "request", "request_with"),
+        *("rows_of", "stream_with", "target_ids", "to_generations"),
     )
 )
 

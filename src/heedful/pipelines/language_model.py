@@ -25,7 +25,13 @@ MAX_NEW_TOKENS = 512  # of an answer; fewer if the context is shorter
 
 
 class LanguageModel(Generator):
-    """A decoder-only net, `net(ids, lengths) -> logits`, with its tokenizer."""
+    """A decoder-only net, `net(ids, lengths) -> logits`, with its tokenizer.
+
+    >>> import heedful
+    >>> model = heedful.load_language_model("runs/novel")
+    >>> "".join(model.stream("A dog")) == model.generate("A dog")
+    True
+    """
 
     kind = "language model"
     _chat_encoder: "ChatEncoder | None" = None

@@ -63,7 +63,12 @@ def load(
             is not supported; a backend or precision by name that the model lacks or that cannot be
             used here.
 
-    Example: `heedful.load("runs/mine", backend="eager").generate("A dog runs.")`
+    >>> import heedful
+    >>> model = heedful.load("runs/mine", backend="eager", device="cpu")
+    >>> model.kind
+    'translator'
+    >>> len(model.generate(["A dog runs.", "A cat sleeps."], beam_size=2))
+    2
     """
     directory = as_path(path, "path")
     check_names(backend, precision, threads, use)
@@ -117,26 +122,55 @@ def load(
 
 
 def load_translator(path: str | PathLike[str], **settings: Unpack[LoadKeywords]) -> Translator:
-    """Open an encoder-decoder; settings as in `load`. Raises UserError for other kinds."""
+    """Open an encoder-decoder; settings as in `load`. Raises UserError for other kinds.
+
+    >>> import heedful
+    >>> translator = heedful.load_translator("runs/mine")
+    >>> translations = translator.translate(["A dog runs.", "A cat sleeps."])
+    >>> len(translations)
+    2
+    """
     return expect(load(path, **settings), Translator, "load_translator")
 
 
 def load_language_model(
     path: str | PathLike[str], **settings: Unpack[LoadKeywords]
 ) -> LanguageModel:
-    """Open a decoder-only model; settings as in `load`. Raises UserError for other kinds."""
+    """Open a decoder-only model; settings as in `load`. Raises UserError for other kinds.
+
+    >>> import heedful
+    >>> model = heedful.load_language_model("runs/novel")
+    >>> text = model.generate("A dog", max_new_tokens=20, temperature=0.8, seed=1)
+    >>> model.score(["A dog runs."])[0].log_prob < 0
+    True
+    """
     return expect(load(path, **settings), LanguageModel, "load_language_model")
 
 
 def load_masked_language_model(
     path: str | PathLike[str], **settings: Unpack[LoadKeywords]
 ) -> MaskedLanguageModel:
-    """Open a masked language model; settings as in `load`. Raises UserError for other kinds."""
+    """Open a masked language model; settings as in `load`. Raises UserError for other kinds.
+
+    >>> import heedful
+    >>> model = heedful.load_masked_language_model("runs/masked")
+    >>> [fillings] = model.fill("A <mask> runs.", top_k=3)
+    >>> len(fillings)
+    3
+    """
     return expect(load(path, **settings), MaskedLanguageModel, "load_masked_language_model")
 
 
 def load_classifier(path: str | PathLike[str], **settings: Unpack[LoadKeywords]) -> Classifier:
-    """Open a text classifier; settings as in `load`. Raises UserError for other kinds."""
+    """Open a text classifier; settings as in `load`. Raises UserError for other kinds.
+
+    >>> import heedful
+    >>> model = heedful.load_classifier("runs/labels")
+    >>> model.labels
+    ('good', 'bad')
+    >>> model.classify("A warm and funny film.").label in model.labels
+    True
+    """
     return expect(load(path, **settings), Classifier, "load_classifier")
 
 
@@ -144,6 +178,11 @@ def load_encoder(path: str | PathLike[str], **settings: Unpack[LoadKeywords]) ->
     """Open an encoder-only model with any head; settings as in `load`.
 
     Raises UserError for other kinds.
+
+    >>> import heedful
+    >>> model = heedful.load_encoder("runs/masked")
+    >>> model.embed(["A dog.", "A cat.", "A car."], normalize=True).shape[0]
+    3
     """
     return expect(load(path, **settings), Encoder, "load_encoder")
 

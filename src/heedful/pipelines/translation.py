@@ -27,6 +27,12 @@ class Translator(Generator):
     """An encoder-decoder, `net(src, tgt, src_lengths, tgt_lengths) -> logits`, with tokenizers.
 
     Its prompts are sources; the translation of a blank text is blank.
+
+    >>> import heedful
+    >>> model = heedful.load_translator("runs/mine")
+    >>> outputs = model.translate("A dog runs.", num_return=2, return_details=True)
+    >>> len(outputs), outputs[0].score >= outputs[1].score
+    (2, True)
     """
 
     kind = "translator"

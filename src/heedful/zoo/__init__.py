@@ -52,7 +52,13 @@ plugins.architecture.declare({name: f"heedful.zoo.{name}:ARCHITECTURE" for name 
 
 
 def architecture(name: str) -> "Architecture":
-    """The architecture of a name, also of a plugin; raises UserError with the nearest name."""
+    """The architecture of a name, also of a plugin; raises UserError with the nearest name.
+
+    >>> gpt2 = architecture("gpt2")
+    >>> net = gpt2.build(gpt2.config(vocab_size=100, d_model=16, num_heads=2, num_layers=1))
+    >>> sum(weight.numel() for weight in net.parameters())
+    21296
+    """
     result: Architecture = plugins.architecture.get(name)
     return result
 
