@@ -5,8 +5,10 @@ Skips that are not listed fail (support/listed_skips.py).
 
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,13 @@ SHAPES_CHECKED = (
 )
 # Prepared data of the tests are the tests' own.
 os.environ["HEEDFUL_CACHE"] = tempfile.mkdtemp(prefix="heedful-tests-")
-# What Inductor compiles is kept from one run of the tests to the next.
-_INDUCTOR = Path.home() / ".cache" / "heedful-tests" / "inductor"
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_INDUCTOR))
+# What is compiled is kept from one run of the tests to the next: by Inductor, and the kernels of
+# trainings, whose names are hashes of all that they depend on.
+_KEPT = Path.home() / ".cache" / "heedful-tests"
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_KEPT / "inductor"))
+_KERNELS = Path(os.environ["HEEDFUL_CACHE"]) / "kernels"
+if (_KEPT / "kernels").is_dir():
+    shutil.copytree(_KEPT / "kernels", _KERNELS)
 settings.register_profile("quick", max_examples=10)  # make quick
 # Files whose tests take longest, each up to a minute.
 LONGEST = (
@@ -65,6 +71,17 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Keep kernels that were compiled, where there is a home for them."""
+    kept = _KEPT / "kernels"
+    with suppress(OSError):
+        for built in _KERNELS.glob("*.so"):
+            if not (kept / built.name).exists():
+                kept.mkdir(parents=True, exist_ok=True)
+                copy = shutil.copy(built, _KEPT / f"{os.getpid()}.so")  # others may do the same
+                Path(copy).replace(kept / built.name)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
