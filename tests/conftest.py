@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from checked_shapes import check_shapes
-from commands import Commands, run_whole
-from heedful.kernels import library as kernels
-
+# Torch is imported by the functions below: the process that deals tests to workers needs none of
+# it, and begins with this file.
 gc.disable()  # until all tests are collected: imports leave nothing to be freed
 pytest_plugins = ["listed_skips"]
 # Directories and files of tests that run with annotated shapes checked (support/checked_shapes.py),
@@ -86,6 +84,9 @@ def pytest_sessionfinish() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check shapes in tests of `SHAPES_CHECKED`; sync files in those marked `whole`."""
+    from checked_shapes import check_shapes
+    from commands import run_whole
+
     file = item.path.relative_to(Path(__file__).parent).as_posix()
     listed = any(file == path or file.startswith(f"{path}/") for path in SHAPES_CHECKED)
     check_shapes(listed)
@@ -98,6 +99,8 @@ _libraries: list[Any] = []  # kernels that a test has loaded
 @pytest.fixture(autouse=True)
 def _kernels_from_the_first_training_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test uses kernels if it trains, and not because another one did before."""
+    from heedful.kernels import library as kernels
+
     if kernels._library is not None:
         _libraries[:] = [kernels._library]
         kernels._library = None
@@ -113,6 +116,8 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory):
+    from commands import Commands
+
     return Commands(tmp_path_factory.mktemp("commands"))
 
 
