@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "answer",
     "forked",
+    "forked_commands",
     "mathml",
     "messages",
     "navigation",
