@@ -25,6 +25,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "answer",
     "forked",
+    "forked_commands",
     "mathml",
     "messages",
     "navigation",

@@ -5,18 +5,18 @@ Skips that are not listed fail (support/listed_skips.py).
 
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from checked_shapes import check_shapes
-from commands import Commands, run_whole
-from heedful.kernels import library as kernels
-
+# Torch is imported by the functions below: the process that deals tests to workers needs none of
+# it, and begins with this file.
 gc.disable()  # until all tests are collected: imports leave nothing to be freed
 pytest_plugins = ["listed_skips"]
 # Directories and files of tests that run with annotated shapes checked (support/checked_shapes.py),
@@ -43,9 +43,13 @@ SHAPES_CHECKED = (
 )
 # Prepared data of the tests are the tests' own.
 os.environ["HEEDFUL_CACHE"] = tempfile.mkdtemp(prefix="heedful-tests-")
-# What Inductor compiles is kept from one run of the tests to the next.
-_INDUCTOR = Path.home() / ".cache" / "heedful-tests" / "inductor"
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_INDUCTOR))
+# What is compiled is kept from one run of the tests to the next: by Inductor, and the kernels of
+# trainings, whose names are hashes of all that they depend on.
+_KEPT = Path.home() / ".cache" / "heedful-tests"
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_KEPT / "inductor"))
+_KERNELS = Path(os.environ["HEEDFUL_CACHE"]) / "kernels"
+if (_KEPT / "kernels").is_dir():
+    shutil.copytree(_KEPT / "kernels", _KERNELS)
 settings.register_profile("quick", max_examples=10)  # make quick
 # Files whose tests take longest, each up to a minute.
 LONGEST = (
@@ -67,8 +71,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Keep kernels that were compiled, where there is a home for them."""
+    kept = _KEPT / "kernels"
+    with suppress(OSError):
+        for built in _KERNELS.glob("*.so"):
+            if not (kept / built.name).exists():
+                kept.mkdir(parents=True, exist_ok=True)
+                copy = shutil.copy(built, _KEPT / f"{os.getpid()}.so")  # others may do the same
+                Path(copy).replace(kept / built.name)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check shapes in tests of `SHAPES_CHECKED`; sync files in those marked `whole`."""
+    from checked_shapes import check_shapes
+    from commands import run_whole
+
     file = item.path.relative_to(Path(__file__).parent).as_posix()
     listed = any(file == path or file.startswith(f"{path}/") for path in SHAPES_CHECKED)
     check_shapes(listed)
@@ -81,6 +99,8 @@ _libraries: list[Any] = []  # kernels that a test has loaded
 @pytest.fixture(autouse=True)
 def _kernels_from_the_first_training_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test uses kernels if it trains, and not because another one did before."""
+    from heedful.kernels import library as kernels
+
     if kernels._library is not None:
         _libraries[:] = [kernels._library]
         kernels._library = None
@@ -96,6 +116,8 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory):
+    from commands import Commands
+
     return Commands(tmp_path_factory.mktemp("commands"))
 
 

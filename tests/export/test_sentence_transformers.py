@@ -14,15 +14,21 @@ from heedful.export.hf import export_hf, import_hf
 from heedful.export.sentence_transformers import export_sentence_transformers
 from heedful.files import read_json, write_json
 
-st = pytest.importorskip("sentence_transformers", reason="sentence_transformers is not installed")
-modules_of_st = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
 TEXTS = [TEXT, "words", "it is 12 of more", "a"]
 KINDS = {"cls": "first", "max": "max", "mean": "mean", "lasttoken": "last"}
 LEGACY = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "lasttoken": "lasttoken"}
 
 
+def library() -> Any:
+    """sentence-transformers, which takes seconds to import: not in workers without these tests."""
+    reason = "sentence_transformers is not installed"
+    return pytest.importorskip("sentence_transformers", reason=reason)
+
+
 def folder_of(name: str, folder: Path, pooling: Any, *, normalize: bool = False) -> Any:
     """A model that sentence-transformers saved at `folder`."""
+    st = library()
+    modules_of_st = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     net = folder.with_name("net")
     export_hf(model_of(name), net)
     modules = [modules_of_st.Transformer(str(net))]
@@ -42,7 +48,7 @@ def test_vectors_are_equal(name: str, pooling: Any, normalize: bool, tmp_path: P
         export_sentence_transformers(
             model, tmp_path / "out", pooling=pooling, normalize=normalize, overwrite=True
         )
-    other = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    other = library().SentenceTransformer(str(tmp_path / "out"), device="cpu")
     expected = model.vectors(TEXTS, pooling=pooling, normalize=normalize)
     np.testing.assert_allclose(other.encode(TEXTS), expected, atol=1e-5)
     assert other.max_seq_length == model.config.max_length
@@ -67,7 +73,7 @@ def test_an_imported_model_keeps_pooling_and_normalization(
     ]
     np.testing.assert_allclose(plain.numpy(), np.stack(means), atol=1e-6)
     export_sentence_transformers(opened, tmp_path / "again")
-    again = st.SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(TEXTS)
+    again = library().SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(again, expected, atol=1e-5)
     notices: list[str] = []
     export_hf(opened, tmp_path / "hf", on_notice=notices.append)
@@ -140,7 +146,7 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     folder_of("bert", tmp_path / "theirs", "mean")
     prompts = {"query": "it is more: ", "document": None}
     write_json(tmp_path / "theirs" / PROMPTS, {"prompts": prompts, "default_prompt_name": "query"})
-    other = st.SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
+    other = library().SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
     import_hf(tmp_path / "theirs", tmp_path / "ours")
     model = heedful.load(tmp_path / "ours", device="cpu")
     asked: list[dict[str, Any]] = [
@@ -155,7 +161,7 @@ def test_prompts_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.embed(rows).numpy(), found[4], atol=1e-6)
     for _ in range(2):
         export_sentence_transformers(model, tmp_path / "again", overwrite=True)
-    again = st.SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    again = library().SentenceTransformer(str(tmp_path / "again"), device="cpu")
     np.testing.assert_allclose(again.encode(TEXTS), found[0], atol=1e-5)
     assert again.prompts == {"query": "it is more: ", "document": ""}
     notices: list[str] = []

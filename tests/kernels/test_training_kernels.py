@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterator
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -300,30 +301,24 @@ def test_what_is_not_finite_stays_so_unless_it_is_dropped(name: str) -> None:
     assert with_kernels[0].any()
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+SIZES = [(3, 7, 7, 4, 4, 32), (2, 17, 17, 4, 2, 16), (5, 3, 3, 2, 1, 8), (2, 20, 33, 2, 2, 20)]
+SIDES, KINDS = ("none", "right", "left"), ("projection", "rotated", "cross")
+BIASES = ("none", "causal", "strided")
+# Every combination of these; types and dropout take turns, so that each meets every two of them.
+LAYOUTS = [*product(SIZES, SIDES, KINDS, BIASES)]
+TURNS = [(TYPES[0], 0.0), (TYPES[1], 0.3), (TYPES[0], 0.3), (TYPES[1], 0.0)]
+
+
 @pytest.mark.parametrize(
-    ("batch", "length", "num_keys", "heads", "kv_heads", "width"),
-    [(3, 7, 7, 4, 4, 32), (2, 17, 17, 4, 2, 16), (5, 3, 3, 2, 1, 8), (2, 20, 33, 2, 2, 20)],
+    ("sizes", "side", "kind", "bias_kind", "dtype", "p"),
+    [(*layout, *turn) for layout, turn in zip(LAYOUTS, cycle(TURNS), strict=False)],
 )
-@pytest.mark.parametrize("side", ["none", "right", "left"])
-@pytest.mark.parametrize("kind", ["projection", "rotated", "cross"])
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("bias_kind", ["none", "causal", "strided"])
 def test_attention(
-    dtype: torch.dtype,
-    batch: int,
-    length: int,
-    num_keys: int,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    side: str,
-    kind: str,
-    p: float,
-    bias_kind: str,
+    sizes: tuple[int, ...], side: str, kind: str, bias_kind: str, dtype: torch.dtype, p: float
 ) -> None:
     """Equal to plain products of the padded texts; queries, keys and values are parts of one
     projection, or of two, or are those of two texts."""
+    batch, length, num_keys, heads, kv_heads, width = sizes
     torch.manual_seed(batch)
     num_keys = num_keys if kind == "cross" else length
 

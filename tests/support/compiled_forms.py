@@ -29,6 +29,7 @@ from heedful.backends.aot.kernels import PackedFeedForward, pack, pack_int8, tex
 from heedful.backends.base import Settings
 from heedful.parts.feedforward import FeedForward
 from heedful.progress import Advance, use_display
+from kept_objects import kept_objects
 from option_cases import hold_options
 
 REQUESTS, SENTENCES = 60, 10_000
@@ -40,15 +41,17 @@ def make(folder: Path) -> None:
 
     from heedful.backends.aot import compile as compiling
 
-    # Without what takes longer than it saves in four graphs: optimized callers of the kernels,
+    # Without what takes longer than it saves in three graphs: optimized callers of the kernels,
     # precompiled headers, and trial compilations for every set of vector instructions.
     config.aot_inductor.compile_wrapper_opt_level = "O0"
     config.aot_inductor.precompile_headers = False
     config.cpp.vec_isa_ok = True
-    make_decoder(folder / "writer", "llama")
     library = folder / "writer" / "backends" / "compiled" / "float32" / KERNEL
-    with patch.object(compiling, "build_library", lambda sources, path: copyfile(library, path)):
-        compiled_encoders.make(folder / "reader")
+    copied = patch.object(compiling, "build_library", lambda sources, path: copyfile(library, path))
+    with kept_objects():
+        make_decoder(folder / "writer", "llama")
+        with copied:
+            compiled_encoders.make(folder / "reader")
 
 
 def make_decoder(folder: Path, name: str) -> None:

@@ -33,7 +33,8 @@ NETS = (*ENCODERS, "bart", "pegasus", "t5", "gpt", "gpt3", "qwen3", "gemma3", "m
 # graph: sines in halves, an offset, scaled frequencies, other buckets.
 SCHEMES = ("sinusoidal", "learned", "none", "rotary", "rotary-interleaved", "rotary-YarnScaling")
 SCHEMES += ("alibi", "buckets")
-ALIKE = {"bart", "pegasus", "gpt", "qwen3"}  # all layers are equal: one is compiled
+# All layers are equal: one is compiled.
+ALIKE = {"bert", "bart", "pegasus", "gpt", "qwen3", "mixtral"}
 # How many texts and tokens a batch is padded to; most nets are compiled for the first number alone.
 ROWS, WIDTH = (2, 4), 8
 SEVERAL_SIZES = {"gpt", "bert", "pegasus"}

@@ -146,7 +146,7 @@ def request_of(
         left_out: an option of the case that is not given.
     """
     given = {name: value for name, value in CASES[case].items() if name != left_out}
-    options = {"max_new_tokens": 24} | KINDS[kind] | given
+    options = {"max_new_tokens": 14} | KINDS[kind] | given
     request = model.request(rows_of(model), **options)
     if has_seed and request.options.samples:  # so that all samples of a case are the same
         request = model.request(rows_of(model), **options, seed=3)
@@ -224,7 +224,7 @@ def hold_options(backend: Any, model: Generator) -> None:
 
 def net_log_prob(model: Generator, row: list[int], ids: list[int]) -> float:
     """The net's log-probability of an output."""
-    request = model.request([row], max_new_tokens=24)
+    request = model.request([row], max_new_tokens=14)
     if model.kind == "translator":
         [values] = model.eager.log_probs([row], [ids], request)
         return float(values[: len(ids)].sum())

@@ -28,6 +28,7 @@ for _name in (
     *(f"heedful.cli.{module.name}" for module in iter_modules(heedful.cli.__path__)),
     *("heedful.insight", "langcodes.language_distance"),
     *("ctranslate2", "ctranslate2.specs") * (find_spec("ctranslate2") is not None),
+    *("heedful.serve.server",) * (find_spec("fastapi") is not None),
 ):
     import_module(_name)
 sys.modules["heedful.training.report"].pages().get_template("report.html.j2")

@@ -126,9 +126,8 @@ def test_shards_have_the_weights_of_one_process(
                 shutil.copytree(origin, tmp_path / name)
             content = content_of(origin.parent if start == "resumed" else tmp_path, **keys)
             cases.append(write_case(tmp_path, name, content, resume=start == "resumed"))
+    commands.call(train_recording, 0, by_sharing["none"], tmp_path)
     # One run after the other in new processes, since bytes are counted from their start.
-    for case in by_sharing["none"]:
-        commands.call(train_recording, 0, [case], tmp_path)
     for case in by_sharing["fsdp"]:
         run_group(commands, tmp_path, 2, train_recording, [case], tmp_path)
     for start in STARTS:
