@@ -149,6 +149,34 @@ def test_sentences_of_a_line_are_translated_one_by_one(served: Any) -> None:
     assert answer["translatedText"] == f"<p>{first} <b>{second}</b></p>"
 
 
+def test_a_sentence_that_is_too_long_is_translated_in_clauses(served: Any) -> None:
+    """As by `heedful translate`; other lines, blanks and the order stay, and no word is lost."""
+    from heedful.documents.sentences import SplitText
+    from heedful.documents.translating import fits_model
+
+    model = served.models["de-en"]
+    fits = fits_model(model)
+    long = ", ".join(["the cat sat on the mat and the dog ran home"] * 8)
+    assert not fits(long)
+    split = SplitText(long, fits, "de")
+    expected = split.joined(model.translate(split.rows), "de", "en")
+    short = model.translate("a dog ran")
+    body = {"q": f"a dog ran\n\n {long}\na dog ran", "source": "de", "target": "en"}
+    for source in ("de", "auto"):
+        status, answer = call(served, "/translate", {**body, "source": source, "scores": True})
+        assert status == 200, answer
+        assert answer["translatedText"] == f"{short}\n\n {expected}\n{short}"
+    _, answer = call(served, "/translate", {**body, "q": f"<p>{long}</p>", "format": "html"})
+    assert answer["translatedText"] == f"<p>{escape(expected, quote=False)}</p>"
+
+    word = "dog" * 200
+    status, answer = call(served, "/translate", {**body, "q": f"a dog ran\n{word}"})
+    assert (status, answer["translatedText"]) == (200, f"{short}\n{word}")
+    assert answer["reasons"] == ["words that are too long for the model: 1"]
+    status, answer = call(served, "/translate", {**body, "q": word})
+    assert (status, answer["code"]) == (400, "context_length_exceeded")
+
+
 def test_reasons_to_review_a_translation(served: Any) -> None:
     body = {"q": ["the cat 52. A dog!", "", "a dog"], "source": "de", "target": "en"}
     _, answer = call(served, "/translate", body)
@@ -437,7 +465,7 @@ def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> No
         ("/translate", {"q": "a", "target": "en", "alternatives": 99}, 400, "at most 7"),
         (
             "/translate",
-            {"q": "the cat " * 60, "source": "de", "target": "en"},
+            {"q": "dog" * 200, "source": "de", "target": "en"},
             400,
             "the model allows 48",
         ),

@@ -56,6 +56,11 @@ def review_reasons(source: str, translation: Translated) -> list[str]:
     return [*dict.fromkeys(reasons)]
 
 
+def too_long_words(count: int) -> list[str]:
+    """The reason for a review of a text with words that its model does not read; [] without."""
+    return [f"words that are too long for the model: {count}"] if count else []
+
+
 @dataclass(frozen=True)
 class Policy:
     """Which existing translations are replaced.
@@ -221,8 +226,7 @@ def _settle(
         return
     if output.num_blank:
         reasons.append(f"parts without a translation: {output.num_blank}")
-    if output.num_unfit:
-        reasons.append(f"words that are too long for the model: {output.num_unfit}")
+    reasons += too_long_words(output.num_unfit)
     reasons += output.reasons
     text = with_accelerator(segment.text, output.text)
     reasons += differences(TAG.sub(" ", segment.text), TAG.sub(" ", text))

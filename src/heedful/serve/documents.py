@@ -32,17 +32,13 @@ from heedful.errors import UserError
 from heedful.pipelines.generations import Generation
 from heedful.progress import Advance, use_display
 from heedful.serve.bodies import TranslateBody, TranslateFileBody
+from heedful.serve.directions import detected_languages, known_sources, translator_for
 from heedful.serve.errors import HttpError, as_http_error
 from heedful.serve.events import event, event_stream
 from heedful.serve.guard import DOWNLOADS, info_of
 from heedful.serve.models import ServedModel
 from heedful.serve.openai import registry_of
-from heedful.serve.translating import (
-    detected_languages,
-    known_sources,
-    translation_job,
-    translator_for,
-)
+from heedful.serve.translating import translation_job
 
 router = APIRouter(tags=["LibreTranslate"])
 _KEPT_SECONDS = 1_800.0
