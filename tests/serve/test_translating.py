@@ -13,7 +13,6 @@ from urllib import error, parse, request
 import pytest
 
 from backend_models import model_of
-from heedful.fidelity import as_glossary
 from running_server import wait_for_free_slots
 
 
@@ -58,7 +57,11 @@ def test_the_calls_of_libretranslatepy(served: Any) -> None:
     assert found[0]["confidence"] < 50
 
 
-def test_a_request_has_terms_of_its_own(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_terms_of_its_own(
+    served: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from heedful.serve.glossaries import Glossaries
+
     body = {"q": ["the cat", "a dog"], "source": "de", "target": "en"}
     plain = call(served, "/translate", body)[1]
     assert plain["reasons"] == [[], []]
@@ -71,10 +74,46 @@ def test_a_request_has_terms_of_its_own(served: Any, monkeypatch: pytest.MonkeyP
     assert status == 400
     assert "line 1: the translation '' is empty" in answer["error"]
     assert call(served, "/translate", {**body, "glossary": "x"})[0] == 400
-    own = as_glossary({"cat": "mat|sat"})  # of the server, in place of which none is given
-    monkeypatch.setattr(served.server.registry.models["de-en"], "glossary", own)
+    path = tmp_path / "terms.tsv"  # of the server, in place of which none is given
+    path.write_text("cat\tmat|sat\n")
+    own = Glossaries("de-en", served.models["de-en"], path)
+    monkeypatch.setattr(served.server.registry.models["de-en"], "glossaries", own)
     assert call(served, "/translate", body)[1] != plain
     assert call(served, "/translate", {**body, "glossary": {}})[1] == plain
+
+
+def test_the_pair_of_a_request_chooses_terms_of_tbx(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model into several languages did not start: its target language was not known."""
+    from heedful.errors import UserError
+    from heedful.serve.glossaries import Glossaries
+
+    path = tmp_path / "terms.tbx"
+    entry = "<termEntry>{}</termEntry>".format(
+        "".join(
+            f'<langSet xml:lang="{tag}"><tig><term>{term}</term></tig></langSet>'
+            for tag, term in (("de", "Katze"), ("en-GB", "cat"), ("nb", "mat"), ("nn", "sat"))
+        )
+    )
+    path.write_text(f"<martif><text><body>{entry}</body></text></martif>")
+    model = model_of("vaswani2017")
+    plain = model.metadata
+    model.metadata = replace(plain, src_language="de", language_tags={"en": "<a>", "no": "<b>"})
+    several = Glossaries("m", model, path)
+    assert [several.of("de", tag).terms[0].targets for tag in ("eng", "nb")] == [  # type: ignore[union-attr]
+        ("cat",),
+        ("mat",),
+    ]
+    assert several.of(None, "en") is several.of("de", "en")
+    model.metadata = replace(plain, src_language="fr", tgt_language="en")
+    assert Glossaries("m", model, path).of("fr", "en") is None
+    assert "has no term from and into languages of m" in caplog.text
+    model.metadata = plain
+    with pytest.raises(UserError, match="and m does not name its languages; set"):
+        Glossaries("m", model, path)
+    path.write_text("cat\tmat\n")
+    assert Glossaries("m", model, path).of(None, None) is not None
 
 
 def test_the_client_libretranslatepy(served: Any, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a translation must keep: placeholders, tags, addresses, numbers, accelerators, terms."""
 
 from heedful.fidelity.accelerators import with_accelerator
-from heedful.fidelity.glossary_files import as_glossary
+from heedful.fidelity.glossary_files import GlossaryFile, NoTermsError, as_glossary
 from heedful.fidelity.masking import (
     CHARACTERS,
     Keep,
@@ -22,8 +22,11 @@ __all__ = [
     "CHARACTERS",
     "Glossary",
     "Keep",
+    "GlossaryFile",
     "Masked",
     "Term",
+    "NoTermsError",
+    "Reason",
     "as_glossary",
     "count_masks",
     "differences",

@@ -299,7 +299,9 @@ async def translation_job(
         return model.prompt_ids(lines, Options.from_keywords(languages))
 
     rows = await encoded(served, encode, "q")
-    glossary = served.glossary if body.glossary is None else body.glossary
+    glossary: Any = body.glossary
+    if glossary is None and served.glossaries is not None:
+        glossary = served.glossaries.of(body.source, body.target)
     if glossary is not None:
         options["glossary"] = glossary
     try:
