@@ -32,7 +32,7 @@ def call(served: Any, path: str, body: Any = None, form: bool = False, method: s
 
 def answer_of(text: str) -> dict[str, Any]:
     """An answer without a reason for a review."""
-    return {"translatedText": text, "reasons": []}
+    return {"translatedText": text, "reasons": [], "reasonCodes": []}
 
 
 def test_the_calls_of_libretranslatepy(served: Any) -> None:
@@ -220,6 +220,7 @@ def test_reasons_to_review_a_translation(served: Any) -> None:
     body = {"q": ["the cat 52. A dog!", "", "a dog"], "source": "de", "target": "en"}
     _, answer = call(served, "/translate", body)
     assert answer["reasons"] == [["missing: 52"], [], []]
+    assert answer["reasonCodes"] == [[{"code": "missing", "values": {"pieces": "52"}}], [], []]
     html = {**body, "q": "<p id=52>the cat &eacute;</p>", "format": "html"}
     assert call(served, "/translate", html)[1]["reasons"] == [], "tags are not of the text"
 
@@ -448,8 +449,8 @@ def test_requests_that_wait_together_have_the_fields_that_each_asked_for(served:
             time.sleep(0.002)
         held.set()
         plain, words, scored, tokens, again = answers
-    assert [*plain] == [*again] == ["translatedText", "reasons"]
-    assert [*scored] == ["translatedText", "reasons", "scores"]
+    assert [*plain] == [*again] == ["translatedText", "reasons", "reasonCodes"]
+    assert [*scored] == [*plain, "scores"]
     assert words["alignments"][0]["source"] == ["a", "dog"]
     assert tokens["alignments"][0]["source"] == ["▁a", "▁dog"]
 

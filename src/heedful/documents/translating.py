@@ -7,13 +7,11 @@ from typing import Any, Protocol
 from heedful.data.inline import TAG, split_at_tags
 from heedful.documents.segments import Document, Origin, Result, Segment
 from heedful.documents.sentences import Fits, SplitText
-from heedful.fidelity import differences, with_accelerator
+from heedful.fidelity import Reason, differences, with_accelerator
 from heedful.fidelity.quality import quality
 from heedful.progress import track
 
 TOGETHER = 512  # segments whose parts are translated together
-CUT = "cut off by the length limit"  # a reason for a review
-_TAG_REASON = "its tags were not translated as one text ({}), so the texts between them were"
 
 
 Review = Callable[[Segment, str], Sequence[str]]  # reasons to review a translation
@@ -51,14 +49,14 @@ class Translates(Protocol):
 def review_reasons(source: str, translation: Translated) -> list[str]:
     """Why a person should review a translation: what its model says, and other pieces."""
     if source.strip() and not translation.text.strip():
-        return ["it has no translation"]
+        return [Reason("blank")]
     reasons = [*translation.reasons, *differences(source, translation.text)]
     return [*dict.fromkeys(reasons)]
 
 
 def too_long_words(count: int) -> list[str]:
     """The reason for a review of a text with words that its model does not read; [] without."""
-    return [f"words that are too long for the model: {count}"] if count else []
+    return [Reason("words_too_long", {"count": count})] if count else []
 
 
 @dataclass(frozen=True)
@@ -218,14 +216,14 @@ def _settle(
     reasons: list[str] = []
     if problem := segment.tag_problem(output.text):
         output, is_remembered = work.between_tags(segment.text), False
-        reasons.append(_TAG_REASON.format(problem))
+        reasons.append(Reason("tags", {"problem": problem}))
         counts.in_pieces += 1
     if output.is_blank:
         counts.blank += 1
         segment.is_blank = True
         return
     if output.num_blank:
-        reasons.append(f"parts without a translation: {output.num_blank}")
+        reasons.append(Reason("parts_blank", {"count": output.num_blank}))
     reasons += too_long_words(output.num_unfit)
     reasons += output.reasons
     text = with_accelerator(segment.text, output.text)
@@ -295,7 +293,7 @@ class _Work:
         found = [self._known[row] for row in text.rows]
         outputs = [one.text for one in found]
         reasons = tuple(reason for one in found for reason in one.reasons)
-        reasons += (CUT,) if any(one.is_cut for one in found) else ()
+        reasons += (Reason("cut"),) if any(one.is_cut for one in found) else ()
         least = min((one.probability for one in found), default=None) if self.with_quality else None
         blank = [not TAG.sub("", output).strip() for output in outputs]
         kept = [

@@ -16,17 +16,18 @@ from heedful.fidelity.masking import (
     unmask,
 )
 from heedful.fidelity.pieces import differences
+from heedful.fidelity.reasons import Reason
 from heedful.fidelity.terms import Glossary, Term
 
 __all__ = [
     "CHARACTERS",
     "Glossary",
-    "Keep",
     "GlossaryFile",
+    "Keep",
     "Masked",
-    "Term",
     "NoTermsError",
     "Reason",
+    "Term",
     "as_glossary",
     "count_masks",
     "differences",

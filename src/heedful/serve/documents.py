@@ -29,6 +29,7 @@ from heedful.documents import (
 from heedful.documents.segments import Document
 from heedful.documents.translating import fits_model
 from heedful.errors import UserError
+from heedful.fidelity.reasons import code_of
 from heedful.pipelines.generations import Generation
 from heedful.progress import Advance, use_display
 from heedful.serve.bodies import TranslateBody, TranslateFileBody
@@ -158,6 +159,7 @@ async def _answer(
             "line": segment.line,
             "source": segment.text[:_SHOWN],
             "reasons": [*segment.reasons],
+            "reasonCodes": [*map(code_of, segment.reasons)],
         }
         for segment in document.segments
         if segment.reasons
@@ -196,7 +198,10 @@ async def _translator(
     """The translator for a document, and the settings of its texts."""
     registry = registry_of(request)
     translation = TranslateBody.model_construct(
-        q="", source=body.source, target=body.target, model=body.model
+        q="",
+        source=body.source,
+        target=body.target,
+        model=body.model,
     )
     source = None if body.source in (None, "auto") else body.source
     known = known_sources(registry, translation)
@@ -223,7 +228,13 @@ async def _translated(
     def work() -> tuple[bytes, Counts]:
         """Translate the document on a thread, which waits for the batches of the event loop."""
         review = language_review(served.model.metadata.src_language or body.source)
-        counts = translate_document(texts, document, review=review, fits=fits, together=texts.most)
+        counts = translate_document(
+            texts,
+            document,
+            review=review,
+            fits=fits,
+            together=texts.most,
+        )
         return document.to_bytes(), counts
 
     try:

@@ -12,8 +12,14 @@ from fastapi.responses import JSONResponse, Response
 
 from heedful import extras
 from heedful.documents import FORMATS, Segment, language_review
-from heedful.documents.translating import Review, fits_model, review_reasons, too_long_words
+from heedful.documents.translating import (
+    Review,
+    fits_model,
+    review_reasons,
+    too_long_words,
+)
 from heedful.errors import UserError
+from heedful.fidelity.reasons import code_of
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
@@ -66,6 +72,7 @@ async def translate(body: TranslateBody, request: Request) -> Response:
     `alternatives` are further hypotheses of a beam search. With `source` auto the language of each
     text is detected. Alignments are computed by the net itself, whichever backend translates.
     `reasons` in the answer say why a person should review a translation; mostly it is empty.
+    `reasonCodes` has the same for programs.
     """
     settings = registry_of(request).settings
     if 1 + body.alternatives > settings.max_outputs:
@@ -263,6 +270,7 @@ def _content(
     columns: dict[str, list[Any]] = {
         "translatedText": [best.text for best, *_ in translations],
         "reasons": [best.reasons for best, *_ in translations],
+        "reasonCodes": [[*map(code_of, best.reasons)] for best, *_ in translations],
     }
     if body.alternatives:
         columns["alternatives"] = [[one.text for one in others] for _, *others in translations]
