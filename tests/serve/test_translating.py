@@ -74,12 +74,32 @@ def test_a_request_has_terms_of_its_own(
     assert status == 400
     assert "line 1: the translation '' is empty" in answer["error"]
     assert call(served, "/translate", {**body, "glossary": "x"})[0] == 400
+    many = {**body, "glossary": {f"a{number}": "b" for number in range(1_001)}}
+    assert "at most 1000 items" in call(served, "/translate", many)[1]["error"]
+    form = {**body, "q": "the cat", "glossary": '{"cat": "mat|sat"}'}
+    single = {**form, "glossary": {"cat": "mat|sat"}}
+    assert call(served, "/translate", form, form=True) == call(served, "/translate", single)
+    for broken in ("x", "[]", '{"cat": 1}', "[" * 9_999):
+        assert call(served, "/translate", {**form, "glossary": broken}, form=True)[0] == 400
     path = tmp_path / "terms.tsv"  # of the server, in place of which none is given
     path.write_text("cat\tmat|sat\n")
     own = Glossaries("de-en", served.models["de-en"], path)
     monkeypatch.setattr(served.server.registry.models["de-en"], "glossaries", own)
     assert call(served, "/translate", body)[1] != plain
     assert call(served, "/translate", {**body, "glossary": {}})[1] == plain
+
+
+def test_the_quality_is_that_of_the_worst_sentence(served: Any) -> None:
+    model = served.models["de-en"]
+    texts = ["The cat sat. A dog ran!", "", "the dog"]
+    body = {"q": texts, "source": "de", "target": "en", "quality": True}
+    status, answer = call(served, "/translate", body)
+    assert (status, "scores" in answer) == (200, False)
+    outputs = model.translate(
+        ["The cat sat.", "A dog ran!", "the dog"], return_details=True, scores=True
+    )
+    values = [found.quality for [found] in outputs]
+    assert answer["quality"] == [pytest.approx(min(values[:2])), None, pytest.approx(values[2])]
 
 
 def test_the_pair_of_a_request_chooses_terms_of_tbx(

@@ -1,5 +1,6 @@
 """Translation of a document's segments: memory first, then a model, sentence by sentence."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -52,6 +53,22 @@ def review_reasons(source: str, translation: Translated) -> list[str]:
         return [Reason("blank")]
     reasons = [*translation.reasons, *differences(source, translation.text)]
     return [*dict.fromkeys(reasons)]
+
+
+def worst_quality(
+    sources: Sequence[str], translations: Sequence[Translated], *, has_reasons: bool
+) -> float:
+    """The quality of a text, that of its worst part: 0 if a part came out blank; NaN without parts
+    or scores.
+
+    Args:
+        has_reasons: for a review of the text.
+    """
+    pairs = zip(sources, translations, strict=True)
+    if any(source.strip() and not found.text.strip() for source, found in pairs):
+        return 0.0
+    least = min((found.probability for found in translations), default=math.nan)
+    return quality(least, has_reasons=has_reasons)
 
 
 def too_long_words(count: int) -> list[str]:

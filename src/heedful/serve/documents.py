@@ -26,7 +26,7 @@ from heedful.documents import (
     read_document,
     translate_document,
 )
-from heedful.documents.segments import Document
+from heedful.documents.segments import Document, Segment
 from heedful.documents.translating import fits_model
 from heedful.errors import UserError
 from heedful.fidelity.reasons import code_of
@@ -160,6 +160,7 @@ async def _answer(
             "source": segment.text[:_SHOWN],
             "reasons": [*segment.reasons],
             "reasonCodes": [*map(code_of, segment.reasons)],
+            **({"quality": _quality(segment)} if body.quality else {}),
         }
         for segment in document.segments
         if segment.reasons
@@ -183,6 +184,13 @@ async def download_file(name: str, request: Request) -> Response:
     return Response(file.content, media_type="application/octet-stream", headers=headers)
 
 
+def _quality(segment: Segment) -> float | None:
+    """The quality of a segment's translation; None: a model did not translate it."""
+    if segment.is_blank:
+        return 0.0
+    return None if segment.result is None else segment.result.quality
+
+
 def _files_of(request: Request) -> Files:
     """The translated files of the server."""
     state = request.app.state
@@ -202,6 +210,8 @@ async def _translator(
         source=body.source,
         target=body.target,
         model=body.model,
+        glossary=body.glossary,
+        quality=body.quality,
     )
     source = None if body.source in (None, "auto") else body.source
     known = known_sources(registry, translation)
@@ -210,6 +220,8 @@ async def _translator(
         [entry] = await detected_languages([texts[:_DETECTED]], known)
         source = entry["language"]
     served = translator_for(registry, source, translation)
+    if body.quality and not document.keeps_targets:
+        document.notes.append("quality: this format has no place for it; `reviews` has it")
     document.languages = (
         source or document.languages[0],
         body.target or served.model.metadata.tgt_language or document.languages[1],
@@ -234,6 +246,7 @@ async def _translated(
             review=review,
             fits=fits,
             together=texts.most,
+            with_quality=body.quality,
         )
         return document.to_bytes(), counts
 

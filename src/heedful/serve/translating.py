@@ -17,6 +17,7 @@ from heedful.documents.translating import (
     fits_model,
     review_reasons,
     too_long_words,
+    worst_quality,
 )
 from heedful.errors import UserError
 from heedful.fidelity.reasons import code_of
@@ -55,12 +56,14 @@ class Translation(NamedTuple):
 
     Attributes:
         reasons: why a person should review it; of an alternative none are looked for.
+        quality: from 0 to 100, likewise; NaN: it was not asked for, or nothing was translated.
     """
 
     text: str
     score: float
     alignment: Alignment
     reasons: Sequence[str] = ()
+    quality: float = math.nan
 
 
 @router.post("/translate")
@@ -240,7 +243,8 @@ def _joined(
     ]
     reasons += too_long_words(text.num_unfit)
     reasons += review(Segment(" ".join(text.rows), 1), best.text)
-    return [best._replace(reasons=[*dict.fromkeys(reasons)]), *others]
+    value = worst_quality(text.rows, outputs, has_reasons=bool(reasons))
+    return [best._replace(reasons=[*dict.fromkeys(reasons)], quality=value), *others]
 
 
 def _translations(outputs: Sequence[Generation], aligned: Sequence[Alignment]) -> list[Translation]:
@@ -272,6 +276,8 @@ def _content(
         "reasons": [best.reasons for best, *_ in translations],
         "reasonCodes": [[*map(code_of, best.reasons)] for best, *_ in translations],
     }
+    if body.quality:
+        columns["quality"] = [_finite(best.quality) for best, *_ in translations]
     if body.alternatives:
         columns["alternatives"] = [[one.text for one in others] for _, *others in translations]
     if body.scores:
@@ -290,7 +296,10 @@ async def translation_job(
     """The work of a request, and the number of its source tokens."""
     model: Translator = served.model
     metadata, unit = model.metadata, body.alignments
-    options: dict[str, Any] = {"scores": body.scores, "num_return": 1 + body.alternatives}
+    options: dict[str, Any] = {
+        "scores": body.scores or body.quality,
+        "num_return": 1 + body.alternatives,
+    }
     if body.alternatives:
         default = model.metadata.options.get("beam_size", model.default_options["beam_size"])
         options["beam_size"] = max(default, 1 + body.alternatives)
