@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from heedful.data.inline import TAG, split_at_tags
 from heedful.documents.segments import Document, Origin, Result, Segment
 from heedful.documents.sentences import Fits, SplitText
-from heedful.fidelity import Reason, differences, with_accelerator
+from heedful.fidelity import Reason, differences, mask_text, with_accelerator
 from heedful.fidelity.quality import quality
 from heedful.progress import track
 
@@ -258,7 +258,8 @@ def _settle(
 
 
 def fits_model(translator: Any) -> Fits:
-    """True for a text that a translator reads, by its tokenizer and the length of its net.
+    """True for a text that a translator reads, by its tokenizer and the length of its net, with
+    masks (`data.keep`) and without.
 
     Without a tokenizer all texts fit.
     """
@@ -269,10 +270,16 @@ def fits_model(translator: Any) -> Fits:
     has_tag = bool(metadata.language_tags or metadata.language_codes)
     num_special = len(tokenizer.encode_target([])) + has_tag
     limit = max(1, translator.config.max_length - num_special)
+    keep = metadata.keep
 
     def fits(text: str) -> bool:
-        """True for at most `limit` tokens, of which each has a byte or more."""
-        return len(text.encode()) <= limit or len(tokenizer.encode(text)) <= limit
+        """True for at most `limit` tokens. Of ASCII each has a character or more, but for a space
+        that the tokenizer puts before the text."""
+        forms = [text] if keep is None else [text, mask_text(text, keep.patterns).text]
+        return all(
+            (form.isascii() and len(form) < limit) or len(tokenizer.encode(form)) <= limit
+            for form in forms
+        )
 
     return fits
 
