@@ -38,7 +38,7 @@ from heedful.serve.errors import HttpError, as_http_error
 from heedful.serve.events import event, event_stream
 from heedful.serve.guard import DOWNLOADS, info_of
 from heedful.serve.models import ServedModel
-from heedful.serve.openai import registry_of
+from heedful.serve.requests import registry_of
 from heedful.serve.translating import translation_job
 
 router = APIRouter(tags=["LibreTranslate"])

@@ -136,8 +136,8 @@ class ServedModel:
             self._num_places -= places
             self._close_if_retired()
 
-    async def encode(self, function: Callable[[], Result]) -> Result:
-        """Call a function on the thread of the tokenizer."""
+    async def on_tokenizer_thread(self, function: Callable[[], Result]) -> Result:
+        """The result of a function that is called on the thread of the tokenizer."""
         return await asyncio.get_running_loop().run_in_executor(self._encoder, function)
 
     async def run(self, job: Job) -> list[Any]:

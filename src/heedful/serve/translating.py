@@ -39,7 +39,7 @@ from heedful.serve.guard import info_of
 from heedful.serve.languages import detect, name_of, sources_of, targets_of
 from heedful.serve.markup import HtmlParts, Parts, parts_of
 from heedful.serve.models import ServedModel
-from heedful.serve.openai import encoded, registry_of, reserve
+from heedful.serve.requests import as_list, encoded, registry_of, reserve
 
 router = APIRouter(tags=["LibreTranslate"])
 _ALIGNED = 32  # outputs that are aligned in one pass, whose attention weights are in memory
@@ -171,7 +171,7 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
     Raises:
         HttpError: no translator fits; no room.
     """
-    registry, given = registry_of(request), [body.q] if isinstance(body.q, str) else body.q
+    registry, given = registry_of(request), as_list(body.q)
     is_given = body.source not in (None, "auto")
     first = translator_for(registry, body.source if is_given else None, body)
     texts = await _split(first, given, body)
@@ -206,7 +206,7 @@ async def _split(served: ServedModel, texts: Sequence[str], body: TranslateBody)
     """Texts in parts that a translator reads."""
     languages = None if body.source == "auto" else body.source, body.target
     fits = fits_model(served.model)
-    return await served.encode(
+    return await served.on_tokenizer_thread(
         lambda: [parts_of(text, body.format, languages, fits) for text in texts]
     )
 
