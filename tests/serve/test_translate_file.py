@@ -94,8 +94,11 @@ def test_the_answer_counts_and_names_what_to_review(served: Any) -> None:
     assert (answer["counts"]["segments"], answer["counts"]["to_review"]) == (2, 2)
     cut = "cut off by the length limit"  # as the net was not trained
     first, second = answer["reviews"]
-    assert first == {"line": 1, "source": "the cat", "reasons": [cut]}
-    assert second == {"line": 3, "source": "the cat 52", "reasons": [cut, "missing: 52"]}
+    codes = [{"code": "cut", "values": {}}, {"code": "missing", "values": {"pieces": "52"}}]
+    row = {"line": 1, "source": "the cat", "reasons": [cut], "reasonCodes": codes[:1]}
+    assert first == row
+    row = {"line": 3, "source": "the cat 52", "reasons": [cut, "missing: 52"]}
+    assert second == {**row, "reasonCodes": codes}
 
 
 def test_progress_is_streamed(served: Any) -> None:

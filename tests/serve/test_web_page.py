@@ -11,6 +11,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 import httpx
 
+from heedful.data.invisible import is_blank
 from heedful.documents import FORMATS, read_document, translate_document
 from heedful.fidelity.reasons import TEXTS as REASONS
 from heedful.insight import alignments
@@ -199,7 +200,7 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         tab.keyboard.press("Control+Enter")
         tab.wait_for_selector("#translate-reasons:not([hidden])")
         assert tab.inner_text("#translate-reasons") == "需要审校：缺少：52"
-        assert "译文达到长度上限" in tab.locator("#review-list").inner_text()
+        assert tab.locator("#review-list div").count() == 0, "of a file that is gone"
         tab.click("#language")
         assert tab.inner_text("#translate-reasons") == "To review: missing: 52"
         tab.click("#language")
@@ -354,9 +355,11 @@ def chat_with_answer(model: Any) -> tuple[str, str]:
     """A question and an answer of some letters, at most 4 tokens long."""
     for token in range(7, model.tokenizer.vocab_size):
         asked = model.tokenizer.decode([token, token])
+        if asked.strip() != asked or is_blank(asked):  # a blank message is refused
+            continue
         messages = [{"role": "user", "content": asked}]
         answer = model.chat(messages, temperature=0.0, max_new_tokens=4)
-        if asked.strip() == asked != "" and answer.strip():
+        if answer.strip():
             return asked, answer
     raise AssertionError("the model answers nothing")
 

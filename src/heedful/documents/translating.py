@@ -58,16 +58,17 @@ def review_reasons(source: str, translation: Translated) -> list[str]:
 def worst_quality(
     sources: Sequence[str], translations: Sequence[Translated], *, has_reasons: bool
 ) -> float:
-    """The quality of a text, that of its worst part: 0 if a part came out blank; NaN without parts
+    """The quality of a text, that of its worst part: 0 if a part came out blank; NaN without words
     or scores.
 
     Args:
         has_reasons: for a review of the text.
     """
     pairs = zip(sources, translations, strict=True)
-    if any(source.strip() and not found.text.strip() for source, found in pairs):
+    found = [translation for source, translation in pairs if source.strip()]
+    if any(not translation.text.strip() for translation in found):
         return 0.0
-    least = min((found.probability for found in translations), default=math.nan)
+    least = min((translation.probability for translation in found), default=math.nan)
     return quality(least, has_reasons=has_reasons)
 
 

@@ -126,10 +126,15 @@ def _terms_of(entry: Node, language: str) -> list[str]:
     """The terms of an entry in a language, or else in varieties of it and relatives."""
     sections = _sections(entry)
     match = matching_tag(language, {str(part.language) for part in sections})
+
+    def is_chosen(tag: str) -> bool:
+        """True for the language itself, or without it for a relative."""
+        return tag == match if match is not None else is_same_language(tag, language)
+
     return [
         " ".join(node.text.split())
         for part in sections
-        if part.language == match or (match is None and is_same_language(part.language, language))
+        if is_chosen(str(part.language))
         for node in part.walk()
         if node.name == "term"
     ]

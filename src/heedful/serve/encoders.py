@@ -1,6 +1,7 @@
 """Routes of encoder-only models: classes of texts, and tokens for masks."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -40,7 +41,8 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
         """The classes of texts, ids and token types."""
         return model.classify_rows([ids for ids, _ in items], [kinds for _, kinds in items])
 
-    items = list(zip(rows, types or [None] * len(rows), strict=True))
+    of_rows: Sequence[list[int] | None] = types or [None] * len(rows)
+    items = list(zip(rows, of_rows, strict=True))
     sizes = list(map(len, rows))
     results = await served.run(Job(("classify", types is None), items, sizes, run))
     info_of(request.scope).num_prompt = sum(sizes)

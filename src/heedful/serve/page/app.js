@@ -5,7 +5,7 @@ import { bars, make, visible } from "./elements.js";
 import { messageOf } from "./errors.js";
 import { openFiles, showFiles, stopFile } from "./files.js";
 import { startPage } from "./switches.js";
-import { hasSpaces, languageName, reasonTexts, text } from "./texts.js";
+import { hasSpaces, languageName, reasonsText, text } from "./texts.js";
 import { hideTip } from "./tips.js";
 import { TokenView } from "./tokens.js";
 import { showAligned } from "./words.js";
@@ -224,7 +224,7 @@ function clearTranslation() {
 function showReview() {
   const { reasons = [], reasonCodes = [] } = state.review ?? {};
   get("translate-reasons").hidden = !reasons.length;
-  get("translate-reasons").textContent = text("review", { reasons: reasonTexts(reasons, reasonCodes).join("; ") });
+  get("translate-reasons").textContent = text("review", { reasons: reasonsText(reasons, reasonCodes) });
 }
 
 async function translate(signal) {

@@ -3,7 +3,7 @@
 import { request, ServerError, stream } from "./api.js";
 import { make } from "./elements.js";
 import { messageOf } from "./errors.js";
-import { reasonTexts, text } from "./texts.js";
+import { reasonsText, text } from "./texts.js";
 
 const FORM_BYTES = 2_000; // of a form beside its file
 const get = (id) => document.getElementById(id);
@@ -32,7 +32,7 @@ export function showFiles(isOffered) {
 function reviewItem({ line, source, reasons, reasonCodes }) {
   const item = make("li", "", source);
   item.value = line;
-  item.append(make("div", "facts", reasonTexts(reasons, reasonCodes).join("; ")));
+  item.append(make("div", "facts", reasonsText(reasons, reasonCodes)));
   return item;
 }
 

@@ -310,14 +310,15 @@ export function errorText({ code, message, status, values }) {
 }
 
 /** The reasons for a review in the language of the page, by their codes. */
-export function reasonTexts(reasons, codes) {
-  return reasons.map((reason, index) => {
+export function reasonsText(reasons, codes) {
+  const texts = reasons.map((reason, index) => {
     const { code, values } = codes[index];
     const name = `reason_${code}`;
     if (!(name in TEXTS[current])) return reason;
     if (code !== "language") return text(name, values);
     return text(name, { found: languageName(values.found), expected: languageName(values.expected) });
   });
+  return texts.join(current === "zh" ? "；" : "; ");
 }
 
 /** True if the words of a language are separated by spaces. */
