@@ -204,6 +204,7 @@ def test_a_reversed_recipe_exchanges_the_sides() -> None:
     assert recipe.data.filters.unique == ["tgt", "row"]
     for file, fields, expected in (
         ("x.tsv", {}, (2, 1)),
+        ("x.CSV.gz", {}, (2, 1)),
         ("x.jsonl", {}, ("tgt", "src")),
         ("x.tsv", {"src_field": 3, "tgt_field": 1}, (1, 3)),
         ("x.jsonl", {"src_field": "en"}, ("tgt", "en")),

@@ -152,7 +152,7 @@ def _reversed_files(key: str, files: Files) -> dict[str, Any]:
     names = files.src_field, files.tgt_field
     if names == (None, None):
         formats = {format_of(Path(path)) for path in files.paths()}
-        names = (1, 2) if formats == {"tsv"} else ("src", "tgt")
+        names = (1, 2) if formats <= {"tsv", "csv"} else ("src", "tgt")
     src, tgt = (name or side for name, side in zip(names, ("src", "tgt"), strict=True))
     return {f"{key}.src_field": tgt, f"{key}.tgt_field": src}
 

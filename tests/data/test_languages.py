@@ -42,6 +42,38 @@ def test_a_tag_matches_the_one_of_the_same_meaning_or_language() -> None:
     assert matching_tag("my tag", tags) is None
 
 
+@pytest.mark.parametrize(
+    ("tag", "tags", "expected"),
+    [
+        ("no", ["nb"], "nb"),
+        ("nb", ["no"], "no"),
+        ("nb-NO", ["nn", "no"], "no"),
+        ("no", ["nn_NO", "nb_NO"], "nb_NO"),
+        ("no", ["nb", "no", "nn"], "no"),
+        ("nb", ["no", "nb_NO"], "nb_NO"),
+        ("nn", ["nb", "no"], None),
+        ("no", ["nn", "da"], None),
+        ("sh", ["sr_Cyrl", "sr_Latn"], "sr_Latn"),
+        ("sr-Latn", ["sh", "sr"], "sh"),
+        ("sr", ["sh", "sr_Cyrl"], "sr_Cyrl"),
+        ("hr", ["sh"], None),
+        ("fil", ["tl"], "tl"),
+        ("tgl", ["fil"], "fil"),
+        ("id", ["ms", "in"], "in"),
+        ("ms", ["id"], None),
+        ("zsm", ["id", "ms"], "ms"),
+        ("he", ["iw"], "iw"),
+        ("yi", ["ji"], "ji"),
+        ("zh", ["yue", "cmn"], "cmn"),
+        ("fa", ["prs", "pes"], "pes"),
+    ],
+)
+def test_former_and_macro_codes_are_the_language_that_is_meant(
+    tag: str, tags: list[str], expected: str | None
+) -> None:
+    assert matching_tag(tag, tags) == expected
+
+
 def test_a_language_without_script_is_in_its_usual_one() -> None:
     """By the codes of NLLB, M2M100 and mBART-50."""
     for tag, expected in {
@@ -54,8 +86,9 @@ def test_a_language_without_script_is_in_its_usual_one() -> None:
         "de": "deu_Latn",
         "en-GB": "eng_Latn",
         "fa": "pes_Arab",
-        "no": None,
+        "no": "nob_Latn",
         "nb": "nob_Latn",
+        "nn": "nno_Latn",
         "sw": "swh_Latn",
         "tlh": None,
     }.items():

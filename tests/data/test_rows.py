@@ -1,7 +1,9 @@
 """Rows: all formats yield the same rows, and errors in files name the line."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import random
 import re
@@ -675,7 +677,7 @@ def test_tables_are_not_read_as_lines_of_text(tmp_path: Path, name: str, problem
     text = file_of(tmp_path, "b.txt", "a\n")
     with pytest.raises(UserError, match=problem):
         read_rows({"src": [path], "tgt": [text]})
-    if "csv" in name or "vtt" in name:
+    if "csv" in name or "vtt" in name or "tsv" in name:
         # A language model has no key `file`.
         problem = problem.replace("in a recipe, give it as file", "name its column of texts")
         with pytest.raises(UserError, match=problem):
@@ -686,6 +688,8 @@ def test_tables_are_not_read_as_lines_of_text(tmp_path: Path, name: str, problem
     ("content", "problem"),
     [
         (b"%PDF-1.7\n1 0 obj", "is a PDF, not text; extract its text"),
+        (lzma.compress(b"a\n"), r"is compressed by xz, not text; pack it again: `xz -dc FILE"),
+        (bz2.compress(b"a\n"), "is compressed by bzip2, not text; pack it again: `bzip2 -dc"),
         ("word/document.xml", r"is a Word document \(\.docx\), not text; save it as plain text"),
         ("xl/workbook.xml", r"is an Excel spreadsheet .* tab-separated text"),
         ("application/vnd.oasis.opendocument.text", r"is an OpenDocument text \(\.odt\)"),
@@ -706,6 +710,17 @@ def test_documents_are_recognized_by_content(
     for fields in (None, PAIR):
         with pytest.raises(UserError, match=problem):
             read_rows([path], fields)
+
+
+def test_a_tsv_of_one_column_is_lines_of_text(tmp_path: Path) -> None:
+    """One of several columns was read with its tabs; in line-parallel files it was refused."""
+    rows = read_rows([file_of(tmp_path, "a.TSV", "text\n\neins\n")])
+    assert (rows["text"], rows.report.num_headers) == (["text", "eins"], 0)
+    packed = file_of(tmp_path, "b.TSV.GZ", "1\teins\n2\tzwei\n")
+    for unit in ("line", "paragraph"):
+        with pytest.raises(UserError, match=r"several columns.*name its column of texts"):
+            read_rows([packed], unit=unit)
+    assert read_rows([packed], {"text": 2})["text"] == ["eins", "zwei"]
 
 
 @pytest.mark.parametrize("packed", ["", ".GZ"])

@@ -405,6 +405,38 @@ def test_a_fuzzy_draft_that_is_replaced_stays_as_a_comment() -> None:
     assert translated("a.po", text, loud)[0] == text.encode()
 
 
+def test_forms_of_an_incomplete_message_stay_as_comments() -> None:
+    """They were replaced without a copy, and not counted, as if the message had none."""
+    source = PO.replace('msgstr[0] ""\nmsgstr[1] ""', 'msgstr[0] "eine"\nmsgstr[1] ""')
+    content, counts, _ = translated("a.po", source, loud)
+    assert '# previous translation [0]: "eine"\n#, fuzzy\nmsgid "one file"' in content.decode()
+    assert counts.replaced == 2
+    kept = as_text(translated("a.po", source, loud, policy=Policy(only_empty=True)))
+    assert 'msgstr[0] "eine"\nmsgstr[1] "%d FILES"' in kept
+    assert "# previous" not in kept
+    more = source.replace('msgstr[1] ""', 'msgstr[1] "zwei"\nmsgstr[2] "drei"')
+    overwritten = as_text(translated("a.po", more, loud, policy=OVERWRITE))
+    assert '# previous translation [2]: "drei"' in overwritten, "the language has no such form"
+
+
+@pytest.mark.parametrize("state", ["new", "needs-translation", "initial"])
+def test_an_unfinished_target_that_is_replaced_stays_beside_it(state: str) -> None:
+    """It was replaced without a copy; a target that is the source is nobody's work."""
+    source = XLIFF.replace('"new">Four', f'"{state}">Vier <x id="9"/>')
+    content, counts, _ = translated("a.xlf", source, loud)
+    draft = b'<target>Vier <x id="9"/></target>'
+    assert b'>FOUR</target><alt-trans alttranstype="previous-version">' + draft in content
+    assert counts.replaced == 1
+    etree.fromstring(content)
+    assert translated("a.xlf", content, loud)[0] == content
+    assert b"alt-trans" not in translated("a.xlf", XLIFF, loud)[0]
+    assert b"alt-trans" not in translated("a.xlf", source, loud, policy=Policy(only_empty=True))[0]
+    source = XLIFF2.replace('state="final"', f'state="{state}"')
+    content, _, _ = translated("b.xliff", source, loud)
+    assert b">previous translation: Zwei</note>" in content
+    assert b"previous" not in translated("b.xliff", source.replace(">Two", ">Zwei"), loud)[0]
+
+
 @pytest.mark.parametrize(
     ("head", "encoding", "notes"),
     [

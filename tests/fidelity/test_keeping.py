@@ -10,6 +10,7 @@ import pytest
 
 import heedful
 from heedful import UserError
+from heedful.documents.translating import fits_model
 from heedful.fidelity import CHARACTERS, count_masks, mask_text, place_masks, with_accelerator
 from heedful.fidelity.pieces import counts
 from heedful.insight.alignment import align
@@ -62,6 +63,16 @@ def test_outputs_of_any_net_have_the_pieces_of_their_sources(
     texts = model.translate(SOURCES, **options)
     if "num_return" not in options:
         assert texts == [best.text for best, *_ in details]
+
+
+def test_what_fits_a_model_is_read_with_its_masks_too(model: Translator) -> None:
+    """A text with as many bytes as the model reads tokens was refused, and not cut: a tokenizer
+    puts a space before it. Masks can have more tokens, too."""
+    fits = fits_model(model)
+    texts = [" ".join(["7"] * count) for count in range(1, model.config.max_length)]
+    fitting = [text for text in texts if fits(text)]
+    assert 1 < len(fitting) < len(texts)
+    model.prompt_ids(fitting)
 
 
 def test_without_keep_the_net_reads_the_text_itself(model: Translator) -> None:

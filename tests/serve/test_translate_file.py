@@ -72,14 +72,33 @@ def test_the_texts_are_those_of_the_model(served: Any) -> None:
         assert headers["Content-Disposition"].endswith("%C3%BC_b.txt")
 
 
+def test_a_file_has_terms_and_qualities(served: Any) -> None:
+    text = 'msgid "the cat"\nmsgstr ""\n\nmsgid "a dog"\nmsgstr ""\n'
+    more = {"source": "de", "target": "en", "quality": "true", "glossary": '{"cat": "zzz"}'}
+    status, answer = upload(served, "a.po", text.encode(), **more)
+    assert status == 400, "zzz has no token"
+    more["glossary"] = '{"cat": "mat"}'
+    status, answer = upload(served, "a.po", text.encode(), **more)
+    content = download(answer["translatedFileUrl"])[0].decode()
+    assert (status, content.count("# quality: ")) == (200, 2)
+    assert "mat" in content or "the term cat is not" in content
+    assert all(0 <= review["quality"] <= 100 for review in answer["reviews"])
+    assert all(len(one["reasons"]) == len(one["reasonCodes"]) for one in answer["reviews"])
+    status, answer = upload(served, "a.txt", b"the cat", **{**more, "glossary": "x"})
+    assert (status, "glossary" in answer["error"]) == (400, True)
+
+
 def test_the_answer_counts_and_names_what_to_review(served: Any) -> None:
     text = b"the cat\n\nthe cat 52\n"
     _, answer = upload(served, "a.txt", text, source="de", target="en")
     assert (answer["counts"]["segments"], answer["counts"]["to_review"]) == (2, 2)
     cut = "cut off by the length limit"  # as the net was not trained
     first, second = answer["reviews"]
-    assert first == {"line": 1, "source": "the cat", "reasons": [cut]}
-    assert second == {"line": 3, "source": "the cat 52", "reasons": [cut, "missing: 52"]}
+    codes = [{"code": "cut", "values": {}}, {"code": "missing", "values": {"pieces": "52"}}]
+    row = {"line": 1, "source": "the cat", "reasons": [cut], "reasonCodes": codes[:1]}
+    assert first == row
+    row = {"line": 3, "source": "the cat 52", "reasons": [cut, "missing: 52"]}
+    assert second == {**row, "reasonCodes": codes}
 
 
 def test_progress_is_streamed(served: Any) -> None:

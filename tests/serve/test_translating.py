@@ -13,7 +13,6 @@ from urllib import error, parse, request
 import pytest
 
 from backend_models import model_of
-from heedful.fidelity import as_glossary
 from running_server import wait_for_free_slots
 
 
@@ -33,7 +32,7 @@ def call(served: Any, path: str, body: Any = None, form: bool = False, method: s
 
 def answer_of(text: str) -> dict[str, Any]:
     """An answer without a reason for a review."""
-    return {"translatedText": text, "reasons": []}
+    return {"translatedText": text, "reasons": [], "reasonCodes": []}
 
 
 def test_the_calls_of_libretranslatepy(served: Any) -> None:
@@ -58,7 +57,11 @@ def test_the_calls_of_libretranslatepy(served: Any) -> None:
     assert found[0]["confidence"] < 50
 
 
-def test_a_request_has_terms_of_its_own(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_terms_of_its_own(
+    served: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from heedful.serve.glossaries import Glossaries
+
     body = {"q": ["the cat", "a dog"], "source": "de", "target": "en"}
     plain = call(served, "/translate", body)[1]
     assert plain["reasons"] == [[], []]
@@ -71,10 +74,66 @@ def test_a_request_has_terms_of_its_own(served: Any, monkeypatch: pytest.MonkeyP
     assert status == 400
     assert "line 1: the translation '' is empty" in answer["error"]
     assert call(served, "/translate", {**body, "glossary": "x"})[0] == 400
-    own = as_glossary({"cat": "mat|sat"})  # of the server, in place of which none is given
-    monkeypatch.setattr(served.server.registry.models["de-en"], "glossary", own)
+    many = {**body, "glossary": {f"a{number}": "b" for number in range(1_001)}}
+    assert "at most 1000 items" in call(served, "/translate", many)[1]["error"]
+    form = {**body, "q": "the cat", "glossary": '{"cat": "mat|sat"}'}
+    single = {**form, "glossary": {"cat": "mat|sat"}}
+    assert call(served, "/translate", form, form=True) == call(served, "/translate", single)
+    for broken in ("x", "[]", '{"cat": 1}', "[" * 9_999):
+        assert call(served, "/translate", {**form, "glossary": broken}, form=True)[0] == 400
+    path = tmp_path / "terms.tsv"  # of the server, in place of which none is given
+    path.write_text("cat\tmat|sat\n")
+    own = Glossaries("de-en", served.models["de-en"], path)
+    monkeypatch.setattr(served.server.registry.models["de-en"], "glossaries", own)
     assert call(served, "/translate", body)[1] != plain
     assert call(served, "/translate", {**body, "glossary": {}})[1] == plain
+
+
+def test_the_quality_is_that_of_the_worst_sentence(served: Any) -> None:
+    model = served.models["de-en"]
+    texts = ["The cat sat. A dog ran!", "", "the dog"]
+    body = {"q": texts, "source": "de", "target": "en", "quality": True}
+    status, answer = call(served, "/translate", body)
+    assert (status, "scores" in answer) == (200, False)
+    outputs = model.translate(
+        ["The cat sat.", "A dog ran!", "the dog"], return_details=True, scores=True
+    )
+    values = [found.quality for [found] in outputs]
+    assert answer["quality"] == [pytest.approx(min(values[:2])), None, pytest.approx(values[2])]
+
+
+def test_the_pair_of_a_request_chooses_terms_of_tbx(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model into several languages did not start: its target language was not known."""
+    from heedful.errors import UserError
+    from heedful.serve.glossaries import Glossaries
+
+    path = tmp_path / "terms.tbx"
+    entry = "<termEntry>{}</termEntry>".format(
+        "".join(
+            f'<langSet xml:lang="{tag}"><tig><term>{term}</term></tig></langSet>'
+            for tag, term in (("de", "Katze"), ("en-GB", "cat"), ("nb", "mat"), ("nn", "sat"))
+        )
+    )
+    path.write_text(f"<martif><text><body>{entry}</body></text></martif>")
+    model = model_of("vaswani2017")
+    plain = model.metadata
+    model.metadata = replace(plain, src_language="de", language_tags={"en": "<a>", "no": "<b>"})
+    several = Glossaries("m", model, path)
+    assert [several.of("de", tag).terms[0].targets for tag in ("eng", "nb")] == [  # type: ignore[union-attr]
+        ("cat",),
+        ("mat",),
+    ]
+    assert several.of(None, "en") is several.of("de", "en")
+    model.metadata = replace(plain, src_language="fr", tgt_language="en")
+    assert Glossaries("m", model, path).of("fr", "en") is None
+    assert "has no term from and into languages of m" in caplog.text
+    model.metadata = plain
+    with pytest.raises(UserError, match="and m does not name its languages; set"):
+        Glossaries("m", model, path)
+    path.write_text("cat\tmat\n")
+    assert Glossaries("m", model, path).of(None, None) is not None
 
 
 def test_the_client_libretranslatepy(served: Any, tmp_path: Path) -> None:
@@ -149,10 +208,39 @@ def test_sentences_of_a_line_are_translated_one_by_one(served: Any) -> None:
     assert answer["translatedText"] == f"<p>{first} <b>{second}</b></p>"
 
 
+def test_a_sentence_that_is_too_long_is_translated_in_clauses(served: Any) -> None:
+    """As by `heedful translate`; other lines, blanks and the order stay, and no word is lost."""
+    from heedful.documents.sentences import SplitText
+    from heedful.documents.translating import fits_model
+
+    model = served.models["de-en"]
+    fits = fits_model(model)
+    long = ", ".join(["the cat sat on the mat and the dog ran home"] * 8)
+    assert not fits(long)
+    split = SplitText(long, fits, "de")
+    expected = split.joined(model.translate(split.rows), "de", "en")
+    short = model.translate("a dog ran")
+    body = {"q": f"a dog ran\n\n {long}\na dog ran", "source": "de", "target": "en"}
+    for source in ("de", "auto"):
+        status, answer = call(served, "/translate", {**body, "source": source, "scores": True})
+        assert status == 200, answer
+        assert answer["translatedText"] == f"{short}\n\n {expected}\n{short}"
+    _, answer = call(served, "/translate", {**body, "q": f"<p>{long}</p>", "format": "html"})
+    assert answer["translatedText"] == f"<p>{escape(expected, quote=False)}</p>"
+
+    word = "dog" * 200
+    status, answer = call(served, "/translate", {**body, "q": f"a dog ran\n{word}"})
+    assert (status, answer["translatedText"]) == (200, f"{short}\n{word}")
+    assert answer["reasons"] == ["words that are too long for the model: 1"]
+    status, answer = call(served, "/translate", {**body, "q": word})
+    assert (status, answer["code"]) == (400, "context_length_exceeded")
+
+
 def test_reasons_to_review_a_translation(served: Any) -> None:
     body = {"q": ["the cat 52. A dog!", "", "a dog"], "source": "de", "target": "en"}
     _, answer = call(served, "/translate", body)
     assert answer["reasons"] == [["missing: 52"], [], []]
+    assert answer["reasonCodes"] == [[{"code": "missing", "values": {"pieces": "52"}}], [], []]
     html = {**body, "q": "<p id=52>the cat &eacute;</p>", "format": "html"}
     assert call(served, "/translate", html)[1]["reasons"] == [], "tags are not of the text"
 
@@ -381,8 +469,8 @@ def test_requests_that_wait_together_have_the_fields_that_each_asked_for(served:
             time.sleep(0.002)
         held.set()
         plain, words, scored, tokens, again = answers
-    assert [*plain] == [*again] == ["translatedText", "reasons"]
-    assert [*scored] == ["translatedText", "reasons", "scores"]
+    assert [*plain] == [*again] == ["translatedText", "reasons", "reasonCodes"]
+    assert [*scored] == [*plain, "scores"]
     assert words["alignments"][0]["source"] == ["a", "dog"]
     assert tokens["alignments"][0]["source"] == ["▁a", "▁dog"]
 
@@ -437,7 +525,7 @@ def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> No
         ("/translate", {"q": "a", "target": "en", "alternatives": 99}, 400, "at most 7"),
         (
             "/translate",
-            {"q": "the cat " * 60, "source": "de", "target": "en"},
+            {"q": "dog" * 200, "source": "de", "target": "en"},
             400,
             "the model allows 48",
         ),

@@ -11,7 +11,9 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 import httpx
 
+from heedful.data.invisible import is_blank
 from heedful.documents import FORMATS, read_document, translate_document
+from heedful.fidelity.reasons import TEXTS as REASONS
 from heedful.insight import alignments
 from heedful.serve import page
 from heedful.serve.errors import Code
@@ -66,6 +68,10 @@ def test_both_languages_have_every_text_that_is_shown() -> None:
     indirect |= {name for name in english if name.startswith("tab")}
     codes = {f"error_{code}" for code in get_args(Code)}
     assert {name for name in english if name.startswith("error_")} == codes
+    # Reasons for a review are found by their codes; in English they are what the server says.
+    lines = re.findall(r'^    reason_(\w+): "(.*)",$', scripts["texts.js"], re.MULTILINE)
+    assert dict(lines[: len(REASONS)]) == REASONS
+    codes |= {f"reason_{code}" for code in REASONS}
     assert set(english) - indirect - codes <= set(shown), "a text that is never shown"
     uses = re.findall(r"^  (\w+): \(\{ kind", scripts["app.js"], re.MULTILINE)
     assert len(uses) == 5
@@ -189,6 +195,15 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         tab.focus("#tab-fill")
         tab.keyboard.press("ArrowLeft")
         assert tab.is_hidden("#status")
+        tab.click("#tab-translate")
+        tab.fill("#translate-text", "the cat 52")
+        tab.keyboard.press("Control+Enter")
+        tab.wait_for_selector("#translate-reasons:not([hidden])")
+        assert tab.inner_text("#translate-reasons") == "需要审校：缺少：52"
+        assert tab.locator("#review-list div").count() == 0, "of a file that is gone"
+        tab.click("#language")
+        assert tab.inner_text("#translate-reasons") == "To review: missing: 52"
+        tab.click("#language")
         tab.focus("#theme")
         tab.keyboard.press("Enter")
         tab.keyboard.press("Enter")
@@ -340,9 +355,11 @@ def chat_with_answer(model: Any) -> tuple[str, str]:
     """A question and an answer of some letters, at most 4 tokens long."""
     for token in range(7, model.tokenizer.vocab_size):
         asked = model.tokenizer.decode([token, token])
+        if asked.strip() != asked or is_blank(asked):  # a blank message is refused
+            continue
         messages = [{"role": "user", "content": asked}]
         answer = model.chat(messages, temperature=0.0, max_new_tokens=4)
-        if asked.strip() == asked != "" and answer.strip():
+        if answer.strip():
             return asked, answer
     raise AssertionError("the model answers nothing")
 

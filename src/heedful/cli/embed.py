@@ -50,8 +50,9 @@ def embed(
 
     Example: heedful embed runs/encoder --input texts.txt --output vectors.npy
     """
-    as_array = output is not None and output.suffix == ".npy"
-    if output is not None and output.suffix not in (".npy", ".jsonl"):
+    suffix = "" if output is None else output.suffix.lower()
+    as_array = suffix == ".npy"
+    if output is not None and suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
     chunks = in_out.chunks()
     many = in_out.input is not None

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heedful.documents.translating import CUT
 from heedful.errors import UserError
-from heedful.fidelity import differences
+from heedful.fidelity import Reason, differences
 from heedful.fidelity.quality import quality
 from heedful.files import check_writable, write_lines
 
@@ -61,14 +60,15 @@ class ReviewTable:
         self._number += 1
         if not source.strip():
             return
-        value, reasons = 0.0, ["it has no translation"]
+        value: float = 0.0
+        reasons: list[str] = [Reason("blank")]
         if text.strip():
             reasons = [reason for output in outputs for reason in output.reasons]
             reasons += differences(source, text)
             if any(output.is_cut for output in outputs):
-                reasons.append(CUT)
+                reasons.append(Reason("cut"))
             if blank := sum(not output.text.strip() for output in outputs):
-                reasons.append(f"parts without a translation: {blank}")
+                reasons.append(Reason("parts_blank", {"count": blank}))
             probability = min(output.probability for output in outputs)
             value = quality(probability, has_reasons=bool(reasons))
         self._rows.append((value, "", self._number, [*dict.fromkeys(reasons)], source, text))

@@ -80,11 +80,20 @@ def matching_tag(tag: str, tags: Collection[str]) -> str | None:
     """The entry of `tags` that means the same as a tag; None: no entry, or several do.
 
     Without one that is equal in standard form, the only one of the same language and script
-    counts, or else of the same language.
+    counts, or else of the same language. Where there is none, `no` and `nb` are the same.
     """
     if tag in tags:
         return tag
-    for form in (standard_tag, with_script, language_of):
+    for form in (standard_tag, with_script, language_of, _usual_member):
         if len(found := [one for one in tags if form(one) == form(tag)]) == 1:
             return found[0]
     return None
+
+
+def _usual_member(tag: str) -> str:
+    """The language of a tag; of `no` the language that CLDR means by it, `nb`.
+
+    `no` is the only macrolanguage whose usual member has a code beside it in standard tags.
+    """
+    language = language_of(tag)
+    return "nb" if language == "no" else language

@@ -182,10 +182,10 @@ def read_rows(
     The format of a file is determined by its name, without a final .gz or .zst:
 
     * line-parallel files, if `files` maps each column to its files;
-    * .tsv (unless one column is read and no field is given): columns separated by tabs, without
-      quoting, the same number in every line. Fields are numbers, or names in the first line; all
-      `None`: the file has exactly these columns, in order. Without names, a first line that is
-      recognized as a header (`heedful.data.tsv`) is left out and counted;
+    * .tsv: columns separated by tabs, without quoting, the same number in every line. Fields are
+      numbers, or names in the first line; all `None`: the file has exactly these columns, in order,
+      and one column is lines of text. Without names, a first line of several that is recognized as
+      a header (`heedful.data.tsv`) is left out and counted;
     * .csv: the same with commas or semicolons and quotes;
     * .tmx, .xliff, .xlf, .po, .pot, .mo: pairs, for the columns `src` and `tgt`, with the languages
       of the call; two .srt or .vtt files beside each other are pairs by time;
@@ -275,7 +275,10 @@ def read_chunks(
             f"{path} must be a .tsv, .csv, .jsonl or .parquet file to hold {len(fields)} columns"
             f" ({', '.join(fields)}), or of pairs a .tmx, .xliff or .po file; convert it"
         )
-    _check_plain_text(path, "name its column of texts, or save them as .txt or .jsonl")
+    advice = "name its column of texts, or save them as .txt or .jsonl"
+    _check_plain_text(path, advice)
+    if kind == "tsv":
+        _check_one_column(path, advice)
     if unit == "line":
         return line_chunks([*fields], [path], places)
     [column] = fields
@@ -291,8 +294,8 @@ def _read_parallel_chunks(
     advice = "in a recipe, give it as file"
     for path in paths:
         _check_plain_text(path, advice)
-        if format_of(path) == "tsv" and "\t" in next(filter(str.strip, read_lines(path)), ""):
-            raise UserError(f"{path} has several columns, not lines of text; {advice}")
+        if format_of(path) == "tsv":
+            _check_one_column(path, advice)
     return line_chunks(columns, paths, places)
 
 
@@ -342,6 +345,12 @@ def _check_plain_text(path: Path, advice: str) -> None:
             f"{path} is not lines of text, by its name; convert it to .tsv or .jsonl and give it "
             "as file, or rename it to .txt if it is text"
         )
+
+
+def _check_one_column(path: Path, advice: str) -> None:
+    """Raise UserError for a .tsv file with tabs in its first line that is not blank."""
+    if "\t" in next(filter(str.strip, read_lines(path)), ""):
+        raise UserError(f"{path} has several columns, not lines of text; {advice}")
 
 
 def _names(path: Path, format: str, fields: Mapping[str, Field | None]) -> dict[str, str]:

@@ -33,10 +33,17 @@ _LINE_END = ord("\n")
 _AS_TEXT = "save it as plain text (.txt, UTF-8)"
 _AS_TABLE = "save its table as tab-separated text (.tsv, UTF-8)"
 _AS_PDF = "extract its text, for example by `pdftotext FILE.pdf FILE.txt`"
+_AS_GZIP = "pack it again: `{0} -dc FILE | gzip > FILE.gz`, with FILE.gz named as its format"
 _DOCUMENTS = {
     b"%PDF-": ("a PDF", _AS_PDF),
     b"\xd0\xcf\x11\xe0\xa1\xb1": ("a document of an old Office program (.doc, .xls)", _AS_TEXT),
     b"{\\rtf": ("a document (.rtf)", _AS_TEXT),
+    b"\xfd7zXZ\x00": ("compressed by xz", _AS_GZIP.format("xz")),
+    **{
+        b"BZh%d1AY&" % level: ("compressed by bzip2", _AS_GZIP.format("bzip2"))
+        for level in range(1, 10)
+    },
+    b"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "unpack it, and name the text file in it"),
 }
 _ZIP = b"PK\x03\x04"
 # A member of the ZIP file that is a document.

@@ -9,6 +9,7 @@ from heedful.data.inline import TAG
 from heedful.data.language_tags import macrolanguage_of
 from heedful.documents.segments import Segment
 from heedful.errors import UserError
+from heedful.fidelity import Reason
 from heedful.fidelity.pieces import find_pieces
 
 # Of 9,444 English texts of LibreOffice (messages and help) and their German translations 4,470 and
@@ -57,7 +58,7 @@ def language_review(language: str | None) -> Callable[[Segment, str], list[str]]
     def review(segment: Segment, translation: str = "") -> list[str]:
         """The reason, or none."""
         other = None if expected is None else other_language(segment.text, expected)
-        return [] if other is None else [f"language: the text is in {other}, not in {language}"]
+        return [] if other is None else [Reason("language", {"found": other, "expected": language})]
 
     return review
 

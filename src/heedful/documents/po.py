@@ -31,7 +31,8 @@ class Message:
 class PoDocument(Document):
     """A catalogue. Translations are marked `fuzzy`: programs use them when the mark is removed.
 
-    A fuzzy translation that is replaced becomes a comment.
+    A fuzzy translation that is replaced becomes a comment, and so do the forms of a message that
+    lacks one.
     """
 
     keeps_targets = True
@@ -61,14 +62,14 @@ class PoDocument(Document):
     def _message(self, entry: Entry, num_forms: int, singular: int) -> Message:
         has_plural = "msgid_plural" in entry.texts
         translations, segments = entry.translations(), []
-        is_finished = not entry.is_fuzzy
-        complete = not has_plural or all(translations.get(i) for i in range(num_forms))
+        # All forms of a message are translated together.
+        is_complete = not has_plural or all(translations.get(i) for i in range(num_forms))
+        is_finished = not entry.is_fuzzy and is_complete
         for form in range(num_forms) if has_plural else [0]:
             is_singular = not has_plural or (num_forms > 1 and form == singular)
             text = entry.texts["msgid" if is_singular else "msgid_plural"]
-            # All forms of a message are translated together.
-            target = translations.get(form, "") if complete else ""
             line = entry.lines["msgid"][0] + 1
+            target = translations.get(form, "")
             segments.append(self.add(Segment(text, line, target, is_finished)))
         return Message(entry, segments)
 
@@ -161,15 +162,22 @@ class PoDocument(Document):
         ]
 
     def _drafts(self, message: Message, comments: list[str]) -> list[str]:
-        """Comments with the fuzzy translations that are replaced, which may be a person's work."""
+        """Comments with the unfinished translations that are replaced, and with those of forms
+        that the language does not have, which may be a person's work."""
         segments = message.segments
-        if all(segment.is_finished for segment in segments):
-            return []
+        is_plural = "msgid_plural" in message.entry.texts
+
+        def is_draft(form: int, old: str) -> bool:
+            """True for a translation that is not finished, and not in the new message."""
+            if not old or form >= len(segments):
+                return bool(old)
+            result = segments[form].result
+            return not segments[form].is_finished and result is not None and result.text != old
+
         drafts = [
-            f'{_PREVIOUS}{f" [{form}]" if len(segments) > 1 else ""}: "{escape(old)}"'
+            f'{_PREVIOUS}{f" [{form}]" if is_plural else ""}: "{escape(old)}"'
             for form, old in sorted(message.entry.translations().items())
-            if old and form < len(segments)
-            if (result := segments[form].result) and result.text != old
+            if is_draft(form, old)
         ]
         known = {comment.rstrip("\r") for comment in comments}
         return [self._own(draft) for draft in drafts if draft not in known]

@@ -9,6 +9,7 @@ from typing import Literal
 from heedful.data.inline import TagError, TaggedText
 from heedful.data.language_tags import is_same_language
 from heedful.errors import UserError
+from heedful.fidelity import Reason
 from heedful.files import line_of_byte
 
 LONGEST_SEGMENT = 1_000_000  # characters
@@ -72,7 +73,7 @@ class Segment:
     def reasons(self) -> tuple[str, ...]:
         """Why a person should review it."""
         if self.is_blank:
-            return ("it has no translation",)
+            return (Reason("blank"),)
         return () if self.result is None else self.result.reasons
 
     def tag_problem(self, text: str) -> str | None:

@@ -70,7 +70,9 @@ class TmxDocument(Document):
         if not codes.text.strip():
             self.skip("units without text")
             return
-        text = "" if existing is None else existing.text.strip()
+        text = ""
+        if existing is not None:  # codes alone are a translation too
+            text = existing.text.strip() or ("-" if existing.children else "")
         added = self.add(Segment(codes.text, segment.line, text, codes=codes))
         self._units.append(Unit(added, first, other, xml_of(before), xml_of(after)))
 

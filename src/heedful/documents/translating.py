@@ -1,5 +1,6 @@
 """Translation of a document's segments: memory first, then a model, sentence by sentence."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -7,13 +8,11 @@ from typing import Any, Protocol
 from heedful.data.inline import TAG, split_at_tags
 from heedful.documents.segments import Document, Origin, Result, Segment
 from heedful.documents.sentences import Fits, SplitText
-from heedful.fidelity import differences, with_accelerator
+from heedful.fidelity import Reason, differences, mask_text, with_accelerator
 from heedful.fidelity.quality import quality
 from heedful.progress import track
 
 TOGETHER = 512  # segments whose parts are translated together
-CUT = "cut off by the length limit"  # a reason for a review
-_TAG_REASON = "its tags were not translated as one text ({}), so the texts between them were"
 
 
 Review = Callable[[Segment, str], Sequence[str]]  # reasons to review a translation
@@ -51,9 +50,31 @@ class Translates(Protocol):
 def review_reasons(source: str, translation: Translated) -> list[str]:
     """Why a person should review a translation: what its model says, and other pieces."""
     if source.strip() and not translation.text.strip():
-        return ["it has no translation"]
+        return [Reason("blank")]
     reasons = [*translation.reasons, *differences(source, translation.text)]
     return [*dict.fromkeys(reasons)]
+
+
+def worst_quality(
+    sources: Sequence[str], translations: Sequence[Translated], *, has_reasons: bool
+) -> float:
+    """The quality of a text, that of its worst part: 0 if a part came out blank; NaN without words
+    or scores.
+
+    Args:
+        has_reasons: for a review of the text.
+    """
+    pairs = zip(sources, translations, strict=True)
+    found = [translation for source, translation in pairs if source.strip()]
+    if any(not translation.text.strip() for translation in found):
+        return 0.0
+    least = min((translation.probability for translation in found), default=math.nan)
+    return quality(least, has_reasons=has_reasons)
+
+
+def too_long_words(count: int) -> list[str]:
+    """The reason for a review of a text with words that its model does not read; [] without."""
+    return [Reason("words_too_long", {"count": count})] if count else []
 
 
 @dataclass(frozen=True)
@@ -213,16 +234,15 @@ def _settle(
     reasons: list[str] = []
     if problem := segment.tag_problem(output.text):
         output, is_remembered = work.between_tags(segment.text), False
-        reasons.append(_TAG_REASON.format(problem))
+        reasons.append(Reason("tags", {"problem": problem}))
         counts.in_pieces += 1
     if output.is_blank:
         counts.blank += 1
         segment.is_blank = True
         return
     if output.num_blank:
-        reasons.append(f"parts without a translation: {output.num_blank}")
-    if output.num_unfit:
-        reasons.append(f"words that are too long for the model: {output.num_unfit}")
+        reasons.append(Reason("parts_blank", {"count": output.num_blank}))
+    reasons += too_long_words(output.num_unfit)
     reasons += output.reasons
     text = with_accelerator(segment.text, output.text)
     reasons += differences(TAG.sub(" ", segment.text), TAG.sub(" ", text))
@@ -239,7 +259,8 @@ def _settle(
 
 
 def fits_model(translator: Any) -> Fits:
-    """True for a text that a translator reads, by its tokenizer and the length of its net.
+    """True for a text that a translator reads, by its tokenizer and the length of its net, with
+    masks (`data.keep`) and without.
 
     Without a tokenizer all texts fit.
     """
@@ -250,10 +271,16 @@ def fits_model(translator: Any) -> Fits:
     has_tag = bool(metadata.language_tags or metadata.language_codes)
     num_special = len(tokenizer.encode_target([])) + has_tag
     limit = max(1, translator.config.max_length - num_special)
+    keep = metadata.keep
 
     def fits(text: str) -> bool:
-        """True for at most `limit` tokens, of which each has a byte or more."""
-        return len(text.encode()) <= limit or len(tokenizer.encode(text)) <= limit
+        """True for at most `limit` tokens. Of ASCII each has a character or more, but for a space
+        that the tokenizer puts before the text."""
+        forms = [text] if keep is None else [text, mask_text(text, keep.patterns).text]
+        return all(
+            (form.isascii() and len(form) < limit) or len(tokenizer.encode(form)) <= limit
+            for form in forms
+        )
 
     return fits
 
@@ -291,7 +318,7 @@ class _Work:
         found = [self._known[row] for row in text.rows]
         outputs = [one.text for one in found]
         reasons = tuple(reason for one in found for reason in one.reasons)
-        reasons += (CUT,) if any(one.is_cut for one in found) else ()
+        reasons += (Reason("cut"),) if any(one.is_cut for one in found) else ()
         least = min((one.probability for one in found), default=None) if self.with_quality else None
         blank = [not TAG.sub("", output).strip() for output in outputs]
         kept = [

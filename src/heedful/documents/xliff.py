@@ -12,6 +12,7 @@ from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_t
 from heedful.errors import UserError
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
+_PREVIOUS = "previous translation"
 _QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match", "source": None}
 
 
@@ -32,7 +33,10 @@ class Unit:
 
 
 class XliffDocument(Document):
-    """An XLIFF file. Translations are marked as those of a machine, to be reviewed."""
+    """An XLIFF file. Translations are marked as those of a machine, to be reviewed.
+
+    An unfinished translation that is replaced becomes an `alt-trans`, in XLIFF 2 a note.
+    """
 
     keeps_targets = True
 
@@ -138,8 +142,22 @@ class XliffDocument(Document):
             new = f"{tag}{content}</{prefix}target>"
             self._xml.replace(target.start, target.end, new)
             end = target.end
-        if result.notes:
-            self._write_notes(unit, result.notes, end, prefix)
+        draft = self._draft(unit, content)
+        previous_notes = [f"{_PREVIOUS}: {draft.text.strip()}"] if draft and self._is_2 else []
+        if notes := [*result.notes, *previous_notes]:
+            self._write_notes(unit, notes, end, prefix)
+        if draft and not self._is_2:
+            old = f"<{prefix}target>{self._xml.inner(draft)}</{prefix}target>"
+            new = f'<{prefix}alt-trans alttranstype="previous-version">{old}</{prefix}alt-trans>'
+            self._xml.replace(end, end, f"{self._xml.indent_of(source)}{new}")
+
+    def _draft(self, unit: Unit, content: str) -> Node | None:
+        """The unfinished target that is replaced by other text, which may be a person's work."""
+        source, target = unit.holder.child("source"), unit.holder.child("target")
+        if unit.segment.is_finished or target is None or source is None or not target.text.strip():
+            return None
+        known = {content.strip(), self._xml.inner(source).strip()}
+        return None if self._xml.inner(target).strip() in known else target
 
     def _write_notes(self, unit: Unit, lines: list[str], end: int, prefix: str) -> None:
         """Write notes on a translation."""

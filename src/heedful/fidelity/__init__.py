@@ -1,7 +1,7 @@
 """What a translation must keep: placeholders, tags, addresses, numbers, accelerators, terms."""
 
 from heedful.fidelity.accelerators import with_accelerator
-from heedful.fidelity.glossary_files import as_glossary
+from heedful.fidelity.glossary_files import GlossaryFile, NoTermsError, as_glossary
 from heedful.fidelity.masking import (
     CHARACTERS,
     Keep,
@@ -16,13 +16,17 @@ from heedful.fidelity.masking import (
     unmask,
 )
 from heedful.fidelity.pieces import differences
+from heedful.fidelity.reasons import Reason
 from heedful.fidelity.terms import Glossary, Term
 
 __all__ = [
     "CHARACTERS",
     "Glossary",
+    "GlossaryFile",
     "Keep",
     "Masked",
+    "NoTermsError",
+    "Reason",
     "Term",
     "as_glossary",
     "count_masks",

@@ -1,9 +1,9 @@
 """Glossaries of files, which are tables with tabs or TBX (ISO 30042), and of mappings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from heedful.data.language_tags import is_same_language
+from heedful.data.language_tags import is_same_language, matching_tag
 from heedful.data.xml_nodes import Node, NodeReader
 from heedful.errors import UserError, describe
 from heedful.fidelity.terms import Glossary, Term, term_of
@@ -12,6 +12,47 @@ from heedful.files import read_text
 Languages = tuple[str | None, str | None]
 _ENTRIES = {"termEntry", "conceptEntry"}  # of TBX 2 and 3
 _LANGUAGES = {"langSet", "langSec"}
+
+
+class NoTermsError(UserError):
+    """A glossary without a term in the languages that are asked for."""
+
+
+class GlossaryFile:
+    """A glossary that was read: a table with tabs, or TBX, of which languages choose the terms.
+
+    Attributes:
+        languages: of TBX; none of a table.
+
+    Raises:
+        UserError: a file that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._text = path, read_text(path)
+        self._entries: list[Node] | None = None
+        self.languages: list[str] = []
+        if self._text.lstrip("\ufeff \t\r\n").startswith("<"):
+            reader = NodeReader(str(path), _ENTRIES, "utf-8")
+            self._entries = [entry for entry, _ in reader.read([self._text.encode()])]
+            tags = [str(part.language) for entry in self._entries for part in _sections(entry)]
+            self.languages = [*dict.fromkeys(tags)]
+
+    def glossary(self, languages: Languages) -> Glossary:
+        """The terms from a language into another one; errors as in `as_glossary`."""
+        path, entries = self._path, self._entries
+        if entries is None:
+            terms = [*_table(self._text, path, languages)]
+            problem = f"{path} has no terms; write one a line, with a tab: TERM<tab>TRANSLATION"
+        else:
+            terms = [*_tbx(entries, path, languages)]
+            problem = (
+                f"{path} has no term in both {languages[0]} and {languages[1]}; give a glossary "
+                "that has, or leave it out"
+            )
+        if not terms:
+            raise NoTermsError(problem)
+        return Glossary(terms, str(path))
 
 
 def as_glossary(value: object, languages: Languages = (None, None)) -> Glossary:
@@ -28,7 +69,9 @@ def as_glossary(value: object, languages: Languages = (None, None)) -> Glossary:
     if isinstance(value, Glossary):
         return value
     if isinstance(value, str | Path):
-        return Glossary(_read_terms(Path(value), languages), str(value))
+        value = GlossaryFile(Path(value))
+    if isinstance(value, GlossaryFile):
+        return value.glossary(languages)
     if not isinstance(value, Mapping):
         raise UserError(
             "glossary must be a file, or a mapping from terms to translations, not "
@@ -40,16 +83,6 @@ def as_glossary(value: object, languages: Languages = (None, None)) -> Glossary:
             raise UserError(f"glossary, entry {line}: term and translation must be texts")
         terms.append(term_of(source, target, line, "glossary"))
     return Glossary(terms)
-
-
-def _read_terms(path: Path, languages: Languages) -> list[Term]:
-    """The terms of a file; raises UserError for one without any."""
-    text = read_text(path)
-    reader = _tbx if text.lstrip("\ufeff \t\r\n").startswith("<") else _table
-    terms = [*reader(text, path, languages)]
-    if not terms:
-        raise UserError(f"{path} has no terms; write one a line, with a tab: TERM<tab>TRANSLATION")
-    return terms
 
 
 def _table(text: str, path: Path, languages: Languages) -> Iterator[Term]:
@@ -73,7 +106,7 @@ def _table(text: str, path: Path, languages: Languages) -> Iterator[Term]:
         yield term_of(source, target, number, str(path))
 
 
-def _tbx(text: str, path: Path, languages: Languages) -> Iterator[Term]:
+def _tbx(entries: Sequence[Node], path: Path, languages: Languages) -> Iterator[Term]:
     """The entries that have both languages; all terms of a language are alternatives."""
     source, target = languages
     if source is None or target is None:
@@ -83,19 +116,30 @@ def _tbx(text: str, path: Path, languages: Languages) -> Iterator[Term]:
             "known; give src_language=CODE and tgt_language=CODE to a model for many languages, or "
             "convert it to a table with tabs: TERM<tab>TRANSLATION"
         )
-    reader = NodeReader(str(path), _ENTRIES, "utf-8")
-    for entry, _ in reader.read([text.encode()]):
+    for entry in entries:
         sides = [_terms_of(entry, language) for language in (source, target)]
         if all(sides):
             yield term_of("|".join(sides[0]), "|".join(sides[1]), entry.line, str(path))
 
 
 def _terms_of(entry: Node, language: str) -> list[str]:
-    """The terms of an entry in a language."""
+    """The terms of an entry in a language, or else in varieties of it and relatives."""
+    sections = _sections(entry)
+    match = matching_tag(language, {str(part.language) for part in sections})
+
+    def is_chosen(tag: str) -> bool:
+        """True for the language itself, or without it for a relative."""
+        return tag == match if match is not None else is_same_language(tag, language)
+
     return [
         " ".join(node.text.split())
-        for part in entry.walk()
-        if part.name in _LANGUAGES and is_same_language(part.language or "", language)
+        for part in sections
+        if is_chosen(str(part.language))
         for node in part.walk()
         if node.name == "term"
     ]
+
+
+def _sections(entry: Node) -> list[Node]:
+    """The parts of an entry, each of a language."""
+    return [part for part in entry.walk() if part.name in _LANGUAGES and part.language]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heedful.fidelity.pieces import Kind, Piece, find_pieces, localized
+from heedful.fidelity.reasons import Reason
 
 if TYPE_CHECKING:
     from heedful.data.tokenizer import Tokenizer
@@ -184,17 +185,18 @@ def place_masks(source: Masked, output: str) -> tuple[str, tuple[str, ...]]:
             kept.append(character)
             continue
         name = source.pieces.get(mask)
-        reasons.append("an unknown piece was removed" if name is None else f"{name} was repeated")
+        wrong = ("unknown_removed", {}) if name is None else ("repeated", {"piece": name})
+        reasons.append(Reason(*wrong))
         if kept[-1:] == [" "]:
             kept.pop()
     for place, mask in enumerate(source.text):
         if mask in source.pieces and left[mask] > 0:
             left[mask] -= 1
-            reasons.append(f"{source.pieces[mask]} was missing and is placed by its position")
+            reasons.append(Reason("placed", {"piece": source.pieces[mask]}))
             kept = _placed(kept, mask, place / len(source.text))
     text = _JOINED.sub(" ", "".join(kept))
     if len(text) > len(kept):
-        reasons.append("numbers were joined and are separated")
+        reasons.append(Reason("numbers_joined"))
     return text, tuple(reasons)
 
 

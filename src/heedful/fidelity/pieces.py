@@ -12,6 +12,8 @@ from functools import lru_cache
 from html.entities import html5
 from typing import Literal
 
+from heedful.fidelity.reasons import Reason
+
 Kind = Literal["tag", "placeholder", "number"]
 
 # Elements whose names alone mark a tag. Others (`<Name>`, `<None>`) are often text that is
@@ -139,8 +141,9 @@ def differences(source: str, target: str, extra: tuple[str, ...] = ()) -> list[s
     ours, theirs = ([*find_pieces(text, extra)] for text in (source, target))
     names = {_key(piece): piece.text for piece in [*theirs, *ours]}  # as in the source, if there
     src, tgt = (Counter(map(_key, pieces)) for pieces in (ours, theirs))
-    reasons = []
-    for word, found in (("missing", src - tgt), ("not in the source", tgt - src)):
+    reasons: list[str] = []
+    for code, found in (("missing", src - tgt), ("added", tgt - src)):
         if found:
-            reasons.append(f"{word}: {', '.join(names[key] for key in found.elements())}")
+            pieces = ", ".join(names[key] for key in found.elements())
+            reasons.append(Reason(code, {"pieces": pieces}))
     return reasons

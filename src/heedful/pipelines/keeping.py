@@ -10,6 +10,7 @@ from heedful.fidelity import (
     Glossary,
     Keep,
     Masked,
+    Reason,
     Term,
     as_glossary,
     count_masks,
@@ -120,7 +121,7 @@ class Source:
             reasons += wrong
         for term in self.missing_terms(text):
             forms = " or ".join(term.targets)
-            reasons.append(f"the term {term.sources[0]} is not always translated by {forms}")
+            reasons.append(Reason("term", {"term": term.sources[0], "translations": forms}))
         return replace(output, text=text, reasons=tuple(reasons))
 
     def _with_pieces(self, output: str) -> tuple[str, list[str]]:
@@ -131,7 +132,7 @@ class Source:
         if wrong:  # an address that a word continues, for example
             apart = unmask(separate_masks(placed), self.masked.pieces)
             if not differences(self.text, apart, self.patterns):
-                text, wrong = apart, ["pieces were joined with words and are separated"]
+                text, wrong = apart, [Reason("pieces_joined")]
         return with_accelerator(self.text, text), [*reasons, *wrong]
 
     def with_masked_terms(self, output: Generation) -> tuple[str, dict[str, str]]:

@@ -11,7 +11,7 @@ from heedful.pipelines import SavedModel
 from heedful.serve.bodies import ReloadBody
 from heedful.serve.errors import HttpError, shutting_down
 from heedful.serve.guard import info_of
-from heedful.serve.openai import registry_of
+from heedful.serve.requests import registry_of
 
 _log = logging.getLogger("heedful.serve")
 router = APIRouter(tags=["Server"])

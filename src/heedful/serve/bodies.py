@@ -15,11 +15,19 @@ Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)
 ShortText = Annotated[str, Field(max_length=1_000)]  # without lone surrogates, as all with a limit
 ModelName = Annotated[str, Field(max_length=200, description="Name of a model of this server.")]
 Language = Annotated[str, Field(max_length=35)]
+Terms = Annotated[dict[ShortText, ShortText], Field(max_length=1_000)]
 Off = Literal[False] | None
 _OPENAI = "An extension of OpenAI's API."
 _API_KEY = "A key of the server, in place of a header."
 _NO_EFFECT = "Has no effect."
 _ONLY_MODEL = "Name of a model; default: the only one for this route."
+
+_GLOSSARY: Any = Field(
+    None,
+    description="Terms and their translations, at most 1,000, in place of the server's glossary; "
+    "alternatives are separated by |. In a form it is the JSON of an object. An extension of "
+    "LibreTranslate's API.",
+)
 
 
 def _example(**body: Any) -> ConfigDict:
@@ -306,11 +314,12 @@ class TranslateBody(Body):
         "translation the word of the text on which its cross-attention is largest. "
         "An extension of LibreTranslate's API.",
     )
-    glossary: dict[ShortText, ShortText] | None = Field(
-        None,
-        description="Terms and their translations, in place of the server's glossary; alternatives "
-        "are separated by |. An extension of LibreTranslate's API.",
+    quality: bool = Field(
+        False,
+        description="Add an estimated quality of each translation from 0 to 100, that of its worst "
+        "sentence. An extension of LibreTranslate's API.",
     )
+    glossary: Terms | None = _GLOSSARY
     model: ModelName | None = Field(
         None,
         description="Name of a translator; default: the first for these languages. An extension of "
@@ -335,6 +344,12 @@ class TranslateFileBody(Body):
         None,
         description="Language of the translation; not needed where a translator names none.",
     )
+    quality: bool = Field(
+        False,
+        description="Write an estimated quality from 0 to 100 beside each translation (a comment "
+        "in PO, a note in XLIFF and TMX), and in `reviews`. An extension of LibreTranslate's API.",
+    )
+    glossary: Terms | None = _GLOSSARY
     model: ModelName | None = Field(
         None,
         description="Name of a translator; default: the first for these languages. An extension of "

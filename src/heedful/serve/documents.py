@@ -26,23 +26,20 @@ from heedful.documents import (
     read_document,
     translate_document,
 )
-from heedful.documents.segments import Document
+from heedful.documents.segments import Document, Segment
 from heedful.documents.translating import fits_model
 from heedful.errors import UserError
+from heedful.fidelity.reasons import code_of
 from heedful.pipelines.generations import Generation
 from heedful.progress import Advance, use_display
 from heedful.serve.bodies import TranslateBody, TranslateFileBody
+from heedful.serve.directions import detected_languages, known_sources, translator_for
 from heedful.serve.errors import HttpError, as_http_error
 from heedful.serve.events import event, event_stream
 from heedful.serve.guard import DOWNLOADS, info_of
 from heedful.serve.models import ServedModel
-from heedful.serve.openai import registry_of
-from heedful.serve.translating import (
-    detected_languages,
-    known_sources,
-    translation_job,
-    translator_for,
-)
+from heedful.serve.requests import registry_of
+from heedful.serve.translating import translation_job
 
 router = APIRouter(tags=["LibreTranslate"])
 _KEPT_SECONDS = 1_800.0
@@ -162,6 +159,8 @@ async def _answer(
             "line": segment.line,
             "source": segment.text[:_SHOWN],
             "reasons": [*segment.reasons],
+            "reasonCodes": [*map(code_of, segment.reasons)],
+            **({"quality": _quality(segment)} if body.quality else {}),
         }
         for segment in document.segments
         if segment.reasons
@@ -185,6 +184,13 @@ async def download_file(name: str, request: Request) -> Response:
     return Response(file.content, media_type="application/octet-stream", headers=headers)
 
 
+def _quality(segment: Segment) -> float | None:
+    """The quality of a segment's translation; None: a model did not translate it."""
+    if segment.is_blank:
+        return 0.0
+    return None if segment.result is None else segment.result.quality
+
+
 def _files_of(request: Request) -> Files:
     """The translated files of the server."""
     state = request.app.state
@@ -200,7 +206,12 @@ async def _translator(
     """The translator for a document, and the settings of its texts."""
     registry = registry_of(request)
     translation = TranslateBody.model_construct(
-        q="", source=body.source, target=body.target, model=body.model
+        q="",
+        source=body.source,
+        target=body.target,
+        model=body.model,
+        glossary=body.glossary,
+        quality=body.quality,
     )
     source = None if body.source in (None, "auto") else body.source
     known = known_sources(registry, translation)
@@ -209,6 +220,8 @@ async def _translator(
         [entry] = await detected_languages([texts[:_DETECTED]], known)
         source = entry["language"]
     served = translator_for(registry, source, translation)
+    if body.quality and not document.keeps_targets:
+        document.notes.append("quality: this format has no place for it; `reviews` has it")
     document.languages = (
         source or document.languages[0],
         body.target or served.model.metadata.tgt_language or document.languages[1],
@@ -227,7 +240,14 @@ async def _translated(
     def work() -> tuple[bytes, Counts]:
         """Translate the document on a thread, which waits for the batches of the event loop."""
         review = language_review(served.model.metadata.src_language or body.source)
-        counts = translate_document(texts, document, review=review, fits=fits, together=texts.most)
+        counts = translate_document(
+            texts,
+            document,
+            review=review,
+            fits=fits,
+            together=texts.most,
+            with_quality=body.quality,
+        )
         return document.to_bytes(), counts
 
     try:

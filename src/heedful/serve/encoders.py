@@ -1,6 +1,7 @@
 """Routes of encoder-only models: classes of texts, and tokens for masks."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,7 @@ from heedful.serve.batches import Job
 from heedful.serve.bodies import ClassifyBody, FillBody
 from heedful.serve.errors import HttpError
 from heedful.serve.guard import info_of
-from heedful.serve.openai import encoded, registry_of, reserve
+from heedful.serve.requests import as_list, encoded, registry_of, reserve
 
 router = APIRouter(tags=["Encoders"])
 
@@ -30,8 +31,8 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     if body.pairs is not None and isinstance(body.pairs, str) != is_single:
         message = "pairs must be a text for a text, and a list for a list"
         raise HttpError(400, message, parameter="pairs")
-    texts = [body.texts] if isinstance(body.texts, str) else body.texts
-    others = [body.pairs] if isinstance(body.pairs, str) else body.pairs
+    texts = as_list(body.texts)
+    others = None if body.pairs is None else as_list(body.pairs)
     reserve(request, served, len(texts), "texts")
     model: Classifier = served.model
     rows, types = await encoded(served, lambda: model.encode_pairs(texts, others, "error"), "texts")
@@ -40,7 +41,8 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
         """The classes of texts, ids and token types."""
         return model.classify_rows([ids for ids, _ in items], [kinds for _, kinds in items])
 
-    items = list(zip(rows, types or [None] * len(rows), strict=True))
+    of_rows: Sequence[list[int] | None] = types or [None] * len(rows)
+    items = list(zip(rows, of_rows, strict=True))
     sizes = list(map(len, rows))
     results = await served.run(Job(("classify", types is None), items, sizes, run))
     info_of(request.scope).num_prompt = sum(sizes)
@@ -67,7 +69,7 @@ async def fill(body: FillBody, request: Request) -> Response:
     use = "/fill needs a masked language model"
     served = registry_of(request).get(body.model, [MaskedLanguageModel], use)
     is_single = isinstance(body.texts, str)
-    texts = [body.texts] if isinstance(body.texts, str) else body.texts
+    texts = as_list(body.texts)
     reserve(request, served, len(texts), "texts")
     model: MaskedLanguageModel = served.model
     rows = await encoded(served, lambda: model.masked_rows(body.texts), "texts")
@@ -84,4 +86,4 @@ async def fill(body: FillBody, request: Request) -> Response:
         ]
         return JSONResponse({"model": served.name, "results": answers[0] if is_single else answers})
 
-    return await served.encode(answer)
+    return await served.on_tokenizer_thread(answer)

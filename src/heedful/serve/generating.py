@@ -102,7 +102,7 @@ async def new_choices(served: ServedModel, job: GenerationJob) -> list[Choice]:
             for _ in range(job.samples)
         ]
 
-    return await served.encode(make)
+    return await served.on_tokenizer_thread(make)
 
 
 def _reading(served: ServedModel, rows: list[list[int]], num_top: int) -> Job:
@@ -185,7 +185,7 @@ async def completion_job(served: ServedModel, body: CompletionBody, tenant: str)
             decode = served.model.tokenizer.decode
             return [p if isinstance(p, str) else decode(p) for p in prompts]
 
-        job.echoes = await served.encode(texts)
+        job.echoes = await served.on_tokenizer_thread(texts)
     return job
 
 
@@ -351,7 +351,7 @@ async def _job(
         return GenerationJob(rows, request, *numbers, generates=generates)
 
     try:
-        return await served.encode(prepare)
+        return await served.on_tokenizer_thread(prepare)
     except UserError as error:
         grammar = None if body.response_format is None else "response_format"
         raise as_http_error(error, grammar) from None

@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -39,7 +39,7 @@ DOWNLOADS = "/download_file/"  # likewise: its addresses cannot be guessed
 _INFO = "heedful.request"
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _FORM = "application/x-www-form-urlencoded"
-_TYPED = {"alternatives", "scores", "stream"}  # fields of forms that are no texts
+_TYPED = {"alternatives", "scores", "quality", "stream"}  # fields of forms that are no texts
 # Fields of bodies that are not logged; clients of other servers send theirs by mistake.
 _SECRETS = {"api_key", "apikey", "key", "authorization", "token", "password", "secret"}
 _GRACE = 1.0  # seconds for a stream to report that its time limit is reached
@@ -376,7 +376,12 @@ def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], bo
 
 
 def _typed(name: str, value: Any) -> Any:
-    """The value of a form's field: a number or a truth value where JSON has one."""
+    """The value of a form's field: a number, truth value or object where JSON has one."""
+    if name == "glossary":
+        with suppress(ValueError, RecursionError, TypeError):
+            terms = json.loads(value)
+            if isinstance(terms, dict) and all(isinstance(term, str) for term in terms.values()):
+                return terms
     if name == "alternatives" and str(value).isdecimal() and len(value) < 9:
         return int(value)
     return value == "true" if name in _TYPED and value in ("true", "false") else value

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from heedful.data.invisible import is_blank
-from heedful.documents.sentences import SplitText
+from heedful.documents.sentences import Fits, SplitText
 from heedful.serve.errors import HttpError
 
 Languages = tuple[str | None, str | None]
@@ -21,20 +21,26 @@ class Parts:
     """A text whose parts are translated, between others that are kept.
 
     A model is trained on sentences, and its tokenizer takes a line break for a space: the parts are
-    the sentences of each line; a line with one sentence is a part with the blanks around it.
+    the sentences of each line; a line with one sentence is a part with the blanks around it. Long
+    sentences are cut in clauses.
 
     Args:
         languages: of the text and of its translation, as far as they are known.
+        fits: True for a text that the model reads.
 
     Attributes:
         rows: the parts to translate.
+        num_unfit: words that are too long for the model; they are kept.
     """
 
-    def __init__(self, text: str, languages: Languages = (None, None)) -> None:
+    def __init__(
+        self, text: str, languages: Languages = (None, None), fits: Fits = lambda text: True
+    ) -> None:
         lines = _LINE_END.split(text)
         self._languages = languages
-        self._lines = [_line(line, languages[0], keeps=len(lines) > 1) for line in lines]
+        self._lines = [_line(line, languages[0], fits, keeps=len(lines) > 1) for line in lines]
         self.rows = [row for line in self._lines for row in _rows(line)]
+        self.num_unfit = sum(line.num_unfit for line in self._lines if isinstance(line, SplitText))
 
     def joined(self, translations: Iterable[str]) -> str:
         """The text with other parts in place of `rows`."""
@@ -52,10 +58,10 @@ class Parts:
 _Line = SplitText | tuple[str, bool]  # its sentences; or a text, and True if it is translated
 
 
-def _line(line: str, language: str | None, *, keeps: bool) -> _Line:
+def _line(line: str, language: str | None, fits: Fits, *, keeps: bool) -> _Line:
     """A line; `keeps`: a blank one is not translated."""
-    split = SplitText(line, lambda text: True, language)
-    if len(split.rows) > 1:
+    split = SplitText(line, fits, language)
+    if len(split.rows) > 1 or not fits(line):
         return split
     return line, not (keeps and is_blank(line))
 
@@ -77,11 +83,14 @@ class HtmlParts:
         HttpError: elements that are nested too deeply.
     """
 
-    def __init__(self, text: str, languages: Languages = (None, None)) -> None:
+    def __init__(
+        self, text: str, languages: Languages = (None, None), fits: Fits = lambda text: True
+    ) -> None:
         self._source = text
         self._root, self._is_document = _parsed(text)
-        self._nodes = [_Node(*place, languages) for place in _places(self._root)]
+        self._nodes = [_Node(*place, languages, fits) for place in _places(self._root)]
         self.rows = [row for node in self._nodes for row in node.parts.rows]
+        self.num_unfit = sum(node.parts.num_unfit for node in self._nodes)
 
     def joined(self, translations: Iterable[str]) -> str:
         """The HTML with other texts in place of `rows`."""
@@ -101,9 +110,16 @@ class HtmlParts:
 Format = Literal["text", "html"]
 
 
-def parts_of(text: str, form: Format, languages: Languages) -> Parts | HtmlParts:
-    """The parts of a text in a format; arguments and errors as in `Parts` and `HtmlParts`."""
-    return Parts(text, languages) if form == "text" else HtmlParts(text, languages)
+def parts_of(
+    text: str, form: Format, languages: Languages, fits: Fits = lambda text: True
+) -> Parts | HtmlParts:
+    """The parts of a text in a format; arguments and errors as in `Parts` and `HtmlParts`.
+
+    A text of nothing but words that are too long is a whole, for which the model has an error.
+    """
+    kind = Parts if form == "text" else HtmlParts
+    parts = kind(text, languages, fits)
+    return parts if parts.rows or not parts.num_unfit else kind(text, languages)
 
 
 class _Node:
@@ -115,13 +131,14 @@ class _Node:
         name: Literal["text", "tail"],
         keeps_lines: bool,
         languages: Languages,
+        fits: Fits,
     ) -> None:
         self._element, self._name = element, name
         text = getattr(element, name)
         core = text.strip()
         start = text.index(core)
         self._around = text[:start], text[start + len(core) :]
-        self.parts = Parts(core if keeps_lines else " ".join(core.split()), languages)
+        self.parts = Parts(core if keeps_lines else " ".join(core.split()), languages, fits)
 
     def replace(self, rows: list[str]) -> None:
         """Replace the text by that of other rows."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.errors import UserError, format_names
-from heedful.fidelity import Glossary
 from heedful.options import DEFAULTS
 from heedful.pipelines import LanguageModel, SavedModel, Translator, load
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.text_generation import Generator
 from heedful.serve.batches import BatchEngine, Job, in_loop
 from heedful.serve.errors import HttpError
+from heedful.serve.glossaries import Glossaries
 from heedful.serve.metrics import Metrics
 from heedful.serve.outputs import GenerationJob, Piece
 from heedful.serve.settings import Settings
@@ -41,7 +41,7 @@ class ServedModel:
         engine: of whole rows.
         created: when its weights were written, in seconds since 1970; 0: they are in no file.
         generator: of outputs token by token; only for language models, else None.
-        glossary: of a translator; a request may have another one.
+        glossaries: of a translator; a request may have another one.
         is_continuous: `generator` is a continuous batch, for jobs with any number of outputs.
     """
 
@@ -59,9 +59,9 @@ class ServedModel:
         self._metrics = metrics
         backend = getattr(model, "backend", None)
         model.backend_is_named = False  # not by those who send requests
-        self.glossary: Glossary | None = None
-        if settings.glossary is not None and isinstance(model, Translator):
-            self.glossary = model.options(glossary=settings.glossary).glossary
+        self.glossaries: Glossaries | None = None
+        if isinstance(model, Translator):
+            self.glossaries = Glossaries(name, model, settings.glossary)
         measured = (backend.settings if backend else model.settings).batch_tokens
         self.batch_tokens = settings.batch_tokens or measured or DEFAULTS["batch_tokens"]
         deliver = in_loop(asyncio.get_running_loop())
@@ -136,8 +136,8 @@ class ServedModel:
             self._num_places -= places
             self._close_if_retired()
 
-    async def encode(self, function: Callable[[], Result]) -> Result:
-        """Call a function on the thread of the tokenizer."""
+    async def on_tokenizer_thread(self, function: Callable[[], Result]) -> Result:
+        """The result of a function that is called on the thread of the tokenizer."""
         return await asyncio.get_running_loop().run_in_executor(self._encoder, function)
 
     async def run(self, job: Job) -> list[Any]:

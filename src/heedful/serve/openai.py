@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from heedful import __version__
-from heedful.errors import UserError
 from heedful.pipelines import LanguageModel, SavedModel
 from heedful.serve.batches import Job
 from heedful.serve.bodies import ChatBody, CompletionBody, EmbeddingBody
@@ -20,16 +19,11 @@ from heedful.serve.errors import HttpError, as_http_error
 from heedful.serve.events import event, event_stream
 from heedful.serve.generating import Choice, chat_job, completion_job, new_choices, pieces
 from heedful.serve.guard import RequestInfo, info_of
-from heedful.serve.models import Registry, ServedModel
+from heedful.serve.models import ServedModel
 from heedful.serve.outputs import GenerationJob, Piece
+from heedful.serve.requests import encoded, registry_of, reserve
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
-
-
-def registry_of(request: Request) -> Registry:
-    """The models of the server."""
-    registry: Registry = request.app.state.registry
-    return registry
 
 
 @router.get("/models")
@@ -122,7 +116,7 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         content = {"object": "list", "data": data, "model": served.name, "usage": usage}
         return rendered(content, "data")
 
-    return await served.encode(answer)
+    return await served.on_tokenizer_thread(answer)
 
 
 def rendered(content: dict[str, Any], name: str) -> Response:
@@ -135,25 +129,6 @@ def rendered(content: dict[str, Any], name: str) -> Response:
 
 def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def reserve(request: Request, served: ServedModel, count: int, parameter: str) -> None:
-    """Reserve room for all texts of a request until its end; raises HttpError 429.
-
-    Args:
-        parameter: that gives their number.
-    """
-    info = info_of(request.scope)
-    info.model = served.name
-    info.resources.enter_context(served.slots(count, parameter))
-
-
-async def encoded(served: ServedModel, function: Any, parameter: str) -> Any:
-    """The result of a function on the tokenizer's thread; bad input of a parameter is 400."""
-    try:
-        return await served.encode(function)
-    except UserError as error:
-        raise as_http_error(error, parameter) from None
 
 
 def _base64(vector: np.ndarray) -> str:
@@ -206,7 +181,7 @@ class _Answer:
             content = {**self._head(), "choices": entries, "usage": self._usage(job, choices)}
             return rendered(content, "choices")
 
-        return await self.served.encode(answer)
+        return await self.served.on_tokenizer_thread(answer)
 
     def stream(self, job: GenerationJob, part: Any) -> Response:
         """Server-sent events: a part of an output each, at the end `[DONE]`."""
@@ -246,7 +221,7 @@ class _Answer:
             return event({**self._head(), "choices": [part(choice, index, text)], **more})
 
         # The tokens of a long prompt, and those beside each new one, take longer.
-        return line() if choice.log is None else await self.served.encode(line)
+        return line() if choice.log is None else await self.served.on_tokenizer_thread(line)
 
     def _head(self) -> dict[str, Any]:
         return {

@@ -14,8 +14,10 @@ from pathlib import Path
 import uvicorn
 
 from heedful.errors import UserError
+from heedful.pipelines import Translator
 from heedful.serve.app import create_app
 from heedful.serve.connections import MAX_HEADERS, report_loop_errors, timed_protocol
+from heedful.serve.glossaries import Glossaries
 from heedful.serve.guard import Guard
 from heedful.serve.hosts import AllowedHosts
 from heedful.serve.keys import Keys
@@ -65,11 +67,18 @@ def serve(
 
 
 def check_models(directories: Mapping[str, Path], settings: Settings) -> list[str]:
-    """Open the keys and models without a socket, and describe each model; errors as in `serve`."""
+    """Open the keys, models and glossaries without a socket, and describe each model; errors as in
+    `serve`."""
     Keys(settings.keys)
     AllowedHosts(settings.allowed_hosts)
     registry = Registry(directories, settings, Metrics())
-    return [f"{name}: {registry.load(name)!r}" for name in directories]
+    lines = []
+    for name in directories:
+        model = registry.load(name)
+        if isinstance(model, Translator):
+            Glossaries(name, model, settings.glossary)
+        lines.append(f"{name}: {model!r}")
+    return lines
 
 
 def listen(host: str, port: int) -> socket.socket:

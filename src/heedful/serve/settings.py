@@ -67,7 +67,7 @@ class Settings(RunTimeOptions):
     )  # fmt: skip
     glossary: Path | None = option(
         "Terms and their translations, for all translators: TERM<tab>TRANSLATION a line, or TBX, "
-        "of which each takes its languages.",
+        "of which each request takes the terms of its languages.",
         None, CONSTRAINTS, shown="none", metavar="FILE",
     )  # fmt: skip
     batch_tokens: int | None = option(

@@ -11,28 +11,44 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from heedful import extras
-from heedful.data.language_tags import matching_tag
 from heedful.documents import FORMATS, Segment, language_review
-from heedful.documents.translating import Review, review_reasons
-from heedful.errors import UserError, format_names
+from heedful.documents.translating import (
+    Review,
+    fits_model,
+    review_reasons,
+    too_long_words,
+    worst_quality,
+)
+from heedful.errors import UserError
+from heedful.fidelity.reasons import code_of
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
 from heedful.pipelines.requests import options_for_ids
 from heedful.serve.batches import Job, OnOutput
 from heedful.serve.bodies import MAX_TEXT, DetectBody, TranslateBody
+from heedful.serve.directions import (
+    confidence,
+    detected_languages,
+    known_sources,
+    translator_for,
+    translators_of,
+)
 from heedful.serve.errors import HttpError, as_http_error, over_limit
 from heedful.serve.guard import info_of
 from heedful.serve.languages import detect, name_of, sources_of, targets_of
 from heedful.serve.markup import HtmlParts, Parts, parts_of
-from heedful.serve.models import Registry, ServedModel
-from heedful.serve.openai import encoded, registry_of, reserve
+from heedful.serve.models import ServedModel
+from heedful.serve.requests import as_list, encoded, registry_of, reserve
 
 router = APIRouter(tags=["LibreTranslate"])
 _ALIGNED = 32  # outputs that are aligned in one pass, whose attention weights are in memory
 
 Alignment = dict[str, Any]
 Result = tuple[Sequence[Generation], list[Alignment]]  # of a row: its hypotheses, best first
+Texts = list[Parts | HtmlParts]
+# The indices of a translator's texts; beside one that reads several languages the detected one.
+Groups = dict[tuple[ServedModel, str | None], list[int]]
 
 
 class Translation(NamedTuple):
@@ -40,35 +56,33 @@ class Translation(NamedTuple):
 
     Attributes:
         reasons: why a person should review it; of an alternative none are looked for.
+        quality: from 0 to 100, likewise; NaN: it was not asked for, or nothing was translated.
     """
 
     text: str
     score: float
     alignment: Alignment
     reasons: Sequence[str] = ()
+    quality: float = math.nan
 
 
 @router.post("/translate")
 async def translate(body: TranslateBody, request: Request) -> Response:
     """Translate a text, or a list of texts as one batch; JSON or a form.
 
-    The sentences of each line are translated one by one, and blank lines are kept; of HTML those
-    of its text nodes.
+    The sentences of each line are translated one by one, long ones in clauses, and blank lines are
+    kept; of HTML those of its text nodes. Words that are too long for the model are kept.
     `alternatives` are further hypotheses of a beam search. With `source` auto the language of each
     text is detected. Alignments are computed by the net itself, whichever backend translates.
     `reasons` in the answer say why a person should review a translation; mostly it is empty.
+    `reasonCodes` has the same for programs.
     """
     settings = registry_of(request).settings
     if 1 + body.alternatives > settings.max_outputs:
         most = settings.max_outputs - 1
         message = f"alternatives may be at most {most} here, not {body.alternatives}"
         raise over_limit(message, "alternatives", body.alternatives, most)
-    given = [body.q] if isinstance(body.q, str) else body.q
-    languages = None if body.source == "auto" else body.source, body.target
-    texts = await asyncio.to_thread(
-        lambda: [parts_of(text, body.format, languages) for text in given]
-    )
-    groups, detected = await _groups(request, texts, body)
+    texts, groups, detected = await _groups(request, body)
     info = info_of(request.scope)
     translations: dict[int, list[Translation]] = {}
     for (served, source), indices in groups.items():
@@ -95,7 +109,7 @@ async def languages(request: Request) -> list[dict[str, Any]]:
     registry = registry_of(request)
     registry.check_loaded()
     targets: dict[str, list[str]] = {}
-    for served in _translators(registry):
+    for served in translators_of(registry):
         for source in sources_of(served.model):
             own = targets_of(served.model)
             targets.setdefault(source, []).extend(own)
@@ -110,7 +124,7 @@ async def languages(request: Request) -> list[dict[str, Any]]:
 async def frontend_settings(request: Request) -> dict[str, Any]:
     """What LibreTranslate's clients ask before they show a form; needs no key."""
     registry = registry_of(request)
-    targets = [code for served in _translators(registry) for code in targets_of(served.model)]
+    targets = [code for served in translators_of(registry) for code in targets_of(served.model)]
     target = targets[0] if targets else ""
     has_keys = bool(request.app.state.guard.keys)
     return {
@@ -141,42 +155,30 @@ async def detect_language(body: DetectBody, request: Request) -> list[dict[str, 
     """The languages of a text among those of the server's translators; confidence is in percent."""
     registry = registry_of(request)
     registry.check_loaded()
-    translators = _translators(registry)
+    translators = translators_of(registry)
     if not translators:
         raise HttpError(404, "this server has no translator, and so no languages")
     known = {source for served in translators for source in sources_of(served.model)}
     if not known:
         raise HttpError(404, "the server's translators do not name their source languages")
     languages = await asyncio.to_thread(detect, body.q, known)
-    return [_confidence(code, probability) for code, probability in languages]
+    return [confidence(code, probability) for code, probability in languages]
 
 
-def _confidence(code: str, probability: float) -> dict[str, Any]:
-    return {"language": code, "confidence": round(100 * probability, 1)}
-
-
-async def _groups(
-    request: Request, texts: Sequence[Parts | HtmlParts], body: TranslateBody
-) -> tuple[dict[tuple[ServedModel, str | None], list[int]], list[dict[str, Any]] | None]:
-    """The indices of the texts of each translator, with room for them, and detected languages.
-
-    Beside a translator that reads several languages is the one that was detected.
+async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups, Any]:
+    """The texts of a request, those of each translator, with room for them, and their languages.
 
     Raises:
         HttpError: no translator fits; no room.
     """
-    registry, every = registry_of(request), [*range(len(texts))]
-
-    def reserve_for(served: ServedModel, indices: Sequence[int]) -> None:
-        """Reserve room for the rows of some texts."""
-        reserve(request, served, sum(len(texts[index].rows) for index in indices), "q")
-
+    registry, given = registry_of(request), as_list(body.q)
     is_given = body.source not in (None, "auto")
     first = translator_for(registry, body.source if is_given else None, body)
-    reserve_for(first, every)
+    texts = await _split(first, given, body)
+    reserve(request, first, sum(len(text.rows) for text in texts), "q")
     known = known_sources(registry, body)
     if is_given or (body.source is None and not known):
-        return {(first, None): every}, None
+        return texts, {(first, None): [*range(len(texts))]}, None
     if not known:
         raise HttpError(
             400,
@@ -185,7 +187,7 @@ async def _groups(
             parameter="source",
         )
     detected = await detected_languages([" ".join(text.rows) for text in texts], known)
-    groups: dict[tuple[ServedModel, str | None], list[int]] = {}
+    groups: Groups = {}
     for index, entry in enumerate(detected):
         language = entry["language"]
         served = translator_for(registry, language, body)
@@ -193,76 +195,20 @@ async def _groups(
         groups.setdefault((served, source), []).append(index)
     for (served, _), indices in groups.items():
         if served is not first:
-            reserve_for(served, indices)
-    return groups, detected
+            own = await _split(served, [given[index] for index in indices], body)
+            reserve(request, served, sum(len(text.rows) for text in own), "q")
+            for index, text in zip(indices, own, strict=True):
+                texts[index] = text
+    return texts, groups, detected
 
 
-def known_sources(registry: Registry, body: TranslateBody) -> set[str]:
-    """The languages that can be translated into the target."""
-    named, target = _translators(registry, body.model), body.target
-    fitting = [served for served in named if _is_one_of(target, targets_of(served.model))]
-    sources = {source for served in fitting for source in sources_of(served.model)}
-    return {source for source in sources if target is None or not matching_tag(target, [source])}
-
-
-async def detected_languages(texts: Sequence[str], known: set[str]) -> list[dict[str, Any]]:
-    """The most probable language of each text among those that can be translated."""
-    found = await asyncio.to_thread(lambda: [detect(text, known)[0] for text in texts])
-    return [_confidence(*language) for language in found]
-
-
-def _translators(registry: Registry, name: str | None = None) -> list[ServedModel]:
-    """All translators, or the one of a name; raises HttpError if no translator has it."""
-    if name is not None:
-        return [registry.get(name, [Translator], "/translate needs a translator")]
-    return [served for served in registry.models.values() if isinstance(served.model, Translator)]
-
-
-def translator_for(registry: Registry, source: str | None, body: TranslateBody) -> ServedModel:
-    """The named translator, or the first from a language (None: any) into the target.
-
-    One that names its languages goes before one without languages, which fits every direction.
-
-    Raises:
-        HttpError: no translator fits.
-    """
-    registry.check_loaded()
-    translators, target = _translators(registry, body.model), body.target
-    if not translators:
-        raise HttpError(404, "/translate needs a translator, and this server has none")
-    fitting = [
-        served
-        for served in translators
-        if (source is None or _is_one_of(source, sources_of(served.model) or [source]))
-        and (not (targets := targets_of(served.model)) or _is_one_of(target, targets))
-    ]
-    if fitting:
-        named = [(sources_of(one.model), targets_of(one.model)) for one in fitting]
-        return fitting[max(range(len(named)), key=lambda index: sum(map(bool, named[index])))]
-    if not target:
-        message = "Invalid request: missing target parameter"
-        values = {"name": "target"}
-        raise HttpError(400, message, code="invalid_parameter", values=values, parameter="target")
-    pairs = [
-        f"{format_names(sources_of(one.model), str) or 'any'} to "
-        f"{format_names(targets_of(one.model), str) or 'any'}"
-        for one in translators
-    ]
-    direction = f"into {target}" if source is None else f"from {source} into {target}"
-    listed = "; ".join(pairs)
-    sides = [sources_of(one.model) + targets_of(one.model) for one in translators]
-    known = [code for codes in sides for code in codes]
-    codes = [code for code in (source, target) if code]
-    unknown = next((code for code in codes if not _is_one_of(code, [*dict.fromkeys(known)])), None)
-    message = f"no translator {direction}; {body.model or 'this server'} has {listed}"
-    if unknown is not None and body.model is None:
-        message = f"{unknown} is not supported"  # as LibreTranslate says it
-    raise HttpError(400, message, code="no_translator", values={"pairs": listed})
-
-
-def _is_one_of(language: str | None, tags: Sequence[str]) -> bool:
-    """True if a language is one of some tags, in whichever form they are written."""
-    return language is not None and matching_tag(language, tags) is not None
+async def _split(served: ServedModel, texts: Sequence[str], body: TranslateBody) -> Texts:
+    """Texts in parts that a translator reads."""
+    languages = None if body.source == "auto" else body.source, body.target
+    fits = fits_model(served.model)
+    return await served.on_tokenizer_thread(
+        lambda: [parts_of(text, body.format, languages, fits) for text in texts]
+    )
 
 
 def _all_joined(
@@ -295,8 +241,10 @@ def _joined(
         for row, output in zip(text.rows, outputs, strict=True)
         for reason in review_reasons(row, output)
     ]
+    reasons += too_long_words(text.num_unfit)
     reasons += review(Segment(" ".join(text.rows), 1), best.text)
-    return [best._replace(reasons=[*dict.fromkeys(reasons)]), *others]
+    value = worst_quality(text.rows, outputs, has_reasons=bool(reasons))
+    return [best._replace(reasons=[*dict.fromkeys(reasons)], quality=value), *others]
 
 
 def _translations(outputs: Sequence[Generation], aligned: Sequence[Alignment]) -> list[Translation]:
@@ -326,7 +274,10 @@ def _content(
     columns: dict[str, list[Any]] = {
         "translatedText": [best.text for best, *_ in translations],
         "reasons": [best.reasons for best, *_ in translations],
+        "reasonCodes": [[*map(code_of, best.reasons)] for best, *_ in translations],
     }
+    if body.quality:
+        columns["quality"] = [_finite(best.quality) for best, *_ in translations]
     if body.alternatives:
         columns["alternatives"] = [[one.text for one in others] for _, *others in translations]
     if body.scores:
@@ -345,7 +296,8 @@ async def translation_job(
     """The work of a request, and the number of its source tokens."""
     model: Translator = served.model
     metadata, unit = model.metadata, body.alignments
-    options: dict[str, Any] = {"scores": body.scores, "num_return": 1 + body.alternatives}
+    options: dict[str, Any] = {"scores": body.scores or body.quality}
+    options["num_return"] = 1 + body.alternatives
     if body.alternatives:
         default = model.metadata.options.get("beam_size", model.default_options["beam_size"])
         options["beam_size"] = max(default, 1 + body.alternatives)
@@ -362,7 +314,9 @@ async def translation_job(
         return model.prompt_ids(lines, Options.from_keywords(languages))
 
     rows = await encoded(served, encode, "q")
-    glossary = served.glossary if body.glossary is None else body.glossary
+    glossary: Any = body.glossary
+    if glossary is None and served.glossaries is not None:
+        glossary = served.glossaries.of(body.source, body.target)
     if glossary is not None:
         options["glossary"] = glossary
     try:

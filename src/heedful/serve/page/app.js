@@ -5,7 +5,7 @@ import { bars, make, visible } from "./elements.js";
 import { messageOf } from "./errors.js";
 import { openFiles, showFiles, stopFile } from "./files.js";
 import { startPage } from "./switches.js";
-import { hasSpaces, languageName, text } from "./texts.js";
+import { hasSpaces, languageName, reasonsText, text } from "./texts.js";
 import { hideTip } from "./tips.js";
 import { TokenView } from "./tokens.js";
 import { showAligned } from "./words.js";
@@ -21,7 +21,7 @@ const TOP = 5; // alternatives of a token
 const WAIT = 1000; // milliseconds until the server is asked again while it loads
 
 const get = (id) => document.getElementById(id);
-const state = { models: [], languages: [], messages: [], running: null, problem: null };
+const state = { models: [], languages: [], messages: [], running: null, problem: null, review: null };
 
 // --- Tabs -------------------------------------------------------------------------------------
 
@@ -30,6 +30,7 @@ function show() {
   showLanguages();
   showModels();
   showProblem();
+  showReview();
   showFiles(modelsFor("translate").length > 0);
 }
 
@@ -145,7 +146,7 @@ function canTranslate(source, target) {
 function swapLanguages() {
   const [source, target] = [get("source").value, get("target").value];
   get("source").value = target;
-  showTargets();
+  for (const type of ["input", "change"]) get("source").dispatchEvent(new Event(type, { bubbles: true }));
   get("target").value = source;
   const translation = get("translation").textContent;
   if (translation) get("translate-text").value = translation;
@@ -214,8 +215,16 @@ function showTime(id, began) {
 function clearTranslation() {
   clear("translation");
   get("translate-facts").textContent = "";
-  get("translate-reasons").hidden = true;
+  state.review = null;
+  showReview();
   get("others").hidden = get("word-help").hidden = true;
+}
+
+/** Show why the translation should be reviewed. */
+function showReview() {
+  const { reasons = [], reasonCodes = [] } = state.review ?? {};
+  get("translate-reasons").hidden = !reasons.length;
+  get("translate-reasons").textContent = text("review", { reasons: reasonsText(reasons, reasonCodes) });
 }
 
 async function translate(signal) {
@@ -238,8 +247,8 @@ async function translate(signal) {
   if (answer.scores[0] !== null) {
     get("translate-facts").textContent += ` · ${text("score", { value: answer.scores[0].toFixed(3) })}`;
   }
-  get("translate-reasons").hidden = !answer.reasons.length;
-  get("translate-reasons").textContent = text("review", { reasons: answer.reasons.join("; ") });
+  state.review = answer;
+  showReview();
   const others = answer.alternatives ?? [];
   get("others").hidden = !others.length;
   get("other-list").replaceChildren(
@@ -405,6 +414,7 @@ get("source").addEventListener("change", showTargets);
 get("swap").addEventListener("click", swapLanguages);
 get("chat-clear").addEventListener("click", clearChat);
 get("insert-mask").addEventListener("click", insertMask);
+get("key-form").addEventListener("input", forgetProblem);
 get("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   setKey(get("key").value.trim());

@@ -3,11 +3,11 @@
 import { request, ServerError, stream } from "./api.js";
 import { make } from "./elements.js";
 import { messageOf } from "./errors.js";
-import { text } from "./texts.js";
+import { reasonsText, text } from "./texts.js";
 
 const FORM_BYTES = 2_000; // of a form beside its file
 const get = (id) => document.getElementById(id);
-const state = { file: null, formats: [], mostBytes: Infinity, running: null, shown: null, problem: null };
+const state = { file: null, formats: [], mostBytes: Infinity, running: null, shown: null, problem: null, reviews: [] };
 
 /** Read from the server whether it translates files, and which. */
 export async function openFiles() {
@@ -25,6 +25,15 @@ export function showFiles(isOffered) {
   get("file-problem").hidden = !state.problem;
   get("file-problem").textContent = state.problem?.() ?? "";
   get("file-facts").textContent = state.shown?.() ?? "";
+  get("reviews").hidden = !state.reviews.length;
+  get("review-list").replaceChildren(...state.reviews.map(reviewItem));
+}
+
+function reviewItem({ line, source, reasons, reasonCodes }) {
+  const item = make("li", "", source);
+  item.value = line;
+  item.append(make("div", "facts", reasonsText(reasons, reasonCodes)));
+  return item;
 }
 
 /** End the translation that is running. */
@@ -42,9 +51,8 @@ function choose(file) {
 
 /** Remove the result and the error of the former file. */
 function forget() {
-  Object.assign(state, { shown: null, problem: null });
+  Object.assign(state, { shown: null, problem: null, reviews: [] });
   get("file-link").hidden = true;
-  get("reviews").hidden = true;
   showAgain();
 }
 
@@ -122,15 +130,7 @@ function showResult({ translatedFileUrl, counts, reviews, notes }) {
     parts.push(...notes);
     return parts.join(" · ");
   };
-  get("reviews").hidden = !reviews.length;
-  get("review-list").replaceChildren(
-    ...reviews.map(({ line, source, reasons }) => {
-      const item = make("li", "", source);
-      item.value = line;
-      item.append(make("div", "facts", reasons.join("; ")));
-      return item;
-    }),
-  );
+  state.reviews = reviews;
   showAgain();
 }
 

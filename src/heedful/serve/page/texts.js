@@ -128,6 +128,20 @@ const TEXTS = {
     error_model_failed: "The model {name} does not work at present.",
     error_timeout: "No answer within {seconds} seconds.",
     error_server_error: "The server failed. Its log has the reason.",
+    reason_missing: "missing: {pieces}",
+    reason_added: "not in the source: {pieces}",
+    reason_unknown_removed: "an unknown piece was removed",
+    reason_repeated: "{piece} was repeated",
+    reason_placed: "{piece} was missing and is placed by its position",
+    reason_numbers_joined: "numbers were joined and are separated",
+    reason_pieces_joined: "pieces were joined with words and are separated",
+    reason_term: "the term {term} is not always translated by {translations}",
+    reason_blank: "it has no translation",
+    reason_parts_blank: "parts without a translation: {count}",
+    reason_words_too_long: "words that are too long for the model: {count}",
+    reason_cut: "cut off by the length limit",
+    reason_language: "language: the text is in {found}, not in {expected}",
+    reason_tags: "its tags were not translated as one text ({problem}), so the texts between them were",
   },
   zh: {
     title: "heedful",
@@ -256,6 +270,20 @@ const TEXTS = {
     error_model_failed: "模型 {name} 目前无法工作。",
     error_timeout: "{seconds} 秒内没有响应。",
     error_server_error: "服务器出错，原因见其日志。",
+    reason_missing: "缺少：{pieces}",
+    reason_added: "原文中没有：{pieces}",
+    reason_unknown_removed: "已删除一个未知的占位片段",
+    reason_repeated: "{piece} 重复出现",
+    reason_placed: "译文缺少 {piece}，已按其在原文中的位置补上",
+    reason_numbers_joined: "数字连在一起，已分开",
+    reason_pieces_joined: "占位片段与词连在一起，已分开",
+    reason_term: "术语 {term} 未全部译为 {translations}",
+    reason_blank: "没有译文",
+    reason_parts_blank: "没有译文的部分：{count} 个",
+    reason_words_too_long: "对模型来说过长的词：{count} 个",
+    reason_cut: "译文达到长度上限，已被截断",
+    reason_language: "语言：文本是{found}，而不是{expected}",
+    reason_tags: "带标签的文本未能整体翻译，因此分别翻译了标签之间的文本",
   },
 };
 
@@ -279,6 +307,18 @@ export function errorText({ code, message, status, values }) {
   const name = `error_${code}`;
   if (name in TEXTS[current]) return text(name, { ...values, message });
   return message || text("failed", { status });
+}
+
+/** The reasons for a review in the language of the page, by their codes. */
+export function reasonsText(reasons, codes) {
+  const texts = reasons.map((reason, index) => {
+    const { code, values } = codes[index];
+    const name = `reason_${code}`;
+    if (!(name in TEXTS[current])) return reason;
+    if (code !== "language") return text(name, values);
+    return text(name, { found: languageName(values.found), expected: languageName(values.expected) });
+  });
+  return texts.join(current === "zh" ? "；" : "; ");
 }
 
 /** True if the words of a language are separated by spaces. */

@@ -1,0 +1,50 @@
+"""Reasons why a person should review a translation: texts, with a code for programs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+TEXTS: Mapping[str, str] = {
+    "missing": "missing: {pieces}",
+    "added": "not in the source: {pieces}",
+    "unknown_removed": "an unknown piece was removed",
+    "repeated": "{piece} was repeated",
+    "placed": "{piece} was missing and is placed by its position",
+    "numbers_joined": "numbers were joined and are separated",
+    "pieces_joined": "pieces were joined with words and are separated",
+    "term": "the term {term} is not always translated by {translations}",
+    "blank": "it has no translation",
+    "parts_blank": "parts without a translation: {count}",
+    "words_too_long": "words that are too long for the model: {count}",
+    "cut": "cut off by the length limit",
+    "language": "language: the text is in {found}, not in {expected}",
+    "tags": "its tags were not translated as one text ({problem}), so the texts between them were",
+}
+"""By code: the text, with the names of the reason's values."""
+
+
+class Reason(str):
+    """The text of a reason, as a person reads it.
+
+    Attributes:
+        code: a key of `TEXTS`.
+        values: those of the code.
+    """
+
+    code: str
+    values: Mapping[str, Any]
+
+    def __new__(cls, code: str, values: Mapping[str, Any] | None = None) -> "Reason":
+        """The reason of a code."""
+        reason = super().__new__(cls, TEXTS[code].format_map(values or {}))
+        reason.code, reason.values = code, dict(values or {})
+        return reason
+
+    def __getnewargs__(self) -> tuple[str, Mapping[str, Any]]:  # type: ignore[override]
+        return self.code, self.values  # with which copies and other processes make it again
+
+
+def code_of(reason: str) -> dict[str, Any]:
+    """A reason for programs: its `code`, None for one without, and the code's `values`."""
+    if isinstance(reason, Reason):
+        return {"code": reason.code, "values": reason.values}
+    return {"code": None, "values": {}}
