@@ -388,7 +388,7 @@ def test_hooks_get_the_gradient_of_a_projection() -> None:
     x, grads = torch.randn(1, 6, 16, requires_grad=True), []
     attention.qkv.register_full_backward_hook(lambda module, inputs, outputs: grads.append(outputs))
     side = Unpadding(torch.Size([2, 3]), None)
-    spec = MaskSpec.from_tokens(Tokens.from_ids(torch.zeros(2, 3).long()), causal=True)
+    spec = MaskSpec(Tokens.from_ids(torch.zeros(2, 3).long()).span, causal=True)
     padded = x.view(2, 3, 16)
     plan = plan_attention(spec, attention.options, padded, needs_grad=True, unpaddings=(side, side))
     assert isinstance(plan.attend, Kernel)
@@ -438,7 +438,7 @@ def test_kernels_are_compiled_once_and_again_where_damaged(
 def test_without_a_compiler_torch_computes(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "has_cpp_compiler", lambda: False)
     assert kernels.load().startswith("there is no C++ compiler")
-    assert not kernels.is_loaded()
+    assert not kernels.can_run()
     assert [*fresh.glob("*")] == []
     Dropout(0.5)(torch.ones(3))
 
@@ -446,4 +446,4 @@ def test_without_a_compiler_torch_computes(fresh: Path, monkeypatch: pytest.Monk
 def test_a_cache_folder_that_cannot_be_written_is_a_reason(fresh: Path) -> None:
     fresh.write_text("a file in its place")
     assert "File exists" in kernels.load()
-    assert not kernels.is_loaded()
+    assert not kernels.can_run()

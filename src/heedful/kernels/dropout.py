@@ -8,7 +8,7 @@ products: each of them reads and writes all states. Masks are those of `parts/dr
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int16
+from jaxtyping import Int16
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -29,37 +29,9 @@ def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
     return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
 
 
-def drop(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
+class Drop(torch.autograd.Function):
     """`apply_mask` with a gradient."""
-    out: Tensor = _Drop.apply(x, keep, scale)  # type: ignore[no-untyped-call]
-    return out
 
-
-def add_dropped(x: Tensor, y: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
-    """x + y · keep · scale, by a kernel."""
-    out: Tensor = _AddDropped.apply(x, y, keep, scale)  # type: ignore[no-untyped-call]
-    return out
-
-
-def add_norm(
-    x: Float[Tensor, "... D"],
-    y: Float[Tensor, "... D"],
-    keep: Int16[Tensor, "... D"],
-    scale: float,
-    norm: torch.nn.LayerNorm,
-) -> Float[Tensor, "... D"]:
-    """norm(x + y · keep · scale), by a kernel."""
-    out: Tensor = _AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
-    return out
-
-
-def relu_dropped(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
-    """max(x, 0) · keep · scale, by a kernel."""
-    out: Tensor = _ReluDropped.apply(x, keep, scale)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(keep)
@@ -73,7 +45,9 @@ class _Drop(torch.autograd.Function):
         return apply_mask(grads[0], keep, ctx.scale), None, None
 
 
-class _AddDropped(torch.autograd.Function):
+class AddDropped(torch.autograd.Function):
+    """x + y · keep · scale, by a kernel."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, keep: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(keep)
@@ -87,8 +61,11 @@ class _AddDropped(torch.autograd.Function):
         return grads[0], apply_mask(grads[0].to(ctx.dtype), keep, ctx.scale), None, None
 
 
-class _AddNorm(torch.autograd.Function):
-    """Its backward pass stores the sum, with the mean and the deviation of each row."""
+class AddNorm(torch.autograd.Function):
+    """norm(x + y · keep · scale), by a kernel, of a layer norm with `weight`, `bias` and `eps`.
+
+    Its backward pass stores the sum, with the mean and the deviation of each row.
+    """
 
     @staticmethod
     def forward(
@@ -101,7 +78,6 @@ class _AddNorm(torch.autograd.Function):
         keep: Tensor,
         scale: float,
     ) -> Tensor:
-        """norm(x + y · keep · scale), with the weight, the bias and eps of the norm."""
         out, total, statistics = library.add_norm(x, y, keep, scale, weight, bias, eps)
         ctx.save_for_backward(total, statistics, weight, keep)
         ctx.scale, ctx.dtype = scale, y.dtype
@@ -117,8 +93,11 @@ class _AddNorm(torch.autograd.Function):
         return *found, None, None, None
 
 
-class _ReluDropped(torch.autograd.Function):
-    """Its backward pass needs no mask: kept elements above 0 are those whose result is above 0."""
+class ReluDropped(torch.autograd.Function):
+    """max(x, 0) · keep · scale, by a kernel.
+
+    Its backward pass needs no mask: kept elements above 0 are those whose result is above 0.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:

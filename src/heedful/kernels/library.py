@@ -74,14 +74,11 @@ def are_used() -> bool:
     return not _is_unused and not torch.compiler.is_compiling()
 
 
-def is_loaded() -> bool:
-    """The kernels are loaded and used."""
-    return _library is not None and are_used()
-
-
 def can_run(*tensors: Tensor | None) -> bool:
-    """The kernels are loaded and take these tensors, which must be contiguous."""
-    return is_loaded() and all(
+    """The kernels are loaded and used, and take these tensors, which must be contiguous."""
+    if _library is None or not are_used():
+        return False
+    return all(
         x is None
         or (
             type(x) in PLAIN

@@ -18,7 +18,7 @@ from heedful.errors import UserError
 from heedful.kernels import library as kernels
 from heedful.kernels import loss_gpu
 from heedful.parts.heads import LogitsFunction, MaskedTokenHead, OutputHead
-from heedful.parts.helpers import has_any_hooks, is_simulated, kernel_device
+from heedful.parts.helpers import has_any_hooks, kernel_device, simulated
 
 # Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
 # writes its whole gradient. With the kernel of a GPU a chunk fills it: 2 x 256 MiB in bf16.
@@ -354,7 +354,7 @@ def _has_kernel(logits: Tensor) -> bool:
 
 def _has_gpu_kernel(states: Tensor) -> bool:
     """True if a kernel computes the loss of these states on their GPU, or on a planned one."""
-    if is_simulated():
+    if simulated:
         return kernel_device(states) == "cuda"
     if states.device.type != "cuda":
         return False
