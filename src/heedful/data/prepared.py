@@ -179,17 +179,14 @@ def _files(directory: Path) -> list[str]:
 
 def _digests(paths: Sequence[Path]) -> list[str]:
     """A digest of each file: that of the digests of its sections, which threads compute."""
-    sections = [_sections(path) for path in paths]
+    sections: list[list[tuple[Path, int]]] = []  # of each file, at least one: where it begins
+    for path in paths:
+        with user_errors("read", path):
+            size = path.stat().st_size
+        sections.append([(path, start) for start in range(0, max(1, size), _SECTION_BYTES)])
     with ThreadPoolExecutor() as pool:
         digests = pool.map(_digest, *zip(*chain.from_iterable(sections), strict=True))
         return [_hash(b"".join(islice(digests, len(some)))).hexdigest() for some in sections]
-
-
-def _sections(path: Path) -> list[tuple[Path, int]]:
-    """The sections of a file, at least one: the path, and the index of the first byte."""
-    with user_errors("read", path):
-        size = path.stat().st_size
-    return [(path, start) for start in range(0, max(1, size), _SECTION_BYTES)]
 
 
 def _digest(path: Path, start: int) -> bytes:

@@ -104,7 +104,9 @@ def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]
     # Read by numpy, without an operation that waits.
     seed = int(torch.randint(2**63 - 1, (1,)).numpy()[0])
     if kernels.can_run():
-        return kernels.keep_mask(seed, first_kept, shape), scale
+        keep = torch.empty(shape, dtype=torch.int16)
+        kernels.call("keep_mask", seed, first_kept, keep, count)
+        return keep, scale
     levels = random_levels(seed, count).view(shape)
     # A comparison is vectorized on a CPU if its result has the type of its operands.
     return torch.ge(levels, first_kept, out=levels), scale
