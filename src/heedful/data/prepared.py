@@ -89,7 +89,7 @@ def prepare_once(
     path = directory / hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
     about = about or {}
 
-    def fill(folder: Path) -> None:
+    def prepare_with_manifest(folder: Path) -> None:
         prepare(folder)
         names = sorted(set(_files(folder)) - {MANIFEST})
         digests = dict(zip(names, _digests([folder / name for name in names]), strict=True))
@@ -102,9 +102,9 @@ def prepare_once(
         with lock:  # the operating system frees it when the process ends, even if killed
             if not path.is_dir():  # another process can have prepared it meanwhile
                 if resumable:
-                    _fill_unfinished(path, fill, about)
+                    _fill_unfinished(path, prepare_with_manifest, about)
                 else:
-                    write_directory(path, fill)
+                    write_directory(path, prepare_with_manifest)
                 return path
     check_prepared(path)
     return path
