@@ -138,7 +138,7 @@ class Stack(nn.Module):
         compiled = self.compiled_block if self.training and cache is None else None
         for index, (block, plan) in enumerate(zip(self.blocks, plans, strict=True)):
             layer = None if layers is None else layers[index]
-            run = block if compiled is None else partial(compiled, block)
+            run: Callable[..., Tensor] = block if compiled is None else partial(compiled, block)
             inputs = x, plan[0], memory, plan[1], layer
             x = checkpoint(run, *inputs, use_reentrant=False) if is_checkpointed else run(*inputs)
         x = self.final_dropout(self.final_norm(x))
