@@ -109,7 +109,12 @@ def _read_with_bases(path: Path) -> tuple[dict[str, Any], dict[str, Collection[s
     """A recipe's content merged over its bases', and the dotted keys that each file sets."""
     layers: list[tuple[Path, dict[str, Any]]] = []
     while True:
-        content = _read_mapping(path)
+        content = parse_yaml(read_text(path, most=_LARGEST), str(path))
+        if content is None:
+            content = {}
+        if not isinstance(content, dict):
+            kind = type(content).__name__
+            raise UserError(f"{path}: a recipe is a mapping of keys, not a {kind}")
         layers.append((path, content))
         base = content.pop("base", None)
         if base is None:
@@ -129,15 +134,6 @@ def _read_with_bases(path: Path) -> tuple[dict[str, Any], dict[str, Collection[s
         drop_stale_bands(merged, sources[str(file)])
         _merge(merged, content)
     return merged, sources
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    content = parse_yaml(read_text(path, most=_LARGEST), str(path))
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: a recipe is a mapping of keys, not a {type(content).__name__}")
-    return content
 
 
 def _merge(content: dict[str, Any], changes: dict[str, Any], prefix: str = "") -> None:

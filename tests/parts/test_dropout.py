@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from heedful.kernels import library as kernels
-from heedful.parts.dropout import Dropout, _draw_seed, keep_mask, random_levels
+from heedful.parts.dropout import Dropout, keep_mask, random_levels
 
 LEVELS = 65_536
 
@@ -112,7 +112,8 @@ def test_neighboring_elements_are_independent() -> None:
 def test_masks_of_successive_calls_are_independent_and_bits_uniform() -> None:
     """Each call seeds a generator with 63 bits: no bit may be biased, no two calls correlated."""
     torch.manual_seed(0)
-    calls = torch.stack([random_levels(_draw_seed(), 8_000).view(torch.int64) for _ in range(20)])
+    seeds = [int(torch.randint(2**63 - 1, (1,))) for _ in range(20)]
+    calls = torch.stack([random_levels(seed, 8_000).view(torch.int64) for seed in seeds])
     bits = (calls[..., None] >> torch.arange(64)) & 1
     means = bits.double().mean((0, 1))
     assert (means - 0.5).abs().max() < 6 * 0.5 / math.sqrt(40_000)

@@ -58,13 +58,12 @@ def add_command(
     parameters.append(inspect.Parameter("debug", only, default=False, annotation=Debug))
     set_signature(run, [parameter.replace(kind=only) for parameter in parameters])
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    text = "\n\n".join(_example(text) or text.replace("\n", " ") for text in paragraphs)
+    # By click's mark for it, a paragraph of examples is kept line by line.
+    text = "\n\n".join(
+        f"\b\n{text}" if text.startswith("Example: ") else text.replace("\n", " ")
+        for text in paragraphs
+    )
     app.command(name, help=text, cls=Command, rich_help_panel=group, hidden=hidden)(run)
-
-
-def _example(paragraph: str) -> str | None:
-    """A paragraph of examples, kept line by line by click's mark for it."""
-    return f"\b\n{paragraph}" if paragraph.startswith("Example: ") else None
 
 
 def _check(values: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def prepare_once(
     path = directory / hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
     about = about or {}
 
-    def fill(folder: Path) -> None:
+    def prepare_with_manifest(folder: Path) -> None:
         prepare(folder)
         names = sorted(set(_files(folder)) - {MANIFEST})
         digests = dict(zip(names, _digests([folder / name for name in names]), strict=True))
@@ -102,9 +102,9 @@ def prepare_once(
         with lock:  # the operating system frees it when the process ends, even if killed
             if not path.is_dir():  # another process can have prepared it meanwhile
                 if resumable:
-                    _fill_unfinished(path, fill, about)
+                    _fill_unfinished(path, prepare_with_manifest, about)
                 else:
-                    write_directory(path, fill)
+                    write_directory(path, prepare_with_manifest)
                 return path
     check_prepared(path)
     return path
@@ -179,17 +179,14 @@ def _files(directory: Path) -> list[str]:
 
 def _digests(paths: Sequence[Path]) -> list[str]:
     """A digest of each file: that of the digests of its sections, which threads compute."""
-    sections = [_sections(path) for path in paths]
+    sections: list[list[tuple[Path, int]]] = []  # of each file, at least one: where it begins
+    for path in paths:
+        with user_errors("read", path):
+            size = path.stat().st_size
+        sections.append([(path, start) for start in range(0, max(1, size), _SECTION_BYTES)])
     with ThreadPoolExecutor() as pool:
         digests = pool.map(_digest, *zip(*chain.from_iterable(sections), strict=True))
         return [_hash(b"".join(islice(digests, len(some)))).hexdigest() for some in sections]
-
-
-def _sections(path: Path) -> list[tuple[Path, int]]:
-    """The sections of a file, at least one: the path, and the index of the first byte."""
-    with user_errors("read", path):
-        size = path.stat().st_size
-    return [(path, start) for start in range(0, max(1, size), _SECTION_BYTES)]
 
 
 def _digest(path: Path, start: int) -> bytes:

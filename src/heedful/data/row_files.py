@@ -87,12 +87,7 @@ class FileRows:
 
     def parse(self, parse_block: Callable[[Any], Rows], block: Any) -> Rows:
         """The rows of a block without empty ones, which are counted."""
-        rows = self._without_empty(parse_block(block))
-        if self.as_texts:
-            rows = _as_texts(rows)
-        return rows.of_corpus(self.corpus) if self.corpus else rows
-
-    def _without_empty(self, rows: Rows) -> Rows:
+        rows = parse_block(block)
         empty = dict.fromkeys(self.columns, 0)
         is_empty = np.zeros(len(rows), bool)
         for column in self.columns:
@@ -110,7 +105,10 @@ class FileRows:
             columns = {**columns, LABEL: labels}
         num_empty = len(rows) - len(left)
         report = replace(rows.report, num_kept=len(left), num_empty=num_empty, empty=empty)
-        return Rows(columns, report, left.sources, left.locations)
+        rows = Rows(columns, report, left.sources, left.locations)
+        if self.as_texts:
+            rows = _as_texts(rows)
+        return rows.of_corpus(self.corpus) if self.corpus else rows
 
 
 @dataclass(frozen=True)

@@ -268,15 +268,10 @@ class BeamSearch(Search):
         keys = keys.masked_fill(self._is_eos(candidates.token), -torch.inf)
         key, indices = keys.sort(dim=1, descending=True, stable=True)
         key, indices = key[:, : self.width], indices[:, : self.width]
-        return self._take_open(candidates, key, indices), key
-
-    def _take_open(
-        self, candidates: Extensions, key: Float[Tensor, "R w"], indices: Int[Tensor, "R w"]
-    ) -> Extensions:
-        """The candidates at `indices`; where the key is -inf the first one again, with -inf."""
-        is_missing = key == -torch.inf
+        is_missing = key == -torch.inf  # there the first one again, with a log-probability of -inf
         best = candidates.take(torch.where(is_missing, indices[:, :1], indices))
-        return best._replace(log_prob=best.log_prob.masked_fill(is_missing, -torch.inf))
+        best = best._replace(log_prob=best.log_prob.masked_fill(is_missing, -torch.inf))
+        return best, key
 
     def _endings(
         self,

@@ -64,7 +64,8 @@ def attention(
         query, key, value: of one element type; each may be a part of a larger matrix.
         keep, keep_scale: the mask M of dropout for the padded texts; None: no dropout.
     """
-    parts = (_with_adjacent_heads(x) for x in (query, key, value))
+    # The elements of a token's heads must be one after the other.
+    parts = (x if x.stride()[1:] == (x.size(2), 1) else x.contiguous() for x in (query, key, value))
     heads: Tensor = _Attention.apply(*parts, options, keep, keep_scale)  # type: ignore[no-untyped-call]
     return heads
 
@@ -103,11 +104,6 @@ class _Attention(torch.autograd.Function):
         )
         library.opened().heedful_attention_backward(ctypes.byref(arguments))
         return query_grad, key_grad, value_grad, None, None, None
-
-
-def _with_adjacent_heads(x: Float[Tensor, "N H E"]) -> Float[Tensor, "N H E"]:
-    """The tensor, or a copy, with the elements of a token's heads one after the other."""
-    return x if x.stride()[1:] == (x.size(2), 1) else x.contiguous()
 
 
 def _zeros_after(texts: Texts, x: Float[Tensor, "N H E"]) -> Float[Tensor, "N H E"]:

@@ -8,11 +8,11 @@ products: each of them reads and writes all states. Masks are those of `parts/dr
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int16
+from jaxtyping import Int16
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heedful.kernels import library
+from heedful.kernels.library import call, can_run, element_type
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
@@ -23,43 +23,17 @@ def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
     The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
     bool or integer tensor converts one element at a time.
     """
-    if library.can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
-        return library.dropout(x, keep, scale)
+    if can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
+        out = torch.empty_like(x)
+        call("dropout", element_type(x), x, keep, scale, out, x.numel())
+        return out
     integer = _INTEGERS[x.dtype.itemsize]
     return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
 
 
-def drop(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
+class Drop(torch.autograd.Function):
     """`apply_mask` with a gradient."""
-    out: Tensor = _Drop.apply(x, keep, scale)  # type: ignore[no-untyped-call]
-    return out
 
-
-def add_dropped(x: Tensor, y: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
-    """x + y · keep · scale, by a kernel."""
-    out: Tensor = _AddDropped.apply(x, y, keep, scale)  # type: ignore[no-untyped-call]
-    return out
-
-
-def add_norm(
-    x: Float[Tensor, "... D"],
-    y: Float[Tensor, "... D"],
-    keep: Int16[Tensor, "... D"],
-    scale: float,
-    norm: torch.nn.LayerNorm,
-) -> Float[Tensor, "... D"]:
-    """norm(x + y · keep · scale), by a kernel."""
-    out: Tensor = _AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
-    return out
-
-
-def relu_dropped(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
-    """max(x, 0) · keep · scale, by a kernel."""
-    out: Tensor = _ReluDropped.apply(x, keep, scale)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(keep)
@@ -73,12 +47,16 @@ class _Drop(torch.autograd.Function):
         return apply_mask(grads[0], keep, ctx.scale), None, None
 
 
-class _AddDropped(torch.autograd.Function):
+class AddDropped(torch.autograd.Function):
+    """x + y · keep · scale, by a kernel."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, keep: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(keep)
         ctx.scale, ctx.dtype = scale, y.dtype
-        return library.add_dropped(x, y, keep, scale)
+        out = torch.empty_like(x)
+        call("add_dropped", element_type(y), x, y, keep, scale, out, x.numel())
+        return out
 
     @staticmethod
     @once_differentiable
@@ -87,8 +65,11 @@ class _AddDropped(torch.autograd.Function):
         return grads[0], apply_mask(grads[0].to(ctx.dtype), keep, ctx.scale), None, None
 
 
-class _AddNorm(torch.autograd.Function):
-    """Its backward pass stores the sum, with the mean and the deviation of each row."""
+class AddNorm(torch.autograd.Function):
+    """norm(x + y · keep · scale), by a kernel, of a layer norm with `weight`, `bias` and `eps`.
+
+    Its backward pass stores the sum, with the mean and the deviation of each row.
+    """
 
     @staticmethod
     def forward(
@@ -101,8 +82,11 @@ class _AddNorm(torch.autograd.Function):
         keep: Tensor,
         scale: float,
     ) -> Tensor:
-        """norm(x + y · keep · scale), with the weight, the bias and eps of the norm."""
-        out, total, statistics = library.add_norm(x, y, keep, scale, weight, bias, eps)
+        out, total, width = torch.empty_like(x), torch.empty_like(x), x.size(-1)
+        rows = x.numel() // width
+        statistics = x.new_empty(rows, 2)
+        inputs = x, y, keep, scale, weight, bias, eps
+        call("add_norm", element_type(y), *inputs, total, statistics, out, rows, width)
         ctx.save_for_backward(total, statistics, weight, keep)
         ctx.scale, ctx.dtype = scale, y.dtype
         return out
@@ -111,18 +95,27 @@ class _AddNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, statistics, weight, keep = ctx.saved_tensors
-        found = library.add_norm_backward(
-            grads[0].contiguous(), total, statistics, weight, keep, ctx.scale, ctx.dtype
-        )
-        return *found, None, None, None
+        grad = grads[0].contiguous()
+        x_grad, y_grad = torch.empty_like(grad), torch.empty_like(grad, dtype=ctx.dtype)
+        width = grad.size(-1)
+        parts = grad.new_empty(torch.get_num_threads(), 2, width)
+        inputs = grad, total, statistics, weight, keep, ctx.scale
+        sizes = grad.numel() // width, width
+        call("add_norm_backward", element_type(y_grad), *inputs, x_grad, y_grad, parts, *sizes)
+        weight_grad, bias_grad = parts.sum(0).unbind()
+        return x_grad, y_grad, weight_grad, bias_grad, None, None, None
 
 
-class _ReluDropped(torch.autograd.Function):
-    """Its backward pass needs no mask: kept elements above 0 are those whose result is above 0."""
+class ReluDropped(torch.autograd.Function):
+    """max(x, 0) · keep · scale, by a kernel.
+
+    Its backward pass needs no mask: kept elements above 0 are those whose result is above 0.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
-        out = library.relu_dropped(x, keep, scale)
+        out = torch.empty_like(x)
+        call("relu_dropped", element_type(x), x, keep, scale, out, x.numel())
         ctx.save_for_backward(out)
         ctx.scale = scale
         return out
@@ -131,4 +124,6 @@ class _ReluDropped(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (out,) = ctx.saved_tensors
-        return library.relu_dropped_backward(grads[0].contiguous(), out, ctx.scale), None, None
+        grad, x_grad = grads[0].contiguous(), torch.empty_like(out)
+        call("relu_dropped_backward", element_type(out), grad, out, ctx.scale, x_grad, out.numel())
+        return x_grad, None, None

@@ -74,14 +74,11 @@ def are_used() -> bool:
     return not _is_unused and not torch.compiler.is_compiling()
 
 
-def is_loaded() -> bool:
-    """The kernels are loaded and used."""
-    return _library is not None and are_used()
-
-
 def can_run(*tensors: Tensor | None) -> bool:
-    """The kernels are loaded and take these tensors, which must be contiguous."""
-    return is_loaded() and all(
+    """The kernels are loaded and used, and take these tensors, which must be contiguous."""
+    if _library is None or not are_used():
+        return False
+    return all(
         x is None
         or (
             type(x) in PLAIN
@@ -108,7 +105,7 @@ def cross_entropy(
     """
     targets = targets.to("cpu", torch.int64).contiguous()
     sums = torch.empty(3, dtype=torch.float64)
-    is_computed = _call(
+    is_computed = call(
         "cross_entropy",
         *(element_type(logits), logits, targets, *logits.shape, label_smoothing),
         *(grad, sums),
@@ -116,111 +113,6 @@ def cross_entropy(
     if not is_computed:
         raise IndexError(f"a target is not one of the {logits.size(1)} classes of the logits")
     return sums
-
-
-def keep_mask(seed: int, first_kept: int, shape: torch.Size) -> Tensor:
-    """1 where a random 16-bit number is at least `first_kept`, else 0; int16.
-
-    The numbers are those of `heedful.parts.dropout.random_levels`.
-    """
-    keep = torch.empty(shape, dtype=torch.int16)
-    _call("keep_mask", seed, first_kept, keep, keep.numel())
-    return keep
-
-
-def dropout(x: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """x · keep · scale."""
-    out = torch.empty_like(x)
-    _call("dropout", element_type(x), x, keep, scale, out, x.numel())
-    return out
-
-
-def relu_dropped(x: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """max(x, 0) · keep · scale."""
-    out = torch.empty_like(x)
-    _call("relu_dropped", element_type(x), x, keep, scale, out, x.numel())
-    return out
-
-
-def relu_dropped_backward(grad: Tensor, out: Tensor, scale: float) -> Tensor:
-    """The gradient of `relu_dropped` from its result."""
-    x_grad = torch.empty_like(out)
-    _call("relu_dropped_backward", element_type(out), grad, out, scale, x_grad, out.numel())
-    return x_grad
-
-
-def add_dropped(x: Tensor, y: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """x + y · keep · scale in float32."""
-    out = torch.empty_like(x)
-    _call("add_dropped", element_type(y), x, y, keep, scale, out, x.numel())
-    return out
-
-
-def add_norm(
-    x: Float[Tensor, "... D"],
-    y: Float[Tensor, "... D"],
-    keep: Tensor,
-    scale: float,
-    weight: Float[Tensor, "D"],
-    bias: Float[Tensor, "D"],
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Layer normalization of the sum of `add_dropped`, this sum, and (N, 2) its statistics."""
-    out, total, width = torch.empty_like(x), torch.empty_like(x), x.size(-1)
-    rows = x.numel() // width
-    statistics = x.new_empty(rows, 2)
-    _call(
-        "add_norm",
-        *(
-            element_type(y),
-            x,
-            y,
-            keep,
-            scale,
-            weight,
-            bias,
-            eps,
-            total,
-            statistics,
-            out,
-            rows,
-            width,
-        ),
-    )
-    return out, total, statistics
-
-
-def add_norm_backward(
-    grad: Tensor,
-    total: Tensor,
-    statistics: Tensor,
-    weight: Tensor,
-    keep: Tensor,
-    scale: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, of y in its type, of weight and bias in `add_norm`."""
-    x_grad, y_grad = torch.empty_like(grad), torch.empty_like(grad, dtype=dtype)
-    width = grad.size(-1)
-    parts = grad.new_empty(torch.get_num_threads(), 2, width)
-    _call(
-        "add_norm_backward",
-        *(
-            element_type(y_grad),
-            grad,
-            total,
-            statistics,
-            weight,
-            keep,
-            scale,
-            x_grad,
-            y_grad,
-            parts,
-        ),
-        *(grad.numel() // width, width),
-    )
-    weight_grad, bias_grad = parts.sum(0).unbind()
-    return x_grad, y_grad, weight_grad, bias_grad
 
 
 def opened() -> ctypes.CDLL:
@@ -234,8 +126,8 @@ def element_type(x: Tensor) -> int:
     return ELEMENT_TYPES.index(x.dtype)
 
 
-def _call(name: str, *arguments: Any) -> Any:
-    """The result of a kernel for tensors, by their addresses, and last the number of threads."""
+def call(name: str, *arguments: Any) -> Any:
+    """Call a kernel with numbers, tensors by their addresses, and last the number of threads."""
     return getattr(opened(), f"heedful_{name}")(
         *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments), torch.get_num_threads()
     )

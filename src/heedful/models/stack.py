@@ -1,6 +1,7 @@
 """Blocks of attention and feed-forward, and stacks of blocks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,12 +61,6 @@ class Block(nn.Module):
         return self.feedforward(x)
 
 
-def call_block(block: Block, *inputs: Any) -> Tensor:
-    """The block's output; `Stack.compiled_block` is this function compiled."""
-    out: Tensor = block(*inputs)
-    return out
-
-
 class Stack(nn.Module):
     """A sequence of blocks, a final norm (needed with `PreNorm`) and a final dropout (T5).
 
@@ -95,7 +90,7 @@ class Stack(nn.Module):
         self.final_dropout = nn.Identity() if final_dropout is None else final_dropout
         self.activation_checkpointing = False
         self.skips_padding = False
-        # Takes the place of `call_block` in training (`training/block_compiler.py`).
+        # Called with a block and its inputs in training (`training/block_compiler.py`).
         self.compiled_block: Callable[..., Tensor] | None = None
 
     def forward(
@@ -126,10 +121,12 @@ class Stack(nn.Module):
             layers, self_mask, cross_mask = cache.begin(tokens)
             x = x.reshape(cache.num_sources, -1, x.size(-1))
         else:
-            self_mask = MaskSpec.from_tokens(tokens, causal=causal)
+            self_mask = MaskSpec(tokens.span, causal=causal)
             if source is not None:
                 cross_mask = MaskSpec(tokens.span, source, causal=False)
-        unpaddings = None if cache is not None else self._unpaddings(x, tokens, memory, source)
+        unpaddings = None
+        if self.skips_padding and self.training and cache is None:
+            unpaddings = self._unpaddings(x, tokens, memory, source)
         plans = self.plans(x, self_mask, cross_mask, unpaddings)
         if unpaddings is not None:
             x = unpaddings[0].unpad(x)
@@ -138,12 +135,11 @@ class Stack(nn.Module):
         is_checkpointed = (
             self.activation_checkpointing and cache is None and torch.is_grad_enabled()
         )
-        run: Callable[..., Tensor] = call_block
-        if self.training and cache is None and self.compiled_block is not None:
-            run = self.compiled_block
+        compiled = self.compiled_block if self.training and cache is None else None
         for index, (block, plan) in enumerate(zip(self.blocks, plans, strict=True)):
             layer = None if layers is None else layers[index]
-            inputs = block, x, plan[0], memory, plan[1], layer
+            run: Callable[..., Tensor] = block if compiled is None else partial(compiled, block)
+            inputs = x, plan[0], memory, plan[1], layer
             x = checkpoint(run, *inputs, use_reentrant=False) if is_checkpointed else run(*inputs)
         x = self.final_dropout(self.final_norm(x))
         return x.view(shape) if unpaddings is None else unpaddings[0].pad(x)
@@ -153,11 +149,11 @@ class Stack(nn.Module):
     ) -> tuple[Unpadding, Unpadding] | None:
         """The unpadding of the states and of the memory (without one: again of the states).
 
-        None: the states stay padded, since `skips_padding` is not set, the pass needs fixed shapes,
-        a hook reads attention weights, the real tokens are not indexed, or a side has none.
+        None: the states stay padded, since the pass needs fixed shapes or runs on no CPU, a hook
+        reads attention weights, the real tokens are not indexed, or a side has none.
         """
         is_eager = self.compiled_block is None and not torch.compiler.is_compiling()
-        if not (self.skips_padding and self.training and is_eager and kernel_device(x) == "cpu"):
+        if not (is_eager and kernel_device(x) == "cpu"):
             return None
         if any(has_hooks(attention.weights_hook) for attention in self._attentions()):
             return None

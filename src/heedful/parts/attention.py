@@ -90,22 +90,18 @@ class MultiHead(nn.Module):
     @property
     def options(self) -> AttentionOptions:
         """The settings of this module that `plan_attention` reads."""
+        rotary = self.position if isinstance(self.position, RotaryPositions) else None
         return AttentionOptions(
             repeats=self.num_heads // self.num_kv_heads,
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
-            rotary=self.position if isinstance(self.position, RotaryPositions) else None,
-            position_scores=self.position_scores,
+            rotary=rotary,
+            position_scores=self.position if rotary is None else None,
             drops=self.training and self.dropout.p > 0,
             hook=self.weights_hook if has_hooks(self.weights_hook) else None,
             uses_flex=self.uses_flex_attention,
         )
-
-    @property
-    def position_scores(self) -> nn.Module | None:
-        """The position scheme if it adds to the scores; None for rotary positions or no scheme."""
-        return None if isinstance(self.position, RotaryPositions) else self.position
 
     def plan(
         self,

@@ -62,10 +62,12 @@ def plan_attention(
     """
     positions, has_key = spec.queries.positions, spec.has_key
     if isinstance(spec, JoinedMask):
-        attends = [_choose(part, options, x, needs_grad, returns_weights) for part in spec.parts]
+        attends = [
+            _choose_padded(part, options, x, needs_grad, returns_weights) for part in spec.parts
+        ]
         attend: Attend = Joined(tuple(attends), spec.sizes)
     elif unpaddings is None:
-        attend = _choose(spec, options, x, needs_grad, returns_weights)
+        attend = _choose_padded(spec, options, x, needs_grad, returns_weights)
     else:
         queries, keys = unpaddings
         attend = _choose_unpadded(spec, options, x, needs_grad, queries, keys)
@@ -81,7 +83,7 @@ def plan_attention(
     return AttentionPlan(attend, rotation, has_key)
 
 
-def _choose(
+def _choose_padded(
     spec: MaskSpec, options: AttentionOptions, x: Tensor, needs_grad: bool, returns_weights: bool
 ) -> Attend:
     """Chooses the computation for padded states: Products, Fused or Flex, or Blocks of these."""
@@ -95,7 +97,7 @@ def _choose(
     }
     attends: list[Attend]
     if is_whole or needs_products(spec, options, parts[0], x, needs_grad=needs_grad):
-        dtype = torch.promote_types(_type(x), torch.float32)
+        dtype = torch.promote_types(_query_type(x), torch.float32)
         rest = scale, options.softcap, repeats, hook, spec.has_key
         attends = [Products(spec.bias(dtype, part=part, **rule), *rest) for part in parts]
     elif spec.is_causal_alone and options.position_scores is None and options.window is None:
@@ -103,7 +105,7 @@ def _choose(
     elif needs_grad and can_use_flex(spec, options, x.device):
         return Flex(packed_block_mask(spec, options.window), scale)
     else:
-        dtype = _type(x)
+        dtype = _query_type(x)
         biases = [spec.bias(dtype, part=part, **rule) for part in parts]
         attends = [Fused(bias, False, scale, repeats) for bias in biases]
     if parts[0] is None:
@@ -124,14 +126,14 @@ def _choose_unpadded(
     if (
         diagonal_blocks(spec, options.window)[0] is None
         and needs_products(spec, options, None, x, needs_grad=needs_grad)
-        and can_use_kernel(options, queries, keys, x, _type(x))
+        and can_use_kernel(options, queries, keys, x, _query_type(x))
     ):
         scheme, window, repeats = options.position_scores, options.window, options.repeats
         bias = None
         if scheme is not None or window is not None or not spec.hides_padding_alone:
             bias = spec.bias(torch.float32, scheme=scheme, window=window, repeats=repeats)
         return Kernel(queries, keys, bias, options.scale, repeats)
-    return Unpadded(_choose(spec, options, x, needs_grad, False), queries, keys)
+    return Unpadded(_choose_padded(spec, options, x, needs_grad, False), queries, keys)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Unpadded:
         return self.queries.unpad(heads.transpose(1, 2)).transpose(1, 2), None
 
 
-def _type(x: Tensor) -> torch.dtype:
+def _query_type(x: Tensor) -> torch.dtype:
     """The type of the queries that are computed from states `x`."""
     device = x.device.type
     if x.dtype == torch.float32 and device in _AUTOCAST and torch.is_autocast_enabled(device):

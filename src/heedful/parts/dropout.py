@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.kernels import dropout as fused
 from heedful.kernels import library as kernels
-from heedful.parts.helpers import has_any_hooks, is_simulated
+from heedful.parts.helpers import has_any_hooks, simulated
 
 _LEVELS = 2**16
 _STREAMS, _WARM_UP = 8, 18  # as in `random.cpp`
+_SHARE = 4 * _STREAMS  # 16-bit numbers of one 64-bit number of each generator
 
 
 class Dropout(nn.Module):
@@ -47,7 +48,8 @@ class Dropout(nn.Module):
         if torch.compiler.is_compiling():  # whose gradient is derived from this
             keep, scale = keep_mask(x.shape, self.p)
             return x * keep * scale
-        return fused.drop(x, *keep_mask(x.shape, self.p))
+        dropped: Tensor = fused.Drop.apply(x, *keep_mask(x.shape, self.p))  # type: ignore[no-untyped-call]
+        return dropped
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -59,7 +61,8 @@ def add_dropped(
     """x + dropout(y); a kernel computes both where kernels run."""
     if not _can_add(x, y, dropout):
         return x + dropout(y)
-    return fused.add_dropped(x, y, *keep_mask(y.shape, dropout.p))
+    out: Tensor = fused.AddDropped.apply(x, y, *keep_mask(y.shape, dropout.p))  # type: ignore[no-untyped-call]
+    return out
 
 
 def add_norm(
@@ -69,14 +72,17 @@ def add_norm(
     if not (_can_add(x, y, dropout) and _is_plain(norm)):
         normed: Tensor = norm(x + dropout(y))
         return normed
-    return fused.add_norm(x, y, *keep_mask(y.shape, dropout.p), norm)
+    mask = keep_mask(y.shape, dropout.p)
+    out: Tensor = fused.AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, *mask)  # type: ignore[no-untyped-call]
+    return out
 
 
 def relu_dropped(x: Float[Tensor, "..."], dropout: Dropout) -> Float[Tensor, "..."]:
     """dropout(relu(x)); a kernel computes both where kernels run."""
     if not _drops(dropout) or not kernels.can_run(x):
         return dropout(F.relu(x))
-    return fused.relu_dropped(x, *keep_mask(x.shape, dropout.p))
+    out: Tensor = fused.ReluDropped.apply(x, *keep_mask(x.shape, dropout.p))  # type: ignore[no-untyped-call]
+    return out
 
 
 def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]:
@@ -92,25 +98,18 @@ def keep_mask(shape: torch.Size, p: float) -> tuple[Int16[Tensor, "..."], float]
         size = max(1, (count + 3) // 4)
         bits = torch.randint(-(2**63), 2**63 - 1, (size,), dtype=torch.int64)
         return (bits.view(torch.int16)[:count].view(shape) >= first_kept).to(torch.int16), scale
-    if is_simulated():
-        whole = torch.empty(4 * _STREAMS * _numbers(count), dtype=torch.int16)
+    if simulated:
+        whole = torch.empty(-(-count // _SHARE) * _SHARE, dtype=torch.int16)
         return whole[:count].view(shape), scale
-    seed = _draw_seed()
-    if kernels.is_loaded():
-        return kernels.keep_mask(seed, first_kept, shape), scale
+    # Read by numpy, without an operation that waits.
+    seed = int(torch.randint(2**63 - 1, (1,)).numpy()[0])
+    if kernels.can_run():
+        keep = torch.empty(shape, dtype=torch.int16)
+        kernels.call("keep_mask", seed, first_kept, keep, count)
+        return keep, scale
     levels = random_levels(seed, count).view(shape)
     # A comparison is vectorized on a CPU if its result has the type of its operands.
     return torch.ge(levels, first_kept, out=levels), scale
-
-
-def _draw_seed() -> int:
-    """A number below 2^63 from torch's generator, read without an operation that waits."""
-    return int(torch.randint(2**63 - 1, (1,)).numpy()[0])
-
-
-def _numbers(count: int) -> int:
-    """The 64-bit numbers of each generator for `count` 16-bit numbers."""
-    return (count + 4 * _STREAMS - 1) // (4 * _STREAMS)
 
 
 def random_levels(seed: int, count: int) -> Int16[Tensor, " n"]:
@@ -120,7 +119,7 @@ def random_levels(seed: int, count: int) -> Int16[Tensor, " n"]:
     Generator k has the seed (`seed`, k, 0), and its first 18 numbers are left out, as in PractRand
     (Doty-Humphrey 2010).
     """
-    size = _numbers(count)
+    size = -(-count // _SHARE)  # 64-bit numbers of each generator
     words = np.empty((_STREAMS, size), np.uint64)
     generator = np.random.SFC64(0)
     for stream in range(_STREAMS):

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.parts.helpers import check_positive, is_simulated, kernel_device
+from heedful.parts.helpers import check_positive, kernel_device, simulated
 
 
 class Experts(nn.Module):
@@ -92,7 +92,7 @@ class Experts(nn.Module):
 
     def _count_tokens(self, experts: Int[Tensor, "M"]) -> list[int]:
         """The number of tokens that each expert is called with."""
-        if is_simulated():  # equally many, as on average
+        if simulated:  # equally many, as on average
             count, rest = divmod(experts.numel(), len(self.experts))
             return [count + (expert < rest) for expert in range(len(self.experts))]
         counts: list[int] = experts.bincount(minlength=len(self.experts)).tolist()

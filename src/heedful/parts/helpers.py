@@ -16,7 +16,8 @@ from heedful.errors import UserError, describe
 from heedful.plugins import nearest
 
 T = TypeVar("T")
-_simulated: list[str] = []  # the type of the simulated device, if there is one
+# The type of the device in `simulated_device`, where tensors have no values; else empty.
+simulated: list[str] = []
 
 
 @dataclass_transform(frozen_default=True)
@@ -74,22 +75,17 @@ def has_any_hooks(module: nn.Module) -> bool:
 
 def kernel_device(x: Tensor) -> str:
     """The type of the device of `x`, or in `simulated_device` of that one."""
-    return _simulated[-1] if _simulated else x.device.type
-
-
-def is_simulated() -> bool:
-    """True in `simulated_device`, where tensors have no values."""
-    return bool(_simulated)
+    return simulated[-1] if simulated else x.device.type
 
 
 @contextmanager
 def simulated_device(device_type: str) -> Iterator[None]:
     """In the block, modules compute tensors without values as on a device (`cost/trace.py`)."""
-    _simulated.append(device_type)
+    simulated.append(device_type)
     try:
         yield
     finally:
-        _simulated.pop()
+        simulated.pop()
 
 
 def move(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -18,7 +18,7 @@ from heedful.errors import UserError
 from heedful.kernels import library as kernels
 from heedful.kernels import loss_gpu
 from heedful.parts.heads import LogitsFunction, MaskedTokenHead, OutputHead
-from heedful.parts.helpers import has_any_hooks, is_simulated, kernel_device
+from heedful.parts.helpers import has_any_hooks, kernel_device, simulated
 
 # Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
 # writes its whole gradient. With the kernel of a GPU a chunk fills it: 2 x 256 MiB in bf16.
@@ -231,7 +231,8 @@ def chunked_loss(
     if states.dim() != 2:
         kernel = None
     is_aligned = kernel is not None and isinstance(head, OutputHead) and _has_gpu_kernel(states)
-    rows = _rows_at_once(head, _GPU_CHUNK_ELEMENTS if is_aligned else _CHUNK_ELEMENTS)
+    elements = _GPU_CHUNK_ELEMENTS if is_aligned else _CHUNK_ELEMENTS
+    rows = max(_LEAST_ROWS, elements // (_vocab_of(head) or 10_000))
     chunks = _Chunks(targets, chunk_loss, kernel, rows, needs_grad, is_aligned, _factor)
     result: LossSum = head(states, chunks.loss) if is_called_once else chunks.loss(head, states)
     return result
@@ -284,7 +285,9 @@ class _Chunks(NamedTuple):
     ) -> tuple[list[ChunkLoss], Tensor | None]:
         """The losses of a chunk of logits, on a CPU by blocks, and its gradient in their type."""
         needs_grad = self.needs_grad
-        if self.kernel is not None and (self.is_aligned or _has_kernel(out)):
+        if self.kernel is not None and (
+            self.is_aligned or kernels.can_run(out) or loss_gpu.can_run(out)
+        ):
             result = self.kernel(out, target, needs_grad, self.factor)
             return [result], result.grad
         is_cpu, passes = kernel_device(out) == "cpu", out.shape[:-2].numel()
@@ -329,11 +332,6 @@ def _vocab_of(head: nn.Module) -> int | None:
     return vocab
 
 
-def _rows_at_once(head: nn.Module, elements: int) -> int:
-    """Rows per chunk of about `elements` logits."""
-    return max(_LEAST_ROWS, elements // (_vocab_of(head) or 10_000))
-
-
 def _can_overwrite(head: nn.Module) -> bool:
     """True if nothing but the loss reads the logits of a head: its backward pass does not.
 
@@ -347,14 +345,9 @@ def _can_overwrite(head: nn.Module) -> bool:
     )
 
 
-def _has_kernel(logits: Tensor) -> bool:
-    """True if a kernel computes the loss of these logits (N, V)."""
-    return kernels.can_run(logits) or loss_gpu.can_run(logits)
-
-
 def _has_gpu_kernel(states: Tensor) -> bool:
     """True if a kernel computes the loss of these states on their GPU, or on a planned one."""
-    if is_simulated():
+    if simulated:
         return kernel_device(states) == "cuda"
     if states.device.type != "cuda":
         return False

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from heedful.errors import UserError, describe
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.tokens import Span
 
 
 def visible_keys(
@@ -51,7 +51,7 @@ class MaskSpec:
 
     Args:
         queries: tokens that attend.
-        keys: tokens that are attended to.
+        keys: tokens that are attended to; default: the queries themselves (self-attention).
         causal: keys after the query are hidden.
         allowed: (B, T, K), a further condition: True = may attend.
 
@@ -59,7 +59,7 @@ class MaskSpec:
         has_key: (B, T), False for queries without a visible key; None: every query has one.
 
     >>> tokens = Tokens.from_ids(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2]))
-    >>> spec = MaskSpec.from_tokens(tokens, causal=True)
+    >>> spec = MaskSpec(tokens.span, causal=True)
     >>> spec.has_key
     tensor([[ True,  True,  True],
             [ True,  True, False]])
@@ -68,25 +68,19 @@ class MaskSpec:
     def __init__(
         self,
         queries: Span,
-        keys: Span,
+        keys: Span | None = None,
         *,
         causal: bool,
         allowed: Bool[Tensor, "#B T K"] | None = None,
     ) -> None:
         self.queries = queries
-        self.keys = keys
+        self.keys = keys = queries if keys is None else keys
         self.causal = causal
         self.allowed = allowed
         self.has_key = queries.real
         if keys.real is not None and not causal:
             of_row = keys.real.any(-1, keepdim=True)
             self.has_key = of_row if self.has_key is None else self.has_key & of_row
-
-    @classmethod
-    def from_tokens(cls, tokens: Tokens, *, causal: bool) -> "MaskSpec":
-        """Self-attention among the tokens of each row."""
-        span = tokens.span
-        return cls(span, span, causal=causal)
 
     @classmethod
     def from_bool(

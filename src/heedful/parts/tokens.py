@@ -97,13 +97,15 @@ class Tokens:
                 return cls(ids, columns[None], is_aligned=True)
             segments, positions = _number_segments(segments, None)
             return cls(ids, positions, None, segments, longest_text=longest_text)
-        real = padding_mask(lengths, size, padding_side)
+        if padding_side == "right":
+            positions, real = columns[None], columns < lengths[:, None]
+        else:
+            positions = columns - (size - lengths)[:, None]
+            positions, real = positions.clamp(min=0), positions >= 0
         if segments is not None:
             segments, positions = _number_segments(segments, real)
             return cls(ids, positions, real, segments, longest_text=longest_text)
-        if padding_side == "right":
-            return cls(ids, columns[None], real, is_aligned=True)
-        return cls(ids, (columns - (size - lengths)[:, None]).clamp(min=0), real)
+        return cls(ids, positions, real, is_aligned=padding_side == "right")
 
     @property
     def span(self) -> Span:

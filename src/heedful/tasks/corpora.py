@@ -54,7 +54,14 @@ def split_files(recipe: Recipe) -> list[SplitFiles]:
             for name, corpus in data.corpora.items()
         ]
     folder = Path(data.folder or "")
-    return [entry._replace(files=_resolved(entry.files, folder)) for entry in named]
+    resolved = []
+    for entry in named:
+        found: dict[str, list[str]] = {}
+        for key in SOURCES:
+            if paths := resolve_paths(getattr(entry.files, key), folder):
+                found[key] = [str(file) for path in paths for file in expand_path(path)]
+        resolved.append(entry._replace(files=entry.files.model_copy(update=found)))
+    return resolved
 
 
 def files_by_split(recipe: Recipe) -> list[SplitFiles]:
@@ -244,12 +251,3 @@ def check_ranges(recipe: Recipe, names: Collection[str]) -> None:
             f"data.corpora: no row of {format_names(missing, str)} is left to train on; give other "
             "files, or leave it out"
         )
-
-
-def _resolved(files: Files, folder: Path) -> Files:
-    named = {key: paths for key in SOURCES if (paths := resolve_paths(getattr(files, key), folder))}
-    expanded = {
-        key: [str(file) for path in paths for file in expand_path(path)]
-        for key, paths in named.items()
-    }
-    return files.model_copy(update=expanded)

@@ -61,7 +61,9 @@ def prepare(task: Task, cache: Path, inherited: Inherited, print_line: PrintLine
     key = prepared_key(recipe, inherited)
     if named := task.objective_files():
         key["objective_files"] = content_key(named)
-    directory = prepare_once(cache, key, partial(fill, task, inherited), about, resumable=True)
+    directory = prepare_once(
+        cache, key, partial(write_data, task, inherited), about, resumable=True
+    )
     data = open_data(directory, inherited.start_id)
     summary = DataSummary(
         read_json(directory / SUMMARIES),
@@ -188,8 +190,8 @@ def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tup
     return replace(split, held_out=split.held_out[is_held]), valid.select(np.flatnonzero(is_held))
 
 
-def count(task: Task, inherited: Inherited) -> DataSummary:
-    """The summary of the data that `fill` would write; nothing is written."""
+def summarize(task: Task, inherited: Inherited) -> DataSummary:
+    """The summary of the data that `write_data` would write; nothing is written."""
     raw = task.raw_data().of_problem(task.problem(inherited.problem))
     read, tokenizers = _first_pass(task, inherited, raw)
     held_out = {}
@@ -253,7 +255,7 @@ class _FirstResult:
 _FIRST_RESULT = TypeAdapter(_FirstResult)
 
 
-def fill(task: Task, inherited: Inherited, directory: Path) -> None:
+def write_data(task: Task, inherited: Inherited, directory: Path) -> None:
     """Write ids by split, held-out texts, tokenizers, and the summaries of the files.
 
     The first pass ends in the file `_FIRST_PASS`, with which an interrupted preparation continues

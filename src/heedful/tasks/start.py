@@ -37,7 +37,7 @@ from heedful.tasks.new_model import (
     rebuild_model,
     trained_share,
 )
-from heedful.tasks.prepared_data import count, open_data, prepare
+from heedful.tasks.prepared_data import open_data, prepare, summarize
 from heedful.tasks.rdrop import RDropLoss
 from heedful.tasks.run_data import DataSummary, RunData
 from heedful.tasks.task import Task
@@ -97,7 +97,7 @@ def prepare_data(task: Task, print_line: PrintLine) -> RunData:
 
 def count_data(task: Task) -> DataSummary:
     """The summary of the data that `prepare_data` would store; nothing is stored."""
-    return count(task, inherited_parts(task, *_origins(task)))
+    return summarize(task, inherited_parts(task, *_origins(task)))
 
 
 def _origins(task: Task) -> tuple[SavedModel | None, SavedModel | None]:

@@ -287,7 +287,9 @@ def parse_objective(recipe: Recipe, settings: Any) -> Any:
     Raises:
         UserError: a wrong key or value, by name.
     """
-    model = _select_by_kind(settings, recipe.objective.get("kind"))
+    # Of a union the class whose `kind` defaults to that of the recipe; a single class as it is.
+    kind, union = recipe.objective.get("kind"), get_args(next(iter(get_args(settings)), None))
+    model = next((cls for cls in union if cls.model_fields["kind"].default == kind), settings)
     try:
         return TypeAdapter(model).validate_python(recipe.objective)
     except ValidationError as error:
@@ -295,9 +297,3 @@ def parse_objective(recipe: Recipe, settings: Any) -> Any:
         if problem.startswith("unknown key") and not model.model_fields:
             problem = f"the task {recipe.task} has no objective settings; leave them out"
         raise UserError(problem) from None
-
-
-def _select_by_kind(settings: Any, kind: object) -> Any:
-    """The class of a union whose `kind` defaults to `kind`; a single class as it is."""
-    union = get_args(next(iter(get_args(settings)), None))
-    return next((cls for cls in union if cls.model_fields["kind"].default == kind), settings)

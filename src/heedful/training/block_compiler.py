@@ -13,7 +13,7 @@ from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.kernels.build import has_cpp_compiler
 from heedful.kernels.cache import use_own_inductor_cache
-from heedful.models.stack import Stack, call_block
+from heedful.models.stack import Stack
 from heedful.parts.attention import MultiHead
 from heedful.progress import track
 
@@ -21,6 +21,11 @@ from heedful.progress import track
 _BLOCK_KINDS = 8
 _PART_SIZES = 2  # numbers of rows of the parts of a batch (`training.batch_parts`)
 _TURN_OFF = "set training.compile to false"
+
+
+def _call(block: nn.Module, *inputs: Any) -> Any:
+    """What is compiled: one function, whose graphs differ by block and shape."""
+    return block(*inputs)
 
 
 class BlockCompiler:
@@ -45,12 +50,12 @@ class BlockCompiler:
                 f"`apt install g++`, or {_TURN_OFF}"
             )
         use_own_inductor_cache()
-        # Limits on all graphs of `call_block` in the process, those of other nets included.
+        # Limits on all graphs of `_call` in the process, those of other nets included.
         config: Any = torch._dynamo.config
         config.recompile_limit += _PART_SIZES * MAX_SHAPES * _BLOCK_KINDS
         config.accumulated_recompile_limit += _PART_SIZES * MAX_SHAPES * _BLOCK_KINDS
         self._compiled_shapes: set[Any] = set()
-        run = torch.compile(call_block, fullgraph=True, dynamic=False, backend=backend)
+        run = torch.compile(_call, fullgraph=True, dynamic=False, backend=backend)
         for module in net.modules():
             if isinstance(module, Stack):
                 module.compiled_block = run

@@ -32,9 +32,10 @@ def make_optimizer(
         layer_decay: ratio of the learning rates of a block and of the one above it.
     """
     factors = _lr_factors(net, layer_decay)
-    linears = (
-        {id(matrix) for matrix in _linears_of_blocks(net)} if settings.name == "muon" else set()
-    )
+    linears: set[int] = set()
+    if settings.name == "muon":
+        blocks = [module for name, module in net.named_modules() if "blocks." in name]
+        linears = {id(module.weight) for module in blocks if isinstance(module, nn.Linear)}
     groups: dict[tuple[bool, float, float], list[Tensor]] = {}
     for name, parameter in trainable(net).items():
         decay = settings.weight_decay if parameter.dim() > 1 else 0.0
@@ -162,14 +163,6 @@ def _orthogonal(matrices: Float[Tensor, "*N R C"]) -> Float[Tensor, "*N R C"]:
             wide, add_product(gram, gram, gram, beta=-4.7750, alpha=2.0315), wide, beta=3.4445
         )
     return wide.mT if is_tall else wide
-
-
-def _linears_of_blocks(net: nn.Module) -> list[Tensor]:
-    return [
-        module.weight
-        for name, module in net.named_modules()
-        if isinstance(module, nn.Linear) and "blocks." in name and module.weight.requires_grad
-    ]
 
 
 def optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

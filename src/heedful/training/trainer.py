@@ -160,7 +160,9 @@ class Trainer:
                     self._emit_saved(wait=True, timeout=_SECONDS_TO_COMPLETE)
                 raise
             finally:
-                self._close_batches()
+                if self._batches is not None:
+                    self._batches.close()  # ends the thread that reads ahead
+                self._batches = None
             if reason == "interrupted":
                 if self.state.best_step < 0:  # no evaluation yet: save the newest weights
                     self._report_steps()
@@ -244,12 +246,6 @@ class Trainer:
         micro_batches, after = next(self._batches)
         self._steps.append(self.updates.take(micro_batches, self.schedule(number), number))
         state.step, (state.epoch, state.batch) = number, after
-
-    def _close_batches(self) -> None:
-        """End the thread that reads batches ahead; a later step starts another one."""
-        if self._batches is not None:
-            self._batches.close()
-        self._batches = None
 
     def _report_steps(self) -> None:
         """Emit the means over the steps since the last report; waits for the device."""

@@ -80,9 +80,10 @@ def build(config: Config) -> EncoderDecoder:
     norm = partial(nn.LayerNorm, width, eps=config.norm_eps)
     residual = partial(PLACEMENTS[config.norm_placement], dropout=config.dropout)
     rope = RotaryPositions(width // heads) if config.positions == "rotary" else None
-    attention_dropout = _or(config.attention_dropout, config.dropout)
-    options: Any = {"dropout": attention_dropout, "bias": bias, "out_bias": bias}
-    hidden_dropout = _or(config.activation_dropout, config.dropout)
+    dropout, hidden_dropout = config.attention_dropout, config.activation_dropout
+    dropout = config.dropout if dropout is None else dropout
+    hidden_dropout = config.dropout if hidden_dropout is None else hidden_dropout
+    options: Any = {"dropout": dropout, "bias": bias, "out_bias": bias}
     has_final_norm = config.final_norm
     if has_final_norm is None:
         has_final_norm = config.norm_placement != "post"
@@ -112,10 +113,6 @@ def build(config: Config) -> EncoderDecoder:
         tie=config.tie_embeddings,
         scale_embeddings=config.scale_embeddings,
     )
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 HF = Format[Any](export_as=vaswani2017_to_hf)

@@ -77,7 +77,7 @@ class PackedAttention(nn.Module):
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
-        assert attention.position_scores is None
+        assert attention.options.position_scores is None
         assert attention.softcap is None
         self.qkv, self.out = attention.qkv, attention.out
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm

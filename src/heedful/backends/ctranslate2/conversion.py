@@ -175,7 +175,7 @@ def _attention_reasons(stack: Stack, causal: bool) -> Iterator[str]:
     shapes = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in attentions}
     if len(shapes) > 1:
         yield f"layers of the {side} with different heads"
-    scored = {id(a.position_scores) for a in attentions if isinstance(a, Attention)}
+    scored = {id(a.options.position_scores) for a in attentions if isinstance(a, Attention)}
     if len(scored) > 1:
         yield f"layers of the {side} with different scores by distance"
 
