@@ -23,6 +23,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "answer",
+    "diagrams",
     "forked",
     "mathml",
     "messages",
