@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "answer",
+    "diagrams",
     "forked",
     "forked_commands",
     "mathml",

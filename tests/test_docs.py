@@ -96,3 +96,18 @@ def test_results_name_recipes_that_exist() -> None:
     folder = ROOT / "docs" / "results"
     bands = json.loads((folder / "bands.json").read_text(encoding="utf-8"))["bands"]
     assert {band["recipe"] for band in bands} <= set(shipped_recipes())
+
+
+def test_keys_on_guides_are_keys_of_recipes() -> None:
+    """Such as `training.clip_norm`; keys of models and tasks are not on the page of keys."""
+    known, section = set(), ""
+    for line in (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").splitlines():
+        section = line[3:] if line.startswith("## ") else section
+        if key := re.match(r"\| `(\w+)` \|", line):
+            known.add(f"{section}.{key[1]}".strip("."))
+    for page in sorted((ROOT / "docs" / "guides").glob("*.md")):
+        text = re.sub(r"\bdata\.(valid|test)\b", "data.train", page.read_text(encoding="utf-8"))
+        names = re.findall(
+            r"`(?:data|tokenizer|adapter|training|evaluation)(?:\.[a-z_]+)+\b(?!\.)", text
+        )
+        assert {name[1:] for name in names} - known == set(), page.name

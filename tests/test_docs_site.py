@@ -1,6 +1,7 @@
 """The checks of `make docs`: translations, other hosts, and the table of formulas."""
 
 import ast
+import importlib
 import re
 import runpy
 import textwrap
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from babel.messages.catalog import Catalog
@@ -190,6 +192,28 @@ def test_labels_of_plots_are_translated() -> None:
     assert title == "交叉注意力，第 1 层，第 2 个头"
     assert plots["translated"]("head 2", labels) == "第 2 个头"
     assert plots["translated"]("▁cat", labels) == "▁cat"
+
+
+def test_words_of_diagrams_fit_and_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a wide font; on a telephone a diagram is about as wide as its numbers say."""
+    from matplotlib import get_data_path
+    from PIL import ImageFont
+
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    drawings = importlib.import_module("diagrams").DRAWINGS
+    font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", 100)
+    for name, draw in drawings.items():
+        for language in ("en", "zh_CN"):
+            for text, size, room in (canvas := draw(language)).words:
+                narrow = "".join(sign for sign in text if sign < "\u2e80")
+                width = (font.getlength(narrow) / 100 + len(text) - len(narrow)) * size
+                assert size >= 11
+                assert width <= room <= 350, f"{name}: {text} {width}"
+                words = set(re.findall("[A-Za-z]{3,}", text)) - {"softmax", "logits", "ALiBi"}
+                assert language == "en" or not words, f"{name}: {text}"
+            assert ElementTree.fromstring(canvas.render()).get("aria-label")
+    pages = "".join(page.read_text("utf-8") for page in DOCS.glob("handbook/*.md"))
+    assert set(re.findall(r"```\{diagram\} (\w+)\n", pages)) == drawings.keys()
 
 
 def test_pages_in_english_only_exist() -> None:
