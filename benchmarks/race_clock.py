@@ -106,7 +106,7 @@ def start(
     settings |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     settings |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     # An empty cache for every system: nothing is prepared by an earlier race.
-    settings["XDG_CACHE_HOME"] = str(cwd / "cache")
+    settings |= {name: str(cwd / "cache") for name in ("XDG_CACHE_HOME", "HEEDFUL_CACHE")}
     with open(stdin or os.devnull, encoding="utf-8") as source:
         return subprocess.Popen(
             command,
