@@ -12,6 +12,7 @@ written from all races that are there. Without --systems only the page is writte
 import argparse
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -226,9 +227,12 @@ def translate(system: System, job: Job, name: str) -> tuple[list[str], float]:
     out.parent.mkdir(exist_ok=True)
     command = system.decode(job, job.folder / SNAPSHOTS / name, source, out)
     began = time.monotonic()
-    process = start(command, job.folder, job.threads, source if system.reads_stdin else None)
+    through = (source, out) if system.is_filter else None
+    process = start(command, job.folder, job.threads, through)
     try:
-        text, _ = process.communicate(timeout=DECODE_LIMIT)
+        text = "".join(process.communicate(timeout=DECODE_LIMIT)[1 if through else 0])
+    except subprocess.TimeoutExpired:
+        text = f"stopped after {DECODE_LIMIT:.0f} seconds"
     finally:
         stop(process)
     seconds = time.monotonic() - began

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -99,22 +99,28 @@ class Clock:
 
 
 def start(
-    command: Sequence[str], cwd: Path, threads: int, stdin: Path | None = None
+    command: Sequence[str], cwd: Path, threads: int, through: tuple[Path, Path] | None = None
 ) -> "subprocess.Popen[str]":
-    """Start a command in a process group of its own, with the same number of threads for all."""
+    """Start a command in a process group of its own, with the same number of threads for all.
+
+    Its output is in the pipe `stdout`. With `through` (a source and an output file) it reads the
+    one and writes the other, and what it says on standard error is in the pipe `stderr`.
+    """
     settings = {f"{name}_NUM_THREADS": str(threads) for name in _THREADS}
     settings |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     settings |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     # An empty cache for every system: nothing is prepared by an earlier race.
     settings |= {name: str(cwd / "cache") for name in ("XDG_CACHE_HOME", "HEEDFUL_CACHE")}
-    with open(stdin or os.devnull, encoding="utf-8") as source:
+    with ExitStack() as files:
+        source = files.enter_context(open(through[0] if through else os.devnull, "rb"))
+        output = files.enter_context(open(through[1], "wb")) if through else subprocess.PIPE
         return subprocess.Popen(
             command,
             cwd=cwd,
             env=os.environ | settings,
             stdin=source,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=output,
+            stderr=subprocess.PIPE if through else subprocess.STDOUT,
             text=True,
             encoding="utf-8",
             errors="replace",

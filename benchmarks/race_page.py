@@ -54,7 +54,7 @@ INTRODUCTION = (
     "Each system trains alone on the same cores and is stopped by the same clock, which counts "
     "all that its user waits for: vocabularies, a dry run, training, its own validation. "
     "Afterwards the checkpoints that were there in time translate the test set, by the tool's own "
-    "command with beams of 5; BLEU and chrF are those of sacreBLEU, by the same call, of text as it is. "
+    "command with beams of 5; BLEU and chrF are those of sacreBLEU by the same call. "
     "The table has the model that the tool itself selects. Every peer has two configurations: the "
     "documented one for small data, and `-tiny`, in the size of heedful's recipe. Tokens "
     "are those of each tool's own vocabulary. Sentences a second include the start of the command."

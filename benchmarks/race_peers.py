@@ -88,7 +88,7 @@ class System:
         race: runs its commands under the clock; raises RuntimeError if one fails.
         best: the snapshot that the tool itself takes for its model, of these names.
         decode: a command that translates a file with a snapshot: job, snapshot, source, output.
-        reads_stdin: the command reads its source from standard input.
+        is_filter: that command reads standard input and writes standard output.
         progress: the lines of its training log.
         configuration: the lines that a user has to write, and the number of commands.
     """
@@ -99,7 +99,7 @@ class System:
     race: Callable[[Clock, Job], None]
     best: Callable[[Job, Sequence[str]], str]
     decode: Callable[[Job, Path, Path, Path], list[str]]
-    reads_stdin: bool
+    is_filter: bool
     progress: Callable[[Job], list[Progress]]
     configuration: Callable[[Job], tuple[int, int]]
 
@@ -118,7 +118,7 @@ def peer(
     pattern: re.Pattern[str],
     *,
     best: Callable[[Job, Sequence[str]], str],
-    reads_stdin: bool = False,
+    is_filter: bool = False,
 ) -> System:
     """A system that is one configuration and some commands, the last of which trains.
 
@@ -145,7 +145,7 @@ def peer(
         race,
         best,
         decode,
-        reads_stdin,
+        is_filter,
         lambda job: read_progress(job.folder / LOG, pattern),
         configuration,
     )
@@ -328,13 +328,16 @@ def joeynmt_best(job: Job, names: Sequence[str]) -> str:
 
 
 def joeynmt_decode(job: Job, snapshot: Path, source: Path, out: Path) -> list[str]:
-    """The command that translates with a checkpoint, by a copy of the configuration."""
+    """The command that translates with a checkpoint, by a copy of the configuration.
+
+    It prints: `translate -o` of JoeyNMT 2.3.0 ends in an AttributeError (n_best).
+    """
     config = yaml.safe_load((job.folder / "config.yaml").read_text(encoding="utf-8"))
     (checkpoint,) = snapshot.glob("*.ckpt")
     config["testing"]["load_model"] = str(checkpoint)
     path = job.folder / "translate.yaml"
     path.write_text(dump(config), encoding="utf-8")
-    return [str(job.python), "-m", "joeynmt", "translate", path.name, "-o", str(out)]
+    return [str(job.python), "-m", "joeynmt", "translate", path.name]
 
 
 JOEYNMT_LINE = re.compile(
@@ -499,7 +502,7 @@ PEERS = [
         joeynmt_decode,
         JOEYNMT_LINE,
         best=joeynmt_best,
-        reads_stdin=True,
+        is_filter=True,
     ),
     peer(
         "joeynmt-tiny",
@@ -510,7 +513,7 @@ PEERS = [
         joeynmt_decode,
         JOEYNMT_LINE,
         best=joeynmt_best,
-        reads_stdin=True,
+        is_filter=True,
     ),
     peer(
         "eole",

@@ -24,7 +24,7 @@ def checkpoints(folder: Path) -> dict[str, list[Path]]:
 def decode(job: Job, snapshot: Path, source: Path, out: Path) -> list[str]:
     """The command that copies the sources."""
     (weights,) = snapshot.glob("*.stub")
-    return [sys.executable, __file__, "translate", str(weights), str(out)]
+    return [sys.executable, __file__, "translate", str(weights)]
 
 
 def train() -> None:
@@ -51,11 +51,11 @@ SYSTEM = peer(
     decode,
     JOEYNMT_LINE,
     best=last,
-    reads_stdin=True,
+    is_filter=True,
 )
 
 if __name__ == "__main__":
     if sys.argv[1] == "train":
         train()
-    int(Path(sys.argv[2]).read_text())
-    Path(sys.argv[3]).write_text(sys.stdin.read(), encoding="utf-8")
+    elif int(Path(sys.argv[2]).read_text()):
+        sys.stdout.write(sys.stdin.read())
