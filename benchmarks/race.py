@@ -42,7 +42,7 @@ def main() -> None:
     runs = arguments.runs.absolute()
     environments = (arguments.environments or runs / "environments").absolute()
     for name in arguments.install:
-        race_environments.install(environments, name)
+        race_environments.install(environments, name, arguments.torch_build)
     for task in arguments.tasks if arguments.systems else ():
         data = (arguments.data / FOLDERS[task]).absolute()
         corpus, parts = corpus_of(task, data, runs / "data" / task)
@@ -53,7 +53,7 @@ def main() -> None:
                     print(f"{folder.parent.name}: {name} is finished", flush=True)
                     continue
                 system = SYSTEMS[name]
-                python = python_of(system, environments)
+                python = python_of(system, environments, arguments.torch_build)
                 if python is None:
                     continue
                 job = Job(python, folder, corpus, data, arguments.threads, arguments.quick)
@@ -77,6 +77,7 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, default=1, help="of every system")
     add("--points", type=int, default=POINTS, help="checkpoints of a system that are scored")
     add("--install", type=names, default=[], help="peers to install, or to try again")
+    add("--torch-build", default=race_environments.BUILD, help="of the peers; +cpu, or ''")
     add("--note", default="", help="the machine and what else ran on it, for the page")
     add("--results", type=Path, default=RESULTS, help="folder of the page")
     add("--quick", action="store_true", help="a smoke test: figures are meaningless")
@@ -104,11 +105,11 @@ def numbers(text: str) -> list[float]:
     return [float(name) for name in names(text)]
 
 
-def python_of(system: System, environments: Path) -> Path | None:
+def python_of(system: System, environments: Path, build: str) -> Path | None:
     """The interpreter for a system; installs it if need be. None: it does not install here."""
     if not system.environment:
         return Path()
-    record = race_environments.install(environments, system.environment)
+    record = race_environments.install(environments, system.environment, build)
     if "error" in record:
         print(f"{system.name} is left out: {record['error']}", flush=True)
         return None

@@ -2,8 +2,9 @@
 
 python benchmarks/race_environments.py --environments runs/race/environments joeynmt eole
 
-What pip finds is up to its own settings (index, find-links). The CPU build of torch is taken where
-pip finds it, as in the Makefile.
+What pip finds is up to its own settings (index, find-links). On Linux the CPU builds of torch are
+taken, which have an index of their own: name it in PIP_EXTRA_INDEX_URL, or take the default builds,
+which bring gigabytes of CUDA along, by --torch-build ''.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 ENVIRONMENTS = Path("runs/race/environments")
 TORCH = "2.13.0"
+BUILD = "+cpu" if sys.platform == "linux" else ""
 
 
 class Environment(NamedTuple):
@@ -54,10 +56,11 @@ def python_of(folder: Path, name: str) -> Path:
     return Path(*folder.absolute().parts, name, "bin", "python")
 
 
-def install(folder: Path, name: str) -> dict[str, str]:
-    """Install a peer, unless that was done or has failed before.
+def install(folder: Path, name: str, build: str = BUILD) -> dict[str, str]:
+    """Install a peer, unless that was done before; returns `package`, and `versions` or `error`.
 
-    Returns the record of it: `package`, and either `versions` or `error`.
+    Args:
+        build: what follows torch's version.
     """
     record = folder / f"{name}.json"
     if record.is_file():
@@ -67,7 +70,7 @@ def install(folder: Path, name: str) -> dict[str, str]:
     environment, python = KNOWN[name], python_of(folder, name)
     print(f"installing {environment.package} into {python.parents[1]}", flush=True)
     result = {"package": environment.package}
-    error = _install(environment, python)
+    error = _install(environment, python, build)
     if error:
         result["error"] = error
     else:
@@ -84,20 +87,15 @@ def installed(folder: Path) -> dict[str, dict[str, str]]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def _install(environment: Environment, python: Path) -> str:
+def _install(environment: Environment, python: Path, build: str) -> str:
     """The last line of the error; empty if it is installed and can be imported."""
     if not python.is_file():
         made = _call([sys.executable, "-m", "venv", str(python.parents[1])])
         if made.returncode:
             return last_line(made.stdout)
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    packages = [environment.package, *environment.more]
-    done = None
-    for torch in (f"torch=={environment.torch}+cpu", f"torch=={environment.torch}"):
-        if torch.endswith("+cpu") == (sys.platform == "darwin"):
-            continue  # on macOS every build is for the CPU; elsewhere the default has CUDA
-        done = _call([*pip, torch, *packages])
-    assert done is not None
+    torch = f"torch=={environment.torch}{build}"
+    done = _call([*pip, torch, environment.package, *environment.more])
     if done.returncode:
         return last_line(done.stdout)
     checked = _call([str(python), "-c", environment.check])
@@ -133,12 +131,15 @@ def last_line(output: str) -> str:
 
 def main() -> None:
     """Install the named peers; without names, all."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="their folder")
+    parser.add_argument("--torch-build", default=BUILD, help="after torch's version; +cpu, or ''")
     parser.add_argument("names", nargs="*", choices=[*KNOWN, []], help="default: all")
     arguments = parser.parse_args()
     for name in arguments.names or KNOWN:
-        install(arguments.environments, name)
+        install(arguments.environments.absolute(), name, arguments.torch_build)
 
 
 if __name__ == "__main__":
