@@ -133,7 +133,7 @@ def race(system: System, job: Job, minutes: float) -> dict[str, Any]:
     try:
         system.race(clock, job)
     except RuntimeError as failure:
-        error = str(failure)
+        error = hide(str(failure), job)
     lines = system.progress(job)
     config_lines, commands = system.configuration(job)
     record = {
@@ -169,12 +169,18 @@ def versions_of(system: System, job: Job) -> str:
 
 def command_lines(job: Job) -> list[str]:
     """The commands of a race, with local folders replaced by names."""
-    hidden = {str(job.folder): ".", str(job.corpus.folder): "TEXT", str(job.data): "DATA"}
-    found = [text[2:] for _, text in timed_lines(job.folder / LOG) if text.startswith("$ ")]
-    for folder, name in hidden.items():
-        found = [text.replace(folder, name) for text in found]
+    lines = timed_lines(job.folder / LOG)
+    found = [hide(text[2:], job) for _, text in lines if text.startswith("$ ")]
     # The programs by their names: `python`, `eole`.
     return [" ".join([Path(text.split(" ", 1)[0]).name, *text.split(" ", 1)[1:]]) for text in found]
+
+
+def hide(text: str, job: Job) -> str:
+    """A text with names in place of local folders."""
+    hidden = {job.folder: ".", job.corpus.folder: "TEXT", job.data: "DATA"}
+    for folder, name in hidden.items():
+        text = text.replace(str(folder), name)
+    return text
 
 
 def score(
