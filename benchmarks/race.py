@@ -45,6 +45,8 @@ def main() -> None:
         race_environments.install(environments, name, arguments.torch_build)
     for task in arguments.tasks if arguments.systems else ():
         data = (arguments.data / FOLDERS[task]).absolute()
+        if not data.is_dir():
+            raise SystemExit(f"{data} is not there: --data is the folder that holds it")
         corpus, parts = corpus_of(task, data, runs / "data" / task)
         for minutes in arguments.minutes:
             for name in arguments.systems:

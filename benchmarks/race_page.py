@@ -31,7 +31,8 @@ def write_page(runs: Path, environments: Path, arguments: argparse.Namespace) ->
         for name, record in race_environments.installed(environments).items()
         if "error" in record
     }
-    sections = [INTRODUCTION, "![BLEU of the test set over minutes](race.svg)"]
+    sections = [INTRODUCTION, *[arguments.note] * bool(arguments.note)]
+    sections += ["![BLEU of the test set over minutes](race.svg)"]
     for name, records in races.items():
         sections += race_sections(name, records)
     if failed:
@@ -41,7 +42,7 @@ def write_page(runs: Path, environments: Path, arguments: argparse.Namespace) ->
     write_results(
         "race",
         "After an evening: heedful and other tools with the same text and time",
-        sections + ([arguments.note] if arguments.note else []),
+        sections,
         data,
         directory=arguments.results,
         command=command_line(hidden),
