@@ -47,7 +47,6 @@ KNOWN = {
     "opennmt-py": Environment("OpenNMT-py==3.5.1", "import onmt.bin.train", torch="2.2.2"),
     "sockeye": Environment("sockeye==3.1.34", "import sockeye.train", torch="1.13.1"),
     "fairseq": Environment("fairseq==0.12.2", "import fairseq_cli.train"),
-    "litgpt": Environment("litgpt==0.5.13", "import litgpt"),
 }
 
 
