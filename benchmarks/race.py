@@ -258,9 +258,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def thinned(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items, evenly chosen, with the first and the last one."""
-    if len(items) <= most:
-        return list(items)
+    """At most so many of the items, evenly chosen, with the last one."""
+    if len(items) <= most or most == 1:
+        return list(items[-most:])
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 

@@ -170,6 +170,15 @@ def test_configurations_are_yaml_with_lines_to_count(tmp_path: Path, index: int)
     assert any("--vocab_size=777" in word for word in commands[0])
 
 
+def test_checkpoints_to_score_are_spread_over_the_time() -> None:
+    from race import thinned  # type: ignore[import-not-found]
+
+    assert thinned(range(9), 3) == [0, 4, 8]
+    assert thinned(range(9), 1) == [8]
+    assert thinned(range(3), 3) == thinned(range(3), 9) == [0, 1, 2]
+    assert thinned([], 3) == []
+
+
 PIP = """\
 Collecting sockeye==3.1.34
 ERROR: Cannot install sockeye==3.1.34 and torch==2.13.0+cpu because of conflicting dependencies.
