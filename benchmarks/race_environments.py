@@ -96,7 +96,7 @@ def _install(environment: Environment, python: Path, build: str) -> str:
     torch = f"torch=={environment.torch}{build}"
     done = _call([*pip, torch, environment.package, *environment.more])
     if done.returncode:
-        return last_line(done.stdout)
+        return f"with {torch}, which it supports: {last_line(done.stdout)}"
     checked = _call([str(python), "-c", environment.check])
     return last_line(checked.stdout) if checked.returncode else ""
 
