@@ -8,7 +8,6 @@ from heedful.training.events import StepDone
 from heedful.training.listeners import read_log
 from race_clock import Clock, timed_lines
 from race_peers import LOG, Job, Progress, System, last, run
-from runs import QUICK
 
 HEEDFUL = [sys.executable, "-m", "heedful"]
 # The recipes for texts of one's own. That of software masks numbers, placeholders and tags.
@@ -52,6 +51,8 @@ def train_command(job: Job) -> list[str]:
     if job.threads == 1:
         settings.append("training.parallel=none")
     if job.is_quick:
+        from runs import QUICK  # it imports torch, which only the smoke test needs here
+
         settings += [line for line in QUICK if not line.startswith("training.max_steps")]
     words = [word for setting in settings for word in ("--set", setting)]
     return [*HEEDFUL, "train", RECIPES[corpus.name], *words]
