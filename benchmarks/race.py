@@ -52,7 +52,7 @@ def main() -> None:
             for name in arguments.systems:
                 folder = runs / f"{task}-{minutes:g}min-{arguments.threads}threads" / name
                 if (folder / RESULT).is_file():
-                    print(f"{folder.parent.name}: {name} is finished", flush=True)
+                    print(f"{folder.parent.name}: {name} {state(folder)}", flush=True)
                     continue
                 system = SYSTEMS[name]
                 python = python_of(system, environments, arguments.torch_build)
@@ -62,6 +62,13 @@ def main() -> None:
                 record = race(system, job, minutes)
                 score(system, job, parts, record, arguments.points)
     write_page(runs, environments, arguments)
+
+
+def state(folder: Path) -> str:
+    """What the result of a system says, for one that is not repeated."""
+    error = json.loads((folder / RESULT).read_text(encoding="utf-8"))["error"]
+    failed = f"failed ({error}); remove {folder} to race it again, or only its {RESULT} to score it"
+    return failed if error else "is finished"
 
 
 def parse() -> argparse.Namespace:
