@@ -36,7 +36,7 @@ QUICK := test_layering.py test_docs.py parts/test_attention.py parts/test_layers
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
 .PHONY: help setup demo quick test test-slow test-benchmarks test-lowest fuzz bench bench-decoding \
-	bench-training experiments pages site docs docs-setup translations clean
+	bench-training race experiments pages site docs docs-setup translations clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (three minutes)"
@@ -49,6 +49,7 @@ help:
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers, CTranslate2 and llama.cpp"
 	@echo "make bench-training  only training speed, against torch.nn.Transformer and transformers"
+	@echo "make race DATA=FOLDER  heedful and other tools with the same text and time (a day)"
 	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
 	@echo "make pages   write the generated pages of docs, and the table of README.md"
 	@echo "make docs    make pages, then build the site in both languages and run its cells"
@@ -145,6 +146,14 @@ bench-decoding: $(STAMP)
 bench-training: $(STAMP)
 	$(INSTALL) --group bench
 	$(BIN)/python benchmarks/training_speed.py
+
+# Other tools are installed into runs/race/environments, one environment each. Systems that have
+# finished are not repeated; a part of a race: benchmarks/race.py --help.
+race: $(STAMP)
+	$(INSTALL) rapidfuzz psutil
+	$(BIN)/python benchmarks/race.py --data '$(DATA)' \
+		--install joeynmt,eole,opennmt-py,sockeye,fairseq \
+		--systems heedful,joeynmt,joeynmt-tiny,eole,eole-tiny
 
 # Comparisons of settings with each other, hours of training; more rows: experiments/ablation.py --help.
 experiments: $(STAMP)

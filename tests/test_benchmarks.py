@@ -829,3 +829,32 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
         begins = recipe.init_from or recipe.distillation.copy_layers
         assert recipe.model.get("size") == (None if begins else "tiny")
         assert recipe.model.get("num_layers") == (None if recipe.init_from else layers)
+
+
+def test_race_of_a_stub_and_heedful(bench: Bench, tmp_path: Path, text: Path) -> None:
+    pytest.importorskip("rapidfuzz", reason="the benchmark of software imports it")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "multi30k").symlink_to(text)
+    runs = tmp_path / "race"
+    words = ["--data", str(tmp_path / "data"), "--runs", str(runs), "--tasks", "multi30k"]
+    words += ["--points", "3", "--threads", "1"]
+    bench("race", *words, "--minutes", "0.1", "--systems", "stub")
+    page, data = bench("race", *words, "--minutes", "5", "--systems", "heedful")
+    assert data["command"].startswith("python benchmarks/race.py --quick --data DATA --runs RUNS")
+    short, long = (data["races"][f"multi30k-{name}min-1threads"] for name in ("0.1", "5"))
+    (stub,), (heedful,) = short, long
+    assert (stub["error"], heedful["error"]) == ("", "")
+    assert stub["seconds"] == 6
+    assert 0 < len(stub["scores"]) <= 3
+    assert stub["model"] == max(stub["snapshots"])
+    assert stub["tokens_per_second"] == 1000
+    assert heedful["steps"] == 4
+    assert "--steps 4 --minutes " in heedful["command_lines"][1]
+    assert heedful["model"] in heedful["scores"]
+    assert heedful["sentences_per_second"] > 0
+    assert "| heedful |" in page
+    assert ElementTree.parse(tmp_path / "results" / "race.svg").getroot().tag.endswith("svg")
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
+    bench("race", *words, "--minutes", "0.1", "--systems", "stub")
+    after = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
+    assert before == after, "a system that has finished is not repeated"

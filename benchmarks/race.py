@@ -1,0 +1,282 @@
+"""The race of translators: the same text, cores and minutes, each tool with documented settings.
+
+DATA holds the folders multi30k and libreoffice/de of the other benchmarks. Every peer is installed
+into a virtual environment of its own (race_environments.py), and every system runs alone, stopped
+by the clock. The clock counts all that the user waits for: vocabularies, training, and the tool's
+own validation. Checkpoints are kept as they appear and are translated and scored afterwards.
+
+A race is kept in a folder of --runs; a system that is finished is not repeated, and the page is
+written from all races that are there. Without --systems only the page is written again.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import race_environments
+import race_heedful
+import race_stub
+from common import RESULTS, versions
+from heedful.evaluation.metrics import corpus_scores
+from race_clock import Clock, start, stop, timed_lines
+from race_data import FOLDERS, corpus_of
+from race_page import write_page
+from race_peers import LOG, PEERS, SNAPSHOTS, Corpus, Job, System, tokens_per_second
+
+RUNS = Path("runs/race")
+SYSTEMS = {system.name: system for system in (race_heedful.SYSTEM, *PEERS, race_stub.SYSTEM)}
+RESULT = "result.json"
+METRICS = ["bleu", "chrf"]
+DECODE_LIMIT = 1800.0  # seconds for the translation of the test set
+POINTS = 10
+
+
+def main() -> None:
+    """Race the systems that are not finished, then write the page."""
+    arguments = parse()
+    runs = arguments.runs.absolute()
+    environments = (arguments.environments or runs / "environments").absolute()
+    for name in arguments.install:
+        race_environments.install(environments, name, arguments.torch_build)
+    for task in arguments.tasks if arguments.systems else ():
+        data = (arguments.data / FOLDERS[task]).absolute()
+        if not data.is_dir():
+            raise SystemExit(f"{data} is not there: --data is the folder that holds it")
+        corpus, parts = corpus_of(task, data, runs / "data" / task)
+        for minutes in arguments.minutes:
+            for name in arguments.systems:
+                folder = runs / f"{task}-{minutes:g}min-{arguments.threads}threads" / name
+                if (folder / RESULT).is_file():
+                    print(f"{folder.parent.name}: {name} {state(folder)}", flush=True)
+                    continue
+                system = SYSTEMS[name]
+                python = python_of(system, environments, arguments.torch_build)
+                if python is None:
+                    continue
+                job = Job(python, folder, corpus, data, arguments.threads, arguments.quick)
+                record = race(system, job, minutes)
+                score(system, job, parts, record, arguments.points)
+    write_page(runs, environments, arguments)
+
+
+def state(folder: Path) -> str:
+    """What the result of a system says, for one that is not repeated."""
+    error = json.loads((folder / RESULT).read_text(encoding="utf-8"))["error"]
+    failed = f"failed ({error}); remove {folder} to race it again, or only its {RESULT} to score it"
+    return failed if error else "is finished"
+
+
+def parse() -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, help="folder of the text")
+    add("--runs", type=Path, default=RUNS, help="folder of the races")
+    add("--environments", type=Path, help="folder of the peers' environments; default: in --runs")
+    add("--systems", type=names, default=[], help=f"of {', '.join(SYSTEMS)}")
+    add("--tasks", type=names, default=[*FOLDERS], help=f"of {', '.join(FOLDERS)}")
+    add("--minutes", type=numbers, default=[30.0, 120.0], help="of each race; default: 30,120")
+    add("--threads", type=int, default=1, help="of every system")
+    add("--points", type=int, default=POINTS, help="checkpoints of a system that are scored")
+    add("--install", type=names, default=[], help="peers to install, or to try again")
+    add("--torch-build", default=race_environments.BUILD, help="of the peers; +cpu, or ''")
+    add("--note", default="", help="the machine and what else ran on it, for the page")
+    add("--results", type=Path, default=RESULTS, help="folder of the page")
+    add("--quick", action="store_true", help="a smoke test: figures are meaningless")
+    arguments = parser.parse_args()
+    for given, known in (
+        (arguments.systems, SYSTEMS),
+        (arguments.tasks, FOLDERS),
+        (arguments.install, race_environments.KNOWN),
+    ):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"{', '.join(unknown)}: choose from {', '.join(known)}")
+    if arguments.systems and arguments.data is None:
+        parser.error("give the folder of the text with --data")
+    return arguments
+
+
+def names(text: str) -> list[str]:
+    """Names between commas."""
+    return [name for name in text.replace(" ", "").split(",") if name]
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers between commas."""
+    return [float(name) for name in names(text)]
+
+
+def python_of(system: System, environments: Path, build: str) -> Path | None:
+    """The interpreter for a system; installs it if need be. None: it does not install here."""
+    if not system.environment:
+        return Path()
+    record = race_environments.install(environments, system.environment, build)
+    if "error" in record:
+        print(f"{system.name} is left out: {record['error']}", flush=True)
+        return None
+    return race_environments.python_of(environments, system.environment)
+
+
+def race(system: System, job: Job, minutes: float) -> dict[str, Any]:
+    """Run a system under the clock; what an unfinished race has left is removed before.
+
+    A race that has ended and was not scored yet is not repeated.
+    """
+    path = job.folder / "race.json"
+    if path.is_file():
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    shutil.rmtree(job.folder, ignore_errors=True)
+    job.folder.mkdir(parents=True)
+    print(f"{job.folder.parent.name}: {system.name} runs for {minutes:g} minutes", flush=True)
+    clock = Clock(60 * minutes, job.threads, job.folder / LOG)
+    error = ""
+    try:
+        system.race(clock, job)
+    except RuntimeError as failure:
+        error = hide(str(failure), job)
+    lines = system.progress(job)
+    config_lines, commands = system.configuration(job)
+    record = {
+        "system": system.name,
+        "task": job.corpus.name,
+        "minutes": minutes,
+        "threads": job.threads,
+        "versions": versions_of(system, job),
+        "settings": system.settings,
+        "configuration_lines": config_lines,
+        "commands": commands,
+        "command_lines": command_lines(job),
+        "seconds": round(clock.used, 1),
+        "peak_bytes": clock.peak_bytes,
+        "steps": lines[-1].step if lines else 0,
+        "tokens_per_second": tokens_per_second(lines),
+        "losses": [[line.seconds, line.step, line.loss] for line in thinned(lines, 40)],
+        "snapshots": {name: round(at, 1) for name, at in clock.snapshots.items()},
+        "error": error,
+    }
+    write_json(path, record)
+    return record
+
+
+def versions_of(system: System, job: Job) -> str:
+    """The versions of a system and of its torch."""
+    if system.environment:
+        folder = job.python.parents[2]
+        return race_environments.installed(folder)[system.environment]["versions"]
+    found = versions()
+    return ", ".join(f"{name} {found[name]}" for name in ("python", "heedful", "torch"))
+
+
+def command_lines(job: Job) -> list[str]:
+    """The commands of a race, with local folders replaced by names."""
+    lines = timed_lines(job.folder / LOG)
+    found = [hide(text[2:], job) for _, text in lines if text.startswith("$ ")]
+    # The programs by their names: `python`, `eole`.
+    return [" ".join([Path(text.split(" ", 1)[0]).name, *text.split(" ", 1)[1:]]) for text in found]
+
+
+def hide(text: str, job: Job) -> str:
+    """A text with names in place of local folders."""
+    hidden = {job.folder: ".", job.corpus.folder: "TEXT", job.data: "DATA"}
+    for folder, name in hidden.items():
+        text = text.replace(str(folder), name)
+    return text
+
+
+def score(
+    system: System,
+    job: Job,
+    parts: dict[str, tuple[int, int]],
+    record: dict[str, Any],
+    points: int,
+) -> None:
+    """Translate the test set with checkpoints of a race, and write the result of the system."""
+    found = [name for name in record["snapshots"] if (job.folder / SNAPSHOTS / name).is_dir()]
+    if not found:
+        record["error"] = record["error"] or "no checkpoint within the time"
+        print(f"{system.name}: {record['error']}", flush=True)
+        write_json(job.folder / RESULT, record)
+        return
+    record["model"] = best = system.best(job, sorted(found))
+    references = read_lines(job.corpus.file("test", False))
+    record["scores"] = {}
+    for name in dict.fromkeys([*thinned(sorted(found), points), best]):
+        outputs, seconds = translate(system, job, name)
+        if len(outputs) != len(references):
+            record["error"] = f"{len(outputs)} translations of {len(references)} lines"
+            continue
+        record["scores"][name] = scores_of(outputs, references, job.corpus)
+        if name == best:
+            record["decode_seconds"] = round(seconds, 1)
+            record["sentences_per_second"] = len(references) / seconds
+            record["parts"] = {
+                part: scores_of(outputs[first:end], references[first:end], job.corpus)
+                for part, (first, end) in parts.items()
+            }
+        shown = ", ".join(f"{key} {value:.2f}" for key, value in record["scores"][name].items())
+        print(f"{system.name} {name}: {shown}", flush=True)
+    write_json(job.folder / RESULT, record)
+
+
+def scores_of(outputs: list[str], references: list[str], corpus: Corpus) -> dict[str, float]:
+    """BLEU and chrF by sacreBLEU of text as it is; the same call for all systems."""
+    scores = corpus_scores(outputs, references, trg_lang=corpus.target, metrics=METRICS)
+    return dict(scores.values())
+
+
+def translate(system: System, job: Job, name: str) -> tuple[list[str], float]:
+    """The translations of the test set by a snapshot, and the seconds of the whole command."""
+    out = job.folder / "outputs" / f"{name}.txt"
+    source = job.corpus.file("test", True)
+    timing = out.with_suffix(".seconds")
+    if timing.is_file():
+        return read_lines(out), float(timing.read_text())
+    out.parent.mkdir(exist_ok=True)
+    command = system.decode(job, job.folder / SNAPSHOTS / name, source, out)
+    began = time.monotonic()
+    through = (source, out) if system.is_filter else None
+    process = start(command, job.folder, job.threads, through)
+    try:
+        text = "".join(process.communicate(timeout=DECODE_LIMIT)[1 if through else 0])
+    except subprocess.TimeoutExpired:
+        text = f"stopped after {DECODE_LIMIT:.0f} seconds"
+    finally:
+        stop(process)
+    seconds = time.monotonic() - began
+    if process.returncode or not out.is_file():
+        print(race_environments.last_line(text), flush=True)
+        return [], seconds
+    timing.write_text(f"{seconds:.2f}\n")
+    return read_lines(out), seconds
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file; other line breaks than \\n are part of a line."""
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def thinned(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the items, evenly chosen, with the last one."""
+    if len(items) <= most or most == 1:
+        return list(items[-most:])
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a record as a whole."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The race: logs of peers, the clock, checkpoints that are kept, and the page. No peer is run."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+JOEYNMT = """\
+0.4\t$ python -m joeynmt train config.yaml --skip-test
+9.0\t2026-11-27 22:47:18 - INFO - joeynmt.data - Valid dataset: PlaintextDataset(len=1014)
+31.5\t2026-11-27 22:47:39 - INFO - joeynmt.training - Epoch   1, Step:       20, Batch Loss:     \
+7.730318, Batch Acc: 0.046011, Tokens per Sec:      509, Lr: 0.000025
+40.0\t2026-11-27 22:48:19 - INFO - joeynmt.prediction - Evaluation result (greedy): bleu:   0.00, \
+loss:   7.65, ppl: 2108.42, acc:   0.06, 0.0766[sec]
+61.0\t2026-11-27 22:48:44 - INFO - joeynmt.training - Epoch   1, Step:     1240, Batch Loss:     \
+2.500000, Batch Acc: 0.5, Tokens per Sec:     1300, Lr: 0.005000
+"""
+EOLE = """\
+2.0\t[2026-11-27 22:43:40,914 INFO] Start training loop and validate every 200 steps...
+31.5\t[2026-11-27 22:43:48,914 INFO] Step 20/1000000; acc: 0.0; ppl: 9933.54; xent: 9.20; aux: \
+0.000; mtp: 0.000; attn_ent: 2.169; lr: 2.80e-05; sents:    1344; bsz: 3250/3484/269; 1221/1309 \
+tok/s;     13 sec;
+50.0\t[2026-11-27 22:44:00,000 INFO] Train perplexity: 9000.0
+61.0\t[2026-11-27 22:44:10,865 INFO] Step 1240/1000000; acc: 50.0; ppl: 12.2; xent: 2.50; aux: \
+0.000; mtp: 0.000; attn_ent: 1.1; lr: 5.59e-05; sents:     968; bsz: 2917/3195/194; 900/1300 \
+tok/s;     25 sec;
+"""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "rates", "loss"),
+    [("JOEYNMT_LINE", JOEYNMT, (509, 1300), 7.730318), ("EOLE_LINE", EOLE, (1309, 1300), 9.20)],
+)
+def test_logs_of_peers_are_read(
+    tmp_path: Path, pattern: str, text: str, rates: tuple[float, float], loss: float
+) -> None:
+    import race_peers  # type: ignore[import-not-found]
+
+    log = tmp_path / "race.log"
+    log.write_text(text)
+    lines = race_peers.read_progress(log, getattr(race_peers, pattern))
+    assert [(line.seconds, line.step) for line in lines] == [(31.5, 20), (61.0, 1240)]
+    assert [line.loss for line in lines] == [loss, 2.5]
+    assert tuple(line.tokens_per_second for line in lines) == rates
+    assert race_peers.tokens_per_second(lines) == sum(rates) / 2
+    assert race_peers.tokens_per_second([]) is None
+
+
+def test_steps_are_planned_for_the_time_that_is_left(tmp_path: Path) -> None:
+    import race_heedful  # type: ignore[import-not-found]
+
+    log = tmp_path / "race.log"
+    log.write_text(
+        '0.0\t$ python -m heedful {"no": "output"}\n7.0\tA note on the data.\n'
+        '8.0\t{"total_steps": 5000, "parameters": {"all": 9},\n9.0\t"seconds_per_step": 0.5}\n'
+    )
+    output = race_heedful.dry_run_output(log)
+    assert race_heedful.planned_steps(output, 1000, share=0.9) == 1800
+    assert race_heedful.planned_steps(output, 1e6) == 5000, "the recipe's own end"
+    assert race_heedful.planned_steps(output, 0.1) == 1
+    endless = output.replace("5000", "null")
+    assert race_heedful.planned_steps(endless, 1e6, share=1.0) == 2_000_000
+
+
+def test_the_clock_stops_a_deaf_command_and_keeps_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import race_clock  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(race_clock, "POLL", 0.02)
+    log, weights = tmp_path / "race.log", tmp_path / "weights"
+    weights.write_text("first")
+    clock = race_clock.Clock(0.4, 3, log)
+    script = "trap '' INT TERM; sleep 60 & echo $! threads $OMP_NUM_THREADS; wait; wait"
+    command = ["sh", "-c", script]
+    into = tmp_path / "snapshots"
+    status = clock.run(
+        command,
+        cwd=tmp_path,
+        checkpoints=lambda: {"one": [weights], "gone": [tmp_path / "gone"]},
+        into=into,
+        grace=(0.05, 0.05),
+    )
+    assert status is None
+    assert clock.used == clock.limit
+    weights.unlink()
+    assert (into / "one" / "weights").read_text() == "first"
+    assert [*clock.snapshots] == os.listdir(into) == ["one"]
+    assert 0 <= clock.snapshots["one"] <= 0.4
+    first, second = race_clock.timed_lines(log)
+    assert first == (0.0, f"$ {' '.join(command)}")
+    child, *rest = second[1].split()
+    assert rest == ["threads", "3"]
+    if sys.platform == "linux":
+        stat = Path(f"/proc/{child}/stat")
+        assert not stat.is_file() or stat.read_text().split()[2] == "Z"
+    assert clock.peak_bytes > 0
+
+
+def test_the_clock_goes_on_with_the_next_command_and_says_how_one_ended(tmp_path: Path) -> None:
+    import race_clock
+    import race_peers
+
+    corpus = race_peers.Corpus("multi30k", tmp_path, "en", "de")
+    job = race_peers.Job(Path("python"), tmp_path, corpus, tmp_path, 1)
+    clock = race_clock.Clock(60.0, 1, tmp_path / race_peers.LOG)
+    race_peers.run(clock, job, ["sh", "-c", "echo ready"])
+    used = clock.used
+    assert used > 0
+    with pytest.raises(RuntimeError, match="exit status 3: no such corpus"):
+        race_peers.run(clock, job, ["sh", "-c", "echo no such corpus; exit 3"])
+    assert clock.used > used
+    clock.used = clock.limit
+    race_peers.run(clock, job, ["sh", "-c", "touch late"])
+    assert not (tmp_path / "late").exists()
+
+
+def test_checkpoints_of_peers_are_taken_when_they_are_complete(tmp_path: Path) -> None:
+    import race_peers
+
+    model = tmp_path / "model"
+    assert race_peers.joeynmt_checkpoints(tmp_path) == {}
+    assert race_peers.eole_checkpoints(tmp_path) == {}
+    (model / "step_200").mkdir(parents=True)
+    for name in ("200.ckpt", "400.ckpt", "step_200/model.00.safetensors", "step_200/optimizer.pt"):
+        (model / name).touch()
+    assert race_peers.joeynmt_checkpoints(tmp_path) == {}, "it is not linked yet"
+    assert race_peers.eole_checkpoints(tmp_path) == {}, "it is not linked yet"
+    (model / "latest.ckpt").symlink_to("400.ckpt")
+    (model / "best.ckpt").symlink_to("200.ckpt")
+    (model / "step_200" / "config.json").touch()
+    (model / "config.json").symlink_to("step_200/config.json")
+    assert race_peers.joeynmt_checkpoints(tmp_path) == {"step-00000400": [model / "400.ckpt"]}
+    found = race_peers.eole_checkpoints(tmp_path)["step-00000200"]
+    assert [path.name for path in found] == ["config.json", "model.00.safetensors"]
+    job = race_peers.Job(
+        Path("python"), tmp_path, race_peers.Corpus("x", tmp_path, "en", "de"), tmp_path, 1
+    )
+    names = ["step-00000200", "step-00000400"]
+    assert race_peers.joeynmt_best(job, names) == "step-00000200"
+    assert race_peers.joeynmt_best(job, names[1:]) == "step-00000400", "its best came too late"
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_configurations_are_yaml_with_lines_to_count(tmp_path: Path, index: int) -> None:
+    import race_peers
+
+    system = race_peers.PEERS[index]
+    corpus = race_peers.Corpus("multi30k", tmp_path / "text", "en", "de", vocabulary=777)
+    job = race_peers.Job(Path("/e/bin/python"), tmp_path, corpus, tmp_path, 1)
+    plan = race_peers.joeynmt if "joeynmt" in system.name else race_peers.eole
+    config, commands = plan(job, is_tiny=system.name.endswith("-tiny"))
+    assert yaml.safe_load(race_peers.dump(config)) == config
+    assert "777" in race_peers.dump(config)
+    lines, number = system.configuration(job)
+    assert number == len(commands)
+    assert lines == len(race_peers.dump(config).splitlines())
+    assert any("--vocab_size=777" in word for word in commands[0])
+
+
+def test_checkpoints_to_score_are_spread_over_the_time() -> None:
+    pytest.importorskip("rapidfuzz", reason="the benchmark of software imports it")
+    from race import thinned  # type: ignore[import-not-found]
+
+    assert thinned(range(9), 3) == [0, 4, 8]
+    assert thinned(range(9), 1) == [8]
+    assert thinned(range(3), 3) == thinned(range(3), 9) == [0, 1, 2]
+    assert thinned([], 3) == []
+
+
+PIP = """\
+Collecting sockeye==3.1.34
+ERROR: Cannot install sockeye==3.1.34 and torch==2.13.0+cpu because of conflicting dependencies.
+The conflict is caused by:
+    sockeye 3.1.34 depends on torch<1.14.0
+ERROR: ResolutionImpossible: for help visit https://pip.pypa.io/
+"""
+
+
+def test_what_does_not_install_says_why() -> None:
+    from race_environments import last_line  # type: ignore[import-not-found]
+
+    assert last_line(PIP).startswith("Cannot install sockeye==3.1.34 and torch")
+    assert last_line("Traceback\nValueError: mutable default\n") == "ValueError: mutable default"
+    assert last_line("") == "no output"
+
+
+def record(system: str, scores: dict[float, float], **more: Any) -> dict[str, Any]:
+    """A result as race.py writes it; scores: BLEU by seconds."""
+    names = {f"step-{index}": seconds for index, seconds in enumerate(scores)}
+    values = dict(zip(names, scores.values(), strict=True))
+    return {
+        "system": system,
+        "task": "multi30k",
+        "minutes": 30.0,
+        "threads": 1,
+        "versions": "python 3.11",
+        "settings": "documented",
+        "configuration_lines": 7,
+        "commands": 2,
+        "command_lines": ["python train"],
+        "steps": 1200,
+        "tokens_per_second": None,
+        "peak_bytes": 2**30,
+        "snapshots": names,
+        "model": max(names, default=""),
+        "scores": {name: {"bleu": value, "chrf": 2 * value} for name, value in values.items()},
+        "error": "",
+        **more,
+    }
+
+
+def test_the_page_has_the_selected_models_and_when_heedful_was_there(tmp_path: Path) -> None:
+    import race_page  # type: ignore[import-not-found]
+
+    results = [
+        record("heedful", {300: 10.0, 600: 20.0, 1200: 30.0}),
+        record("joeynmt", {600: 19.5, 1200: 16.0}, sentences_per_second=12.34),
+        record("eole", {}, error="exit status 1: out of memory"),
+    ]
+    for result in results[::-1]:
+        path = tmp_path / "multi30k-30min-1threads" / result["system"] / "result.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(result))
+    ((name, records),) = race_page.read_races(tmp_path).items()
+    assert [one["system"] for one in records] == ["heedful", "joeynmt", "eole"]
+    page = "\n".join(race_page.race_sections(name, records))
+    assert "## Multi30k, English to German: 30 minutes, one thread" in page
+    cells = "| 1,200 | – | 1,024 MiB |"
+    assert f"| heedful | 30.0 | 60.0 | 20.0 min | – {cells} – | 7 | 2 |" in page
+    # The model is the last one, the best time that of the checkpoint before.
+    assert f"| joeynmt | 16.0 | 32.0 | 10.0 min | 10.0 min {cells} 12.3 | 7 | 2 |" in page
+    assert f"| eole | – | – | – | – {cells} – | 7 | 2 |" in page
+    assert "* eole: exit status 1: out of memory" in page
+    assert "* joeynmt: python 3.11; documented; `python train`" in page
