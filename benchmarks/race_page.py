@@ -56,9 +56,9 @@ INTRODUCTION = (
     "all that its user waits for: vocabularies, a dry run, training, its own validation. "
     "Afterwards the checkpoints that were there in time translate the test set, by the tool's own "
     "command with beams of 5; BLEU and chrF are those of sacreBLEU by the same call. "
-    "The table has the model that the tool itself selects. Every peer has two configurations: the "
-    "documented one for small data, and `-tiny`, in the size of heedful's recipe. Tokens "
-    "are those of each tool's own vocabulary. Sentences a second include the start of the command."
+    "The table has the model that the tool itself selects. For each peer there are two "
+    "configurations: the documented one for small data, and `-tiny`, in the size of heedful's "
+    "recipe; a table has those that were raced. Tokens are those of each tool's own vocabulary. Sentences a second include the start of the command."
 )
 
 

@@ -20,17 +20,31 @@ HOW = {
     "没有效果的尝试见 [docs/log.md](docs/log.md)。",
 }
 SHOWN_DECODING = (("gpt2", 1, "decoding, GPT-2's size, greedy, batch 1"),)
+PEERS = {"joeynmt": "JoeyNMT", "eole": "eole"}
 LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 def render(language: str = "en") -> str:
     """The current lines between the markers of the README in a language."""
-    rows = [row for rows in (_localization, _speed, _students) for row in rows()]
+    rows = [row for rows in (_race, _localization, _speed, _students) for row in rows()]
     machines = {_machine(_read(page)) for _, _, _, page in rows}
     links = [(*cells, f"[{page}](docs/results/{page}.md)") for *cells, page in rows]
     table = HEAD[language] + "".join(f"| {' | '.join(cells)} |\n" for cells in links)
     where = "; ".join(sorted(machines))
     return f"{table}\n{HOW[language].format(where)}\n"
+
+
+def _race() -> Iterator[tuple[str, str, str, str]]:
+    """Scores of the models that the tools select; of a peer's configurations the best one."""
+    records = _read("race")["races"]["multi30k-30min-1threads"]
+    scores: dict[str, float] = {}
+    for record in records:
+        name = record["system"].removesuffix("-tiny")
+        score = record["scores"][record["model"]]["bleu"] if record.get("scores") else 0.0
+        scores[name] = max(score, scores.get(name, 0.0))
+    ours = scores.pop("heedful")
+    others = ", ".join(f"{PEERS[name]} {score:.1f}" for name, score in scores.items())
+    yield "BLEU after 30 minutes on one core, Multi30k en-de", f"{ours:.1f}", others, "race"
 
 
 def _localization() -> Iterator[tuple[str, str, str, str]]:
@@ -41,7 +55,7 @@ def _localization() -> Iterator[tuple[str, str, str, str]]:
         return f"{sum(kept)} of {sum(lines)}"
 
     name = "software and its help, en-de: lines that keep their numbers, placeholders and tags"
-    others = f"the same net without `data.keep` {text('translation')}"
+    others = f"the recipe `translation` in equal steps {text('translation')}"
     others += f", human translations {text('human translation')}"
     yield name, text("localization"), others, "localization"
 
