@@ -58,7 +58,8 @@ INTRODUCTION = (
     "command with beams of 5; BLEU and chrF are those of sacreBLEU by the same call. "
     "The table has the model that the tool itself selects. For each peer there are two "
     "configurations: the documented one for small data, and `-tiny`, in the size of heedful's "
-    "recipe; a table has those that were raced. Tokens are those of each tool's own vocabulary. Sentences a second include the start of the command."
+    "recipe; a table has those that were raced. Tokens are those of each tool's own vocabulary. "
+    "Sentences a second include the start of the command."
 )
 
 
