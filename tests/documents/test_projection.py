@@ -132,6 +132,28 @@ def test_parts_of_a_word_that_is_copied() -> None:
         "H<g1>2</g1>O und H<g2>2</g2>O"
     )
 
+    assert placed("a style<g1>1</g1> b", "B Vorlage1 A", "2-0 1-1 0-2").text == (
+        "B Vorlage<g1>1</g1> A"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "bare", "with_words"),
+    [
+        ("Click <x1/> now", "Click now", "Click <x1/> now"),
+        ("<g1>Click <x2/></g1>, (<x3/>)", "Click, ()", "Click <x2/>, (<x3/>)"),
+        ("a <g1><x2/></g1> b", "a b", "a <x2/> b"),
+        # A note, a break, and tags beside each other are no words.
+        ("word<x1/> a.<x2/>B", "word a. B", "word a. B"),
+        ("a <x1/><x2/> b", "a b", "a b"),
+    ],
+)
+def test_single_tags_may_be_words(text: str, bare: str, with_words: str) -> None:
+    """A model with masks copies them, and translates a text without a word for code worse."""
+    codes = codes_of(text)
+    assert without_tags(codes).text == bare
+    assert without_tags(codes, keeps_words=True).text == with_words
+
 
 def test_texts_without_blanks_between_words() -> None:
     """Words are the tokens of the model there."""

@@ -9,6 +9,9 @@ from heedful.documents.word_links import is_unspaced
 
 _CLOSING = tuple(",.;:!?)]}…、。，；：！？）")  # which have no blank before them
 
+_OPENING = " \t\n([{\"'“„«‘‚"  # before a word
+_ENDING = " \t\n\"'”“»’" + "".join(_CLOSING)  # behind a word
+
 
 @dataclass
 class Tag:
@@ -92,18 +95,23 @@ class Untagged:
         return [index for index in range(pair.open, pair.close + 1) if index not in halves]
 
 
-def without_tags(codes: TaggedText) -> Untagged:
+def without_tags(codes: TaggedText, *, keeps_words: bool = False) -> Untagged:
     """The text without tags.
 
     Where tags stand between two blanks, or between a blank and a closing mark, a blank is removed
     with them; where a tag such as a line break stands between two words, a blank takes its place.
+
+    Args:
+        keeps_words: single tags that stand as a word, such as code or a picture, stay in the text.
     """
+    content = split_at_tags(codes.text)
+    words = _word_tags(codes, content) if keeps_words else set[int]()
     parts: list[str] = []
     tags: list[Tag] = []
     length = num_before = 0  # tags before the last text
-    for part in split_at_tags(codes.text):
+    for index, part in enumerate(content):
         code = codes.codes.get(part)
-        if code is not None:
+        if code is not None and index not in words:
             tags.append(Tag(part, code.kind, length))
             continue
         if group := tags[num_before:]:
@@ -115,6 +123,22 @@ def without_tags(codes: TaggedText) -> Untagged:
         parts.append(part)
         length += len(part)
     return Untagged("".join(parts), tags)
+
+
+def _word_tags(codes: TaggedText, content: Sequence[str]) -> set[int]:
+    """The indices of single tags between blanks, brackets, quotes and marks, as words are."""
+    found: set[int] = set()
+    before, group = "", list[int]()
+    for index, part in enumerate([*content, ""]):
+        code = codes.codes.get(part)
+        if code is not None:
+            group += [index] if code.kind == "alone" else []
+            continue
+        is_word = not before[-1:].strip(_OPENING) and not part[:1].strip(_ENDING)
+        if len(group) == 1 and is_word:
+            found.update(group)
+        before, group = part, []
+    return found
 
 
 def _joined(before: str, group: Sequence[Tag], behind: str) -> tuple[str, str]:
@@ -129,7 +153,7 @@ def _joined(before: str, group: Sequence[Tag], behind: str) -> tuple[str, str]:
             group[-1].after = " "
         return before, behind[1:]
     if before.endswith(" ") and behind.startswith(_CLOSING):
-        if all(tag.kind == "alone" for tag in group):
+        if single is not None and opened is None:
             group[0].before = " "
             _move(group, -1)
             return before[:-1], behind

@@ -306,12 +306,28 @@ class _Work:
         self.align: Align | None = None
         if own := getattr(translator, "token_alignments", None):
             self.align = partial(own, **options)
+        # A mask is copied: single tags that stand for words are then words of the text.
+        metadata = getattr(translator, "metadata", None)
+        self._keeps = getattr(metadata, "keep", None) is not None and options.get("keep", True)
         self.by_sentence, self.with_quality = True, False
 
     def translated(self, segments: Sequence[Segment]) -> list[_Output]:
         """The translation of each segment, with its tags."""
+        outputs = self._translated(segments, keeps_words=self._keeps)
+        pairs = zip(segments, outputs, strict=True)
+        damaged = [
+            index for index, (own, output) in enumerate(pairs) if own.tag_problem(output.text)
+        ]
+        again = self._translated([segments[index] for index in damaged], keeps_words=False)
+        for index, output in zip(damaged, again, strict=True):
+            outputs[index] = output
+        return outputs
+
+    def _translated(self, segments: Sequence[Segment], *, keeps_words: bool) -> list[_Output]:
+        """The translation of each segment; `keeps_words` as in `without_tags`."""
         texts = [
-            without_tags(segment.codes or TaggedText(segment.text, {})) for segment in segments
+            without_tags(own.codes or TaggedText(own.text, {}), keeps_words=keeps_words)
+            for own in segments
         ]
         split = [
             SplitText(text.text, self._fits, self._languages[0], by_sentence=self.by_sentence)
@@ -323,8 +339,8 @@ class _Work:
                 new, return_details=True, **{"scores": self.with_quality, **self._options}
             )
             self._known |= zip(new, [found[0] for found in outputs], strict=True)
-        rows = dict.fromkeys(row for pair in zip(texts, split, strict=True) for row in _cut(*pair))
-        unknown = [row for row in rows if row not in self._aligned and not self._is_copied(row)]
+        cut = dict.fromkeys(row for pair in zip(texts, split, strict=True) for row in _cut(*pair))
+        unknown = [row for row in cut if row not in self._aligned and not self._is_copied(row)]
         if unknown and self.align is not None:
             aligned = self.align(unknown, [self._known[row] for row in unknown])
             self._aligned |= zip(unknown, aligned, strict=True)

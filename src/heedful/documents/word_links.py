@@ -1,7 +1,7 @@
 """Words of a text and of its translation, and which belong together."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate, chain
@@ -90,8 +90,8 @@ def link_words(
     guess.
 
     Args:
-        cuts: places in the text where a word is several units, if it is linked with an equal word
-            (`H<sub>2</sub>O`).
+        cuts: places in the text where a word is several units, if the linked word has the same
+            parts (`H<sub>2</sub>O`), or the same beginning or end (`style<sup>1</sup>`).
     """
     units = units_of(source, alignment.source if alignment else ())
     target_units = units_of(target, alignment.target if alignment else ())
@@ -113,39 +113,50 @@ def link_words(
         has_weight = best >= 0 and (usable[best] > 0 or (usable[best] == 0 and not unit.is_word))
         linked.append(best if has_weight else -1)
     links = Links(units, target_units, weights, linked, sure)
-    same = {
-        index: own
-        for index, own in enumerate(linked)
-        if own >= 0 and words[own] == target_words[index]
-    }
-    return _with_cuts(links, same, cuts) if cuts else links
+    return _with_cuts(links, words, target_words, cuts) if cuts else links
 
 
-def _with_cuts(links: Links, equal: Mapping[int, int], cuts: Sequence[int]) -> Links:
-    """The links of the parts of cut words; `equal` are links of words that are the same."""
-    inside = {
-        own: [cut - unit.start for cut in dict.fromkeys(cuts) if unit.start < cut < unit.end]
-        for own, unit in ((own, links.source[own]) for own in equal.values())
-    }
-    source = [unit.cut_at(inside.get(own, ())) for own, unit in enumerate(links.source)]
-    target = [
-        unit.cut_at(inside[equal[own]] if own in equal else ())
-        for own, unit in enumerate(links.target)
-    ]
+def _with_cuts(
+    links: Links, words: Sequence[str], target_words: Sequence[str], cuts: Sequence[int]
+) -> Links:
+    """The links of parts of words, where a linked word has the same parts."""
+    source_cuts: dict[int, list[int]] = {}
+    target_cuts: dict[int, list[int]] = {}
+    for index, own in enumerate(links.linked):
+        start, end, _ = links.source[own] if own >= 0 else Unit(0, 0)
+        inside = [cut - start for cut in dict.fromkeys(cuts) if start < cut < end]
+        if own >= 0 and (places := _same_cuts(words[own], target_words[index], inside)):
+            source_cuts[own], target_cuts[index] = inside, places
+    source = [unit.cut_at(source_cuts.get(own, ())) for own, unit in enumerate(links.source)]
+    target = [unit.cut_at(target_cuts.get(own, ())) for own, unit in enumerate(links.target)]
     firsts = [0, *accumulate(map(len, source))]
     rows, columns = [*map(len, target)], [*map(len, source)]
     weights = np.repeat(np.repeat(links.weights, rows, 0), columns, 1)
     linked: list[int] = []
-    for own, units in enumerate(target):
-        first = firsts[links.linked[own]] if links.linked[own] >= 0 else -1
-        steps = range(len(units)) if own in equal else [0] * len(units)
-        for row, step in enumerate(steps, len(linked)):
-            if len(units) > 1:
-                others = [first + other for other in range(len(units)) if other != step]
-                weights[row, others] = 0
-            linked.append(first + step)
+    for index, units in enumerate(target):
+        own = links.linked[index]
+        for step in range(len(units)):
+            linked.append(firsts[own] + step if own >= 0 else -1)
+            if len(units) > 1:  # one part of the word alone
+                row = weights[len(linked) - 1, firsts[own] : firsts[own + 1]]
+                row[np.arange(len(row)) != step] = 0
     sure = np.repeat(np.array(links.sure, bool), rows).tolist()
     return Links([*chain(*source)], [*chain(*target)], weights, linked, sure)
+
+
+def _same_cuts(word: str, other: str, places: Sequence[int]) -> Sequence[int]:
+    """The places in another word that cut it as some places cut a word; empty: there are none.
+
+    The other word is the same, or has the same end behind the only place, or the same beginning.
+    """
+    if word == other or not places:
+        return places
+    if len(places) == 1 and (place := places[0]) < len(other):
+        if other.startswith(word[:place]):
+            return places
+        if other.endswith(word[place:]) and len(word) - place < len(other):
+            return [len(other) - len(word) + place]
+    return ()
 
 
 def units_of(text: str, tokens: Sequence[tuple[int, int]] = ()) -> list[Unit]:

@@ -272,6 +272,7 @@ class _ServedTexts:
         self._request, self._served, self._body = request, served, body
         self._loop = asyncio.get_running_loop()
         self._is_first = True
+        self.metadata = served.model.metadata
         self.most = max(1, served.settings.max_queue // 4)
         self.stopped = threading.Event()
 
