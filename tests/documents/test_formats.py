@@ -255,13 +255,26 @@ def test_a_text_without_words_is_not_marked_as_of_a_machine(
     assert content.decode().count(mark) == count
 
 
-@pytest.mark.parametrize("damage", [("<g1>", ""), ("<x2/>", "<x2/><x2/>"), ("</g1>", "")])
-def test_damaged_tags_fall_back_to_the_texts_between_them(damage: tuple[str, str]) -> None:
-    translate = replaced(**dict([damage]), go="geh")
+def test_a_model_reads_no_tags_and_cannot_damage_them() -> None:
+    """It read `<g1>` as text, and what it made of it was repaired between the tags."""
+    seen: list[str] = []
+
+    def translate(text: str) -> str:
+        seen.append(text)
+        return re.sub(r"</?[gx]\d+/?>", "?", text).replace("go", "geh")
+
     content, counts, _ = translated("a.xlf", XLIFF, translate)
     expected = '>Click <g id="1">here &amp; now</g>. Then <x id="2"/> geh.</target>'
     assert expected in content.decode()
-    assert (counts.in_pieces, counts.to_review) == (1, 1)
+    assert seen == ["Click here & now.", "Then go.", "All bold", "Four"]
+    assert counts.to_review == 0
+
+
+def test_a_memory_with_other_tags_is_not_used() -> None:
+    memory = {"Click <g1>here & now</g1>. Then <x2/> go.": "Klick <g1>hier. Dann <x2/> geh."}
+    content, counts, _ = translated("a.xlf", XLIFF, str.upper, memory=memory)
+    assert '>CLICK <g id="1">HERE &amp; NOW</g>. THEN <x id="2"/> GO.</target>' in content.decode()
+    assert (counts.from_memory, counts.translated) == (0, 3)
 
 
 def test_a_sentence_without_a_translation_keeps_its_source() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import heedful
 from heedful import UserError
+from heedful.documents import read_document, translate_document
 from heedful.documents.translating import fits_model
 from heedful.fidelity import CHARACTERS, count_masks, mask_text, place_masks, with_accelerator
 from heedful.fidelity.pieces import counts
@@ -289,3 +290,43 @@ def test_terms_of_a_glossary(
     text = f"page {CHARACTERS[3]} 漢"  # as any other characters, without `keep`
     [output] = model.generate(text, return_details=True, glossary={"page": "auf"})
     assert bool(re.search(r"\bauf\b", output.text)) != bool(output.reasons)
+
+
+def test_alignments_are_of_texts_with_their_pieces(model: Translator) -> None:
+    """Their ranges are those of the text and of the output as a person reads them."""
+    sources = [source for source in SOURCES if source]
+    outputs = [best for best, *_ in model.translate(sources, return_details=True)]
+    found = model.token_alignments([*sources, ""], [*outputs, replace(outputs[0], ids=[])])
+    assert found.pop() is None
+    for source, output, own in zip(sources, outputs, found, strict=True):
+        assert own is not None
+        assert own.weights.shape == (len(own.target), len(own.source))
+        covered = {place for span in own.source for place in range(*span)}
+        assert all(place in covered or char == " " for place, char in enumerate(source))
+        ends = [end for start, end in own.target if start < end]
+        assert ends == sorted(ends)
+        assert max(ends, default=0) <= len(output.text.strip())
+    assert heedful.ensemble([model]).token_alignments(sources[:1], outputs[:1]) == [None]
+
+
+def test_a_single_tag_of_a_document_is_a_piece(model: Translator) -> None:
+    page = b"<p>Open <code>x y</code> on <b>page</b> 12 a</p><p>no <b>piece</b></p>"
+    seen: list[str] = []
+
+    class Seen:
+        """The model, with the texts that it read."""
+
+        metadata = model.metadata
+
+        def translate(self, texts: list[str], **options: Any) -> Any:
+            """As of the model."""
+            seen.extend(texts)
+            return model.translate(texts, **options)
+
+    for keep, text in ((True, "Open <x1/> on page 12 a"), (False, "Open on page 12 a")):
+        seen.clear()
+        document = read_document(page, "a.html", ("en", "de"))
+        translate_document(Seen(), document, beam_size=1, max_new_tokens=9, keep=keep)
+        assert text in seen
+        assert document.to_bytes().count(b"<code>x y</code>") == 1
+        assert document.to_bytes().count(b"<b>") == document.to_bytes().count(b"</b>") == 2

@@ -5,6 +5,7 @@ Models are trained on sentences, and read a limited number of tokens.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from heedful import extras
 from heedful.data.inline import TAG
@@ -28,6 +29,7 @@ class SplitText:
 
     Attributes:
         rows: the parts to translate: sentences, or lines.
+        places: of each row the place of its first character, and that after its last one.
         num_unfit: words (texts without a blank or punctuation) that do not fit; they are kept.
     """
 
@@ -42,30 +44,40 @@ class SplitText:
         """
         self._pieces = [*_split(text, fits, language, by_sentence)]
         self.rows = [text for text, is_row in self._pieces if is_row]
+        sizes = [len(text) for text, _ in self._pieces]
+        ends = [*accumulate(sizes)]
+        places = zip(ends, sizes, self._pieces, strict=True)
+        self.places = [(end - size, end) for end, size, (_, is_row) in places if is_row]
         self.num_unfit = sum(not is_row and not fits(text) for text, is_row in self._pieces)
 
     def joined(self, translations: Sequence[str], source: str | None, target: str | None) -> str:
-        """The text with other parts in place of `rows`.
+        """The text with other parts in place of `rows`; see `parts`."""
+        return "".join(new for _, new in self.parts(translations, source, target))
+
+    def parts(
+        self, translations: Sequence[str], source: str | None, target: str | None
+    ) -> list[tuple[str, str]]:
+        """All parts of the text, each with what it is in the translation.
 
         Between two sentences a blank is added or left out, as the languages write it.
         """
         if list(translations) == self.rows:
-            return "".join(text for text, _ in self._pieces)
+            return [(text, text) for text, _ in self._pieces]
         from_spaced, to_spaced = _has_spaces(source), _has_spaces(target)
         rest = iter(translations)
-        parts: list[str] = []
+        parts: list[tuple[str, str]] = []
         after_row = False
         for index, (text, is_row) in enumerate(self._pieces):
             if is_row:
-                if after_row and to_spaced and not from_spaced:
-                    parts.append(" ")
-                parts.append(next(rest).strip())
+                blank = " " if after_row and to_spaced and not from_spaced else ""
+                new = blank + next(rest).strip()
             else:
                 is_between = after_row and any(row for _, row in self._pieces[index + 1 :][:1])
                 is_dropped = is_between and text == " " and from_spaced and not to_spaced
-                parts += [] if is_dropped else [text]
+                new = "" if is_dropped else text
+            parts.append((text, new))
             after_row = is_row
-        return "".join(parts)
+        return parts
 
 
 def _has_spaces(language: str | None) -> bool:
@@ -133,7 +145,7 @@ def _clauses(text: str, fits: Fits) -> list[str]:
 def _cut(text: str) -> int | None:
     """The place of the best cut, near the middle; None: there is none."""
     middle = len(text) / 2
-    for pattern in _CUTS:  # tags have neither blanks nor such punctuation
+    for pattern in _CUTS:
         ends = (match.end() for match in pattern.finditer(text))
         usable = [end for end in ends if 0 < end < len(text)]
         # A cut at the edge would leave the other part as long as before.

@@ -1,13 +1,18 @@
 """Translation of a document's segments: memory first, then a model, sentence by sentence."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
-from heedful.data.inline import TAG, split_at_tags
+from heedful.data.inline import TAG, TaggedText
+from heedful.documents.projection import Part, with_tags
+from heedful.documents.removed_tags import Untagged, without_tags
 from heedful.documents.segments import Document, Origin, Result, Segment
 from heedful.documents.sentences import Fits, SplitText
+from heedful.documents.word_links import TokenAlignment
 from heedful.fidelity import Reason, differences, mask_text, with_accelerator
 from heedful.fidelity.quality import quality
 from heedful.progress import track
@@ -15,6 +20,7 @@ from heedful.progress import track
 TOGETHER = 512  # segments whose parts are translated together
 
 
+Align = Callable[[Sequence[str], Sequence[Any]], Sequence[TokenAlignment | None]]
 Review = Callable[[Segment, str], Sequence[str]]  # reasons to review a translation
 
 
@@ -104,7 +110,6 @@ class Counts:
         replaced: of both, those in place of a translation that the file had.
         kept: with a translation that the file has.
         without_words: not translated, as they have no letter or digit.
-        in_pieces: whose tags the model did not keep, translated between their tags.
         to_review: with a reason for a review.
         blank: whose translation came out blank; they are left as they are.
         skipped: parts that are not translated, by kind.
@@ -116,7 +121,6 @@ class Counts:
     replaced: int = 0
     kept: int = 0
     without_words: int = 0
-    in_pieces: int = 0
     to_review: int = 0
     blank: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
@@ -129,7 +133,6 @@ class Counts:
             (self.replaced, "in place of other translations"),
             (self.kept, "kept"),
             (self.without_words, "without words"),
-            (self.in_pieces, "translated between their tags"),
             (self.to_review, "to review"),
             (self.blank, "without a translation"),
         ]
@@ -149,6 +152,7 @@ def translate_document(
     memory: Mapping[str, str] | None = None,
     review: Review | None = None,
     fits: Fits | None = None,
+    align: Align | None = None,
     by_sentence: bool = True,
     together: int = TOGETHER,
     with_quality: bool = False,
@@ -156,13 +160,18 @@ def translate_document(
 ) -> Counts:
     """Translate the segments of a document; `document.to_bytes()` is then the translated file.
 
-    A translation whose numbers, placeholders or tags differ from those of its source has a reason
-    for a review, which the file shows where its format can.
+    Texts are translated without their tags, which are then put into the translations by the
+    alignment of words. A translation whose numbers or placeholders differ from those of its source,
+    or whose tags may be at a wrong place, has a reason for a review, which the file shows where its
+    format can.
 
     Args:
         memory: as of `memory_of`; a segment that is one of its sources gets this translation.
         review: further reasons to review a translation.
         fits: True for a text that the model reads; default: `fits_model(translator)`.
+        align: the alignment of texts and their translations (`Translated`); None for one that is
+            unknown. Default: `translator.token_alignments`, with the options; of a translator
+            without it words are aligned if they are equal, others by their order.
         by_sentence: translate sentences one by one; without, lines, and sentences of long ones.
         together: segments that are translated together, after which progress is reported.
         with_quality: each translation has a quality, that of its worst sentence, which the file
@@ -171,30 +180,30 @@ def translate_document(
     """
     counts = Counts(segments=len(document.segments), skipped=dict(document.skipped))
     work = _Work(translator, fits or fits_model(translator), document.languages, options)
+    work.align = align or work.align
     work.by_sentence, work.with_quality = by_sentence, with_quality
     chosen = [segment for segment in document.segments if policy.replaces(segment)]
     counts.kept = len(document.segments) - len(chosen)
     with track(f"translating {document.name}", len(chosen)) as advance:
         for start in range(0, len(chosen), together):
             part = chosen[start : start + together]
-            remembered = [_remembered(segment.text, memory or {}) for segment in part]
+            remembered = [_remembered(segment, memory or {}) for segment in part]
             pairs = [*zip(part, remembered, strict=True)]
-            outputs = iter(work.translated([s.text for s, found in pairs if found is None]))
-            settled = [(s, next(outputs) if found is None else found) for s, found in pairs]
-            work.prepare_pieces(settled)
-            for (segment, output), found in zip(settled, remembered, strict=True):
-                _settle(segment, output, found is not None, work, counts, review)
+            outputs = iter(work.translated([s for s, found in pairs if found is None]))
+            for segment, found in pairs:
+                _settle(segment, found or next(outputs), found is not None, counts, review)
             advance(len(part))
     return counts
 
 
-def _remembered(text: str, memory: Mapping[str, str]) -> "_Output | None":
-    """The translation of a text in a memory, with the blanks around the text."""
-    core = text.strip()
+def _remembered(segment: Segment, memory: Mapping[str, str]) -> "_Output | None":
+    """The translation of a text in a memory, with the blanks around the text and the same tags."""
+    core = segment.text.strip()
     if core not in memory:
         return None
-    before, _, after = text.partition(core)
-    return _Output(f"{before}{memory[core].strip()}{after}")
+    before, _, after = segment.text.partition(core)
+    text = f"{before}{memory[core].strip()}{after}"
+    return None if segment.tag_problem(text) else _Output(text)
 
 
 @dataclass(frozen=True)
@@ -205,7 +214,7 @@ class _Output:
         has_words: False: the text has none, and is its own translation.
         num_blank: its parts whose translation is blank; they are as in the text.
         num_unfit: its words that are too long for the model, likewise.
-        reasons: those of the model for a review.
+        reasons: those of the model for a review, and of its tags.
         probability: the mean of a token, in the sentence where it is smallest; None: not asked for.
     """
 
@@ -222,7 +231,6 @@ def _settle(
     segment: Segment,
     output: _Output,
     is_remembered: bool,
-    work: "_Work",
     counts: Counts,
     review: Review | None,
 ) -> None:
@@ -232,10 +240,6 @@ def _settle(
         segment.result = Result(segment.text, origin="source")
         return
     reasons: list[str] = []
-    if problem := segment.tag_problem(output.text):
-        output, is_remembered = work.between_tags(segment.text), False
-        reasons.append(Reason("tags", {"problem": problem}))
-        counts.in_pieces += 1
     if output.is_blank:
         counts.blank += 1
         segment.is_blank = True
@@ -298,55 +302,83 @@ class _Work:
         self._translator, self._fits, self._options = translator, fits, options
         self._languages = languages
         self._known: dict[str, Translated] = {}
+        self._aligned: dict[str, TokenAlignment | None] = {}
+        self.align: Align | None = None
+        if own := getattr(translator, "token_alignments", None):
+            self.align = partial(own, **options)
+        # A mask is copied: single tags that stand for words are then words of the text.
+        metadata = getattr(translator, "metadata", None)
+        self._keeps = getattr(metadata, "keep", None) is not None and options.get("keep", True)
         self.by_sentence, self.with_quality = True, False
 
-    def translated(self, texts: Sequence[str]) -> list[_Output]:
-        """The translation of each text."""
+    def translated(self, segments: Sequence[Segment]) -> list[_Output]:
+        """The translation of each segment, with its tags."""
+        outputs = self._translated(segments, keeps_words=self._keeps)
+        pairs = zip(segments, outputs, strict=True)
+        damaged = [
+            index for index, (own, output) in enumerate(pairs) if own.tag_problem(output.text)
+        ]
+        again = self._translated([segments[index] for index in damaged], keeps_words=False)
+        for index, output in zip(damaged, again, strict=True):
+            outputs[index] = output
+        return outputs
+
+    def _translated(self, segments: Sequence[Segment], *, keeps_words: bool) -> list[_Output]:
+        """The translation of each segment; `keeps_words` as in `without_tags`."""
+        texts = [
+            without_tags(own.codes or TaggedText(own.text, {}), keeps_words=keeps_words)
+            for own in segments
+        ]
         split = [
-            SplitText(text, self._fits, self._languages[0], by_sentence=self.by_sentence)
+            SplitText(text.text, self._fits, self._languages[0], by_sentence=self.by_sentence)
             for text in texts
         ]
-        rows = dict.fromkeys(row for text in split for row in text.rows)
+        rows = dict.fromkeys(row for one in split for row in one.rows)
         if new := [row for row in rows if row not in self._known]:
             outputs: list[list[Translated]] = self._translator.translate(
                 new, return_details=True, **{"scores": self.with_quality, **self._options}
             )
             self._known |= zip(new, [found[0] for found in outputs], strict=True)
-        return [*map(self._joined, split)]
+        cut = dict.fromkeys(row for pair in zip(texts, split, strict=True) for row in _cut(*pair))
+        unknown = [row for row in cut if row not in self._aligned and not self._is_copied(row)]
+        if unknown and self.align is not None:
+            aligned = self.align(unknown, [self._known[row] for row in unknown])
+            self._aligned |= zip(unknown, aligned, strict=True)
+        return [*map(self._joined, segments, texts, split)]
 
-    def _joined(self, text: SplitText) -> _Output:
+    def _is_copied(self, row: str) -> bool:
+        """True for a row that is its own translation, or has a blank one and stays as it is."""
+        return self._known[row].text.strip() in ("", row)
+
+    def _joined(self, segment: Segment, source: Untagged, text: SplitText) -> _Output:
         found = [self._known[row] for row in text.rows]
-        outputs = [one.text for one in found]
         reasons = tuple(reason for one in found for reason in one.reasons)
         reasons += (Reason("cut"),) if any(one.is_cut for one in found) else ()
         least = min((one.probability for one in found), default=None) if self.with_quality else None
-        blank = [not TAG.sub("", output).strip() for output in outputs]
+        blank = [not one.text.strip() for one in found]
         kept = [
-            row if is_blank else output
-            for row, output, is_blank in zip(text.rows, outputs, blank, strict=True)
+            row if is_blank else one.text
+            for row, one, is_blank in zip(text.rows, found, blank, strict=True)
         ]
-        joined = text.joined(kept, *self._languages)
         all_blank = bool(blank) and all(blank)
         has_words = bool(text.rows or text.num_unfit)
+        parts = text.parts(kept, *self._languages)
+        joined = "".join(new for _, new in parts)
+        if segment.codes is not None and source.tags:
+            aligned = [Part(old, new, self._aligned.get(old)) for old, new in parts]
+            placed = with_tags(segment.codes, source, aligned)
+            joined = placed.text
+            reasons += tuple(Reason("tags", {"text": inside}) for inside in placed.unsure)
         return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank, reasons, least)
 
-    def prepare_pieces(self, outputs: Sequence[tuple[Segment, _Output]]) -> None:
-        """Translate what `between_tags` needs for the outputs with wrong tags, as one list."""
-        damaged = [segment for segment, output in outputs if segment.tag_problem(output.text)]
-        self.translated([part for segment in damaged for part in split_at_tags(segment.text)])
 
-    def between_tags(self, text: str) -> _Output:
-        """A text whose parts between tags are translated one by one."""
-        outputs = self.translated(split_at_tags(text))
-        with_words = [output for output in outputs if output.has_words]
-        return _Output(
-            "".join(output.text for output in outputs),
-            num_blank=sum(output.num_blank for output in outputs),
-            num_unfit=sum(output.num_unfit for output in outputs),
-            is_blank=all(output.is_blank for output in with_words),
-            reasons=tuple(reason for output in outputs for reason in output.reasons),
-            probability=min((p for o in outputs if (p := o.probability) is not None), default=None),
-        )
+def _cut(source: Untagged, text: SplitText) -> Iterator[str]:
+    """The rows of a text that have tags between their words."""
+    starts = [tag.start for tag in source.tags]  # in order
+    for row, (start, end) in zip(text.rows, text.places, strict=True):
+        first = bisect_right(starts, start)
+        if first < len(starts) and starts[first] < end:
+            yield row
 
 
 def memory_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:

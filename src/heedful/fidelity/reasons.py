@@ -17,7 +17,7 @@ TEXTS: Mapping[str, str] = {
     "words_too_long": "words that are too long for the model: {count}",
     "cut": "cut off by the length limit",
     "language": "language: the text is in {found}, not in {expected}",
-    "tags": "its tags were not translated as one text ({problem}), so the texts between them were",
+    "tags": "the place of tags is uncertain: {text}",
 }
 """By code: the text, with the names of the reason's values."""
 

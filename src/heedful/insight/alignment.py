@@ -3,23 +3,18 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
-from heedful.backends.torch.cached_net import checked_start_ids, right_padded
-from heedful.data.decoding import GrowingText
+from heedful.backends.torch.cached_net import checked_start_ids
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.fidelity import mask_text, unmask
 from heedful.insight.plots import heat_map, new_figure
-from heedful.insight.reading import Text, check_index, evaluating, pieces, read
-from heedful.insight.watching import Watch
-from heedful.parts.tokens import Tokens
+from heedful.insight.reading import Text, check_index, pieces, read
+from heedful.pipelines.alignment import cross_attention, decoded_spans, encoded_spans
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.translation import Translator
 
@@ -152,7 +147,7 @@ def align(
         # The last token of a target is read too, unless the net has no position for it.
         longest = model.config.max_length
         read_ids = [[*start, *targets[index]][:longest] for index in rows]
-        weights = _cross_attention(model, [sources[index] for index in rows], read_ids, indices)
+        weights = cross_attention(model, [sources[index] for index in rows], read_ids, indices)
         tables = dict(zip(rows, weights.cpu().numpy(), strict=True))
     alignments = []
     for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
@@ -182,24 +177,6 @@ def expect_translator(model: SavedModel) -> Translator:
             f"alignments need a translator, an encoder-decoder; this model is a {model.kind}"
         )
     return model
-
-
-def _cross_attention(
-    model: Translator,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    layers: Sequence[int],
-) -> Float[Tensor, "B T S"]:
-    """Weights averaged over layers and heads."""
-    device = model.device
-    src, tgt = (
-        Tokens.from_ids(*right_padded([list(row) for row in rows], device))
-        for rows in (sources, targets)
-    )
-    names = [f"decoder.{layer}.cross_attention.weights" for layer in layers]
-    with evaluating(model.net), Watch(model.net, names) as watched:
-        model.net.states(src, tgt)
-        return torch.stack([watched[name].float().mean(1) for name in names]).mean(0)
 
 
 def _by_unit(
@@ -253,11 +230,11 @@ def words_of(
         text: that `ids` are the encoding of, perhaps cut, between special tokens; or an output of
             the model, perhaps cut, with these ids. None: what they are decoded to.
     """
-    spans = None if text is None else _encoded_spans(tokenizer, ids, text)
+    spans = None if text is None else encoded_spans(tokenizer, ids, text)
     if text is None:
         text = tokenizer.decode(ids)
     if spans is None:
-        spans = _decoded_spans(tokenizer, ids)
+        spans = decoded_spans(tokenizer, ids)
     matches = [*re.finditer(r"\S+", text)]
     word_at = dict[int, int]()
     for number, match in enumerate(matches):
@@ -267,40 +244,6 @@ def words_of(
         touched = [word_at[index] for index in range(start, end) if index in word_at]
         of_ids.append(touched[-1] if touched else None)
     return tuple(match[0] for match in matches), tuple(of_ids)
-
-
-def _encoded_spans(
-    tokenizer: Tokenizer, ids: Sequence[int], text: str
-) -> list[tuple[int, int]] | None:
-    """The span of each id in the text that it was encoded from; None: they are of another text."""
-    encoded, spans = tokenizer.encode_spans(text)
-    num_after = len(tokenizer.encode_target([])) - len(tokenizer.prefix_ids)
-    for first in range(len(ids)):  # tags and special tokens come before
-        count = _num_equal(encoded, ids[first:])
-        after = ids[first + count :]
-        ends = len(after) <= num_after and all(token in tokenizer.special_ids for token in after)
-        if ends and count:
-            return [*[(0, 0)] * first, *spans[:count], *[(0, 0)] * len(after)]
-    return None
-
-
-def _decoded_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """The span of each id in the text that the ids are decoded to."""
-    growing = GrowingText(tokenizer.decoder)
-    spans = []
-    for token in ids:
-        [data] = growing.bytes_of([token])
-        start = growing.offset_of(data)
-        growing.add([token])
-        # All tokens of a character have it in their span.
-        spans.append((start, max(growing.length, start + bool(data))))
-    return spans
-
-
-def _num_equal(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """The length of the equal beginning of two sequences."""
-    pairs = zip(first, second, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def alignment_error_rate(

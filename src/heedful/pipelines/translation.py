@@ -20,6 +20,7 @@ from heedful.pipelines.metadata import GenerationIds
 from heedful.pipelines.text_generation import Generator
 
 if TYPE_CHECKING:
+    from heedful.documents.word_links import TokenAlignment
     from heedful.pipelines.scoring import TextScore
 
 
@@ -317,6 +318,21 @@ class Translator(Generator):
         options: dict[str, Any] = {"too_long": too_long, "batch_tokens": batch_tokens}
         options["tags"] = self._pair_tags(src_language, tgt_language)
         return score_pairs(self, sources, targets, **options).scores()
+
+    def token_alignments(
+        self, texts: Sequence[str], outputs: Sequence[Generation], **options: Any
+    ) -> "list[TokenAlignment | None]":
+        """The alignment of each text with its output, by the cross-attention of the net.
+
+        Args:
+            options: as in `translate`, with which the outputs were made.
+
+        Returns:
+            None for an output without tokens, and for all outputs of an ensemble.
+        """
+        from heedful.pipelines.alignment import token_alignments
+
+        return token_alignments(self, texts, outputs, self.options(**options))
 
     def teacher_forced(
         self,

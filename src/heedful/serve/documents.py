@@ -8,11 +8,11 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -28,10 +28,12 @@ from heedful.documents import (
 )
 from heedful.documents.segments import Document, Segment
 from heedful.documents.translating import fits_model
+from heedful.documents.word_links import TokenAlignment
 from heedful.errors import UserError
 from heedful.fidelity.reasons import code_of
 from heedful.pipelines.generations import Generation
 from heedful.progress import Advance, use_display
+from heedful.serve.batches import Job, OnOutput
 from heedful.serve.bodies import TranslateBody, TranslateFileBody
 from heedful.serve.directions import detected_languages, known_sources, translator_for
 from heedful.serve.errors import HttpError, as_http_error
@@ -39,7 +41,7 @@ from heedful.serve.events import event, event_stream
 from heedful.serve.guard import DOWNLOADS, info_of
 from heedful.serve.models import ServedModel
 from heedful.serve.requests import registry_of
-from heedful.serve.translating import translation_job
+from heedful.serve.translating import language_options, translation_job
 
 router = APIRouter(tags=["LibreTranslate"])
 _KEPT_SECONDS = 1_800.0
@@ -48,6 +50,8 @@ _DETECTED = 10_000  # characters by which the language of a document is detected
 _SHOWN = 200  # characters of a segment's text
 _MOST_REVIEWS = 1_000  # in an answer; `counts` has their number
 _RETRY_SECONDS = 0.2  # after which a later part of a document asks for room again
+_Item = TypeVar("_Item")
+_Out = TypeVar("_Out")
 _UNSAFE = re.compile(r"[^\w.-]+")
 
 
@@ -268,6 +272,7 @@ class _ServedTexts:
         self._request, self._served, self._body = request, served, body
         self._loop = asyncio.get_running_loop()
         self._is_first = True
+        self.metadata = served.model.metadata
         self.most = max(1, served.settings.max_queue // 4)
         self.stopped = threading.Event()
 
@@ -275,19 +280,52 @@ class _ServedTexts:
         self, texts: list[str], *, return_details: Literal[True], **options: Any
     ) -> list[list[Generation]]:
         """The translation of each text, in parts that leave room for other requests."""
-        outputs: list[list[Generation]] = []
-        for start in range(0, len(texts), self.most):
+        return self._in_parts(texts, self._translate_part)
+
+    def token_alignments(
+        self, texts: Sequence[str], outputs: Sequence[Generation], **options: Any
+    ) -> list[TokenAlignment | None]:
+        """The alignment of each text with its translation, by the net on the model's thread."""
+        languages = language_options(self._served.model, self._body)
+
+        def run(items: list[tuple[str, Generation]], report: OnOutput) -> list[Any]:
+            """The alignments of some texts."""
+            own, outputs = zip(*items, strict=True)
+            return self._served.model.token_alignments(own, outputs, **languages)
+
+        async def align(items: list[tuple[str, Generation]]) -> list[TokenAlignment | None]:
+            """Queue a part."""
+            sizes = [len(output.ids) for _, output in items]
+            key = ("align", tuple(sorted(languages.items())))
+            return await self._queued(Job(key, items, sizes, run))
+
+        return self._in_parts([*zip(texts, outputs, strict=True)], align)
+
+    def _in_parts(
+        self, items: list[_Item], work: Callable[[list[_Item]], Coroutine[Any, Any, list[_Out]]]
+    ) -> list[_Out]:
+        """The results of work in the event loop, in parts that leave room for other requests."""
+        results: list[_Out] = []
+        for start in range(0, len(items), self.most):
             if self.stopped.is_set():
                 raise UserError("the request has ended")
-            part = self._translate_part(texts[start : start + self.most])
-            outputs += asyncio.run_coroutine_threadsafe(part, self._loop).result()
-        return outputs
+            part = work(items[start : start + self.most])
+            results += asyncio.run_coroutine_threadsafe(part, self._loop).result()
+        return results
 
     async def _translate_part(self, texts: list[str]) -> list[list[Generation]]:
         job, num_tokens = await translation_job(self._served, texts, self._body)
+        results = await self._queued(job)
+        info = info_of(self._request.scope)
+        info.num_prompt += num_tokens
+        info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
+        return [outputs for outputs, _ in results]
+
+    async def _queued(self, job: Job) -> list[Any]:
+        """The results of a job; only the first one is refused where there is no room."""
         while True:
             try:
-                with self._served.slots(len(texts), "file"):
+                with self._served.slots(len(job.rows), "file"):
                     results = await self._served.run(job)
                 break
             except HttpError as error:
@@ -295,7 +333,4 @@ class _ServedTexts:
                     raise
                 await asyncio.sleep(_RETRY_SECONDS)
         self._is_first = False
-        info = info_of(self._request.scope)
-        info.num_prompt += num_tokens
-        info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
-        return [outputs for outputs, _ in results]
+        return results

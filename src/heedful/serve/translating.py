@@ -295,18 +295,14 @@ async def translation_job(
 ) -> tuple[Job, int]:
     """The work of a request, and the number of its source tokens."""
     model: Translator = served.model
-    metadata, unit = model.metadata, body.alignments
+    unit = body.alignments
     options: dict[str, Any] = {"scores": body.scores or body.quality}
     options["num_return"] = 1 + body.alternatives
     if body.alternatives:
         default = model.metadata.options.get("beam_size", model.default_options["beam_size"])
         options["beam_size"] = max(default, 1 + body.alternatives)
 
-    named = {"tgt_language": body.target} if metadata.language_tags else {}
-    if metadata.language_codes:
-        source = None if body.source == "auto" else body.source
-        named = {"src_language": source, "tgt_language": body.target}
-    languages = {name: code for name, code in named.items() if code is not None}
+    languages = language_options(model, body)
     options |= options_for_ids(model, languages)
 
     def encode() -> list[list[int]]:
@@ -350,6 +346,15 @@ async def translation_job(
     key = ("translate", unit, tuple(sorted(options.items())))
     items = list(zip(rows, lines, strict=True))
     return Job(key, items, sizes, run, rows_each=resolved.rows), sum(sizes)
+
+
+def language_options(model: Translator, body: TranslateBody) -> dict[str, Any]:
+    """The options that name the languages of a request, where the model chooses by them."""
+    named = {"tgt_language": body.target} if model.metadata.language_tags else {}
+    if model.metadata.language_codes:
+        source = None if body.source == "auto" else body.source
+        named = {"src_language": source, "tgt_language": body.target}
+    return {name: code for name, code in named.items() if code is not None}
 
 
 def _alignments(

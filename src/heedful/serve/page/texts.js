@@ -141,7 +141,7 @@ const TEXTS = {
     reason_words_too_long: "words that are too long for the model: {count}",
     reason_cut: "cut off by the length limit",
     reason_language: "language: the text is in {found}, not in {expected}",
-    reason_tags: "its tags were not translated as one text ({problem}), so the texts between them were",
+    reason_tags: "the place of tags is uncertain: {text}",
   },
   zh: {
     title: "heedful",
@@ -283,7 +283,7 @@ const TEXTS = {
     reason_words_too_long: "对模型来说过长的词：{count} 个",
     reason_cut: "译文达到长度上限，已被截断",
     reason_language: "语言：文本是{found}，而不是{expected}",
-    reason_tags: "带标签的文本未能整体翻译，因此分别翻译了标签之间的文本",
+    reason_tags: "标签的位置不确定：{text}",
   },
 };
 

@@ -1,0 +1,223 @@
+"""Words of a text and of its translation, and which belong together."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from heedful.fidelity.pieces import find_pieces
+
+# Scripts without blanks between words: Thai, Lao, Burmese, Khmer, kana, ideographs.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
+_SPACED = rf"(?![{_UNSPACED}])\w"  # the first and the last character of a word
+# What a word may have inside: all but blanks, brackets, quotes and marks that separate words.
+_INNER = rf"(?:[^\s{_UNSPACED}/|<>()\[\]{{}}\"“”„«»…,;:!?]|(?<=\d)[,:](?=\d))"
+_UNITS = re.compile(
+    rf"(?P<word>{_SPACED}(?:{_INNER}*{_SPACED})?)|(?P<run>[{_UNSPACED}]+)|(?P<mark>[^\w\s])"
+)
+
+
+@dataclass(frozen=True)
+class TokenAlignment:
+    """The alignment of the tokens of a text and of its translation.
+
+    Attributes:
+        source, target: the range of each token in the text, and in the translation; empty ranges
+            are of special tokens.
+        weights: (T, S): for each token of the translation its weight on each token of the text.
+    """
+
+    source: Sequence[tuple[int, int]]
+    target: Sequence[tuple[int, int]]
+    weights: Float[np.ndarray, "T S"]
+
+
+class Unit(NamedTuple):
+    """A word, a placeholder, or a mark of punctuation.
+
+    Attributes:
+        start, end: its range.
+        is_word: False: a mark.
+    """
+
+    start: int
+    end: int
+    is_word: bool = True
+
+    def moved(self, shift: int) -> "Unit":
+        """The unit at another place."""
+        return self._replace(start=self.start + shift, end=self.end + shift)
+
+    def cut_at(self, places: Sequence[int]) -> list["Unit"]:
+        """The unit in parts, which end at places from its start."""
+        starts = [self.start, *(self.start + place for place in places)]
+        ends = [*starts[1:], self.end]
+        return [self._replace(start=a, end=b) for a, b in zip(starts, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class Links:
+    """The units of a text and of its translation.
+
+    Attributes:
+        weights: (T, S): for each unit of the translation its weight on each unit of the text.
+        linked: for each unit of the translation the unit of the text with the largest weight, of
+            words a word, of marks an equal mark; -1: none.
+        sure: False: this link is a guess.
+    """
+
+    source: Sequence[Unit]
+    target: Sequence[Unit]
+    weights: Float[np.ndarray, "T S"]
+    linked: Sequence[int]
+    sure: Sequence[bool]
+
+
+def link_words(
+    source: str, target: str, alignment: TokenAlignment | None, cuts: Sequence[int] = ()
+) -> Links:
+    """The links of a text and its translation.
+
+    Without an alignment equal words are linked, and words between these by their order, which is a
+    guess.
+
+    Args:
+        cuts: places in the text where a word is several units, if the linked word has the same
+            parts (`H<sub>2</sub>O`), or the same beginning or end (`style<sup>1</sup>`).
+    """
+    units = units_of(source, alignment.source if alignment else ())
+    target_units = units_of(target, alignment.target if alignment else ())
+    words = [source[unit.start : unit.end] for unit in units]
+    target_words = [target[unit.start : unit.end] for unit in target_units]
+    if alignment is None:
+        weights = _by_order(words, target_words)
+        sure = [bool(row.any()) for row in (weights == 1)]
+    else:
+        weights = _of_units(alignment, units, target_units)
+        sure = [True] * len(target_units)
+    are_words = np.array([unit.is_word for unit in units], bool)
+    linked = []
+    for unit, word, row in zip(target_units, target_words, weights, strict=True):
+        # Attention to a mark says nothing of a word.
+        equal = [not unit.is_word and word == other for other in words]
+        usable = np.where(are_words if unit.is_word else equal, row, -1.0)
+        best = int(usable.argmax()) if len(usable) else -1
+        has_weight = best >= 0 and (usable[best] > 0 or (usable[best] == 0 and not unit.is_word))
+        linked.append(best if has_weight else -1)
+    links = Links(units, target_units, weights, linked, sure)
+    return _with_cuts(links, words, target_words, cuts) if cuts else links
+
+
+def _with_cuts(
+    links: Links, words: Sequence[str], target_words: Sequence[str], cuts: Sequence[int]
+) -> Links:
+    """The links of parts of words, where a linked word has the same parts."""
+    source_cuts: dict[int, list[int]] = {}
+    target_cuts: dict[int, list[int]] = {}
+    for index, own in enumerate(links.linked):
+        start, end, _ = links.source[own] if own >= 0 else Unit(0, 0)
+        inside = [cut - start for cut in dict.fromkeys(cuts) if start < cut < end]
+        if own >= 0 and (places := _same_cuts(words[own], target_words[index], inside)):
+            source_cuts[own], target_cuts[index] = inside, places
+    source = [unit.cut_at(source_cuts.get(own, ())) for own, unit in enumerate(links.source)]
+    target = [unit.cut_at(target_cuts.get(own, ())) for own, unit in enumerate(links.target)]
+    firsts = [0, *accumulate(map(len, source))]
+    rows, columns = [*map(len, target)], [*map(len, source)]
+    weights = np.repeat(np.repeat(links.weights, rows, 0), columns, 1)
+    linked: list[int] = []
+    for index, units in enumerate(target):
+        own = links.linked[index]
+        for step in range(len(units)):
+            linked.append(firsts[own] + step if own >= 0 else -1)
+            if len(units) > 1:  # one part of the word alone
+                row = weights[len(linked) - 1, firsts[own] : firsts[own + 1]]
+                row[np.arange(len(row)) != step] = 0
+    sure = np.repeat(np.array(links.sure, bool), rows).tolist()
+    return Links([*chain(*source)], [*chain(*target)], weights, linked, sure)
+
+
+def _same_cuts(word: str, other: str, places: Sequence[int]) -> Sequence[int]:
+    """The places in another word that cut it as some places cut a word; empty: there are none.
+
+    The other word is the same, or has the same end behind the only place, or the same beginning.
+    """
+    if word == other or not places:
+        return places
+    if len(places) == 1 and (place := places[0]) < len(other):
+        if other.startswith(word[:place]):
+            return places
+        if other.endswith(word[place:]) and len(word) - place < len(other):
+            return [len(other) - len(word) + place]
+    return ()
+
+
+def units_of(text: str, tokens: Sequence[tuple[int, int]] = ()) -> list[Unit]:
+    """The words, placeholders and marks of a text.
+
+    Args:
+        tokens: the ranges that words of scripts without blanks consist of; none: characters.
+    """
+    units: list[Unit] = []
+    place = 0
+    cuts = {start for start, end in tokens if start < end}
+    pieces = [piece for piece in find_pieces(text) if piece.kind != "number"]
+    for start, end in [*((piece.start, piece.end) for piece in pieces), (len(text), len(text))]:
+        for match in _UNITS.finditer(text, place, start):
+            if match["run"] is None:
+                units.append(Unit(*match.span(), match["word"] is not None))
+            else:
+                units += _cut(*match.span(), cuts)
+        units += [Unit(start, end)] if start < end else []
+        place = end
+    return units
+
+
+def is_unspaced(character: str) -> bool:
+    """True for a character of a script without blanks between words."""
+    return re.match(f"[{_UNSPACED}]", character) is not None
+
+
+def _cut(start: int, end: int, cuts: set[int]) -> Iterator[Unit]:
+    """The range of characters without blanks in words."""
+    places = [place for place in range(start + 1, end) if place in cuts or not cuts]
+    for first, stop in zip([start, *places], [*places, end], strict=True):
+        yield Unit(first, stop)
+
+
+def _of_units(
+    alignment: TokenAlignment, units: Sequence[Unit], target_units: Sequence[Unit]
+) -> Float[np.ndarray, "T S"]:
+    """The weights of units: sums over tokens of the text, means over those of the translation."""
+    of_source = _shares(alignment.source, units)
+    of_target = _shares(alignment.target, target_units)
+    of_target = of_target / np.maximum(of_target.sum(0), 1e-9)
+    return of_target.T @ alignment.weights @ of_source
+
+
+def _shares(tokens: Sequence[tuple[int, int]], units: Sequence[Unit]) -> Float[np.ndarray, "N U"]:
+    """The share of the characters of each token that each unit has."""
+    ranges = np.array(tokens, np.int64).reshape(-1, 1, 2)
+    own = np.array([unit[:2] for unit in units], np.int64).reshape(1, -1, 2)
+    ends, starts = np.minimum(ranges[..., 1], own[..., 1]), np.maximum(ranges[..., 0], own[..., 0])
+    common = np.maximum(ends - starts, 0).astype(np.float64)
+    return common / np.maximum(common.sum(1, keepdims=True), 1)
+
+
+def _by_order(source: Sequence[str], target: Sequence[str]) -> Float[np.ndarray, "T S"]:
+    """Weights of 1 of equal words in order, and of less of those between them by their places."""
+    weights = np.zeros((len(target), len(source)))
+    matcher = SequenceMatcher(None, source, target, autojunk=False)
+    for kind, start, end, first, stop in matcher.get_opcodes():
+        for index in range(first, stop):
+            if end > start:
+                own = start + (index - first) * (end - start) // (stop - first)
+                weights[index, own] = 1.0 if kind == "equal" else 0.5
+    return weights

@@ -1,0 +1,256 @@
+"""Tags put into translations by alignments of words: exact places, and all tags in any case."""
+
+import io
+import os
+import re
+
+import docx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend_models import model_of
+from document_samples import DOCX_RUNS, HTML, MARKDOWN, SRT, TMX, XLIFF, make_docx
+from heedful.data.inline import TAG, Piece, TaggedText, split_at_tags, tagged
+from heedful.documents import Segment, read_document, translate_document
+from heedful.documents.projection import Part, Placed, with_tags
+from heedful.documents.removed_tags import without_tags
+from heedful.documents.translating import fits_model
+from heedful.documents.word_links import TokenAlignment
+from heedful.pipelines import Translator
+
+CASES = int(os.environ.get("HEEDFUL_FUZZ", "60"))
+
+
+def codes_of(text: str) -> TaggedText:
+    """A text with tags such as `<g1>` and `<x2/>`; pairs may cross."""
+    kinds = {"<g": "open", "</": "close", "<x": "alone"}
+    pieces = [
+        Piece(kinds[part[:2]] if TAG.fullmatch(part) else "text", part, part.strip("</>"))  # type: ignore[arg-type]
+        for part in split_at_tags(text)
+    ]
+    return TaggedText(text, {piece.raw: piece for piece in pieces if piece.kind != "text"})
+
+
+def alignment_of(source: str, target: str, links: str, unit: str = r"\S+") -> TokenAlignment:
+    """Tokens are words, and `0-2` links the first of the text with the third one."""
+    sides = [[match.span() for match in re.finditer(unit, text)] for text in (source, target)]
+    weights = np.full((len(sides[1]), len(sides[0])), 0.01)
+    for link in links.split():
+        own, other = map(int, link.split("-"))
+        weights[other, own] += 0.5
+    return TokenAlignment(*sides, weights)
+
+
+def placed(text: str, target: str, links: str, unit: str = r"\S+") -> Placed:
+    """The translation of a text of one sentence with tags."""
+    codes = codes_of(text)
+    source = without_tags(codes)
+    core = source.text.strip()
+    before, after = (Part(blank, blank) for blank in source.text.split(core))
+    part = Part(core, target, alignment_of(core, target, links, unit))
+    found = with_tags(codes, source, [before, part, after])
+    assert Segment(text, 1, codes=codes).tag_problem(found.text) is None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "links", "expected"),
+    [
+        # A pair goes with its words, in another order, and around several of them.
+        (
+            "Click <g1>here</g1> now",
+            "Jetzt hier klicken",
+            "2-0 1-1 0-2",
+            "Jetzt <g1>hier</g1> klicken",
+        ),
+        ("a <g1>b c</g1> d", "D B C A", "3-0 1-1 2-2 0-3", "D <g1>B C</g1> A"),
+        ("a <g1>b</g1>", "B1 B2 A", "1-0 1-1 0-2", "<g1>B1 B2</g1> A"),
+        # A word between two of them that is nobody's is inside; of two runs the heavier one counts.
+        ("a <g1>b c</g1> d", "B A C D", "1-0 0-1 2-2 3-3", "<g1>B A C</g1> D"),
+        ("<g1>a b</g1> c d", "A C D B1 B2", "0-0 2-1 3-2 1-3 1-4", "A C D <g1>B1 B2</g1>"),
+        # Marks are inside if they are in the text, whatever the model attends to.
+        ("a <g1>b</g1>, c.", "B, A C.", "0-1 1-0 2-2", "<g1>B</g1>, A C."),
+        ("<g1>see b.</g1> c", "Siehe B. C", "0-0 1-1 2-2", "<g1>Siehe B.</g1> C"),
+        ("a <g1>→</g1> b", "A → B", "0-0 1-1 2-2", "A <g1>→</g1> B"),
+        # Pairs beside each other and in each other.
+        ("<g1>a</g1> <g2>b</g2>", "B A", "1-0 0-1", "<g2>B</g2> <g1>A</g1>"),
+        ("<g1>a</g1><g2>b</g2> c", "AB C", "0-0 1-1", "<g1>AB</g1><g2></g2> C"),
+        ("x <g1>a <g2>b</g2></g1>", "B A X", "2-0 1-1 0-2", "<g1><g2>B</g2> A</g1> X"),
+        ("x <g1><g2>a b</g2></g1>", "A B X", "1-0 2-1 0-2", "<g1><g2>A B</g2></g1> X"),
+        ("x <g1><g2>a</g2> b</g1> c", "C B A X", "3-0 2-1 1-2 0-3", "C <g1>B <g2>A</g2></g1> X"),
+        # A pair inside of another stays there, though its word is elsewhere.
+        (
+            "x y <g1>a b <g2>c</g2></g1>",
+            "C X Y A B",
+            "4-0 0-1 1-2 2-3 3-4",
+            "C X Y <g1><g2>A</g2> B</g1>",
+        ),
+        # Pairs of TMX that cross may cross in the translation.
+        ("<g1>a <g2>b</g1> c</g2>", "A B C", "0-0 1-1 2-2", "<g1>A <g2>B</g1> C</g2>"),
+        ("<g1>a <g2>b</g1> c</g2> d", "D C B A", "3-0 2-1 1-2 0-3", "D <g2>C <g1>B</g2> A</g1>"),
+        # A single tag is behind the word that is aligned with the one before it.
+        ("a b<x1/> c", "B A C", "1-0 0-1 2-2", "B<x1/> A C"),
+        ("a b.<x1/> c", "B. A C", "1-0 0-1 2-2", "B.<x1/> A C"),
+        ("a <x1/> b", "B A", "1-0 0-1", "B A <x1/>"),
+        ("a <x1/>, b", "B A", "1-0 0-1", "B A <x1/>"),
+        ("a <x1/>b c", "B A C", "1-0 0-1 2-2", "B A <x1/>C"),
+        ("a<x1/>b", "B A", "1-0 0-1", "B A<x1/>"),
+        ("a.<x1/>b c", "A. B C", "0-0 1-1 2-2", "A.<x1/>B C"),
+        ("<x1/>a b", "B A", "1-0 0-1", "<x1/>B A"),
+        ("a b <x1/>", "B A", "1-0 0-1", "B A <x1/>"),
+        ("a<x1/><x2/> b<x3/>", "B A", "1-0 0-1", "B A<x1/><x2/><x3/>"),
+        ("<g1>a <x2/></g1> b", "B A", "1-0 0-1", "B <g1>A <x2/></g1>"),
+        ("<g1>a</g1><x2/> b", "B A", "1-0 0-1", "B <g1>A</g1><x2/>"),
+        ("b <g1><x2/> a</g1>", "B A", "0-0 1-1", "B <g1><x2/> A</g1>"),
+        # A pair without a word is as a single tag, with what is in it.
+        ("a <g1><x2/></g1> b c", "B A C", "1-0 0-1 2-2", "B A <g1><x2/></g1> C"),
+        ("a<g1></g1> b c", "B A C", "1-0 0-1 2-2", "B A<g1></g1> C"),
+        # Blanks inside of a pair stay there.
+        ("a <g1>b </g1>c", "B A C", "1-0 0-1 2-2", "<g1>B </g1>A C"),
+        ("a<g1> b</g1> c", "C B A", "2-0 1-1 0-2", "C<g1> B</g1> A"),
+        ("a <g1> b </g1> c", "C B A", "2-0 1-1 0-2", "C <g1> B </g1> A"),
+        # Placeholders are never cut.
+        ("b <g1>%s</g1> c", "%s B C", "1-0 0-1 2-2", "<g1>%s</g1> B C"),
+    ],
+)
+def test_tags_go_with_their_words(text: str, target: str, links: str, expected: str) -> None:
+    assert placed(text, target, links).text == expected
+
+
+def test_words_that_were_left_out_ask_for_a_review() -> None:
+    found = placed("the <g1>very  big</g1> cat", "die Katze", "0-0 3-1")
+    assert found == Placed("<g1>die</g1> Katze", ("very big",))
+
+
+def test_parts_of_a_word_that_is_copied() -> None:
+    """All of it was between the tags."""
+    found = placed("pure H<g1>2</g1>O is", "ist H2O rein", "2-0 1-1 0-2")
+    assert found == Placed("ist H<g1>2</g1>O rein")
+    assert placed("H<g1>2</g1>O and H<g2>2</g2>O", "H2O und H2O", "0-0 1-1 2-2").text == (
+        "H<g1>2</g1>O und H<g2>2</g2>O"
+    )
+
+    assert placed("a style<g1>1</g1> b", "B Vorlage1 A", "2-0 1-1 0-2").text == (
+        "B Vorlage<g1>1</g1> A"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "bare", "with_words"),
+    [
+        ("Click <x1/> now", "Click now", "Click <x1/> now"),
+        ("<g1>Click <x2/></g1>, (<x3/>)", "Click, ()", "Click <x2/>, (<x3/>)"),
+        ("a <g1><x2/></g1> b", "a b", "a <x2/> b"),
+        # A note, a break, and tags beside each other are no words.
+        ("word<x1/> a.<x2/>B", "word a. B", "word a. B"),
+        ("a <x1/><x2/> b", "a b", "a b"),
+    ],
+)
+def test_single_tags_may_be_words(text: str, bare: str, with_words: str) -> None:
+    """A model with masks copies them, and translates a text without a word for code worse."""
+    codes = codes_of(text)
+    assert without_tags(codes).text == bare
+    assert without_tags(codes, keeps_words=True).text == with_words
+
+
+def test_texts_without_blanks_between_words() -> None:
+    """Words are the tokens of the model there."""
+    unit = r"[\u4e00-\u9fff]{1,2}|\w+|[^\w\s]"
+    found = placed("please open <g1>file</g1> now", "现在打开文件。", "3-0 1-1 2-2", unit)
+    assert found.text == "现在打开<g1>文件</g1>。"
+    found = placed("请打<g1>开文件</g1><x2/>。", "Open the file.", "1-0 2-1 3-2", r"[\w ]")
+    assert found.text.count("<g1>") == 1
+
+
+def test_pairs_over_several_sentences() -> None:
+    codes = codes_of("a <g1>b. c d.</g1> e <g2>f</g2>")
+    source = without_tags(codes)
+    rows = [("a b.", "B A.", "1-0 0-1"), ("c d.", "D C.", "1-0 0-1"), ("e f", "F E", "1-0 0-1")]
+    parts = [Part(old, new, alignment_of(old, new, links)) for old, new, links in rows]
+    blank = Part(" ", " ")
+    found = with_tags(codes, source, [parts[0], blank, parts[1], blank, parts[2]])
+    assert found == Placed("<g1>B A. D C.</g1> <g2>F</g2> E")
+    copied = with_tags(codes, source, [Part("a b.", "a b."), blank, parts[1], blank, parts[2]])
+    assert copied.text == "a <g1>b. D C.</g1> <g2>F</g2> E"
+
+
+WORDS = ["the", "cat", "sat", "x,", "(a)", "%s", '"q"', "好的", "。", "a.", "1,000", "H2O", " "]
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> list[Piece]:
+    """Pieces of a text, whose pairs may cross."""
+    found: list[Piece] = []
+    opened: list[str] = []
+    for number in range(draw(st.integers(1, 10))):
+        kind = draw(st.sampled_from(["text", "text", "open", "close", "alone"]))
+        if kind == "text":
+            found.append(Piece("text", draw(st.sampled_from(WORDS)) + draw(st.sampled_from("  "))))
+        elif kind == "close" and opened:
+            pair = opened.pop(draw(st.integers(0, len(opened) - 1)))
+            found.append(Piece("close", "</b>", pair))
+        elif kind == "open":
+            opened.append(str(number))
+            found.append(Piece("open", "<b>", opened[-1]))
+        else:
+            found.append(Piece("alone", "<br/>"))
+    return found
+
+
+@settings(max_examples=CASES, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck])
+@given(pieces(), st.lists(st.sampled_from(WORDS), max_size=6), st.integers(0, 2**32 - 1))
+def test_any_alignment_has_all_tags_and_the_same_text(
+    content: list[Piece], words: list[str], seed: int
+) -> None:
+    codes = tagged(content)
+    source = without_tags(codes)
+    target = " ".join(words).strip()
+    own, other = ([(place, place + 1) for place in range(len(t))] for t in (source.text, target))
+    weights = np.random.default_rng(seed).random((len(other), len(own)))
+    for alignment in (TokenAlignment(own, other, weights), None):
+        found = with_tags(codes, source, [Part(source.text, target, alignment)])
+        assert Segment(codes.text, 1, codes=codes).tag_problem(found.text) is None
+        assert TAG.sub("", found.text).replace(" ", "") == target.replace(" ", "")
+    assert with_tags(codes, source, [Part(source.text, source.text)]).text == codes.text
+
+
+@pytest.fixture(scope="module")
+def model() -> Translator:
+    return model_of("vaswani2017")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.html", HTML.encode()),
+        ("a.md", MARKDOWN.encode()),
+        ("a.xlf", XLIFF.encode()),
+        ("a.tmx", TMX.encode()),
+        ("a.srt", SRT.encode()),
+        ("a.docx", make_docx(DOCX_RUNS)),
+    ],
+)
+def test_a_text_with_tags_is_translated_as_one_without(
+    model: Translator, name: str, data: bytes
+) -> None:
+    """Its tags were pieces of the text that the model read."""
+    document = read_document(data, name, ("en", "de"))
+    options = {"beam_size": 1, "max_new_tokens": 6}
+    translate_document(model, document, by_sentence=False, **options)
+    tagged_segments = [own for own in document.segments if own.codes and own.codes.codes]
+    assert tagged_segments
+    for segment in tagged_segments:
+        assert segment.codes is not None
+        assert segment.result is not None
+        assert segment.tag_problem(segment.result.text) is None
+        text = without_tags(segment.codes).text.strip()
+        if not fits_model(model)(text):
+            continue
+        [best] = model.translate([text], **options)
+        bare = TAG.sub("", segment.result.text)
+        assert re.sub(r"\s+", "", bare) == re.sub(r"\s+", "", best)
+    written = document.to_bytes()
+    if name == "a.docx":
+        assert any(run.bold for run in docx.Document(io.BytesIO(written)).paragraphs[0].runs)
