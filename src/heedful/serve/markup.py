@@ -141,6 +141,8 @@ class HtmlParts:
         for segment, split in self._segments:
             texts = [_CONTROL.sub("", next(rest)) for _ in split.rows]
             placed = split.joined(texts, alignments)
+            if segment.tag_problem(placed.text):  # more tags that are words than there are masks
+                placed = Placed(segment.text, (segment.text,))
             unsure += placed.unsure
             segment.result = Result(placed.text, origin="model")
         return Placed(self._document.to_bytes().decode("utf-8-sig"), tuple(unsure))
