@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from textwrap import shorten
 from typing import NamedTuple
 
 from heedful.data.inline import TaggedText
@@ -49,7 +50,7 @@ class Placed:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Reasons for a review."""
-        return tuple(Reason("tags", {"text": text}) for text in self.unsure)
+        return tuple(Reason("tags", {"text": shorten(text, 80)}) for text in self.unsure)
 
 
 def with_tags(codes: TaggedText, source: Untagged, parts: Sequence[Part]) -> Placed:
