@@ -9,13 +9,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from textwrap import shorten
 from typing import NamedTuple
 
 from heedful.data.inline import TaggedText
 from heedful.documents.removed_tags import Pair, Tag, Untagged
 from heedful.documents.word_links import Links, TokenAlignment, Unit, link_words
 from heedful.fidelity import Reason
+
+_SHOWN = 80  # characters of a text in a reason
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Placed:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Reasons for a review."""
-        return tuple(Reason("tags", {"text": shorten(text, 80)}) for text in self.unsure)
+        shown = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…" for text in self.unsure)
+        return tuple(Reason("tags", {"text": text}) for text in shown)
 
 
 def with_tags(codes: TaggedText, source: Untagged, parts: Sequence[Part]) -> Placed:
