@@ -320,6 +320,13 @@ def test_html_keeps_tags_code_and_attributes() -> None:
     assert content == expected.replace("a\n   link", "a link").replace("&eacute;", "é")
 
 
+def test_html_keeps_the_lines_of_pre() -> None:
+    """They became one line."""
+    page = "<pre>the  cat\n\n  a <b>dog</b></pre><p>one\ntwo</p>"
+    expected = "<pre>Die  cat\n\n  a <b>dog</b></pre><p>1 two</p>"
+    assert as_text(translated("a.html", page, replaced(the="Die", one="1"))) == expected
+
+
 def test_markdown_has_the_same_blocks() -> None:
     _, _, document = translated("a.md", MARKDOWN)
     texts = [segment.text for segment in document.segments]

@@ -1,6 +1,7 @@
 """LibreTranslate's routes, by the calls of libretranslatepy and as JSON; classes and masks."""
 
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -357,21 +358,24 @@ def test_text_nodes_of_html_are_translated(served: Any) -> None:
         return str(escape(model.translate(text), quote=False))
 
     head = "<!DOCTYPE html>\n<html><head><title>{}</title><style>p > b {{}}</style></head>"
-    page = head + '<body class="a"><p id="x">{} <b>{}</b>!<br>{}</p></body></html>'
-    texts = ["the cat", "a dog", "ran home", "the mat"]
-    assert translated(page.format(*texts)) == page.format(*map(own, texts))
+    page = head + '<body class="a"><p id="x"><b>{}!</b><br>{}</p></body></html>'
+    texts = ["the cat", "a dog", "the mat"]
+    assert translated(page.format(*texts)) == page.format(
+        own(texts[0]), "@", own(texts[2])
+    ).replace("@!", own("a dog!"))
+    # Texts beside tags in a line are one text for the model.
     for source, expected in (
-        ("the\n   cat<i> a dog </i>", f"{own('the cat')}<i> {own('a dog')} </i>"),
+        ("the\n   cat a dog", own("the cat a dog")),
         ("<pre>the cat\n\na dog</pre>", f"<pre>{own('the cat')}\n\n{own('a dog')}</pre>"),
         ("<!-- the --><script>a < b</script>", "<!-- the --><script>a < b</script>"),
         (
-            '<p translate="no">the <b>cat</b> sat</p>a dog <i class="a notranslate">ran</i>the mat',
+            '<p translate="no">the <b>cat</b> sat</p>a dog <i class="a notranslate">ran</i>',
             f'<p translate="no">the <b>cat</b> sat</p>{own("a dog")} '
-            f'<i class="a notranslate">ran</i>{own("the mat")}',
+            '<i class="a notranslate">ran</i>',
         ),
         ("the cat <code>a <i>dog</i></code>", f"{own('the cat')} <code>a <i>dog</i></code>"),
         ("a &lt;b&gt; cat", own("a <b> cat")),
-        ('<a href="?a=1&amp;b">x</a>&amp;', f'<a href="?a=1&amp;b">{own("x")}</a>&amp;'),
+        ('<a href="?a=1&amp;b">x</a>', f'<a href="?a=1&amp;b">{own("x")}</a>'),
         ("", ""),
         ("<br>", "<br>"),
         ("\x1b", "\x1b"),
@@ -379,6 +383,11 @@ def test_text_nodes_of_html_are_translated(served: Any) -> None:
         ("<!doctype html>", "<!doctype html>"),
     ):  # fmt: skip
         assert translated(source) == expected
+    found = translated("the cat <b>a dog</b>, <i>the <u>mat</u></i>!")
+    assert re.sub(r"</?[biu]>", "", found) == own("the cat a dog, the mat!")
+    assert sorted(re.findall("<.*?>", found)) == sorted(
+        ["<b>", "</b>", "<i>", "</i>", "<u>", "</u>"]
+    )
     whole = {**body, "q": ["<p>the cat</p>", "a <b>dog</b>"], "alternatives": 1, "scores": True}
     _, answer = call(served, "/translate", whole)
     [first, second] = model.generate(["the cat"], return_details=True, num_return=2, beam_size=5)[0]
@@ -516,9 +525,10 @@ def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> No
             "Invalid request: missing q parameter",
         ),
         ("/translate", {"q": "a", "source": "de", "target": "en", "format": "md"}, 400, "format"),
+        ("/translate", {"q": "<code>a", "target": "en", "format": "html"}, 400, "is not closed"),
         (
             "/translate",
-            {"q": "<b>" * 9_000, "source": "de", "target": "en", "format": "html"},
+            {"q": "<b>a " * 300 + "</b>" * 300, "source": "de", "target": "en", "format": "html"},
             400,
             "nested too deeply",
         ),

@@ -164,6 +164,7 @@ class _Runs:
         self._start = 0
         self._pieces: list[Piece] = []
         self._sizes: list[int] = []
+        self._num_lined = 0  # elements around, whose line breaks are shown
 
     def add(self, place: int, kind: str, name: str, raw: str) -> None:
         """Add an event with its source."""
@@ -185,6 +186,8 @@ class _Runs:
             self._append(Piece(pair or "alone", raw, name), raw)  # type: ignore[arg-type]
         else:
             self.end(place + len(raw))
+            if name == "pre":
+                self._num_lined = max(0, self._num_lined + {"start": 1, "end": -1}.get(kind, 0))
 
     def end(self, place: int) -> None:
         """End a run; the next one begins at a place."""
@@ -197,13 +200,16 @@ class _Runs:
         self._sizes.append(len(raw))
 
     def _add_text(self, raw: str) -> None:
-        """Append text; a piece's text has one blank for several."""
-        text = _BLANKS.sub(" ", unescape(raw))
+        """Append text; a piece's text has one blank for several, except in `pre`."""
+        text = unescape(raw)
+        if not self._num_lined:
+            text = _BLANKS.sub(" ", text)
         before = self._pieces[-1] if self._pieces else None
         if before is None or before.kind != "text":
             self._append(Piece("text", text), raw)
             return
-        text = text.lstrip(" ") if before.raw.endswith(" ") else text
+        if not self._num_lined and before.raw.endswith(" "):
+            text = text.lstrip(" ")
         self._pieces[-1] = Piece("text", before.raw + text)
         self._sizes[-1] += len(raw)
 

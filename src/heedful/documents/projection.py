@@ -12,10 +12,11 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from heedful.data.inline import TaggedText
-from heedful.documents.removed_tags import Pair, Tag, Untagged, without_tags
+from heedful.documents.removed_tags import Pair, Tag, Untagged
 from heedful.documents.word_links import Links, TokenAlignment, Unit, link_words
+from heedful.fidelity import Reason
 
-__all__ = ["Part", "Placed", "TokenAlignment", "with_tags", "without_tags"]
+_SHOWN = 80  # characters of a text in a reason
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Placed:
 
     text: str
     unsure: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Reasons for a review."""
+        shown = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…" for text in self.unsure)
+        return tuple(Reason("tags", {"text": text}) for text in shown)
 
 
 def with_tags(codes: TaggedText, source: Untagged, parts: Sequence[Part]) -> Placed:
@@ -238,7 +245,7 @@ class _Projection:
             free: units that the pair may have.
         """
         is_word = self._units[wanted[0]].is_word
-        texts = {self._text_of(index) for index in wanted}
+        texts = set[str]() if is_word else {self._text_of(index) for index in wanted}
         usable = [
             index
             for index in free
@@ -256,18 +263,19 @@ class _Projection:
             start = block.target_units[0]
             return float(block.links.weights[first - start : last + 1 - start, columns].sum())
 
-        linked = [index for index in usable if self._linked[index] in wanted]
+        linked = [index for index in usable if wanted[0] <= self._linked[index] <= wanted[-1]]
         others = range(*block.target_units)
         if not linked and any(self._is_shared(index, pair, wanted) for index in others):
             return None
         if not linked:
             best = max(usable, key=lambda own: (not self._is_reserved(own, pair), weight(own, own)))
             return _Run(best, best, is_sure=not is_word)
+        usable_gaps = {index for index in free if not self._is_reserved(index, pair)}
         runs = [[linked[0], linked[0]]]
         for index in linked[1:]:
             gap = range(runs[-1][1] + 1, index)
             is_near = sum(self._target_units[own].is_word for own in gap) <= 1
-            if is_near and all(own in free and not self._is_reserved(own, pair) for own in gap):
+            if is_near and usable_gaps.issuperset(gap):
                 runs[-1][1] = index
             else:
                 runs.append([index, index])
@@ -286,7 +294,7 @@ class _Projection:
         owner, own = self._owner[index], self._linked[index]
         if owner is None or not owner.is_beside(pair):
             return False
-        return own in wanted and own in self._enclosed(owner)
+        return wanted[0] <= own <= wanted[-1] and own in self._enclosed(owner)
 
     def _is_reserved(self, index: int, pair: Pair) -> bool:
         """True for a unit of the translation that belongs to a pair beside this one."""

@@ -71,15 +71,20 @@ class Untagged:
         self.pair_of = {index: pair for pair in self.pairs for index in pair}
         self._around: list[Pair | None] = []
         opened_pairs: list[Pair] = []
+        is_nested = True
         for index, tag in enumerate(tags):
             pair = self.pair_of.get(index)
             if pair is not None and tag.kind == "close":
-                opened_pairs.remove(pair)
+                if opened_pairs[-1] == pair:
+                    opened_pairs.pop()
+                else:
+                    opened_pairs.remove(pair)
+                    is_nested = False
             outer = (own for own in reversed(opened_pairs) if pair is None or own.encloses(pair))
             self._around.append(next(outer, None))
             if pair is not None and tag.kind == "open":
                 opened_pairs.append(pair)
-        self._crossing = [*_crossing(self.pairs)]
+        self._crossing = [] if is_nested else [*_crossing(self.pairs)]
 
     def around(self, index: int) -> Pair | None:
         """The innermost pair around a tag; of an opening one that which encloses its pair."""

@@ -1,17 +1,15 @@
 """Translation of a document's segments: memory first, then a model, sentence by sentence."""
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from heedful.data.inline import TAG, TaggedText
-from heedful.documents.projection import Part, with_tags
-from heedful.documents.removed_tags import Untagged, without_tags
+from heedful.data.inline import TAG
 from heedful.documents.segments import Document, Origin, Result, Segment
-from heedful.documents.sentences import Fits, SplitText
+from heedful.documents.sentences import Fits
+from heedful.documents.split_segments import SplitSegment
 from heedful.documents.word_links import TokenAlignment
 from heedful.fidelity import Reason, differences, mask_text, with_accelerator
 from heedful.fidelity.quality import quality
@@ -325,60 +323,46 @@ class _Work:
 
     def _translated(self, segments: Sequence[Segment], *, keeps_words: bool) -> list[_Output]:
         """The translation of each segment; `keeps_words` as in `without_tags`."""
-        texts = [
-            without_tags(own.codes or TaggedText(own.text, {}), keeps_words=keeps_words)
-            for own in segments
-        ]
         split = [
-            SplitText(text.text, self._fits, self._languages[0], by_sentence=self.by_sentence)
-            for text in texts
+            SplitSegment(
+                segment,
+                self._fits,
+                self._languages,
+                by_sentence=self.by_sentence,
+                keeps_words=keeps_words,
+            )
+            for segment in segments
         ]
-        rows = dict.fromkeys(row for one in split for row in one.rows)
+        rows = dict.fromkeys(row for text in split for row in text.rows)
         if new := [row for row in rows if row not in self._known]:
             outputs: list[list[Translated]] = self._translator.translate(
                 new, return_details=True, **{"scores": self.with_quality, **self._options}
             )
             self._known |= zip(new, [found[0] for found in outputs], strict=True)
-        cut = dict.fromkeys(row for pair in zip(texts, split, strict=True) for row in _cut(*pair))
+        cut = dict.fromkeys(row for text in split for row in text.cut_rows)
         unknown = [row for row in cut if row not in self._aligned and not self._is_copied(row)]
         if unknown and self.align is not None:
             aligned = self.align(unknown, [self._known[row] for row in unknown])
             self._aligned |= zip(unknown, aligned, strict=True)
-        return [*map(self._joined, segments, texts, split)]
+        return [*map(self._joined, split)]
 
     def _is_copied(self, row: str) -> bool:
         """True for a row that is its own translation, or has a blank one and stays as it is."""
         return self._known[row].text.strip() in ("", row)
 
-    def _joined(self, segment: Segment, source: Untagged, text: SplitText) -> _Output:
+    def _joined(self, text: SplitSegment) -> _Output:
         found = [self._known[row] for row in text.rows]
         reasons = tuple(reason for one in found for reason in one.reasons)
         reasons += (Reason("cut"),) if any(one.is_cut for one in found) else ()
         least = min((one.probability for one in found), default=None) if self.with_quality else None
         blank = [not one.text.strip() for one in found]
-        kept = [
-            row if is_blank else one.text
-            for row, one, is_blank in zip(text.rows, found, blank, strict=True)
-        ]
+        placed = text.joined([one.text for one in found], self._aligned)
+        reasons += placed.reasons
         all_blank = bool(blank) and all(blank)
         has_words = bool(text.rows or text.num_unfit)
-        parts = text.parts(kept, *self._languages)
-        joined = "".join(new for _, new in parts)
-        if segment.codes is not None and source.tags:
-            aligned = [Part(old, new, self._aligned.get(old)) for old, new in parts]
-            placed = with_tags(segment.codes, source, aligned)
-            joined = placed.text
-            reasons += tuple(Reason("tags", {"text": inside}) for inside in placed.unsure)
-        return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank, reasons, least)
-
-
-def _cut(source: Untagged, text: SplitText) -> Iterator[str]:
-    """The rows of a text that have tags between their words."""
-    starts = [tag.start for tag in source.tags]  # in order
-    for row, (start, end) in zip(text.rows, text.places, strict=True):
-        first = bisect_right(starts, start)
-        if first < len(starts) and starts[first] < end:
-            yield row
+        return _Output(
+            placed.text, has_words, sum(blank), text.num_unfit, all_blank, reasons, least
+        )
 
 
 def memory_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:

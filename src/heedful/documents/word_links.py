@@ -144,7 +144,7 @@ def _with_cuts(
     return Links([*chain(*source)], [*chain(*target)], weights, linked, sure)
 
 
-def _same_cuts(word: str, other: str, places: Sequence[int]) -> Sequence[int]:
+def _same_cuts(word: str, other: str, places: list[int]) -> list[int]:
     """The places in another word that cut it as some places cut a word; empty: there are none.
 
     The other word is the same, or has the same end behind the only place, or the same beginning.
@@ -156,7 +156,7 @@ def _same_cuts(word: str, other: str, places: Sequence[int]) -> Sequence[int]:
             return places
         if other.endswith(word[place:]) and len(word) - place < len(other):
             return [len(other) - len(word) + place]
-    return ()
+    return []
 
 
 def units_of(text: str, tokens: Sequence[tuple[int, int]] = ()) -> list[Unit]:

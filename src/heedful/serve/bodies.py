@@ -297,7 +297,7 @@ class TranslateBody(Body):
         description="Language of the translations; not needed where a translator names none.",
     )
     format: Literal["text", "html"] = Field(
-        "text", description="html: text nodes are translated, tags are kept."
+        "text", description="html: texts of blocks are translated, tags are kept."
     )
     alternatives: Annotated[int, Field(ge=0)] = Field(
         0, description="Further hypotheses of each text, by beam search."

@@ -33,7 +33,7 @@ from heedful.errors import UserError
 from heedful.fidelity.reasons import code_of
 from heedful.pipelines.generations import Generation
 from heedful.progress import Advance, use_display
-from heedful.serve.batches import Job, OnOutput
+from heedful.serve.batches import Job
 from heedful.serve.bodies import TranslateBody, TranslateFileBody
 from heedful.serve.directions import detected_languages, known_sources, translator_for
 from heedful.serve.errors import HttpError, as_http_error
@@ -41,7 +41,8 @@ from heedful.serve.events import event, event_stream
 from heedful.serve.guard import DOWNLOADS, info_of
 from heedful.serve.models import ServedModel
 from heedful.serve.requests import registry_of
-from heedful.serve.translating import language_options, translation_job
+from heedful.serve.tag_alignments import alignment_job
+from heedful.serve.translating import translation_job
 
 router = APIRouter(tags=["LibreTranslate"])
 _KEPT_SECONDS = 1_800.0
@@ -286,18 +287,10 @@ class _ServedTexts:
         self, texts: Sequence[str], outputs: Sequence[Generation], **options: Any
     ) -> list[TokenAlignment | None]:
         """The alignment of each text with its translation, by the net on the model's thread."""
-        languages = language_options(self._served.model, self._body)
-
-        def run(items: list[tuple[str, Generation]], report: OnOutput) -> list[Any]:
-            """The alignments of some texts."""
-            own, outputs = zip(*items, strict=True)
-            return self._served.model.token_alignments(own, outputs, **languages)
 
         async def align(items: list[tuple[str, Generation]]) -> list[TokenAlignment | None]:
             """Queue a part."""
-            sizes = [len(output.ids) for _, output in items]
-            key = ("align", tuple(sorted(languages.items())))
-            return await self._queued(Job(key, items, sizes, run))
+            return await self._queued(alignment_job(self._served, items, self._body))
 
         return self._in_parts([*zip(texts, outputs, strict=True)], align)
 

@@ -40,6 +40,7 @@ from heedful.serve.languages import detect, name_of, sources_of, targets_of
 from heedful.serve.markup import HtmlParts, Parts, parts_of
 from heedful.serve.models import ServedModel
 from heedful.serve.requests import as_list, encoded, registry_of, reserve
+from heedful.serve.tag_alignments import TagAlignments, alignments_of_tags, language_options
 
 router = APIRouter(tags=["LibreTranslate"])
 _ALIGNED = 32  # outputs that are aligned in one pass, whose attention weights are in memory
@@ -71,7 +72,8 @@ async def translate(body: TranslateBody, request: Request) -> Response:
     """Translate a text, or a list of texts as one batch; JSON or a form.
 
     The sentences of each line are translated one by one, long ones in clauses, and blank lines are
-    kept; of HTML those of its text nodes. Words that are too long for the model are kept.
+    kept; of HTML those of its blocks, with tags in a line put into the translation by the alignment
+    of words. Words that are too long for the model are kept.
     `alternatives` are further hypotheses of a beam search. With `source` auto the language of each
     text is detected. Alignments are computed by the net itself, whichever backend translates.
     `reasons` in the answer say why a person should review a translation; mostly it is empty.
@@ -93,8 +95,9 @@ async def translate(body: TranslateBody, request: Request) -> Response:
         info.num_prompt += num_tokens
         info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
         own = [texts[index] for index in indices]
+        known = await alignments_of_tags(served, own, results, own_body)
         language = served.model.metadata.src_language or own_body.source
-        joined = await asyncio.to_thread(_all_joined, own, results, language)
+        joined = await asyncio.to_thread(_all_joined, own, results, known, language)
         translations |= zip(indices, joined, strict=True)
     ordered = [translations[index] for index in range(len(texts))]
     return await asyncio.to_thread(lambda: JSONResponse(_content(body, ordered, detected)))
@@ -205,35 +208,48 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
 async def _split(served: ServedModel, texts: Sequence[str], body: TranslateBody) -> Texts:
     """Texts in parts that a translator reads."""
     languages = None if body.source == "auto" else body.source, body.target
-    fits = fits_model(served.model)
+    fits, keeps = fits_model(served.model), served.model.metadata.keep is not None
     return await served.on_tokenizer_thread(
-        lambda: [parts_of(text, body.format, languages, fits) for text in texts]
+        lambda: [parts_of(text, body.format, languages, fits, keeps_words=keeps) for text in texts]
     )
 
 
 def _all_joined(
-    texts: Sequence[Parts | HtmlParts], results: Sequence[Result], language: str | None
+    texts: Sequence[Parts | HtmlParts],
+    results: Sequence[Result],
+    known: TagAlignments,
+    language: str | None,
 ) -> list[list[Translation]]:
     """`_joined` for each text; `results` are those of all rows."""
     remaining, review = iter(results), language_review(language)
-    return [_joined(text, remaining, review) for text in texts]
+    return [_joined(text, remaining, known, review) for text in texts]
 
 
 def _joined(
-    text: Parts | HtmlParts, results: Iterator[Result], review: Review
+    text: Parts | HtmlParts, results: Iterator[Result], known: TagAlignments, review: Review
 ) -> list[Translation]:
     """The translations of a text, best first, from the next results, those of its rows."""
     found = [next(results) for _ in text.rows]
     if not found:
-        return [Translation(text.joined([]), math.nan, _joined_alignment([]))]
+        return [Translation(text.joined([]).text, math.nan, _joined_alignment([]))]
     of_rows = [_translations(*result) for result in found]
+    joined = [
+        text.joined(
+            [hypothesis.text for hypothesis in hypotheses],
+            {
+                row: known.get((row, hypothesis.text))
+                for row, hypothesis in zip(text.rows, hypotheses, strict=True)
+            },
+        )
+        for hypotheses in zip(*of_rows, strict=False)
+    ]
     best, *others = [
         Translation(
-            text.joined(hypothesis.text for hypothesis in hypotheses),
+            placed.text,
             fmean(hypothesis.score for hypothesis in hypotheses),
             _joined_alignment([hypothesis.alignment for hypothesis in hypotheses]),
         )
-        for hypotheses in zip(*of_rows, strict=False)
+        for placed, hypotheses in zip(joined, zip(*of_rows, strict=False), strict=True)
     ]
     outputs = [hypotheses[0] for hypotheses, _ in found]
     reasons = [
@@ -241,7 +257,7 @@ def _joined(
         for row, output in zip(text.rows, outputs, strict=True)
         for reason in review_reasons(row, output)
     ]
-    reasons += too_long_words(text.num_unfit)
+    reasons += [*too_long_words(text.num_unfit), *joined[0].reasons]
     reasons += review(Segment(" ".join(text.rows), 1), best.text)
     value = worst_quality(text.rows, outputs, has_reasons=bool(reasons))
     return [best._replace(reasons=[*dict.fromkeys(reasons)], quality=value), *others]
@@ -346,15 +362,6 @@ async def translation_job(
     key = ("translate", unit, tuple(sorted(options.items())))
     items = list(zip(rows, lines, strict=True))
     return Job(key, items, sizes, run, rows_each=resolved.rows), sum(sizes)
-
-
-def language_options(model: Translator, body: TranslateBody) -> dict[str, Any]:
-    """The options that name the languages of a request, where the model chooses by them."""
-    named = {"tgt_language": body.target} if model.metadata.language_tags else {}
-    if model.metadata.language_codes:
-        source = None if body.source == "auto" else body.source
-        named = {"src_language": source, "tgt_language": body.target}
-    return {name: code for name, code in named.items() if code is not None}
 
 
 def _alignments(

@@ -1,0 +1,64 @@
+"""A segment whose sentences are translated without tags, which are then put back."""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from heedful.data.inline import TaggedText
+from heedful.documents.projection import Part, Placed, with_tags
+from heedful.documents.removed_tags import without_tags
+from heedful.documents.segments import Segment
+from heedful.documents.sentences import Fits, SplitText
+from heedful.documents.word_links import TokenAlignment
+
+
+class SplitSegment:
+    """The sentences of a segment, without its tags.
+
+    Attributes:
+        rows: as of `SplitText`.
+        cut_rows: rows with tags between their words, whose alignments are needed.
+        num_unfit: as of `SplitText`.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        fits: Fits,
+        languages: tuple[str | None, str | None],
+        *,
+        by_sentence: bool = True,
+        keeps_words: bool = False,
+    ) -> None:
+        """
+        Args:
+            fits, by_sentence: as of `SplitText`.
+            keeps_words: as of `without_tags`.
+        """
+        self._codes = segment.codes or TaggedText(segment.text, {})
+        self._source = without_tags(self._codes, keeps_words=keeps_words)
+        self._text = SplitText(self._source.text, fits, languages[0], by_sentence=by_sentence)
+        self._languages = languages
+        self.rows, self.num_unfit = self._text.rows, self._text.num_unfit
+        starts = [tag.start for tag in self._source.tags]  # in order
+        self.cut_rows = []
+        for row, (start, end) in zip(self._text.rows, self._text.places, strict=True):
+            first = bisect_right(starts, start)
+            if first < len(starts) and starts[first] < end:
+                self.cut_rows.append(row)
+
+    def joined(
+        self, translations: Sequence[str], alignments: Mapping[str, TokenAlignment | None]
+    ) -> Placed:
+        """The text with its tags and with other parts in place of `rows`; a blank one is left out.
+
+        Args:
+            alignments: of `cut_rows` with their translations, as far as they are known.
+        """
+        kept = [
+            new if new.strip() else row for row, new in zip(self.rows, translations, strict=True)
+        ]
+        parts = self._text.parts(kept, *self._languages)
+        if not self._source.tags:
+            return Placed("".join(new for _, new in parts))
+        aligned = [Part(old, new, alignments.get(old)) for old, new in parts]
+        return with_tags(self._codes, self._source, aligned)
