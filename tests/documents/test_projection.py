@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend_models import model_of
-from document_samples import DOCX_RUNS, HTML, MARKDOWN, SRT, TMX, XLIFF, make_docx
+from document_samples import DOCX_RUNS, HTML, MARKDOWN, SRT, TMX, XLIFF, make_docx, translated
 from heedful.data.inline import TAG, Piece, TaggedText, split_at_tags, tagged
 from heedful.documents import Segment, read_document, translate_document
 from heedful.documents.projection import Part, Placed, with_tags
@@ -254,3 +254,17 @@ def test_a_text_with_tags_is_translated_as_one_without(
     written = document.to_bytes()
     if name == "a.docx":
         assert any(run.bold for run in docx.Document(io.BytesIO(written)).paragraphs[0].runs)
+
+
+@pytest.mark.parametrize("written", ["<g1>", "</g1> <x2/>", "<<g1>g1>"])
+def test_a_tag_that_the_model_writes_itself_is_removed(written: str) -> None:
+    """It was in the file's translation twice: writing the file failed."""
+    unit = (
+        '<trans-unit id="1"><source>Hi <g id="1">you</g> and <x id="2"/> me</source></trans-unit>'
+    )
+    file = f'<xliff><file source-language="en"><body>{unit}</body></file></xliff>'
+    content, _, document = translated("a.xlf", file, lambda text: f"{text.upper()} {written}")
+    assert b'HI <g id="1">YOU</g> AND <x id="2"/> ME</target>' in content
+    assert "an unknown piece was removed" in document.segments[0].reasons
+    _, counts, _ = translated("a.xlf", file, lambda text: written)
+    assert counts.blank == 1

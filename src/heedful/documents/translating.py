@@ -355,21 +355,36 @@ class _Work:
         reasons = tuple(reason for one in found for reason in one.reasons)
         reasons += (Reason("cut"),) if any(one.is_cut for one in found) else ()
         least = min((one.probability for one in found), default=None) if self.with_quality else None
-        blank = [not one.text.strip() for one in found]
+        outputs = [_without_names(one.text, source) for one in found]
+        changed = [output != one.text for one, output in zip(found, outputs, strict=True)]
+        reasons += (Reason("unknown_removed"),) if any(changed) else ()
+        unaligned = {row for row, is_other in zip(text.rows, changed, strict=True) if is_other}
+        blank = [not output.strip() for output in outputs]
         kept = [
-            row if is_blank else one.text
-            for row, one, is_blank in zip(text.rows, found, blank, strict=True)
+            row if is_blank else output
+            for row, output, is_blank in zip(text.rows, outputs, blank, strict=True)
         ]
         all_blank = bool(blank) and all(blank)
         has_words = bool(text.rows or text.num_unfit)
         parts = text.parts(kept, *self._languages)
         joined = "".join(new for _, new in parts)
         if segment.codes is not None and source.tags:
-            aligned = [Part(old, new, self._aligned.get(old)) for old, new in parts]
+            aligned = [
+                Part(old, new, None if old in unaligned else self._aligned.get(old))
+                for old, new in parts
+            ]
             placed = with_tags(segment.codes, source, aligned)
             joined = placed.text
             reasons += tuple(Reason("tags", {"text": inside}) for inside in placed.unsure)
         return _Output(joined, has_words, sum(blank), text.num_unfit, all_blank, reasons, least)
+
+
+def _without_names(output: str, source: Untagged) -> str:
+    """A translation without what has the name of a tag that the text had, as models write some."""
+    names = {tag.name for tag in source.tags}
+    while found := [match for match in TAG.finditer(output) if match[0] in names]:
+        output = output[: found[0].start()] + output[found[0].end() :]
+    return output
 
 
 def _cut(source: Untagged, text: SplitText) -> Iterator[str]:
