@@ -268,3 +268,20 @@ def test_a_tag_that_the_model_writes_itself_is_removed(written: str) -> None:
     assert "an unknown piece was removed" in document.segments[0].reasons
     _, counts, _ = translated("a.xlf", file, lambda text: written)
     assert counts.blank == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "foo,  <g1>you12<g2><x3/>Hi </g2>H2OHi</g1>A ",
+            [("foo,  you12 Hi H2OHiA", "foo, you12 Hi"), (" ", " ")],
+        ),
+        ("a <g1>b </g1>x<g2> c</g2>", [("a b x c", "a b c")]),
+    ],
+)
+def test_a_blank_is_in_one_of_two_pairs(text: str, parts: list[tuple[str, str]]) -> None:
+    """A pair with the blank behind it ended behind the pair around it."""
+    codes = codes_of(text)
+    placed = with_tags(codes, without_tags(codes), [Part(*part) for part in parts])
+    codes.restored(placed.text)
