@@ -285,3 +285,11 @@ def test_a_blank_is_in_one_of_two_pairs(text: str, parts: list[tuple[str, str]])
     codes = codes_of(text)
     placed = with_tags(codes, without_tags(codes), [Part(*part) for part in parts])
     codes.restored(placed.text)
+
+
+def test_the_mark_of_a_menu_is_put_into_no_tag() -> None:
+    """It was put before the first letter, that of the tag: writing the file failed."""
+    unit = '<trans-unit id="1"><source>Do <g id="1">&amp;Open</g> it</source></trans-unit>'
+    file = f'<xliff><file source-language="en"><body>{unit}</body></file></xliff>'
+    content, _, _ = translated("a.xlf", file, lambda text: "Laden")
+    assert b'<g id="1">&amp;Laden</g></target>' in content
