@@ -217,6 +217,20 @@ def test_a_reversed_recipe_exchanges_the_sides() -> None:
         )  # fmt: skip
 
 
+def test_a_reversed_recipe_has_the_columns_of_the_files_of_a_folder(tmp_path: Path) -> None:
+    """A folder or pattern was taken for JSONL, and a memory for a table with names."""
+    base = {"task": "translation", "training": {"max_steps": 1, "schedule": {"learning_rate": 0.1}}}
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "a.tsv").write_text("a\tb\n")
+    for name in ("pairs", "pairs/*.tsv"):
+        data = {"train": {"file": name}, "folder": str(tmp_path)}
+        files = reverse_recipe(parse_recipe(base | {"data": data})).data.train
+        assert (files.src_field, files.tgt_field) == (2, 1)
+    memory = parse_recipe(base | {"data": {"train": {"file": "a.tmx"}}})
+    with pytest.raises(UserError, match=r"^a.tmx has no columns, which back-translation exchanges"):
+        reverse_recipe(memory)
+
+
 def test_wrong_back_translations_are_refused(
     recipe: Recipe, mono: Path, whole: Path, tmp_path
 ) -> None:

@@ -21,8 +21,9 @@ from heedful.bulk.folder import read_results
 from heedful.bulk.job import BulkJob, choose_workers, run_job, run_locally
 from heedful.bulk.shards import SHARD_ROWS
 from heedful.config import Files, Recipe, parse_recipe
+from heedful.data.file_names import expand_path
 from heedful.data.prepared import content_key
-from heedful.data.row_files import format_of, open_rows
+from heedful.data.row_files import depends_on_languages, format_of, open_rows
 from heedful.data.rows import collect
 from heedful.data.splits import normalized
 from heedful.deploy.optimize import optimize
@@ -37,7 +38,7 @@ from heedful.progress import PrintLine
 from heedful.recipe_changes import check_changes
 from heedful.recipe_files import recorded_recipe, with_absolute_paths
 from heedful.run import TrainingRun
-from heedful.tasks.corpora import files_by_split
+from heedful.tasks.corpora import files_by_split, resolve_paths
 from heedful.tasks.start import checked_task
 from heedful.tasks.translation import open_pairs
 from heedful.training.folder import is_run
@@ -139,20 +140,27 @@ def reverse_recipe(recipe: Recipe) -> Recipe:
         changes["data.filters.tgt_script"] = filters.src_script
         changes["data.filters.unique"] = [swap.get(part, part) for part in filters.unique]
     for split in _SPLITS:
-        changes |= _reversed_files(f"data.{split}", getattr(data, split))
+        changes |= _reversed_files(f"data.{split}", getattr(data, split), Path(data.folder or ""))
     return recipe.replace(changes)
 
 
-def _reversed_files(key: str, files: Files) -> dict[str, Any]:
-    """The keys of a split with the sides exchanged."""
+def _reversed_files(key: str, files: Files, folder: Path) -> dict[str, Any]:
+    """The keys of a split with the sides exchanged; raises UserError for files of pairs."""
     if not files.paths():
         return {}
     if files.file is None:
         return {f"{key}.src": files.tgt, f"{key}.tgt": files.src}
     names = files.src_field, files.tgt_field
     if names == (None, None):
-        formats = {format_of(Path(path)) for path in files.paths()}
-        names = (1, 2) if formats <= {"tsv", "csv"} else ("src", "tgt")
+        named = resolve_paths(files.file, folder)
+        paths = [file for path in named for file in expand_path(path)]
+        if pairs := [*filter(depends_on_languages, paths)]:
+            raise UserError(
+                f"{pairs[0]} has no columns, which back-translation exchanges; write its pairs "
+                f"into a .tsv file, or into files of lines, {key}.src and {key}.tgt"
+            )
+        is_numbered = all(format_of(path) in ("tsv", "csv") for path in paths)
+        names = (1, 2) if is_numbered else ("src", "tgt")
     src, tgt = (name or side for name, side in zip(names, ("src", "tgt"), strict=True))
     return {f"{key}.src_field": tgt, f"{key}.tgt_field": src}
 

@@ -457,6 +457,19 @@ def test_an_unfinished_target_that_is_replaced_stays_beside_it(state: str) -> No
     assert b"previous" not in translated("b.xliff", source.replace(">Two", ">Zwei"), loud)[0]
 
 
+@pytest.mark.parametrize("notes", ["", "<notes/>", "<notes><note>Own</note></notes>"])
+def test_a_unit_of_xliff_2_has_one_element_of_notes(notes: str) -> None:
+    """Each segment with a note wrote one, which the format does not allow."""
+    source = XLIFF2.replace('<unit id="1">', f'<unit id="1">{notes}')
+    content, _, _ = translated("b.xliff", source, loud, policy=OVERWRITE, with_quality=True)
+    unit = etree.fromstring(content)[0][0]
+    names = [etree.QName(node).localname for node in unit]
+    assert names == ["notes", "originalData", "segment", "segment"]
+    texts = [note.text for note in unit[0]]
+    assert texts.count("Own") == ("Own" in notes)
+    assert sum("quality: " in text for text in texts) == 2
+
+
 @pytest.mark.parametrize(
     ("head", "encoding", "notes"),
     [

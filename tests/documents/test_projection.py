@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend_models import model_of
-from document_samples import DOCX_RUNS, HTML, MARKDOWN, SRT, TMX, XLIFF, make_docx
+from document_samples import DOCX_RUNS, HTML, MARKDOWN, SRT, TMX, XLIFF, make_docx, translated
 from heedful.data.inline import TAG, Piece, TaggedText, split_at_tags, tagged
 from heedful.documents import Segment, read_document, translate_document
 from heedful.documents.projection import Part, Placed, with_tags
@@ -254,3 +254,42 @@ def test_a_text_with_tags_is_translated_as_one_without(
     written = document.to_bytes()
     if name == "a.docx":
         assert any(run.bold for run in docx.Document(io.BytesIO(written)).paragraphs[0].runs)
+
+
+@pytest.mark.parametrize("written", ["<g1>", "</g1> <x2/>", "<<g1>g1>"])
+def test_a_tag_that_the_model_writes_itself_is_removed(written: str) -> None:
+    """It was in the file's translation twice: writing the file failed."""
+    unit = (
+        '<trans-unit id="1"><source>Hi <g id="1">you</g> and <x id="2"/> me</source></trans-unit>'
+    )
+    file = f'<xliff><file source-language="en"><body>{unit}</body></file></xliff>'
+    content, _, document = translated("a.xlf", file, lambda text: f"{text.upper()} {written}")
+    assert b'HI <g id="1">YOU</g> AND <x id="2"/> ME</target>' in content
+    assert "an unknown piece was removed" in document.segments[0].reasons
+    _, counts, _ = translated("a.xlf", file, lambda text: written)
+    assert counts.blank == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "foo,  <g1>you12<g2><x3/>Hi </g2>H2OHi</g1>A ",
+            [("foo,  you12 Hi H2OHiA", "foo, you12 Hi"), (" ", " ")],
+        ),
+        ("a <g1>b </g1>x<g2> c</g2>", [("a b x c", "a b c")]),
+    ],
+)
+def test_a_blank_is_in_one_of_two_pairs(text: str, parts: list[tuple[str, str]]) -> None:
+    """A pair with the blank behind it ended behind the pair around it."""
+    codes = codes_of(text)
+    placed = with_tags(codes, without_tags(codes), [Part(*part) for part in parts])
+    codes.restored(placed.text)
+
+
+def test_the_mark_of_a_menu_is_put_into_no_tag() -> None:
+    """It was put before the first letter, that of the tag: writing the file failed."""
+    unit = '<trans-unit id="1"><source>Do <g id="1">&amp;Open</g> it</source></trans-unit>'
+    file = f'<xliff><file source-language="en"><body>{unit}</body></file></xliff>'
+    content, _, _ = translated("a.xlf", file, lambda text: "Laden")
+    assert b'<g id="1">&amp;Laden</g></target>' in content

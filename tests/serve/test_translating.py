@@ -396,6 +396,41 @@ def test_text_nodes_of_html_are_translated(served: Any) -> None:
     assert answer["scores"][0] == pytest.approx([first.score, second.score], abs=1e-4)
 
 
+@pytest.mark.parametrize("path", ["/translate", "/translate_file"])
+def test_a_model_that_is_replaced_while_texts_are_split_stays_open(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """It was closed, as no text had room yet: the request failed."""
+    from heedful.serve import documents, translating
+    from heedful.serve.models import Registry
+    from running_server import running
+
+    model = model_of("vaswani2017")
+    with running({"m": model}) as served:
+        registry: Registry = served.server.registry
+        former = registry.models["m"]
+        parts_of, translate_document = translating.parts_of, documents.translate_document
+
+        def after_replacement(function: Any) -> Any:
+            def call_it(*arguments: Any, **options: Any) -> Any:
+                done = threading.Event()
+                served.loop.call_soon_threadsafe(lambda: (registry.add("m", model), done.set()))
+                assert done.wait(10)
+                return function(*arguments, **options)
+
+            return call_it
+
+        monkeypatch.setattr(translating, "parts_of", after_replacement(parts_of))
+        monkeypatch.setattr(documents, "translate_document", after_replacement(translate_document))
+        file = {"file": "dGhlIGNhdA==", "filename": "a.txt"}
+        body = {"q": "the cat"} if path == "/translate" else file
+        status, answer = call(served, path, body)
+        assert status == 200, answer
+        assert registry.models["m"] is not former
+        former.worker.join(5)
+        assert not former.worker.is_alive
+
+
 def test_the_other_routes_of_libretranslate(served: Any, tmp_path: Path) -> None:
     from running_server import running
 

@@ -43,16 +43,21 @@ class Placed:
 
     Attributes:
         unsure: texts between tags that no word of the translation attends to most.
+        has_removed: the model wrote names of tags, which are left out.
+        num_blank: rows whose translation is blank; they are as in the text.
     """
 
     text: str
     unsure: tuple[str, ...] = ()
+    has_removed: bool = False
+    num_blank: int = 0
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Reasons for a review."""
         shown = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…" for text in self.unsure)
-        return tuple(Reason("tags", {"text": text}) for text in shown)
+        removed = (Reason("unknown_removed"),) if self.has_removed else ()
+        return (*removed, *(Reason("tags", {"text": text}) for text in shown))
 
 
 def with_tags(codes: TaggedText, source: Untagged, parts: Sequence[Part]) -> Placed:
@@ -205,10 +210,17 @@ class _Projection:
         for index in range(first, last + 1):
             if self._owner[index] is parent:
                 self._owner[index] = pair
-        self._places[pair] = _Places(
-            self._edge(pair.open, blocks[0], self._target_units[first].start),
-            self._edge(pair.close, blocks[-1], self._target_units[last].end),
-        )
+        start, end = self._target_units[first].start, self._target_units[last].end
+        opened = self._edge(pair.open, blocks[0], start)
+        closed = self._edge(pair.close, blocks[-1], end)
+        for other, places in self._places.items():  # a blank is in one of two pairs
+            if other.encloses(pair):
+                opened, closed = max(opened, places.start), min(closed, places.end)
+            elif other.is_beside(pair) and places.end <= start:
+                opened = max(opened, places.end)
+            elif other.is_beside(pair) and places.start >= end:
+                closed = min(closed, places.start)
+        self._places[pair] = _Places(opened, closed)
         return True
 
     def _blocks_of(self, units: range) -> list[_Block]:

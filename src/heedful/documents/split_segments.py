@@ -1,9 +1,10 @@
 """A segment whose sentences are translated without tags, which are then put back."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-from heedful.data.inline import TaggedText
+from heedful.data.inline import TAG, TaggedText
 from heedful.documents.projection import Part, Placed, with_tags
 from heedful.documents.removed_tags import without_tags
 from heedful.documents.segments import Segment
@@ -54,11 +55,27 @@ class SplitSegment:
         Args:
             alignments: of `cut_rows` with their translations, as far as they are known.
         """
-        kept = [
-            new if new.strip() else row for row, new in zip(self.rows, translations, strict=True)
-        ]
+        names = {tag.name for tag in self._source.tags}
+        outputs = [_without_names(new, names) for new in translations]
+        changed = {
+            row
+            for row, new, output in zip(self.rows, translations, outputs, strict=True)
+            if new != output
+        }
+        kept = [new if new.strip() else row for row, new in zip(self.rows, outputs, strict=True)]
+        num_blank = sum(not new.strip() for new in outputs)
         parts = self._text.parts(kept, *self._languages)
         if not self._source.tags:
-            return Placed("".join(new for _, new in parts))
-        aligned = [Part(old, new, alignments.get(old)) for old, new in parts]
-        return with_tags(self._codes, self._source, aligned)
+            return Placed("".join(new for _, new in parts), num_blank=num_blank)
+        aligned = [
+            Part(old, new, None if old in changed else alignments.get(old)) for old, new in parts
+        ]
+        placed = with_tags(self._codes, self._source, aligned)
+        return replace(placed, has_removed=bool(changed), num_blank=num_blank)
+
+
+def _without_names(output: str, names: Collection[str]) -> str:
+    """A translation without what has the name of a tag of the text, as models write some."""
+    while found := [match for match in TAG.finditer(output) if match[0] in names]:
+        output = output[: found[0].start()] + output[found[0].end() :]
+    return output

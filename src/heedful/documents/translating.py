@@ -355,14 +355,12 @@ class _Work:
         reasons = tuple(reason for one in found for reason in one.reasons)
         reasons += (Reason("cut"),) if any(one.is_cut for one in found) else ()
         least = min((one.probability for one in found), default=None) if self.with_quality else None
-        blank = [not one.text.strip() for one in found]
         placed = text.joined([one.text for one in found], self._aligned)
         reasons += placed.reasons
-        all_blank = bool(blank) and all(blank)
+        blank = placed.num_blank
+        all_blank = blank > 0 and blank == len(found)
         has_words = bool(text.rows or text.num_unfit)
-        return _Output(
-            placed.text, has_words, sum(blank), text.num_unfit, all_blank, reasons, least
-        )
+        return _Output(placed.text, has_words, blank, text.num_unfit, all_blank, reasons, least)
 
 
 def memory_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -121,7 +121,7 @@ def _with_cuts(
 ) -> Links:
     """The links of parts of words, where a linked word has the same parts."""
     source_cuts: dict[int, list[int]] = {}
-    target_cuts: dict[int, list[int]] = {}
+    target_cuts: dict[int, Sequence[int]] = {}
     for index, own in enumerate(links.linked):
         start, end, _ = links.source[own] if own >= 0 else Unit(0, 0)
         inside = [cut - start for cut in dict.fromkeys(cuts) if start < cut < end]

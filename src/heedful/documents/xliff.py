@@ -51,6 +51,7 @@ class XliffDocument(Document):
         self._is_2 = root.attributes.get("version", "1.2").startswith("2")
         self._units: list[Unit] = []
         self._files: dict[int, Node] = {}
+        self._notes: dict[int, tuple[Node, str, list[str]]] = {}  # of the units of XLIFF 2
         for unit, around in self._xml.found:
             if not self._is_2:
                 self._files |= {node.start: node for node in around if node.name == "file"}
@@ -94,6 +95,9 @@ class XliffDocument(Document):
         for unit in self._units:
             if unit.segment.result is not None:
                 self._write(unit, unit.segment.result)
+        for node, prefix, lines in self._notes.values():
+            self._write_unit_notes(node, prefix, lines)
+        self._notes.clear()
         target = self.languages[1]
         if target is not None and any(unit.segment.result for unit in self._units):
             holders = [self._xml.root] if self._is_2 else [*self._files.values()]
@@ -144,8 +148,13 @@ class XliffDocument(Document):
             end = target.end
         draft = self._draft(unit, content)
         previous_notes = [f"{_PREVIOUS}: {draft.text.strip()}"] if draft and self._is_2 else []
-        if notes := [*result.notes, *previous_notes]:
-            self._write_notes(unit, notes, end, prefix)
+        notes = [*result.notes, *previous_notes]
+        if self._is_2:
+            self._notes.setdefault(unit.unit.start, (unit.unit, prefix, []))[2].extend(notes)
+        else:
+            indent = self._xml.indent_of(source)
+            opened, closed = f'{indent}<{prefix}note from="heedful">', f"</{prefix}note>"
+            self._xml.replace(end, end, "".join(f"{opened}{xml_text(n)}{closed}" for n in notes))
         if draft and not self._is_2:
             old = f"<{prefix}target>{self._xml.inner(draft)}</{prefix}target>"
             new = f'<{prefix}alt-trans alttranstype="previous-version">{old}</{prefix}alt-trans>'
@@ -159,29 +168,23 @@ class XliffDocument(Document):
         known = {content.strip(), self._xml.inner(source).strip()}
         return None if self._xml.inner(target).strip() in known else target
 
-    def _write_notes(self, unit: Unit, lines: list[str], end: int, prefix: str) -> None:
-        """Write notes on a translation."""
-        known = unit.unit.child("notes") if self._is_2 else None
+    def _write_unit_notes(self, unit: Node, prefix: str, lines: list[str]) -> None:
+        """Write notes on the translations of a unit of XLIFF 2, which has one element of notes."""
+        known = unit.child("notes")
         found = {note.text for note in known.children} if known is not None else set()
-        texts = [xml_text(line) for line in lines if line not in found]
-        if not self._is_2:
-            notes = [f'<{prefix}note from="heedful">{text}</{prefix}note>' for text in texts]
-            source = unit.holder.child("source")
-            assert source is not None
-            self._xml.replace(end, end, "".join(self._xml.indent_of(source) + n for n in notes))
-            return
-        notes = [
-            f'<{prefix}note category="heedful" appliesTo="target">{text}</{prefix}note>'
-            for text in texts
-        ]
+        notes = "".join(
+            f'<{prefix}note category="heedful" appliesTo="target">{xml_text(line)}</{prefix}note>'
+            for line in lines
+            if line not in found
+        )
         if not notes:
             return
-        if known is not None and not known.is_empty_tag:
-            self._xml.replace(known.inner_end, known.inner_end, "".join(notes))
+        if known is not None:
+            inner = "" if known.is_empty_tag else self._xml.inner(known)
+            self._xml.set_inner(known, f"{inner}{notes}")
             return
         # In a unit the notes are before the data of codes and the segments.
         names = ("originalData", "segment", "ignorable")
-        first = next(node for node in unit.unit.children if node.name in names)
-        indent = self._xml.indent_of(first)
-        block = f"<{prefix}notes>{''.join(notes)}</{prefix}notes>"
-        self._xml.replace(first.start, first.start, f"{block}{indent}")
+        first = next(node for node in unit.children if node.name in names)
+        block = f"<{prefix}notes>{notes}</{prefix}notes>"
+        self._xml.replace(first.start, first.start, f"{block}{self._xml.indent_of(first)}")

@@ -2,6 +2,8 @@
 
 import re
 
+from heedful.data.inline import TAG
+
 _MARKED = re.compile(r"(?<![\w~&])[~_&](?=\w)|(?<=[^\W_])~(?=\w)")
 
 
@@ -27,7 +29,8 @@ def with_accelerator(source: str, target: str) -> str:
         head, tail = target[: places[0] + 1], target[places[0] + 1 :]
         return head + re.sub(rf"{re.escape(mark)}(?=\w)", "", tail)
     letter = source[source.index(mark) + 1]
-    match = re.search(rf"\b{re.escape(letter)}", target, re.IGNORECASE) or re.search(
-        r"[^\W\d_]", target
+    bare = TAG.sub(lambda tag: " " * len(tag[0]), target)
+    match = re.search(rf"\b{re.escape(letter)}", bare, re.IGNORECASE) or re.search(
+        r"[^\W\d_]", bare
     )
     return target if match is None else target[: match.start()] + mark + target[match.start() :]

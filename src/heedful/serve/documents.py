@@ -225,6 +225,7 @@ async def _translator(
         [entry] = await detected_languages([texts[:_DETECTED]], known)
         source = entry["language"]
     served = translator_for(registry, source, translation)
+    info_of(request.scope).resources.enter_context(served.held())
     if body.quality and not document.keeps_targets:
         document.notes.append("quality: this format has no place for it; `reviews` has it")
     document.languages = (

@@ -54,6 +54,7 @@ class ServedModel:
         self.created = created
         self._num_texts = 0
         self._num_places = 0  # of the queue that are taken
+        self._num_holders = 0
         self._is_retired = False
         self._reading: asyncio.Future[tuple[Exception | None, float]] | None = None
         self._metrics = metrics
@@ -130,10 +131,20 @@ class ServedModel:
         self._num_texts += count
         self._num_places += places
         try:
-            yield
+            with self.held():
+                yield
         finally:
             self._num_texts -= count
             self._num_places -= places
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the model open in the block, also if another one takes its place."""
+        self._num_holders += 1
+        try:
+            yield
+        finally:
+            self._num_holders -= 1
             self._close_if_retired()
 
     async def on_tokenizer_thread(self, function: Callable[[], Result]) -> Result:
@@ -244,7 +255,7 @@ class ServedModel:
         self._close_if_retired()
 
     def _close_if_retired(self) -> None:
-        if self._is_retired and not self._num_texts:
+        if self._is_retired and not self._num_holders:
             self.worker.close()
             self._encoder.shutdown(wait=False)
 

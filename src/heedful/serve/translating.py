@@ -177,7 +177,7 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
     registry, given = registry_of(request), as_list(body.q)
     is_given = body.source not in (None, "auto")
     first = translator_for(registry, body.source if is_given else None, body)
-    texts = await _split(first, given, body)
+    texts = await _split(request, first, given, body)
     reserve(request, first, sum(len(text.rows) for text in texts), "q")
     known = known_sources(registry, body)
     if is_given or (body.source is None and not known):
@@ -198,15 +198,18 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
         groups.setdefault((served, source), []).append(index)
     for (served, _), indices in groups.items():
         if served is not first:
-            own = await _split(served, [given[index] for index in indices], body)
+            own = await _split(request, served, [given[index] for index in indices], body)
             reserve(request, served, sum(len(text.rows) for text in own), "q")
             for index, text in zip(indices, own, strict=True):
                 texts[index] = text
     return texts, groups, detected
 
 
-async def _split(served: ServedModel, texts: Sequence[str], body: TranslateBody) -> Texts:
-    """Texts in parts that a translator reads."""
+async def _split(
+    request: Request, served: ServedModel, texts: Sequence[str], body: TranslateBody
+) -> Texts:
+    """Texts in parts that a translator reads, which stays open until the request ends."""
+    info_of(request.scope).resources.enter_context(served.held())
     languages = None if body.source == "auto" else body.source, body.target
     fits, keeps = fits_model(served.model), served.model.metadata.keep is not None
     return await served.on_tokenizer_thread(
