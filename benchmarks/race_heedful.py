@@ -95,11 +95,13 @@ def progress(job: Job) -> list[Progress]:
     starts = [seconds for seconds, text in timed_lines(job.folder / LOG) if text.startswith("$ ")]
     path = job.folder / RUN / "log.jsonl"
     events = read_log(path) if path.is_file() else []
-    return [
-        Progress(starts[-1] + event.seconds, event.step, event.nll, event.tokens_per_second)
-        for event in events
-        if isinstance(event, StepDone)
-    ]
+    found, before = [], 0.0
+    for event in events:
+        if isinstance(event, StepDone):
+            rate = event.num_tokens / (event.seconds - before)  # of target tokens
+            found.append(Progress(starts[-1] + event.seconds, event.step, event.nll, rate))
+            before = event.seconds
+    return found
 
 
 def configuration(job: Job) -> tuple[int, int]:

@@ -26,7 +26,7 @@ LABELS = {"ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime", "openvino
 
 def render(language: str = "en") -> str:
     """The current lines between the markers of the README in a language."""
-    rows = [row for rows in (_race, _localization, _speed, _students) for row in rows()]
+    rows = [row for rows in (_race, _localization, _speed) for row in rows()]
     machines = {_machine(_read(page)) for _, _, _, page in rows}
     links = [(*cells, f"[{page}](docs/results/{page}.md)") for *cells, page in rows]
     table = HEAD[language] + "".join(f"| {' | '.join(cells)} |\n" for cells in links)
@@ -81,17 +81,6 @@ def _speed() -> Iterator[tuple[str, str, str, str]]:
     systems = {record["system"]: record["tokens/s"] for record in records}
     ours = next(rate for system, rate in systems.items() if system.startswith("heedful optimi"))
     yield "encoding, BERT's base shape, tokens/s", f"{ours:,.0f}", _peers(systems), "encoding"
-
-
-def _students() -> Iterator[tuple[str, str, str, str]]:
-    systems = _read("students")["systems"]
-    student, teacher = systems["student, greedy, shortlist"], systems["teacher, beam 5"]
-
-    def text(system: dict[str, Any]) -> str:
-        return f"{system['sentences/s']:,.0f} (BLEU {system['scores']['bleu']:.1f})"
-
-    name = "distilled student, greedy, shortlist, sentences/s"
-    yield name, text(student), f"its teacher, beam 5: {text(teacher)}", "students"
 
 
 def _peers(rates: dict[str, float]) -> str:
