@@ -175,6 +175,7 @@ SHARED = {  # equal in all models of an ensemble, or taken from the first
     "end_ids", "has_tokenizer", "ids", "kind", "leave_out", "length_limit", "options", "pair_ids",
     "prompt_ids", "rows_of", "src_tokenizer", "tgt_tokenizer", "tokenizer", "default_options",
     "kept", "to_generations", "first_id", "target_ids", "checked_glossary",
+    "token_alignments",  # no alignment for all outputs
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
     "add_adapter": lambda joint, path: joint.add_adapter(LoRA(2, 2.0, 0.0, (), ())),

@@ -462,6 +462,9 @@ def test_the_client_that_a_proxy_names_is_one_field_of_the_log(
     client = b"X-Forwarded-For: 1.2.3.4 GET /forged\x1b[2J"
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     raw(served, head + client + b"\r\n\r\n")
+    deadline = time.monotonic() + 10  # the server writes the line behind the answer
+    while not caplog.messages and time.monotonic() < deadline:
+        time.sleep(0.01)
     [line] = caplog.messages
     assert line.split()[1:4] == ["1.2.3.4%20GET%20%2Fforged%1B%5B2J", "GET", "/health"]
 

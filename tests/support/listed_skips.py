@@ -25,6 +25,7 @@ LISTED = (
     ),
     "sentence_transformers is not installed",
     "libretranslatepy is not installed",
+    "the benchmark of software imports it",  # RapidFuzz, of the group `bench`
 )
 
 

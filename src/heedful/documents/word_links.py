@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate, chain
-from typing import NamedTuple
-
-import numpy as np
-from jaxtyping import Float
+from typing import TYPE_CHECKING, NamedTuple
 
 from heedful.fidelity.pieces import find_pieces
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float
 
 # Scripts without blanks between words: Thai, Lao, Burmese, Khmer, kana, ideographs.
 _UNSPACED = (
@@ -37,7 +38,7 @@ class TokenAlignment:
 
     source: Sequence[tuple[int, int]]
     target: Sequence[tuple[int, int]]
-    weights: Float[np.ndarray, "T S"]
+    weights: "Float[np.ndarray, 'T S']"
 
 
 class Unit(NamedTuple):
@@ -76,7 +77,7 @@ class Links:
 
     source: Sequence[Unit]
     target: Sequence[Unit]
-    weights: Float[np.ndarray, "T S"]
+    weights: "Float[np.ndarray, 'T S']"
     linked: Sequence[int]
     sure: Sequence[bool]
 
@@ -93,6 +94,8 @@ def link_words(
         cuts: places in the text where a word is several units, if the linked word has the same
             parts (`H<sub>2</sub>O`), or the same beginning or end (`style<sup>1</sup>`).
     """
+    import numpy as np
+
     units = units_of(source, alignment.source if alignment else ())
     target_units = units_of(target, alignment.target if alignment else ())
     words = [source[unit.start : unit.end] for unit in units]
@@ -120,6 +123,8 @@ def _with_cuts(
     links: Links, words: Sequence[str], target_words: Sequence[str], cuts: Sequence[int]
 ) -> Links:
     """The links of parts of words, where a linked word has the same parts."""
+    import numpy as np
+
     source_cuts: dict[int, list[int]] = {}
     target_cuts: dict[int, Sequence[int]] = {}
     for index, own in enumerate(links.linked):
@@ -194,16 +199,20 @@ def _cut(start: int, end: int, cuts: set[int]) -> Iterator[Unit]:
 
 def _of_units(
     alignment: TokenAlignment, units: Sequence[Unit], target_units: Sequence[Unit]
-) -> Float[np.ndarray, "T S"]:
+) -> "Float[np.ndarray, 'T S']":
     """The weights of units: sums over tokens of the text, means over those of the translation."""
+    import numpy as np
+
     of_source = _shares(alignment.source, units)
     of_target = _shares(alignment.target, target_units)
     of_target = of_target / np.maximum(of_target.sum(0), 1e-9)
     return of_target.T @ alignment.weights @ of_source
 
 
-def _shares(tokens: Sequence[tuple[int, int]], units: Sequence[Unit]) -> Float[np.ndarray, "N U"]:
+def _shares(tokens: Sequence[tuple[int, int]], units: Sequence[Unit]) -> "Float[np.ndarray, 'N U']":
     """The share of the characters of each token that each unit has."""
+    import numpy as np
+
     ranges = np.array(tokens, np.int64).reshape(-1, 1, 2)
     own = np.array([unit[:2] for unit in units], np.int64).reshape(1, -1, 2)
     ends, starts = np.minimum(ranges[..., 1], own[..., 1]), np.maximum(ranges[..., 0], own[..., 0])
@@ -211,8 +220,10 @@ def _shares(tokens: Sequence[tuple[int, int]], units: Sequence[Unit]) -> Float[n
     return common / np.maximum(common.sum(1, keepdims=True), 1)
 
 
-def _by_order(source: Sequence[str], target: Sequence[str]) -> Float[np.ndarray, "T S"]:
+def _by_order(source: Sequence[str], target: Sequence[str]) -> "Float[np.ndarray, 'T S']":
     """Weights of 1 of equal words in order, and of less of those between them by their places."""
+    import numpy as np
+
     weights = np.zeros((len(target), len(source)))
     matcher = SequenceMatcher(None, source, target, autojunk=False)
     for kind, start, end, first, stop in matcher.get_opcodes():
