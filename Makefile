@@ -150,7 +150,7 @@ bench-training: $(STAMP)
 # Other tools are installed into runs/race/environments, one environment each. Systems that have
 # finished are not repeated; a part of a race: benchmarks/race.py --help.
 race: $(STAMP)
-	$(INSTALL) rapidfuzz psutil
+	$(INSTALL) psutil
 	$(BIN)/python benchmarks/race.py --data '$(DATA)' \
 		--install joeynmt,eole,opennmt-py,sockeye,fairseq \
 		--systems heedful,joeynmt,joeynmt-tiny,eole,eole-tiny

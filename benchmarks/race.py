@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def state(folder: Path) -> str:
-    """What the result of a system says, for one that is not repeated."""
+    """A message on a system that is not repeated: finished, or failed with its error."""
     error = json.loads((folder / RESULT).read_text(encoding="utf-8"))["error"]
     failed = f"failed ({error}); remove {folder} to race it again, or only its {RESULT} to score it"
     return failed if error else "is finished"

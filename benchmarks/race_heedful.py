@@ -112,7 +112,8 @@ def configuration(job: Job) -> tuple[int, int]:
 SYSTEM = System(
     "heedful",
     "",
-    "the recipes for one's own texts: `translation`, for software `localization`, as shipped; "
+    "the recipes for one's own texts: `translation`, whose settings were chosen on Multi30k, and "
+    "for software `localization`, as shipped; "
     "--steps by the speed that --dry-run measures",
     race,
     last,

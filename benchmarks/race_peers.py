@@ -62,7 +62,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """What a system gets for its race.
+    """The interpreter, folders and text of a system in a race.
 
     Attributes:
         python: the interpreter of the system's environment.

@@ -115,7 +115,7 @@ def beside(load: str, other: Connection | None, seconds: float) -> Iterator[None
 
 
 def choices(folder: Path, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """What `heedful optimize` prints beside each load, in alternating rounds."""
+    """The output of `heedful optimize` beside each load, in alternating rounds."""
     optimized(folder)  # makes the conversions
     chosen: dict[str, list[dict[str, Any]]] = {}
     for number in range(rounds):

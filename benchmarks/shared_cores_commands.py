@@ -116,7 +116,7 @@ def _bulk(folder: Path, count: int) -> float:
 
 
 def optimized(folder: Path) -> dict[str, Any]:
-    """What `heedful optimize` prints for many texts together, as JSON; conversions are reused."""
+    """The JSON output of `heedful optimize` for throughput; conversions are reused."""
     command = [sys.executable, *_PROGRAM, "optimize", str(folder / "optimized"), "--json"]
     options = ["--src", str(folder / "texts.txt"), "--for", "throughput"]
     shown = subprocess.run(

@@ -832,7 +832,6 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
 
 
 def test_race_of_a_stub_and_heedful(bench: Bench, tmp_path: Path, text: Path) -> None:
-    pytest.importorskip("rapidfuzz", reason="the benchmark of software imports it")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "multi30k").symlink_to(text)
     runs = tmp_path / "race"

@@ -171,7 +171,6 @@ def test_configurations_are_yaml_with_lines_to_count(tmp_path: Path, index: int)
 
 
 def test_checkpoints_to_score_are_spread_over_the_time() -> None:
-    pytest.importorskip("rapidfuzz", reason="the benchmark of software imports it")
     from race import thinned  # type: ignore[import-not-found]
 
     assert thinned(range(9), 3) == [0, 4, 8]

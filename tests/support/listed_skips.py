@@ -25,7 +25,6 @@ LISTED = (
     ),
     "sentence_transformers is not installed",
     "libretranslatepy is not installed",
-    "the benchmark of software imports it",  # RapidFuzz, of the group `bench`
 )
 
 

@@ -271,7 +271,7 @@ class _Projection:
         columns = [index - block.units[0] for index in wanted]
 
         def weight(first: int, last: int) -> float:
-            """That of a run on the wanted units."""
+            """The weight of the units of a run on the wanted units."""
             start = block.target_units[0]
             return float(block.links.weights[first - start : last + 1 - start, columns].sum())
 
@@ -412,8 +412,10 @@ class _Projection:
         return "".join([*parts, self._target[end:]])
 
     def _slot(self, line: Sequence[int], index: int) -> int:
-        """Where tags without words are among those at their place: inside the pairs around them,
-        outside of others, and behind the tags before them."""
+        """The position for tags without words in the list of tags at their place.
+
+        It is inside the pairs around them, outside of others, and behind the tags before them.
+        """
         pair_of = self._source.pair_of
         slot = 0
         for number, own in enumerate(line):

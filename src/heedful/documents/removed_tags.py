@@ -192,7 +192,7 @@ def _first_open(group: Sequence[Tag]) -> int | None:
 
 
 def _crossing(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Those of sorted pairs that another one crosses."""
+    """The pairs that cross another one; `pairs` are sorted."""
     opened: list[Pair] = []
     found: set[Pair] = set()
     for pair in pairs:

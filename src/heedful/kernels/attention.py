@@ -71,6 +71,8 @@ def attention(
 
 
 class _Attention(torch.autograd.Function):
+    """`attention` with its gradient by the kernel; the weights are computed again for it."""
+
     @staticmethod
     def forward(
         ctx: Any,
