@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from heedful import __version__
 from heedful.deploy.rounds import MAX_ROUNDS, find_fastest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,8 +58,8 @@ def machine() -> dict[str, str]:
 
 def versions(*packages: str) -> dict[str, str]:
     """Versions of Python, heedful, torch and of those packages that are installed."""
-    installed_versions = {"python": platform.python_version()}
-    for package in ("heedful", "torch", *packages):
+    installed_versions = {"python": platform.python_version(), "heedful": __version__}
+    for package in ("torch", *packages):
         try:
             installed_versions[package] = version(package)
         except PackageNotFoundError:

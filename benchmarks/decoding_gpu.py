@@ -1,17 +1,22 @@
-"""Decoding speed on a GPU in tokens/s: heedful, with and without recorded steps, and transformers.
+"""Decoding speed on a GPU in tokens/s: heedful, transformers and CTranslate2.
 
-Random models with a fixed number of new tokens. Transformers runs with a growing cache and with a
-static one, whose steps it compiles; the faster one is compared. Outputs of greedy search in fp32
-are compared. Neither vLLM nor CTranslate2 is measured here.
+Random models with a fixed number of new tokens. Heedful runs with and without recorded steps,
+transformers with a growing cache and with a static one, whose steps it compiles, CTranslate2 in
+bf16 and in fp16; of each the fastest way is compared. Outputs of greedy search in fp32 are
+compared. CTranslate2's wheels need `libcublas.so.12`: where only another version of cuBLAS is
+installed, a folder of LD_LIBRARY_PATH can hold links of that name to it, and the page states the
+library that was loaded. vLLM is not measured.
 """
 
 import argparse
+import re
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ctranslate2
 import torch
 
 import heedful
@@ -28,11 +33,14 @@ from common import (
 )
 from heedful.backends.base import Settings
 from heedful.data.tokenizer import train_tokenizer
+from heedful.deploy.convert import convert_model
 from heedful.export.hf import export_hf
 from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import gpt2, marian
 
 START, END = 0, 2
+NEVER = (0, 1, 3)  # ids that a translator does not write: padding, BOS and the unknown token
+SYSTEMS = ("heedful", "transformers", "CTranslate2")
 Rows = list[list[int]]
 
 
@@ -80,7 +88,7 @@ def main() -> None:
     torch._dynamo.config.automatic_dynamic_shapes = False  # graphs of one shape are faster
     torch._dynamo.config.recompile_limit = 64
     cases: dict[str, dict[str, Callable[[], float]]] = {}
-    equal: dict[str, float] = {}
+    equal: dict[str, dict[str, float]] = {}
     for workload in QUICK if arguments.quick else WORKLOADS:
         if arguments.workloads and workload.name not in arguments.workloads.split(","):
             continue
@@ -94,7 +102,7 @@ def main() -> None:
                     workload, beam, batch, folder, arguments.device, arguments.static
                 )
                 if beam == 1:
-                    equal[setting] = equal_share(workload, batch, folder, arguments.device)
+                    equal[setting] = equal_shares(workload, batch, folder, arguments.device)
                 print(f"{setting} is compiled", flush=True)
     data = {}
     for setting, systems in cases.items():
@@ -107,7 +115,7 @@ def main() -> None:
         {"tokens_per_second": data, "equal_outputs": equal},
         directory=arguments.results,
         command=command_line(),
-        packages=("transformers",),
+        packages=("transformers", "ctranslate2"),
     )
 
 
@@ -125,8 +133,12 @@ def prepare(
         name = "transformers" if cache is None else "transformers, static cache"
         net = transformers_net(workload, folder, device, torch.bfloat16)
         runs[name] = partial(transformers_run, net, workload, beam, ids.to(device), cache)
+    for label, compute_type in compute_types(device).items():
+        name = f"CTranslate2, {label}"
+        runs[name] = ctranslate2_run(workload, beam, ids, folder, device, compute_type)
     outputs = {name: run() for name, run in runs.items()}
-    assert all(len(rows) == batch for rows in outputs.values())
+    for name, rows in outputs.items():
+        assert [len(row) for row in rows] == [workload.new] * batch, name
     return {name: partial(counted, run, batch * workload.new) for name, run in runs.items()}
 
 
@@ -157,16 +169,22 @@ def heedful_run(
     return partial(model.generate, ids.tolist(), **options)
 
 
-def equal_share(workload: Workload, batch: int, folder: Path, device: str) -> float:
-    """The share of outputs of greedy search that are equal in heedful and transformers, in fp32.
+def equal_shares(workload: Workload, batch: int, folder: Path, device: str) -> dict[str, float]:
+    """The share of outputs of greedy search that are heedful's, of each peer, in fp32.
 
     Beams differ at the limit of tokens, where heedful puts outputs that have ended first.
     """
     ids = prompts(workload, batch)
     ours = heedful_run(workload, 1, ids, folder, device, "float32", True)()
     net = transformers_net(workload, folder, device, torch.float32)
-    theirs = transformers_run(net, workload, 1, ids.to(device), None)
-    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / batch
+    peers = {
+        "transformers": transformers_run(net, workload, 1, ids.to(device), None),
+        "CTranslate2": ctranslate2_run(workload, 1, ids, folder, device, "float32")(),
+    }
+    return {
+        name: sum(a == b for a, b in zip(ours, rows, strict=True)) / batch
+        for name, rows in peers.items()
+    }
 
 
 def counted(run: Callable[[], Any], tokens: int) -> int:
@@ -196,7 +214,7 @@ def write_model(workload: Workload, folder: Path) -> None:
             max_length=64,
             **sizes,
         )
-        ids = GenerationIds(decoder_start_ids=(START,), eos_ids=(END,), suppressed_ids=(0, 1, 3))
+        ids = GenerationIds(decoder_start_ids=(START,), eos_ids=(END,), suppressed_ids=NEVER)
         net: Any = marian.build(config)
     else:
         config = gpt2.Config(
@@ -208,6 +226,7 @@ def write_model(workload: Workload, folder: Path) -> None:
     model = open_net(net, config, metadata, tokenizer)
     model.save(folder / "heedful")
     export_hf(model, folder / "hf")
+    convert_model(model, folder / "by_hand", "float32")
 
 
 def transformers_net(workload: Workload, folder: Path, device: str, dtype: torch.dtype) -> Any:
@@ -234,7 +253,7 @@ def transformers_run(
         max_new_tokens=workload.new,
         min_new_tokens=workload.new,
         length_penalty=1.0,
-        bad_words_ids=[[0], [1], [3]] if workload.is_translator else None,
+        bad_words_ids=[[token] for token in NEVER] if workload.is_translator else None,
         renormalize_logits=True,
         forced_eos_token_id=None,
         pad_token_id=0,
@@ -244,8 +263,63 @@ def transformers_run(
     return rows
 
 
+def compute_types(device: str) -> dict[str, str]:
+    """Types of CTranslate2's numbers that are measured, by label; fp32 where it has no other."""
+    known = ctranslate2.get_supported_compute_types(torch.device(device).type)
+    types = {"bf16": "bfloat16", "fp16": "float16"}
+    return {label: name for label, name in types.items() if name in known} or {"fp32": "float32"}
+
+
+def ctranslate2_run(
+    workload: Workload, beam: int, ids: torch.Tensor, folder: Path, device: str, compute_type: str
+) -> Callable[[], Rows]:
+    """Decoding by CTranslate2, the whole batch at once."""
+    place = folder / "by_hand" / "backends" / "ctranslate2" / "float32"
+    name = "shared_vocabulary" if workload.is_translator else "vocabulary"
+    tokens: list[str] = heedful.files.read_json(place / f"{name}.json")
+    number = {token: place for place, token in enumerate(tokens)}
+    words = [[tokens[i] for i in row] for row in ids.tolist()]
+    kind = ctranslate2.Translator if workload.is_translator else ctranslate2.Generator
+    model = kind(str(place), device=torch.device(device).type, compute_type=compute_type)
+    options: dict[str, Any] = {"beam_size": beam, "length_penalty": 1.0}
+
+    def translate() -> Rows:
+        results = model.translate_batch(
+            words,
+            min_decoding_length=workload.new,
+            max_decoding_length=workload.new,
+            suppress_sequences=[[tokens[i]] for i in NEVER],
+            return_end_token=True,
+            **options,
+        )
+        return [[number[token] for token in result.hypotheses[0]] for result in results]
+
+    def continue_prompts() -> Rows:
+        results = model.generate_batch(
+            words,
+            min_length=workload.new,
+            max_length=workload.new,
+            include_prompt_in_result=False,
+            **options,
+        )
+        return [result.sequences_ids[0] for result in results]
+
+    return translate if workload.is_translator else continue_prompts
+
+
+def loaded_cublas() -> str:
+    """The file of cuBLAS that CTranslate2 has loaded; "none" on a CPU."""
+    maps = Path("/proc/self/maps")
+    text = maps.read_text() if maps.is_file() else ""
+    found = sorted({*re.findall(r"libcublas\.so[.\d]*", text)})
+    return ", ".join(found) or "none"
+
+
 def sections(
-    data: dict[str, dict[str, list[float]]], equal: dict[str, float], rounds: int, device: str
+    data: dict[str, dict[str, list[float]]],
+    equal: dict[str, dict[str, float]],
+    rounds: int,
+    device: str,
 ) -> list[str]:
     """Method, rates and ratios."""
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
@@ -254,8 +328,8 @@ def sections(
         [
             setting,
             *(whole(medians(rates).get(system)) for system in systems),
-            best_ratio(rates),
-            f"{equal[setting]:.0%}" if setting in equal else "",
+            *(best_ratio(rates, peer) for peer in SYSTEMS[1:]),
+            *(f"{equal[setting][peer]:.0%}" if setting in equal else "" for peer in SYSTEMS[1:]),
         ]
         for setting, rates in data.items()
     ]
@@ -273,25 +347,29 @@ def sections(
             if any("static" in s for s in systems)
             else "."
         )
-        + " Equal: the share of greedy outputs that both find in fp32. Not measured: vLLM, which "
-        "needs an environment of its own, and CTranslate2, whose wheels are for CUDA 12."
+        + " CTranslate2: the whole batch at once. Equal: the share of greedy outputs that heedful "
+        "and a peer have in common, in fp32. Not measured: vLLM, which needs an environment of its "
+        "own."
     )
-    ratios = "heedful / transformers, each at its best"
+    ratios = [f"heedful / {peer}" for peer in SYSTEMS[1:]]
+    shares = [f"outputs as by {peer} in fp32" for peer in SYSTEMS[1:]]
     return [
-        facts({"GPU": name}),
+        facts({"GPU": name, "cuBLAS": loaded_cublas()}),
         how,
-        table(["", *systems, ratios, "equal outputs in fp32"], rows),
+        table(["", *systems, *ratios, *shares], rows),
     ]
 
 
-def best_ratio(rates: dict[str, list[float]]) -> str:
-    """The ratio of the fastest ways."""
+def best_ratio(rates: dict[str, list[float]], peer: str) -> str:
+    """The rate of heedful over that of a peer, each in its fastest way; "" without the peer."""
     middle = medians(rates)
-    best = {
-        system: max((way for way in rates if way.startswith(system)), key=middle.__getitem__)
-        for system in ("heedful", "transformers")
+    ways = {
+        system: [way for way in rates if way.startswith(system)] for system in ("heedful", peer)
     }
-    return ratio(rates[best["heedful"]], rates[best["transformers"]])
+    if not ways[peer]:
+        return ""
+    ours, theirs = (max(found, key=middle.__getitem__) for found in ways.values())
+    return ratio(rates[ours], rates[theirs])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ with CUDA graphs at the smallest size, whose steps the host bounds; its fastest 
 Transformers uses torch's fused attention (sdpa).
 """
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,7 +73,8 @@ class Measured:
 
     Attributes:
         tokens_per_second: of each round, by system and way.
-        peak: bytes allocated at the peak of a step, by system and way.
+        peak: bytes allocated at the peak of a step, by system and way; of CUDA graphs, whose
+            memory torch does not count, and on a CPU 0.
         flops: of the products of a step, per token.
     """
 
@@ -95,11 +97,14 @@ def main() -> None:
     sizes = {name: (size, name in pairs) for name, size in (pairs | texts).items()}
     if arguments.sizes:
         sizes = {name: sizes[name] for name in arguments.sizes.split(",")}
-    prepared = {
-        name: prepare(*size, name in GRAPHED and device.type == "cuda", device, steps)
-        for name, size in sizes.items()
-    }
-    measured = {name: measure(*cases, rounds) for name, cases in prepared.items()}
+    measured = {}
+    for name, size in sizes.items():
+        cases = prepare(*size, name in GRAPHED and device.type == "cuda", device, steps)
+        measured[name] = measure(*cases, rounds)
+        del cases
+        torch._dynamo.reset()  # its compiled steps hold the nets of a size
+        gc.collect()
+        torch.cuda.empty_cache()
     limit = product_rate(device, 64 if arguments.quick else LARGE)
     write_results(
         "training_speed_gpu",
@@ -144,12 +149,13 @@ def prepare(
             own = padded if name == "heedful" and way == "compiled" else batches
             case = partial(finished, step, cycle(own), steps, device)
             try:
-                peak[f"{name} {way}"] = peak_of(case, device)
+                used = peak_of(case, device)
             except RuntimeError as error:
                 if way != "graphs":
                     raise
                 print(f"{name} does not run in CUDA graphs: {str(error).splitlines()[0]}")
                 continue
+            peak[f"{name} {way}"] = 0 if way == "graphs" else used
             cases[f"{name} {way}"] = case
     return cases, Measured({}, peak, flops, parameters)
 
@@ -391,9 +397,15 @@ def fastest_way(found: Measured, system: str) -> list[float] | None:
 def peak_rows(measured: dict[str, Measured]) -> list[list[str]]:
     """Peaks of memory."""
     return [
-        [label(case), *(f"{found.peak.get(case, 0) / 1e9:.1f}" for found in measured.values())]
+        [label(case), *(gigabytes(found.peak.get(case)) for found in measured.values())]
         for case in all_cases(measured)
+        if any(found.peak.get(case) for found in measured.values())
     ]
+
+
+def gigabytes(count: int | None) -> str:
+    """Bytes in GB; "" for none."""
+    return f"{count / 1e9:.1f}" if count else ""
 
 
 if __name__ == "__main__":

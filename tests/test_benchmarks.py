@@ -112,11 +112,15 @@ def test_decoding_speed_on_a_gpu(bench: Bench) -> None:
     for setting, rates in data["tokens_per_second"].items():
         best = {
             system: max(rate for name, [rate] in rates.items() if name.startswith(system))
-            for system in ("heedful", "transformers")
+            for system in ("heedful", "transformers", "CTranslate2")
         }
         assert "transformers, static cache" in rates
         assert f"| {setting} |" in page
-        assert f" {best['heedful'] / best['transformers']:.2f} |" in page
+        for peer in ("transformers", "CTranslate2"):
+            assert f" {best['heedful'] / best[peer]:.2f} |" in page
+    greedy = [setting for setting in data["tokens_per_second"] if "greedy" in setting]
+    equal = {"transformers": 1.0, "CTranslate2": 1.0}
+    assert data["equal_outputs"] == dict.fromkeys(greedy, equal)
 
 
 def test_products_of_a_step_are_recorded_and_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
