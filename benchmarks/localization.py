@@ -65,6 +65,9 @@ def main() -> None:
     parser.add_argument("--languages", nargs="+", default=[*LANGUAGES], choices=[*LANGUAGES])
     parser.add_argument("--recipes", nargs="+", default=[*RECIPES], choices=RECIPES)
     parser.add_argument("--steps", type=int, help="of every training; default: of its recipe")
+    parser.add_argument(
+        "--longer", type=int, help="steps of one more training, in the first language"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="of the times with and without keep")
     parser.add_argument(
         "--backends", nargs="*", default=[*BACKENDS], choices=BACKENDS, help="that are timed"
@@ -115,10 +118,15 @@ def measure(language: str, arguments: argparse.Namespace) -> tuple[list[str], di
         NEAREST: System(nearest(folder / "train.tmx.gz", language, tests)),
     }
     notes = {}
-    for recipe in arguments.recipes:
-        run = run_of(recipe, language, folder, arguments)
-        systems[recipe], beam = translated(run, tests)
-        notes[f"Recipe `{recipe}`"] = (
+    trainings = [(recipe, recipe, arguments.steps) for recipe in arguments.recipes]
+    if arguments.longer and language == arguments.languages[0]:
+        trainings.append(
+            (f"localization, {arguments.longer:,} steps", RECIPES[0], arguments.longer)
+        )
+    for name, recipe, steps in trainings:
+        run = run_of(recipe, language, folder, arguments, steps)
+        systems[name], beam = translated(run, tests)
+        notes[f"Recipe `{recipe}`" if name == recipe else name] = (
             f"{recipe_note(run, recipe)}; {run.end.step:,} steps, {run.minutes:.1f} minutes; "
             f"beams of {beam}"
         )
@@ -131,7 +139,7 @@ def measure(language: str, arguments: argparse.Namespace) -> tuple[list[str], di
         header = [test.name, "BLEU", "chrF", *PIECES, "all kept", "marked for review"]
         sections += [f"{len(test.sources):,} {test.name}:", table(header, rows)]
     if "localization" in arguments.recipes and arguments.backends:
-        run = run_of("localization", language, folder, arguments)
+        run = run_of("localization", language, folder, arguments, arguments.steps)
         rates = keeping_rates(run, [text for test in tests for text in test.sources], arguments)
         figures["sentences per second by round"] = rates
         sections += speed_section(rates)
@@ -225,8 +233,14 @@ def scored(
     return rows, figures
 
 
-def run_of(recipe: str, language: str, folder: Path, arguments: argparse.Namespace) -> Run:
-    """The finished run of a recipe, which is trained if it is missing."""
+def run_of(
+    recipe: str, language: str, folder: Path, arguments: argparse.Namespace, steps: int | None
+) -> Run:
+    """The finished run of a recipe, which is trained if it is missing.
+
+    Args:
+        steps: of the training; None: those of the recipe.
+    """
     valid = arguments.runs / f"localization-{language}.valid.tsv"
     if not valid.is_file():
         valid.parent.mkdir(parents=True, exist_ok=True)
@@ -240,11 +254,14 @@ def run_of(recipe: str, language: str, folder: Path, arguments: argparse.Namespa
         f"data.tgt_language={LANGUAGES[language]}",
         "training.parallel=none",
     ]
-    if arguments.steps:
-        settings.append(f"training.max_steps={arguments.steps}")
+    name = f"{recipe}-{language}"
     if arguments.quick:
         settings += QUICK
-    return finished_run(recipe, arguments.runs / f"{recipe}-{language}", settings)
+    if steps:
+        settings.append(f"training.max_steps={steps}")
+    if steps != arguments.steps:
+        name += f"-{steps}"
+    return finished_run(recipe, arguments.runs / name, settings)
 
 
 def messages(path: Path) -> Text:

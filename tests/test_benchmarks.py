@@ -596,7 +596,8 @@ def test_localization(bench: Bench, tmp_path: Path) -> None:
     (data / "test.po").write_text('msgid "Page 3"\nmsgstr "Seite 3"\n', encoding="utf-8")
     runs = tmp_path / "runs"
     page, content = bench("localization", "--data", str(data.parent), "--runs", str(runs),
-                          "--languages", "de", "--backends", "eager", "ctranslate2")  # fmt: skip
+                          "--languages", "de", "--backends", "eager", "ctranslate2",
+                          "--longer", "6")  # fmt: skip
     rates = content["languages"]["de"]["sentences per second by round"]
     names = {f"{name} {how}" for name in ("eager", "ctranslate2") for how in ("with", "without")}
     assert rates.keys() == names
@@ -606,6 +607,10 @@ def test_localization(bench: Bench, tmp_path: Path) -> None:
         assert systems["human translation"]["kept"]["numbers"] == [count, count]
         assert {"translation", "nearest source of the memory"} < systems.keys()
     assert "| localization |" in page
+    assert "| localization, 6 steps |" in page
+    notes = content["languages"]["de"]["notes"]
+    assert "; 4 steps," in notes["Recipe `localization`"]
+    assert "; 6 steps," in notes["localization, 6 steps"]
 
 
 def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
