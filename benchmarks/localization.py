@@ -241,19 +241,7 @@ def run_of(
     Args:
         steps: of the training; None: those of the recipe.
     """
-    valid = arguments.runs / f"localization-{language}.valid.tsv"
-    if not valid.is_file():
-        valid.parent.mkdir(parents=True, exist_ok=True)
-        valid.write_bytes(gzip.decompress((folder / "valid.tsv.gz").read_bytes()))
-    settings = [
-        f"data.train.file={folder / 'train.tmx.gz'}",
-        f"data.valid.file={valid}",
-        "data.valid.src_field=1",
-        "data.valid.tgt_field=2",
-        "data.src_language=en",
-        f"data.tgt_language={LANGUAGES[language]}",
-        "training.parallel=none",
-    ]
+    settings = data_settings(language, folder, arguments.runs)
     name = f"{recipe}-{language}"
     if arguments.quick:
         settings += QUICK
@@ -262,6 +250,23 @@ def run_of(
     if steps != arguments.steps:
         name += f"-{steps}"
     return finished_run(recipe, arguments.runs / name, settings)
+
+
+def data_settings(language: str, folder: Path, runs: Path) -> list[str]:
+    """The settings of a training for the data of a language; writes its validation file."""
+    valid = runs / f"localization-{language}.valid.tsv"
+    if not valid.is_file():
+        valid.parent.mkdir(parents=True, exist_ok=True)
+        valid.write_bytes(gzip.decompress((folder / "valid.tsv.gz").read_bytes()))
+    return [
+        f"data.train.file={folder / 'train.tmx.gz'}",
+        f"data.valid.file={valid}",
+        "data.valid.src_field=1",
+        "data.valid.tgt_field=2",
+        "data.src_language=en",
+        f"data.tgt_language={LANGUAGES[language]}",
+        "training.parallel=none",
+    ]
 
 
 def messages(path: Path) -> Text:

@@ -593,7 +593,9 @@ def test_localization(bench: Bench, tmp_path: Path) -> None:
     lines = "".join(f"{src} <b>\t{tgt} <b>\n" for src, tgt in pairs[:4]).encode()
     for name in ("valid.tsv.gz", "test.help.tsv.gz"):
         (data / name).write_bytes(gzip.compress(lines))
-    (data / "test.po").write_text('msgid "Page 3"\nmsgstr "Seite 3"\n', encoding="utf-8")
+    entries = (("Page 3", "Seite 3"), ("Open the page.", "Seite öffnen."))
+    catalogue = "".join(f'msgid "{src}"\nmsgstr "{tgt}"\n\n' for src, tgt in entries)
+    (data / "test.po").write_text(catalogue, encoding="utf-8")
     runs = tmp_path / "runs"
     page, content = bench("localization", "--data", str(data.parent), "--runs", str(runs),
                           "--languages", "de", "--backends", "eager", "ctranslate2",
@@ -611,6 +613,11 @@ def test_localization(bench: Bench, tmp_path: Path) -> None:
     notes = content["languages"]["de"]["notes"]
     assert "; 4 steps," in notes["Recipe `localization`"]
     assert "; 6 steps," in notes["localization, 6 steps"]
+    run = str(runs / "localization-de")
+    page, content = bench("noise", "--data", str(data.parent), "--run", run,
+                          "--runs", str(tmp_path / "further"))  # fmt: skip
+    assert "training.noise.upper (0.0 -> 0.05)" in page
+    assert len(content["scores"]) == 5
 
 
 def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
