@@ -83,15 +83,16 @@ def measure(
     """Units of work per second of each system by load, in alternating rounds."""
     rates: dict[str, dict[str, list[float]]] = {name: {} for name in works}
     for number in range(rounds):
-        for load in LOADS if number % 2 else LOADS[::-1]:
-            for name, work in works.items():
+        for name, work in works.items():
+            # A system's loads follow each other, since the speed of a machine drifts.
+            for load in LOADS if number % 2 else LOADS[::-1]:
                 if load == "a second training" and name not in TRAINING:
                     continue
                 with beside(load, other, 3 * settle + seconds):
                     work.send((2 * settle, seconds))
                     rates[name].setdefault(load, []).append(work.recv())
-            shown = {name: round(r[load][-1], 2) for name, r in rates.items() if load in r}
-            print(f"round {number + 1}, beside {load}: {shown}", flush=True)
+            shown = {load: round(found[-1], 2) for load, found in rates[name].items()}
+            print(f"round {number + 1}, {name}: {shown}", flush=True)
     return rates
 
 
