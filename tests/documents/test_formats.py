@@ -233,7 +233,40 @@ def test_marks_of_a_second_translation_replace_those_of_the_first(name: str, sou
     again = as_text(translated(name, first, policy=OVERWRITE, memory=memory))
     for mark in ("machine", "leveraged-mt", 'subState="heedful:model', "fuzzy"):
         assert mark not in again
-    assert ("needs review: " in again) == (name == "b.xliff")  # whose notes are of no segment
+    assert "needs review: " not in again
+    assert "<notes" not in again, "an element without a note is not valid"
+
+
+def test_notes_of_people_and_of_other_segments_stay() -> None:
+    """Of XLIFF 2 each translation left its notes beside those of the one before."""
+    own = '<notes><note>Own</note><note category="heedful">quality: ?</note></notes>'
+    source = XLIFF2.replace('<unit id="1">', f'<unit id="1">\n  {own}')
+    text = as_text(translated("b.xliff", source, loud, review=lambda *_: ["a"]))
+    assert "quality: ?" in text, "of a segment that is kept"
+    for number in range(3):
+        keys: Any = {"policy": OVERWRITE, "review": lambda *_, n=number: [f"b{n}"]}
+        text = as_text(translated("b.xliff", text, loud, **keys))
+        notes = [*re.findall("<note[^>]*>([^<]*)</note>", text)]
+        assert [notes[0], *notes[2:]] == ["Own", *[f"needs review: b{number}"] * 2]
+        assert "place of tags" in notes[1]
+
+
+def test_drafts_of_po_do_not_accumulate() -> None:
+    """Each translation of a message that nobody had finished left one more comment."""
+    text = PO.replace('msgstr "alt"', 'msgstr "Ä"')
+    for number in range(4):
+        text = as_text(translated("a.po", text, lambda source, n=number: f"{source} {n}"))
+    found = re.findall(r"# previous translation(.*)", text)
+    assert found == [
+        *(
+            ': "Hello %s. 2\\nBye 2"',
+            ': "Hello %s. 0\\nBye 0"',
+            ': "long text 2"',
+            ': "long text 0"',
+        ),
+        *(' [0]: "one file 2"', ' [1]: "%d files 2"', ' [0]: "one file 0"', ' [1]: "%d files 0"'),
+        *(': "old 2"', ': "Ä"'),
+    ]
 
 
 @pytest.mark.parametrize(

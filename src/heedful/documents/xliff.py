@@ -13,6 +13,7 @@ from heedful.errors import UserError
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
 _PREVIOUS = "previous translation"
+_NOTES = ("needs review: ", "quality: ")
 _QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match", "source": None}
 
 
@@ -95,8 +96,9 @@ class XliffDocument(Document):
         for unit in self._units:
             if unit.segment.result is not None:
                 self._write(unit, unit.segment.result)
+        kept = {unit.unit.start for unit in self._units if unit.segment.result is None}
         for node, prefix, lines in self._notes.values():
-            self._write_unit_notes(node, prefix, lines)
+            self._write_unit_notes(node, prefix, lines, replaces=node.start not in kept)
         self._notes.clear()
         target = self.languages[1]
         if target is not None and any(unit.segment.result for unit in self._units):
@@ -166,22 +168,44 @@ class XliffDocument(Document):
         if unit.segment.is_finished or target is None or source is None or not target.text.strip():
             return None
         known = {content.strip(), self._xml.inner(source).strip()}
+        others = [node.child("target") for node in unit.holder.children if node.name == "alt-trans"]
+        known |= {self._xml.inner(other).strip() for other in others if other is not None}
         return None if self._xml.inner(target).strip() in known else target
 
-    def _write_unit_notes(self, unit: Node, prefix: str, lines: list[str]) -> None:
-        """Write notes on the translations of a unit of XLIFF 2, which has one element of notes."""
+    def _write_unit_notes(
+        self, unit: Node, prefix: str, lines: list[str], *, replaces: bool
+    ) -> None:
+        """Write notes on the translations of a unit of XLIFF 2, which has one element of notes.
+
+        Args:
+            replaces: all of its translations are new: earlier notes on them are left out.
+        """
         known = unit.child("notes")
-        found = {note.text for note in known.children} if known is not None else set()
+        before = [] if known is None else known.children
+        old: list[Node] = []
+        for note in before:
+            if note.attributes.get("category") != "heedful":
+                continue
+            if note.text in lines:
+                lines.remove(note.text)  # it stays where it is
+            elif replaces and note.text.startswith(_NOTES):
+                old.append(note)
         notes = "".join(
             f'<{prefix}note category="heedful" appliesTo="target">{xml_text(line)}</{prefix}note>'
             for line in lines
-            if line not in found
         )
+        if known is not None and not notes and len(old) == len(before) > 0:
+            self._xml.remove(known)  # it may not be empty
+            return
+        for note in old:
+            self._xml.remove(note)
         if not notes:
             return
+        if known is not None and known.is_empty_tag:
+            self._xml.set_inner(known, notes)
+            return
         if known is not None:
-            inner = "" if known.is_empty_tag else self._xml.inner(known)
-            self._xml.set_inner(known, f"{inner}{notes}")
+            self._xml.replace(known.inner_end, known.inner_end, notes)
             return
         # In a unit the notes are before the data of codes and the segments.
         names = ("originalData", "segment", "ignorable")
