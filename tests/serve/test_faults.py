@@ -824,6 +824,38 @@ def test_a_broken_model_does_not_keep_others_from_being_replaced(tmp_path: Path)
         assert registry.models["second"] is not former["second"]
 
 
+def test_a_glossary_is_read_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At a reload no request was answered while a large one was read."""
+    from heedful.serve import glossaries
+    from heedful.serve.models import Registry
+
+    path, threads = tmp_path / "terms.tsv", []
+    read = glossaries.GlossaryFile
+
+    def noted(path: Path) -> Any:
+        threads.append(threading.current_thread())
+        return read(path)
+
+    monkeypatch.setattr(glossaries, "GlossaryFile", noted)
+    path.write_text("cat\tmat\n")
+    model_of("vaswani2017").save(tmp_path / "m")
+
+    async def test() -> None:
+        registry = Registry({"m": tmp_path / "m"}, Settings(glossary=path), Metrics())
+        await registry.open_all()
+        own = registry.models["m"].glossaries
+        terms = None if own is None else own.of(None, None)
+        assert terms is not None
+        assert [term.sources for term in terms.terms] == [("cat",)]
+        registry.close()
+
+    asyncio.run(test())
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
 def test_models_that_are_replaced_while_they_are_asked_are_ready() -> None:
     """One whose worker has the question, and one that would be asked next."""
     first, second, held = model_of("gpt2"), model_of("bert"), threading.Event()
