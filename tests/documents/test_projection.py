@@ -366,7 +366,7 @@ def test_pairs_that_cannot_be_placed_stay_as_they_are() -> None:
         "a.html", html, lambda text: " ".join(text.upper().split()[::-1])
     )
     assert content == html.encode()
-    assert "place of tags is uncertain: b c. c." in document.segments[0].reasons
+    assert "the place of tags is uncertain: b c. c." in document.segments[0].reasons
 
 
 def test_many_equal_words_without_an_alignment() -> None:
