@@ -6,6 +6,7 @@ Sources: OASIS XLIFF 1.2 (states of `target`, `state-qualifier`), XLIFF 2.1 (`st
 from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
+from heedful.data.language_tags import is_same_language
 from heedful.data.xml_nodes import Node
 from heedful.documents.segments import Document, Result, Segment
 from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_text
@@ -15,6 +16,20 @@ _UNFINISHED = {"new", "needs-translation", "initial"}
 _PREVIOUS = "previous translation"
 _NOTES = ("needs review: ", "quality: ")
 _QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match", "source": None}
+
+
+_Languages = tuple[str | None, str | None]
+
+
+def _languages_of(file: Node) -> _Languages:
+    """The languages of a file of XLIFF 1.2."""
+    return file.attributes.get("source-language"), file.attributes.get("target-language")
+
+
+def _agree(languages: _Languages, others: _Languages) -> bool:
+    """True if two pairs of languages are not different ones, as far as they are known."""
+    pairs = zip(languages, others, strict=True)
+    return all(not a or not b or is_same_language(a, b) for a, b in pairs)
 
 
 @dataclass
@@ -53,20 +68,37 @@ class XliffDocument(Document):
         self._units: list[Unit] = []
         self._files: dict[int, Node] = {}
         self._notes: dict[int, tuple[Node, str, list[str]]] = {}  # of the units of XLIFF 2
+        self._settle()
         for unit, around in self._xml.found:
-            if not self._is_2:
-                self._files |= {node.start: node for node in around if node.name == "file"}
-            if any(node.attributes.get("translate") == "no" for node in [*around, unit]):
+            if not self._is_2 and not any(node.start in self._files for node in around):
+                self.skip("units of files in other languages")
+                continue
+            flags = [node.attributes.get("translate") for node in [*around, unit]]
+            if next((flag for flag in reversed(flags) if flag), "yes") == "no":
                 self.skip("units with translate=no")
                 continue
             for holder in [unit] if not self._is_2 else unit.children:
                 if holder.name in ("trans-unit", "segment"):
                     self._add(holder, unit)
-        attributes, names = self._xml.root.attributes, ("srcLang", "trgLang")
-        if not self._is_2:
-            attributes = next(iter(self._files.values())).attributes if self._files else {}
-            names = ("source-language", "target-language")
-        self.settle_languages((attributes.get(names[0]), attributes.get(names[1])))
+
+    def _settle(self) -> None:
+        """Settle the languages: of XLIFF 1.2 those of the first file that has the given ones; its
+        other files are left out if they have others."""
+        if self._is_2:
+            attributes = self._xml.root.attributes
+            self.settle_languages((attributes.get("srcLang"), attributes.get("trgLang")))
+            return
+        files = [node for _, around in self._xml.found for node in around if node.name == "file"]
+        pairs = {node.start: (node, _languages_of(node)) for node in files}
+        for _, own in pairs.values():
+            if _agree(self.languages, own):
+                self.settle_languages(own)
+                break
+        else:
+            self.settle_languages(next(iter(pairs.values()))[1] if pairs else (None, None))
+        self._files = {
+            start: node for start, (node, own) in pairs.items() if _agree(self.languages, own)
+        }
 
     def _add(self, holder: Node, unit: Node) -> None:
         source, target = holder.child("source"), holder.child("target")
