@@ -394,7 +394,14 @@ class _Projection:
                 best = max(linked, key=lambda own: float(column[own - target_first]))
                 while best + 1 in linked:
                     best += 1
-                best = self._with_marks(best, before[-1] - index, block, lambda own: True)
+                near = self._with_marks(best, before[-1] - index, block, lambda own: True)
+                apart = near - best < before[-1] - index and self._units[before[-1]].end
+                best = near
+                if apart == tag.start:  # behind a mark that stands alone, as in `<x1/>+<x2/>`
+                    own_marks = (
+                        u for u in range(*block.target_units) if self._linked[u] == before[-1]
+                    )
+                    best = min(own_marks, key=lambda own: abs(own - near), default=near)
                 place = self._target_units[best].end
                 return place + self._has_blank(tag, place)
         return block.target_start

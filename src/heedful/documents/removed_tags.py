@@ -175,7 +175,9 @@ def _joined(before: str, group: Sequence[Tag], behind: str) -> tuple[str, str]:
     """The texts before and behind tags as they are without these."""
     opened = _first_open(group)
     single = next((tag for tag in group if tag.kind == "alone"), None)
-    if before.endswith(" ") and behind.startswith(" "):
+    # Of several blanks, as in `pre`, and of those that begin a line, each has a meaning.
+    is_one = before.endswith(" ") and not before[:-1].endswith((" ", "\n"))
+    if is_one and behind.startswith(" "):
         if opened is None:  # they belong to the word before them
             group[0].before = " "
             _move(group, -1)
