@@ -33,6 +33,7 @@ from document_samples import (
 from heedful import extras
 from heedful.documents import Policy, Segment, language_review, read_document
 from heedful.documents.segments import Result
+from heedful.errors import UserError
 
 IN_PLACE = [name for name in TEXTS if Path(name).suffix in (".srt", ".vtt", ".html", ".md", ".txt")]
 
@@ -197,6 +198,31 @@ def test_xliff_states_and_codes() -> None:
     assert without == re.sub(target, b"", XLIFF.encode())
 
 
+def test_xliff_of_several_languages_and_nested_flags() -> None:
+    """Files of another language were translated too; `translate` counts at the nearest element."""
+    unit = '<trans-unit id="2" translate="yes"><source>Own</source></trans-unit>'
+    source = XLIFF.replace(' translate="no"><source>Five</source></trans-unit>', "/>").replace(
+        '<trans-unit id="5"/>',
+        f'<group translate="no"><group>{unit}{unit.replace("yes", "")}</group></group>',
+    )
+    french = """ <file original="b" source-language="en" target-language="fr"><body>
+  <trans-unit id="1"><source>Other</source></trans-unit></body></file>\n"""
+    for text in (
+        source.replace("</xliff>", f"{french}</xliff>"),
+        source.replace(" <file", f"{french} <file", 1),
+    ):
+        content, counts, _ = translated("a.xlf", text, loud)
+        assert b">OWN</target></trans-unit>" in content
+        assert content.count(b">OWN<") == 1
+        assert french.encode() in content
+        assert counts.skipped == {
+            "units of files in other languages": 1,
+            "units with translate=no": 1,
+        }
+    with pytest.raises(UserError, match="is from en to fr, not from en to de"):
+        translated("a.xlf", XLIFF.replace('"de"', '"fr"'), loud)
+
+
 def test_xliff_2_states_and_notes() -> None:
     content = as_text(
         translated("b.xliff", XLIFF2, replaced(Hello="Hallo"), review=lambda *_: ["why"])
@@ -233,7 +259,40 @@ def test_marks_of_a_second_translation_replace_those_of_the_first(name: str, sou
     again = as_text(translated(name, first, policy=OVERWRITE, memory=memory))
     for mark in ("machine", "leveraged-mt", 'subState="heedful:model', "fuzzy"):
         assert mark not in again
-    assert ("needs review: " in again) == (name == "b.xliff")  # whose notes are of no segment
+    assert "needs review: " not in again
+    assert "<notes" not in again, "an element without a note is not valid"
+
+
+def test_notes_of_people_and_of_other_segments_stay() -> None:
+    """Of XLIFF 2 each translation left its notes beside those of the one before."""
+    own = '<notes><note>Own</note><note category="heedful">quality: ?</note></notes>'
+    source = XLIFF2.replace('<unit id="1">', f'<unit id="1">\n  {own}')
+    text = as_text(translated("b.xliff", source, loud, review=lambda *_: ["a"]))
+    assert "quality: ?" in text, "of a segment that is kept"
+    for number in range(3):
+        keys: Any = {"policy": OVERWRITE, "review": lambda *_, n=number: [f"b{n}"]}
+        text = as_text(translated("b.xliff", text, loud, **keys))
+        notes = [*re.findall("<note[^>]*>([^<]*)</note>", text)]
+        assert [notes[0], *notes[2:]] == ["Own", *[f"needs review: b{number}"] * 2]
+        assert "place of tags" in notes[1]
+
+
+def test_drafts_of_po_do_not_accumulate() -> None:
+    """Each translation of a message that nobody had finished left one more comment."""
+    text = PO.replace('msgstr "alt"', 'msgstr "Ä"')
+    for number in range(4):
+        text = as_text(translated("a.po", text, lambda source, n=number: f"{source} {n}"))
+    found = re.findall(r"# previous translation(.*)", text)
+    assert found == [
+        *(
+            ': "Hello %s. 2\\nBye 2"',
+            ': "Hello %s. 0\\nBye 0"',
+            ': "long text 2"',
+            ': "long text 0"',
+        ),
+        *(' [0]: "one file 2"', ' [1]: "%d files 2"', ' [0]: "one file 0"', ' [1]: "%d files 0"'),
+        *(': "old 2"', ': "Ä"'),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -320,6 +379,13 @@ def test_html_keeps_tags_code_and_attributes() -> None:
     assert content == expected.replace("a\n   link", "a link").replace("&eacute;", "é")
 
 
+def test_blanks_and_keys_between_codes_stay_where_they_are() -> None:
+    """Of keys the second one came first; blanks at the start of a line went to its end."""
+    html = "<p>press <kbd>A</kbd>+<kbd>B</kbd> now</p><pre>a  b\n  <code>c</code> d</pre>"
+    upper = html.replace("press", "PRESS").replace("now", "NOW").replace("a  b", "A  B")
+    assert as_text(translated("a.html", html, str.upper)) == upper.replace(" d<", " D<")
+
+
 def test_html_keeps_the_lines_of_pre() -> None:
     """They became one line."""
     page = "<pre>the  cat\n\n  a <b>dog</b></pre><p>one\ntwo</p>"
@@ -349,6 +415,62 @@ def test_markdown_has_the_same_blocks() -> None:
     assert breaks == "> A row  \n> and *one*\\\n> more\n"
     starts = as_text(translated("a.md", "A paragraph\n", lambda t: "1. not a list"))
     assert starts == "1\\. not a list\n"
+
+
+MORE_MARKDOWN = r"""See [the ref], [`x`][], [a b][the ref] and [none].[^1]
+
+[the ref]: http://x.y
+[`x`]: http://x.y
+[^1]: one note
+[^n-2]: two notes
+
+- [ ] to do
+- [x] done
+
+| a \| b | c |
+|---|---|
+
+!!! note "Title"
+    in it
+
+::: tip
+in this
+:::
+
+term
+: what it is
+
+$$
+x = y
+$$
+
+with $x_1$, $$y z$$, 5 $ and {ref}`a b`.
+"""
+
+
+def test_markdown_of_other_programs_keeps_its_meaning() -> None:
+    """Links by their label, footnotes and boxes of tasks were escaped, and lines of admonitions,
+    directives and definitions joined."""
+    content, counts, _ = translated("a.md", MORE_MARKDOWN, str.upper)
+    expected = MORE_MARKDOWN
+    for old, new in (
+        (
+            "See [the ref], [`x`][], [a b][the ref] and [none].",
+            "SEE [THE REF][the ref], [`x`][`x`], ",
+        ),
+        *(("to do", "TO DO"), ("done", "DONE"), ("a \\| b | c", "A \\| B | C"), ("in it", "IN IT")),
+        *(("one note", "ONE NOTE"), ("two notes", "TWO NOTES"), ("in this", "IN THIS")),
+        *(
+            ("\nterm\n: what it is", "\nTERM\n: WHAT IT IS"),
+            ("with $", "WITH $"),
+            ("5 $ and", "5 $ AND"),
+        ),
+    ):
+        new += "[A B][the ref] AND \\[NONE\\]." if old.startswith("See") else ""
+        assert old in expected
+        expected = expected.replace(old, new)
+    assert content.decode() == expected
+    assert counts.skipped == {"lines of extensions of Markdown": 6}
 
 
 def test_docx_keeps_formats_and_other_parts() -> None:

@@ -3,6 +3,8 @@
 import io
 import os
 import re
+import sys
+from collections.abc import Callable
 
 import docx
 import numpy as np
@@ -17,7 +19,8 @@ from heedful.documents import Segment, read_document, translate_document
 from heedful.documents.projection import Part, Placed, with_tags
 from heedful.documents.removed_tags import without_tags
 from heedful.documents.translating import fits_model
-from heedful.documents.word_links import TokenAlignment
+from heedful.documents.word_links import TokenAlignment, link_words
+from heedful.errors import UserError
 from heedful.pipelines import Translator
 
 CASES = int(os.environ.get("HEEDFUL_FUZZ", "60"))
@@ -293,3 +296,82 @@ def test_the_mark_of_a_menu_is_put_into_no_tag() -> None:
     file = f'<xliff><file source-language="en"><body>{unit}</body></file></xliff>'
     content, _, _ = translated("a.xlf", file, lambda text: "Laden")
     assert b'<g id="1">&amp;Laden</g></target>' in content
+
+
+def _size_of_work(function: Callable[[], object]) -> int:
+    """The number of calls, of built-in functions too."""
+    count = 0
+
+    def add(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(add)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("part", ["<g>a</g> b ", "a <g>b <h>c</h></g> d ", "<x>", "<g></g>"])
+def test_the_work_grows_as_the_number_of_tags(part: str) -> None:
+    """Of thousands of tags in a paragraph each was compared with all others."""
+
+    def work(count: int) -> int:
+        names = {"<g>": "<g{0}>", "</g>": "</g{0}>", "<h>": "<g{1}>", "</h>": "</g{1}>"}
+        text = "".join(
+            re.sub(
+                "</?[gh]>|<x>", lambda m, n=n: names.get(m[0], "<x{0}/>").format(n, n + count), part
+            )
+            for n in range(1, count + 1)
+        )
+        codes = codes_of(f"a {text} z")
+
+        def place() -> None:
+            source = without_tags(codes)
+            words = re.findall(r"\S+ ?", source.text)
+            placed = with_tags(codes, source, [Part(word, word.upper()) for word in words])
+            codes.restored(placed.text)
+
+        return _size_of_work(place)
+
+    work(1)
+    assert work(200) < 2.5 * work(100)
+
+
+@pytest.mark.parametrize(
+    ("html", "problem"),
+    [
+        ("<p>a " + "<b>word " * 201 + "</b>" * 201 + "</p>", "line 1: a text has tags that are"),
+        ("<p>" + "<b>a <i>b </b>c </i>" * 51 + "</p>", ""),
+    ],
+)
+def test_hostile_tags_are_refused_or_stay_as_they_are(html: str, problem: str) -> None:
+    """They took minutes."""
+    if problem:
+        with pytest.raises(UserError, match=problem):
+            translated("a.html", html, str.upper)
+        return
+    content, counts, document = translated("a.html", html, str.upper)
+    assert content == html.encode()
+    assert counts.to_review == 1
+    assert "place of tags is uncertain: a" in document.segments[0].reasons[0]
+
+
+def test_pairs_that_cannot_be_placed_stay_as_they_are() -> None:
+    """Their text could not be written: a traceback."""
+    html = "<p>b <b><i><i>c. <i></i></b></i>c. </i></p>"
+    content, _, document = translated(
+        "a.html", html, lambda text: " ".join(text.upper().split()[::-1])
+    )
+    assert content == html.encode()
+    assert "the place of tags is uncertain: b c. c." in document.segments[0].reasons
+
+
+def test_many_equal_words_without_an_alignment() -> None:
+    """The time to compare them grows by more than their square."""
+    source = "a, b " * 200
+    links = link_words(source, source.upper(), None)
+    assert links.linked[:3] == [0, 1, 2]
+    assert not any(links.sure)

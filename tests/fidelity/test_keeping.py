@@ -10,7 +10,9 @@ import pytest
 
 import heedful
 from heedful import UserError
+from heedful.cli.long_lines import LongLines
 from heedful.documents import read_document, translate_document
+from heedful.documents.sentences import SplitText
 from heedful.documents.translating import fits_model
 from heedful.fidelity import CHARACTERS, count_masks, mask_text, place_masks, with_accelerator
 from heedful.fidelity.pieces import counts
@@ -74,6 +76,18 @@ def test_what_fits_a_model_is_read_with_its_masks_too(model: Translator) -> None
     fitting = [text for text in texts if fits(text)]
     assert 1 < len(fitting) < len(texts)
     model.prompt_ids(fitting)
+
+
+def test_what_the_model_reads_as_masks_is_no_longer_than_these(model: Translator) -> None:
+    """A text was cut at its addresses, which the model does not read."""
+    text = " ".join(["siehe", *[f"https://a.b/{'x' * (model.config.max_length // 3)}"] * 4])
+    assert fits_model(model)(text)
+    assert not fits_model(model, keep=False)(text)
+    model.prompt_ids([text])
+    assert SplitText(text, fits_model(model), by_sentence=False).rows == [text]
+    for keep in (True, False):
+        [rows] = LongLines(model, None, None, keep=keep).split(iter([[text]]))
+        assert (rows == [text]) == keep
 
 
 def test_without_keep_the_net_reads_the_text_itself(model: Translator) -> None:

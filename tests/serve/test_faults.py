@@ -199,6 +199,39 @@ def test_a_full_queue_refuses_whole_requests() -> None:
         assert httpx.post(f"{small.url}/v1/completions", json=too_many).status_code == 400
 
 
+_WITHOUT_ROOM = {
+    "/translate": {"q": ["the cat", "<b>a</b>"], "source": "de", "target": "en", "format": "html"},
+    "/translate_file": {"file": "dGhlIGNhdA==", "filename": "a.txt", "target": "en"},
+    "/classify": {"model": "sentiment", "texts": "the cat"},
+    "/fill": {"model": "bert", "texts": "the <mask>"},
+    "/v1/completions": COMPLETION,
+    "/v1/chat/completions": {"model": "chat", "messages": [{"role": "user", "content": "the"}]},
+    "/v1/embeddings": {"model": "bert", "input": "the cat"},
+}
+
+
+def test_a_request_without_room_is_refused_before_it_is_tokenized(
+    served: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a full server is kept busy by what it refuses."""
+    from heedful.serve import documents
+
+    def never(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(ServedModel, "on_tokenizer_thread", never)
+    monkeypatch.setattr(documents, "translate_document", never)
+    with ExitStack() as taken:
+        for model in served.server.registry.models.values():
+            for _ in range(2):
+                taken.enter_context(model.slots(model.settings.max_queue // 2))
+        for path, body in _WITHOUT_ROOM.items():
+            answer = client.post(path, json=body)
+            assert answer.status_code == 429, (path, answer.text)
+        streamed = {**_WITHOUT_ROOM["/translate_file"], "stream": True}
+        assert client.post("/translate_file", json=streamed).status_code == 429
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 256])
 def test_a_request_of_many_texts_leaves_places_for_others(most: int) -> None:
     """It takes half of the queue at most, so that others are not refused for its whole duration."""
@@ -789,6 +822,38 @@ def test_a_broken_model_does_not_keep_others_from_being_replaced(tmp_path: Path)
         assert str(tmp_path) not in refused.text
         assert registry.models["first"] is former["first"]
         assert registry.models["second"] is not former["second"]
+
+
+def test_a_glossary_is_read_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At a reload no request was answered while a large one was read."""
+    from heedful.serve import glossaries
+    from heedful.serve.models import Registry
+
+    path, threads = tmp_path / "terms.tsv", []
+    read = glossaries.GlossaryFile
+
+    def noted(path: Path) -> Any:
+        threads.append(threading.current_thread())
+        return read(path)
+
+    monkeypatch.setattr(glossaries, "GlossaryFile", noted)
+    path.write_text("cat\tmat\n")
+    model_of("vaswani2017").save(tmp_path / "m")
+
+    async def test() -> None:
+        registry = Registry({"m": tmp_path / "m"}, Settings(glossary=path), Metrics())
+        await registry.open_all()
+        own = registry.models["m"].glossaries
+        terms = None if own is None else own.of(None, None)
+        assert terms is not None
+        assert [term.sources for term in terms.terms] == [("cat",)]
+        registry.close()
+
+    asyncio.run(test())
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 def test_models_that_are_replaced_while_they_are_asked_are_ready() -> None:

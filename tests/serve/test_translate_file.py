@@ -176,6 +176,27 @@ def test_broken_forms_are_refused(served: Any) -> None:
         assert _answer(sent)[0] == 400
 
 
+def test_a_second_file_is_refused_and_a_second_text_is_not_lost(served: Any) -> None:
+    """It took the place of the first one's name, and of two texts the first one was lost."""
+
+    def sent(*parts: tuple[str, str], path: str = "/translate_file") -> tuple[int, Any]:
+        body = "".join(
+            f"--a\r\nContent-Disposition: form-data; {head}\r\n\r\n{text}\r\n"
+            for head, text in parts
+        )
+        headers = {"Content-Type": "multipart/form-data; boundary=a"}
+        return _answer(request.Request(served.url + path, f"{body}--a--\r\n".encode(), headers))
+
+    target, file = ('name="target"', "en"), ('name="file"; filename="a.txt"', "the cat")
+    assert sent(target, file)[0] == 200
+    for name in ("file", "other"):
+        status, answer = sent(target, file, (f'name="{name}"; filename="b.po"', "a dog"))
+        assert (status, answer["error"]) == (400, "the form has several files: send one")
+    texts = [('name="q"', "the cat"), ('name="q"', "a dog")]
+    status, answer = sent(target, *texts, path="/translate")
+    assert (status, len(answer["translatedText"])) == (200, 2)
+
+
 def test_an_unknown_file_is_404(served: Any) -> None:
     for name in ("x.po", "..%2f..%2fetc%2fpasswd"):
         sent = request.Request(f"{served.url}/download_file/{name}")

@@ -40,8 +40,20 @@ class LongLines:
         numbers: of the line that each row of `split` is of, from 1.
     """
 
-    def __init__(self, translator: "Translator", source: str | None, target: str | None) -> None:
-        self._fits = fits_model(translator)
+    def __init__(
+        self,
+        translator: "Translator",
+        source: str | None,
+        target: str | None,
+        *,
+        keep: bool = True,
+    ) -> None:
+        """
+        Args:
+            source, target: the languages.
+            keep: as of `fits_model`.
+        """
+        self._fits = fits_model(translator, keep=keep)
         self._languages = source or translator.metadata.src_language, target
         self._waiting: deque[SplitText | None] = deque()  # of each line; None: it is whole
         self._parts: list[Generation] = []

@@ -128,7 +128,7 @@ def _write_translations(
 ) -> None:
     """Write the translation of each line of chunks; one that is too long is translated in parts."""
     languages = options.get("src_language"), options.get("tgt_language")
-    long_lines = LongLines(translator, *languages)
+    long_lines = LongLines(translator, *languages, keep=options.get("keep", True))
     cut = number = to_review = 0
     with line_writer(in_out.output) as write, in_out.progress("translating") as progress:
         options |= {"scores": table is not None, "progress": progress}

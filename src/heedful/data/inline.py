@@ -51,6 +51,7 @@ class TaggedText:
         pieces: list[Piece] = []
         seen: set[str] = set()
         opened: list[str] = []
+        is_nested = self._is_nested
         for part in split_at_tags(text):
             code = self.codes.get(part)
             if code is None:
@@ -62,7 +63,7 @@ class TaggedText:
             if code.kind == "open":
                 opened.append(part[1:-1])
             elif code.kind == "close" and part[2:-1] in opened:
-                if opened[-1] != part[2:-1] and self._is_nested:
+                if opened[-1] != part[2:-1] and is_nested:
                     raise TagError(f"{part} crosses another")
                 opened.remove(part[2:-1])
             elif code.kind == "close":

@@ -161,6 +161,7 @@ class _Runs:
         self.runs: list[tuple[list[Piece], int, list[int]]] = []
         self.kept: tuple[str, int] | None = None  # the element that is kept, and its depth
         self.kept_place = 0
+        self._raws: list[str] = []  # of the element that is kept
         self._start = 0
         self._pieces: list[Piece] = []
         self._sizes: list[int] = []
@@ -172,10 +173,12 @@ class _Runs:
             self._start = place
         if self.kept is not None:
             self.kept = _still_kept(self.kept, kind, name)
-            self._pieces[-1] = Piece("alone", self._pieces[-1].raw + raw)
-            self._sizes[-1] += len(raw)
+            self._raws.append(raw)
+            if self.kept is None:
+                whole = "".join(self._raws)
+                self._pieces[-1], self._sizes[-1] = Piece("alone", whole), len(whole)
         elif kind == "kept":
-            self.kept, self.kept_place = (name, 1), place
+            self.kept, self.kept_place, self._raws = (name, 1), place, [raw]
             if name not in _INLINE:
                 self.end(place)
             self._append(Piece("alone", raw), raw)

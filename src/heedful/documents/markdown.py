@@ -4,18 +4,24 @@ Code, front matter, HTML blocks and definitions of links are kept.
 """
 
 import re
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from heedful import extras
 from heedful.data.inline import Piece
 from heedful.documents.spans import Span, SpanDocument
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*$\r?\n?", re.DOTALL | re.M)
-# Of inline Markdown (CommonMark, chapter 6), in the order in which they bind.
+# Of inline Markdown (CommonMark, chapter 6), in the order in which they bind; also roles of MyST
+# before code, footnotes and boxes of tasks (GitHub), and formulas (as in Pandoc).
 _CODE = re.compile(
-    r"(?P<code>(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
+    r"(?P<code>(?:\{[\w:.+-]+\})?(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
     r"|(?P<auto><[a-zA-Z][\w+.-]*:[^<>\s]*>|<[^<>\s@]+@[^<>\s]+>|\bhttps?://[^\s<>()\[\]]+)"
     r"|(?P<tag></?[a-zA-Z][^<>]*>|<!--.*?-->)"
     r"|(?P<image>!\[[^\[\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
+    r"|(?P<note>\[\^[^\[\]\s]+\]:?|\A\[[ xX]\](?=\s))"
+    r"|(?P<formula>\$\$[^$]+\$\$|\$(?![\s$])[^$\n]*(?<!\s)\$(?!\d))"
+    r"|(?P<short>\[(?P<label>[^\[\]]+)\](?:\[\])?(?![(\[]))"
     r"|(?P<open>\[(?=[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\][(\[]))"
     r"|(?P<close>\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
     r"|(?P<marks>\*\*|__|~~|\*|(?<!\w)_|_(?!\w))"
@@ -27,6 +33,9 @@ _MARK_END = re.compile(r"(?<=[^\s*_~])(?:\*\*|__|~~|\*|_)")
 _TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
 _BLOCK_START = re.compile(r"(?=[-+*#>=~`|:]|\d{1,9}[.)])")
 _TABLE_CELL = ("th_open", "td_open")
+# Lines of extensions: of admonitions and directives, of formulas, and of templates. They are kept.
+_APART = re.compile(r"!!!|\?\?\?|:::|\$\$[^$]*(?:\$\$)?\s*\Z|\{[%{]")
+_TEXT_START = re.compile(r"\[\^[^\[\]\s]+\]:|: ")  # of a footnote, or of a definition
 
 
 class MarkdownDocument(SpanDocument):
@@ -45,7 +54,10 @@ class MarkdownDocument(SpanDocument):
         in_cell, place = False, 0
         # `parse` is for blocks alone here: their content is in `content` of inline tokens.
         parser.core.ruler.disable("inline")
-        for token in parser.parse(body):
+        env: dict[str, Any] = {}
+        tokens = parser.parse(body, env)
+        self._labels = frozenset(env.get("references", {}))
+        for token in tokens:
             if token.type == "tr_open" and token.map:
                 row = token.map[0], token.map[1]
                 place = self._line_starts[first_line + row[0]]
@@ -61,9 +73,10 @@ class MarkdownDocument(SpanDocument):
         """Add the content of a cell; returns where the next one is searched."""
         starts = self._line_starts
         end = starts[line + 1] if line + 1 < len(starts) else len(self.text)
+        content = re.sub(r"(?<!\\)\|", r"\\|", content)  # the parser leaves out the escapes of bars
         found = self.text.find(content, place, end)
-        if found < 0:  # with an escaped bar
-            self.skip("cells of tables with an escaped bar")
+        if found < 0:
+            self.skip("cells of tables whose place is not known")
             return place
         self._is_cell.add(found)
         self._add_range(found, found + len(content))
@@ -84,10 +97,29 @@ class MarkdownDocument(SpanDocument):
                 self.skip("blocks whose place is not known")
                 return
             places.append((found, found + len(text.strip())))
-        self._add_range(places[0][0], places[-1][1])
+        for first, last in self._texts(places):
+            self._add_range(places[first][0], places[last][1])
+
+    def _texts(self, places: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """The first and the last line of each text of a block: lines of extensions end one."""
+        first: int | None = None
+        in_formula = False
+        for number, (start, end) in enumerate(places):
+            line = self.text[start:end]
+            is_apart = in_formula or _APART.match(line) is not None
+            in_formula ^= is_apart and line.count("$$") % 2 == 1
+            if first is not None and (is_apart or _TEXT_START.match(line)):
+                yield first, number - 1
+                first = None
+            if is_apart:
+                self.skip("lines of extensions of Markdown")
+            elif first is None:
+                first = number
+        if first is not None:
+            yield first, len(places) - 1
 
     def _add_range(self, start: int, end: int) -> None:
-        pieces, sizes = _pieces(self.text[start:end])
+        pieces, sizes = _pieces(self.text[start:end], self._labels)
         self._add_pieces(pieces, start, sizes)
 
     def _rendered(self, span: Span, text: str) -> str:
@@ -115,8 +147,24 @@ def _escaped(match: "re.Match[str]") -> str:
     return f"\\{match[0]}"
 
 
-def _pieces(raw: str) -> tuple[list[Piece], list[int]]:
-    """The texts and codes of inline Markdown, and their sizes in the source."""
+def _matches(raw: str, labels: Collection[str]) -> Iterator["re.Match[str]"]:
+    """The codes of inline Markdown; texts in brackets are links if they have a definition."""
+    from markdown_it.common.utils import normalizeReference
+
+    place = 0
+    while match := _CODE.search(raw, place):
+        is_text = match["label"] is not None and normalizeReference(match["label"]) not in labels
+        place = match.start() + 1 if is_text else match.end()
+        if not is_text:
+            yield match
+
+
+def _pieces(raw: str, labels: Collection[str]) -> tuple[list[Piece], list[int]]:
+    """The texts and codes of inline Markdown, and their sizes in the source.
+
+    Args:
+        labels: of links that have a definition.
+    """
     pieces: list[Piece] = []
     sizes: list[int] = []
     place, opened = 0, list[str]()
@@ -130,7 +178,7 @@ def _pieces(raw: str) -> tuple[list[Piece], list[int]]:
             pieces.append(Piece(kind, text, pair))  # type: ignore[arg-type]
             sizes.append(size)
 
-    for match in _CODE.finditer(raw):
+    for match in _matches(raw, labels):
         before = raw[place : match.start()]
         add("text", _unwrapped(before), len(before))
         kind, found, place = match.lastgroup or "", match[0], match.end()
@@ -146,6 +194,13 @@ def _pieces(raw: str) -> tuple[list[Piece], list[int]]:
                 add("open", found, size, found)
             else:
                 add("text", found, size)
+        elif kind == "short":  # its definition is still that of the source
+            label = match["label"]
+            inner = zip(*_pieces(label, ()), strict=True)
+            add("open", "[", 1, "link")
+            for piece, own_size in inner:
+                add(piece.kind, piece.raw, own_size, piece.pair)
+            add("close", f"][{label}]", size - 1 - len(label), "link")
         elif kind == "open":
             links += 1
             add("open", found, size, "link")

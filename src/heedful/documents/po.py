@@ -32,7 +32,8 @@ class PoDocument(Document):
     """A catalogue. Translations are marked `fuzzy`: programs use them when the mark is removed.
 
     A fuzzy translation that is replaced becomes a comment, and so do the forms of a message that
-    lacks one.
+    lacks one. Of several replaced one after the other the first, which may be a person's, and the
+    last are kept.
     """
 
     keeps_targets = True
@@ -149,21 +150,23 @@ class PoDocument(Document):
             self._own("# " + " ".join(line.split()).replace("\\", "/"))
             for line in dict.fromkeys(lines)
         ]
+        drafts, comments = self._with_drafts(message, comments)
         keys = [key for key in entry.lines if not key.startswith("msgstr")]
         source = [line for key in keys for line in self._lines[slice(*entry.lines[key])]]
         after = max(stop for _, stop in entry.lines.values())
         return [
             *notes,
-            *self._drafts(message, comments),
+            *drafts,
             *comments,
             *source,
             *(line for index in range(len(segments)) for line in self._form(message, index)),
             *self._lines[after : entry.stop],
         ]
 
-    def _drafts(self, message: Message, comments: list[str]) -> list[str]:
+    def _with_drafts(self, message: Message, comments: list[str]) -> tuple[list[str], list[str]]:
         """Comments with the unfinished translations that are replaced, and with those of forms
-        that the language does not have, which may be a person's work."""
+        that the language does not have, which may be a person's work; and the other comments,
+        without earlier drafts but the first one of each form."""
         segments = message.segments
         is_plural = "msgid_plural" in message.entry.texts
 
@@ -174,13 +177,16 @@ class PoDocument(Document):
             result = segments[form].result
             return not segments[form].is_finished and result is not None and result.text != old
 
-        drafts = [
-            f'{_PREVIOUS}{f" [{form}]" if is_plural else ""}: "{escape(old)}"'
-            for form, old in sorted(message.entry.translations().items())
-            if is_draft(form, old)
-        ]
-        known = {comment.rstrip("\r") for comment in comments}
-        return [self._own(draft) for draft in drafts if draft not in known]
+        drafts: list[str] = []
+        for form, old in sorted(message.entry.translations().items()):
+            start = f"{_PREVIOUS}{f' [{form}]' if is_plural else ''}: "
+            draft = self._own(f'{start}"{escape(old)}"')
+            if is_draft(form, old) and draft not in comments:
+                earlier = [line for line in comments if line.startswith(start)]
+                drafts.append(draft)
+                # The last one is the first that was written: each goes before those before it.
+                comments = [line for line in comments if line not in earlier[:-1]]
+        return drafts, comments
 
     def _form(self, message: Message, index: int) -> list[str]:
         """The lines of a translation, in one line as its source, or one for each line of it."""

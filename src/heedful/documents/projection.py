@@ -5,7 +5,7 @@ translation that attend most to the words between them, a single tag behind the 
 with the word before it.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -133,6 +133,8 @@ class _Projection:
         for pair in source.pairs:
             self._inner |= dict.fromkeys(self._enclosed(pair), pair)
         self._places: dict[Pair, _Places] = {}
+        # Of pairs within one: the places of their ends, in order.
+        self._edges: dict[Pair | None, tuple[list[int], list[int]]] = {}
         self._unsure: list[str] = []
 
     def _add_blocks(self, parts: Sequence[Part]) -> None:
@@ -213,15 +215,25 @@ class _Projection:
         start, end = self._target_units[first].start, self._target_units[last].end
         opened = self._edge(pair.open, blocks[0], start)
         closed = self._edge(pair.close, blocks[-1], end)
-        for other, places in self._places.items():  # a blank is in one of two pairs
-            if other.encloses(pair):
-                opened, closed = max(opened, places.start), min(closed, places.end)
-            elif other.is_beside(pair) and places.end <= start:
-                opened = max(opened, places.end)
-            elif other.is_beside(pair) and places.start >= end:
-                closed = min(closed, places.start)
-        self._places[pair] = _Places(opened, closed)
+        self._places[pair] = self._limited(pair, _Places(opened, closed), _Places(start, end))
         return True
+
+    def _limited(self, pair: Pair, places: _Places, units: _Places) -> _Places:
+        """The places of a pair within those of the pair around it, and outside of others: a blank
+        is in one of two pairs.
+
+        Args:
+            units: the places of its units.
+        """
+        parent = self._source.parent(pair)
+        start, end = self._places.get(parent, places) if parent else places
+        starts, ends = self._edges.setdefault(parent, ([], []))
+        before, behind = bisect_right(ends, units.start), bisect_left(starts, units.end)
+        opened = max([places.start, start, *ends[max(0, before - 1) : before]])
+        closed = min([places.end, end, *starts[behind : behind + 1]])
+        insort(starts, opened)
+        insort(ends, closed)
+        return _Places(opened, closed)
 
     def _blocks_of(self, units: range) -> list[_Block]:
         """The blocks of some units of the text."""
@@ -343,12 +355,12 @@ class _Projection:
             return tag.start + block.shift
         if tag.kind == "open":
             is_inside = text[tag.start : tag.start + 1] == " " and not tag.after
-            return place - (is_inside and self._target[:place].endswith(" "))
+            return place - (is_inside and self._target.endswith(" ", 0, place))
         return place + self._has_blank(tag, place)
 
     def _has_blank(self, tag: Tag, place: int) -> bool:
         """True if a tag is behind a blank, and a blank is at its place."""
-        is_behind = self._source.text[: tag.start].endswith(" ") and not tag.before
+        is_behind = self._source.text.endswith(" ", 0, tag.start) and not tag.before
         return is_behind and self._target[place : place + 1] == " "
 
     def _single(self, index: int) -> int:
@@ -382,7 +394,14 @@ class _Projection:
                 best = max(linked, key=lambda own: float(column[own - target_first]))
                 while best + 1 in linked:
                     best += 1
-                best = self._with_marks(best, before[-1] - index, block, lambda own: True)
+                near = self._with_marks(best, before[-1] - index, block, lambda own: True)
+                apart = near - best < before[-1] - index and self._units[before[-1]].end
+                best = near
+                if apart == tag.start:  # behind a mark that stands alone, as in `<x1/>+<x2/>`
+                    own_marks = (
+                        u for u in range(*block.target_units) if self._linked[u] == before[-1]
+                    )
+                    best = min(own_marks, key=lambda own: abs(own - near), default=near)
                 place = self._target_units[best].end
                 return place + self._has_blank(tag, place)
         return block.target_start
@@ -397,9 +416,15 @@ class _Projection:
         for side in (1, 0):
             for pair in sorted(self._places, key=lambda pair: pair[side]):
                 lines.setdefault(self._places[pair][side], []).append(pair[side])
+        last = slot = last_place = -1
         for first in sorted(groups):
-            line = lines.setdefault(self._single(first), [])
-            line.insert(self._slot(line, first), first)
+            place = self._single(first)
+            line = lines.setdefault(place, [])
+            # A tag directly behind another one is directly behind it there, too.
+            is_next = place == last_place and first == last + 1
+            slot = slot + 1 if is_next else self._source.slot(line, first, self._places)
+            line.insert(slot, first)
+            last, last_place = max(groups[first]), place
         parts, end = [], 0
         for place in sorted(lines):
             line = [own for first in lines[place] for own in groups.get(first, [first])]
@@ -410,28 +435,6 @@ class _Projection:
             parts += [text, *(self._tag(own, place) for own in line)]
             end = place + (is_blank and after == " ")
         return "".join([*parts, self._target[end:]])
-
-    def _slot(self, line: Sequence[int], index: int) -> int:
-        """The position for tags without words in the list of tags at their place.
-
-        It is inside the pairs around them, outside of others, and behind the tags before them.
-        """
-        pair_of = self._source.pair_of
-        slot = 0
-        for number, own in enumerate(line):
-            pair = pair_of.get(own)
-            if pair is None or pair not in self._places:
-                is_before = True
-            elif own == pair.close:
-                is_before = not pair.open < index < pair.close
-                if not is_before:
-                    return slot
-            else:
-                is_before = pair.open < index < pair.close
-            if not is_before:
-                break
-            slot = number + 1
-        return slot
 
     def _tag(self, index: int, place: int) -> str:
         """A tag with its blanks; one before it goes behind it where there is a blank already."""

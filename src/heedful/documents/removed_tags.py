@@ -1,6 +1,6 @@
 """The text of a segment without its tags, and the places of these."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,6 +58,7 @@ class Untagged:
     Attributes:
         tags: in order.
         pairs: of the tags, by their first one; a pair that encloses another is before it.
+        crossing: those that cross another one.
     """
 
     def __init__(self, text: str, tags: Sequence[Tag]) -> None:
@@ -84,7 +85,7 @@ class Untagged:
             self._around.append(next(outer, None))
             if pair is not None and tag.kind == "open":
                 opened_pairs.append(pair)
-        self._crossing = [] if is_nested else [*_crossing(self.pairs)]
+        self.crossing = [] if is_nested else [*_crossing(self.pairs)]
 
     def around(self, index: int) -> Pair | None:
         """The innermost pair around a tag; of an opening one that which encloses its pair."""
@@ -96,8 +97,32 @@ class Untagged:
 
     def inside(self, pair: Pair) -> list[int]:
         """The tags of a pair and those between them, but halves of pairs that cross it."""
-        halves = {index for other in self._crossing if pair.crosses(other) for index in other}
+        halves = {index for other in self.crossing if pair.crosses(other) for index in other}
         return [index for index in range(pair.open, pair.close + 1) if index not in halves]
+
+    def slot(self, line: Sequence[int], index: int, placed: Collection[Pair]) -> int:
+        """The position for a tag without words, and those with it, in the tags at their place.
+
+        It is inside the pairs around them, outside of others, and behind the tags before them.
+
+        Args:
+            placed: pairs that have words.
+        """
+        slot = 0
+        for number, own in enumerate(line):
+            pair = self.pair_of.get(own)
+            if pair is None or pair not in placed:
+                is_before = True
+            elif own == pair.close:
+                is_before = not pair.open < index < pair.close
+                if not is_before:
+                    return slot
+            else:
+                is_before = pair.open < index < pair.close
+            if not is_before:
+                break
+            slot = number + 1
+        return slot
 
 
 def without_tags(codes: TaggedText, *, keeps_words: bool = False) -> Untagged:
@@ -150,7 +175,9 @@ def _joined(before: str, group: Sequence[Tag], behind: str) -> tuple[str, str]:
     """The texts before and behind tags as they are without these."""
     opened = _first_open(group)
     single = next((tag for tag in group if tag.kind == "alone"), None)
-    if before.endswith(" ") and behind.startswith(" "):
+    # Of several blanks, as in `pre`, and of those that begin a line, each has a meaning.
+    is_one = before.endswith(" ") and not before[:-1].endswith((" ", "\n"))
+    if is_one and behind.startswith(" "):
         if opened is None:  # they belong to the word before them
             group[0].before = " "
             _move(group, -1)

@@ -4,6 +4,7 @@ import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from heedful.data.inline import TagError, TaggedText
@@ -13,6 +14,7 @@ from heedful.fidelity import Reason
 from heedful.files import line_of_byte
 
 LONGEST_SEGMENT = 1_000_000  # characters
+DEEPEST = 200  # pairs of tags around a place of a segment; pages have fewer than 20
 MAX_BYTES = 1 << 28  # of a document, which is in memory
 _BOMS = {
     codecs.BOM_UTF8: "utf-8",
@@ -75,6 +77,13 @@ class Segment:
         if self.is_blank:
             return (Reason("blank"),)
         return () if self.result is None else self.result.reasons
+
+    @property
+    def depth(self) -> int:
+        """The largest number of pairs of tags around a place of the text."""
+        codes = {} if self.codes is None else self.codes.codes
+        steps = {"open": 1, "close": -1}
+        return max(accumulate(steps.get(code.kind, 0) for code in codes.values()), default=0)
 
     def tag_problem(self, text: str) -> str | None:
         """What is wrong with the tags of a translation; None: they are those of the text."""
@@ -143,6 +152,11 @@ class Document(ABC):
             raise UserError(
                 f"{self.name}, line {segment.line}: a segment has {len(segment.text):,} characters,"
                 f" more than {LONGEST_SEGMENT:,}; break it up"
+            )
+        if segment.depth > DEEPEST:
+            raise UserError(
+                f"{self.name}, line {segment.line}: a text has tags that are nested more than"
+                f" {DEEPEST} deep; correct it there"
             )
         self.segments.append(segment)
         return segment

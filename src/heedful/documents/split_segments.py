@@ -11,6 +11,8 @@ from heedful.documents.segments import Segment
 from heedful.documents.sentences import Fits, SplitText
 from heedful.documents.word_links import TokenAlignment
 
+_MOST_CROSSING = 100  # pairs of tags of a text that cross others: each is compared with all
+
 
 class SplitSegment:
     """The sentences of a segment, without its tags.
@@ -52,6 +54,8 @@ class SplitSegment:
     ) -> Placed:
         """The text with its tags and with other parts in place of `rows`; a blank one is left out.
 
+        A text with many pairs of tags that cross others stays as it is.
+
         Args:
             alignments: of `cut_rows` with their translations, as far as they are known.
         """
@@ -70,6 +74,8 @@ class SplitSegment:
         aligned = [
             Part(old, new, None if old in changed else alignments.get(old)) for old, new in parts
         ]
+        if len(self._source.crossing) > _MOST_CROSSING:
+            return Placed(self._codes.text, (" ".join(self._source.text.split()),))
         placed = with_tags(self._codes, self._source, aligned)
         return replace(placed, has_removed=bool(changed), num_blank=num_blank)
 

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 from heedful.data.inline import TAG
+from heedful.documents.projection import Placed
 from heedful.documents.segments import Document, Origin, Result, Segment
 from heedful.documents.sentences import Fits
 from heedful.documents.split_segments import SplitSegment
@@ -166,7 +167,7 @@ def translate_document(
     Args:
         memory: as of `memory_of`; a segment that is one of its sources gets this translation.
         review: further reasons to review a translation.
-        fits: True for a text that the model reads; default: `fits_model(translator)`.
+        fits: True for a text that the model reads; default: `fits_model`.
         align: the alignment of texts and their translations (`Translated`); None for one that is
             unknown. Default: `translator.token_alignments`, with the options; of a translator
             without it words are aligned if they are equal, others by their order.
@@ -177,7 +178,8 @@ def translate_document(
         options: of `translator.translate`.
     """
     counts = Counts(segments=len(document.segments), skipped=dict(document.skipped))
-    work = _Work(translator, fits or fits_model(translator), document.languages, options)
+    fits = fits or fits_model(translator, keep=options.get("keep", True))
+    work = _Work(translator, fits, document.languages, options)
     work.align = align or work.align
     work.by_sentence, work.with_quality = by_sentence, with_quality
     chosen = [segment for segment in document.segments if policy.replaces(segment)]
@@ -260,11 +262,14 @@ def _settle(
     segment.result = Result(text, tuple(reasons), origin=origin, quality=value)
 
 
-def fits_model(translator: Any) -> Fits:
-    """True for a text that a translator reads, by its tokenizer and the length of its net, with
-    masks (`data.keep`) and without.
+def fits_model(translator: Any, *, keep: bool = True) -> Fits:
+    """True for a text that a translator reads, by its tokenizer and the length of its net.
 
     Without a tokenizer all texts fit.
+
+    Args:
+        keep: as `Options.keep`: pieces are masked, if the translator was trained so, and a text is
+            as long as with masks; False: it is read as it is.
     """
     tokenizer = getattr(translator, "src_tokenizer", None)
     if tokenizer is None:
@@ -273,16 +278,13 @@ def fits_model(translator: Any) -> Fits:
     has_tag = bool(metadata.language_tags or metadata.language_codes)
     num_special = len(tokenizer.encode_target([])) + has_tag
     limit = max(1, translator.config.max_length - num_special)
-    keep = metadata.keep
+    masked = metadata.keep if keep else None
 
     def fits(text: str) -> bool:
         """True for at most `limit` tokens. Of ASCII each has a character or more, but for a space
         that the tokenizer puts before the text."""
-        forms = [text] if keep is None else [text, mask_text(text, keep.patterns).text]
-        return all(
-            (form.isascii() and len(form) < limit) or len(tokenizer.encode(form)) <= limit
-            for form in forms
-        )
+        form = text if masked is None else mask_text(text, masked.patterns).text
+        return (form.isascii() and len(form) < limit) or len(tokenizer.encode(form)) <= limit
 
     return fits
 
@@ -319,6 +321,10 @@ class _Work:
         again = self._translated([segments[index] for index in damaged], keeps_words=False)
         for index, output in zip(damaged, again, strict=True):
             outputs[index] = output
+            if segments[index].tag_problem(output.text):  # of pairs that cross
+                text = segments[index].text
+                shown = Placed(text, (" ".join(TAG.sub(" ", text).split()),))
+                outputs[index] = replace(output, text=text, reasons=shown.reasons)
         return outputs
 
     def _translated(self, segments: Sequence[Segment], *, keeps_words: bool) -> list[_Output]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Float
 
+_MOST_MATCHED = 1 << 16  # pairs of words of a text and its translation that are compared
 # Scripts without blanks between words: Thai, Lao, Burmese, Khmer, kana, ideographs.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -221,12 +222,15 @@ def _shares(tokens: Sequence[tuple[int, int]], units: Sequence[Unit]) -> "Float[
 
 
 def _by_order(source: Sequence[str], target: Sequence[str]) -> "Float[np.ndarray, 'T S']":
-    """Weights of 1 of equal words in order, and of less of those between them by their places."""
+    """Weights of 1 of equal words in order, and of less of those between them by their places; of
+    many words only by their places, as the time for equal ones grows by more than their square."""
     import numpy as np
 
     weights = np.zeros((len(target), len(source)))
-    matcher = SequenceMatcher(None, source, target, autojunk=False)
-    for kind, start, end, first, stop in matcher.get_opcodes():
+    blocks = [("replace", 0, len(source), 0, len(target))]
+    if weights.size <= _MOST_MATCHED:
+        blocks = [*SequenceMatcher(None, source, target, autojunk=False).get_opcodes()]
+    for kind, start, end, first, stop in blocks:
         for index in range(first, stop):
             if end > start:
                 own = start + (index - first) * (end - start) // (stop - first)

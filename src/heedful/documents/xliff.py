@@ -6,6 +6,7 @@ Sources: OASIS XLIFF 1.2 (states of `target`, `state-qualifier`), XLIFF 2.1 (`st
 from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
+from heedful.data.language_tags import is_same_language
 from heedful.data.xml_nodes import Node
 from heedful.documents.segments import Document, Result, Segment
 from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_text
@@ -13,7 +14,22 @@ from heedful.errors import UserError
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
 _PREVIOUS = "previous translation"
+_NOTES = ("needs review: ", "quality: ")
 _QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match", "source": None}
+
+
+_Languages = tuple[str | None, str | None]
+
+
+def _languages_of(file: Node) -> _Languages:
+    """The languages of a file of XLIFF 1.2."""
+    return file.attributes.get("source-language"), file.attributes.get("target-language")
+
+
+def _agree(languages: _Languages, others: _Languages) -> bool:
+    """True if two pairs of languages are not different ones, as far as they are known."""
+    pairs = zip(languages, others, strict=True)
+    return all(not a or not b or is_same_language(a, b) for a, b in pairs)
 
 
 @dataclass
@@ -52,20 +68,37 @@ class XliffDocument(Document):
         self._units: list[Unit] = []
         self._files: dict[int, Node] = {}
         self._notes: dict[int, tuple[Node, str, list[str]]] = {}  # of the units of XLIFF 2
+        self._settle()
         for unit, around in self._xml.found:
-            if not self._is_2:
-                self._files |= {node.start: node for node in around if node.name == "file"}
-            if any(node.attributes.get("translate") == "no" for node in [*around, unit]):
+            if not self._is_2 and not any(node.start in self._files for node in around):
+                self.skip("units of files in other languages")
+                continue
+            flags = [node.attributes.get("translate") for node in [*around, unit]]
+            if next((flag for flag in reversed(flags) if flag), "yes") == "no":
                 self.skip("units with translate=no")
                 continue
             for holder in [unit] if not self._is_2 else unit.children:
                 if holder.name in ("trans-unit", "segment"):
                     self._add(holder, unit)
-        attributes, names = self._xml.root.attributes, ("srcLang", "trgLang")
-        if not self._is_2:
-            attributes = next(iter(self._files.values())).attributes if self._files else {}
-            names = ("source-language", "target-language")
-        self.settle_languages((attributes.get(names[0]), attributes.get(names[1])))
+
+    def _settle(self) -> None:
+        """Settle the languages: of XLIFF 1.2 those of the first file that has the given ones; its
+        other files are left out if they have others."""
+        if self._is_2:
+            attributes = self._xml.root.attributes
+            self.settle_languages((attributes.get("srcLang"), attributes.get("trgLang")))
+            return
+        files = [node for _, around in self._xml.found for node in around if node.name == "file"]
+        pairs = {node.start: (node, _languages_of(node)) for node in files}
+        for _, own in pairs.values():
+            if _agree(self.languages, own):
+                self.settle_languages(own)
+                break
+        else:
+            self.settle_languages(next(iter(pairs.values()))[1] if pairs else (None, None))
+        self._files = {
+            start: node for start, (node, own) in pairs.items() if _agree(self.languages, own)
+        }
 
     def _add(self, holder: Node, unit: Node) -> None:
         source, target = holder.child("source"), holder.child("target")
@@ -95,8 +128,9 @@ class XliffDocument(Document):
         for unit in self._units:
             if unit.segment.result is not None:
                 self._write(unit, unit.segment.result)
+        kept = {unit.unit.start for unit in self._units if unit.segment.result is None}
         for node, prefix, lines in self._notes.values():
-            self._write_unit_notes(node, prefix, lines)
+            self._write_unit_notes(node, prefix, lines, replaces=node.start not in kept)
         self._notes.clear()
         target = self.languages[1]
         if target is not None and any(unit.segment.result for unit in self._units):
@@ -166,22 +200,44 @@ class XliffDocument(Document):
         if unit.segment.is_finished or target is None or source is None or not target.text.strip():
             return None
         known = {content.strip(), self._xml.inner(source).strip()}
+        others = [node.child("target") for node in unit.holder.children if node.name == "alt-trans"]
+        known |= {self._xml.inner(other).strip() for other in others if other is not None}
         return None if self._xml.inner(target).strip() in known else target
 
-    def _write_unit_notes(self, unit: Node, prefix: str, lines: list[str]) -> None:
-        """Write notes on the translations of a unit of XLIFF 2, which has one element of notes."""
+    def _write_unit_notes(
+        self, unit: Node, prefix: str, lines: list[str], *, replaces: bool
+    ) -> None:
+        """Write notes on the translations of a unit of XLIFF 2, which has one element of notes.
+
+        Args:
+            replaces: all of its translations are new: earlier notes on them are left out.
+        """
         known = unit.child("notes")
-        found = {note.text for note in known.children} if known is not None else set()
+        before = [] if known is None else known.children
+        old: list[Node] = []
+        for note in before:
+            if note.attributes.get("category") != "heedful":
+                continue
+            if note.text in lines:
+                lines.remove(note.text)  # it stays where it is
+            elif replaces and note.text.startswith(_NOTES):
+                old.append(note)
         notes = "".join(
             f'<{prefix}note category="heedful" appliesTo="target">{xml_text(line)}</{prefix}note>'
             for line in lines
-            if line not in found
         )
+        if known is not None and not notes and len(old) == len(before) > 0:
+            self._xml.remove(known)  # it may not be empty
+            return
+        for note in old:
+            self._xml.remove(note)
         if not notes:
             return
+        if known is not None and known.is_empty_tag:
+            self._xml.set_inner(known, notes)
+            return
         if known is not None:
-            inner = "" if known.is_empty_tag else self._xml.inner(known)
-            self._xml.set_inner(known, f"{inner}{notes}")
+            self._xml.replace(known.inner_end, known.inner_end, notes)
             return
         # In a unit the notes are before the data of codes and the segments.
         names = ("originalData", "segment", "ignorable")

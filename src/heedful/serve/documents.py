@@ -225,7 +225,11 @@ async def _translator(
         [entry] = await detected_languages([texts[:_DETECTED]], known)
         source = entry["language"]
     served = translator_for(registry, source, translation)
-    info_of(request.scope).resources.enter_context(served.held())
+    info = info_of(request.scope)
+    info.model = served.name
+    info.resources.enter_context(served.held())
+    with served.slots(1, "file"):  # a file that is refused is not split, by the tokenizer
+        pass
     if body.quality and not document.keeps_targets:
         document.notes.append("quality: this format has no place for it; `reviews` has it")
     document.languages = (
@@ -241,7 +245,6 @@ async def _translated(
     """The translated file; its texts are queued in parts, between those of other requests."""
     texts = _ServedTexts(request, served, body)
     fits = fits_model(served.model)
-    info_of(request.scope).model = served.name
 
     def work() -> tuple[bytes, Counts]:
         """Translate the document on a thread, which waits for the batches of the event loop."""
@@ -291,7 +294,12 @@ class _ServedTexts:
 
         async def align(items: list[tuple[str, Generation]]) -> list[TokenAlignment | None]:
             """Queue a part."""
-            return await self._queued(alignment_job(self._served, items, self._body))
+
+            async def job() -> Job:
+                """The work of the part."""
+                return alignment_job(self._served, items, self._body)
+
+            return await self._queued(len(items), job)
 
         return self._in_parts([*zip(texts, outputs, strict=True)], align)
 
@@ -308,19 +316,27 @@ class _ServedTexts:
         return results
 
     async def _translate_part(self, texts: list[str]) -> list[list[Generation]]:
-        job, num_tokens = await translation_job(self._served, texts, self._body)
-        results = await self._queued(job)
+        num_tokens = 0
+
+        async def encode() -> Job:
+            """The work of the texts."""
+            nonlocal num_tokens
+            job, num_tokens = await translation_job(self._served, texts, self._body)
+            return job
+
+        results = await self._queued(len(texts), encode)
         info = info_of(self._request.scope)
         info.num_prompt += num_tokens
         info.num_new += sum(len(output.ids) for outputs, _ in results for output in outputs)
         return [outputs for outputs, _ in results]
 
-    async def _queued(self, job: Job) -> list[Any]:
-        """The results of a job; only the first one is refused where there is no room."""
+    async def _queued(self, count: int, job: Callable[[], Coroutine[Any, Any, Job]]) -> list[Any]:
+        """The results of a job of some texts, which is made when there is room for them; only the
+        first one is refused where there is none."""
         while True:
             try:
-                with self._served.slots(len(job.rows), "file"):
-                    results = await self._served.run(job)
+                with self._served.slots(count, "file"):
+                    results = await self._served.run(await job())
                 break
             except HttpError as error:
                 if error.status != 429 or self._is_first or self.stopped.is_set():

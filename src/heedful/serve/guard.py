@@ -356,15 +356,16 @@ def _form_as_json(scope: MutableMapping[str, Any], headers: dict[bytes, str], bo
     content_type = headers.get(b"content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == MEDIA_TYPE:
-        return _as_json(scope, fields_of(content_type, body))
-    if media_type != _FORM:
+        pairs = fields_of(content_type, body)
+    elif media_type != _FORM:
         return body
-    try:
-        pairs = parse_qsl(
-            body.decode(), keep_blank_values=True, errors="strict", max_num_fields=1_000
-        )
-    except ValueError:
-        raise HttpError(400, "the form is not UTF-8, or has too many fields") from None
+    else:
+        try:
+            pairs = parse_qsl(
+                body.decode(), keep_blank_values=True, errors="strict", max_num_fields=1_000
+            )
+        except ValueError:
+            raise HttpError(400, "the form is not UTF-8, or has too many fields") from None
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields and name not in _TYPED:

@@ -4,13 +4,12 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Literal
 
 from heedful.data.invisible import is_blank
 from heedful.documents.html import HtmlDocument
 from heedful.documents.projection import Placed
-from heedful.documents.segments import Result, Segment
+from heedful.documents.segments import Result
 from heedful.documents.sentences import Fits, SplitText
 from heedful.documents.split_segments import SplitSegment
 from heedful.documents.word_links import TokenAlignment
@@ -19,7 +18,6 @@ from heedful.serve.errors import HttpError
 
 Languages = tuple[str | None, str | None]
 
-_DEEPEST = 200
 _LINE_END = re.compile(r"\r?\n")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -116,8 +114,6 @@ class HtmlParts:
             self._document = HtmlDocument(data, "q", languages)
         except UserError as error:
             raise HttpError(400, str(error), parameter="q") from None
-        if any(_depth(segment) > _DEEPEST for segment in self._document.segments):
-            raise HttpError(400, "q: elements of the HTML are nested too deeply", parameter="q")
         self._segments = [
             (segment, SplitSegment(segment, fits, languages, keeps_words=keeps_words))
             for segment in self._document.segments
@@ -146,13 +142,6 @@ class HtmlParts:
             unsure += placed.unsure
             segment.result = Result(placed.text, origin="model")
         return Placed(self._document.to_bytes().decode("utf-8-sig"), tuple(unsure))
-
-
-def _depth(segment: Segment) -> int:
-    """The largest number of pairs of tags around a place of a text."""
-    codes = {} if segment.codes is None else segment.codes.codes
-    steps = {"open": 1, "close": -1}
-    return max(accumulate(steps.get(code.kind, 0) for code in codes.values()), default=0)
 
 
 Format = Literal["text", "html"]

@@ -46,7 +46,13 @@ class ServedModel:
     """
 
     def __init__(
-        self, name: str, model: Any, settings: Settings, metrics: Metrics, created: int
+        self,
+        name: str,
+        model: Any,
+        settings: Settings,
+        metrics: Metrics,
+        created: int,
+        glossaries: Glossaries | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -60,9 +66,7 @@ class ServedModel:
         self._metrics = metrics
         backend = getattr(model, "backend", None)
         model.backend_is_named = False  # not by those who send requests
-        self.glossaries: Glossaries | None = None
-        if isinstance(model, Translator):
-            self.glossaries = Glossaries(name, model, settings.glossary)
+        self.glossaries = glossaries
         measured = (backend.settings if backend else model.settings).batch_tokens
         self.batch_tokens = settings.batch_tokens or measured or DEFAULTS["batch_tokens"]
         deliver = in_loop(asyncio.get_running_loop())
@@ -304,10 +308,12 @@ class Registry:
             # them than cores, none waits actively at the end of an operation, which is slower.
             with ThreadPoolExecutor(1, f"heedful-{name}-opening") as pool:
                 loop = asyncio.get_running_loop()
-                self.add(name, await loop.run_in_executor(pool, self.load, name))
+                model, glossaries = await loop.run_in_executor(pool, self.load, name)
+                self.add(name, model, glossaries)
 
-    def load(self, name: str) -> Any:
-        """The model in its directory, after it has read a token; raises UserError."""
+    def load(self, name: str) -> tuple[Any, Glossaries | None]:
+        """The model in its directory, after it has read a token, and of a translator its terms;
+        raises UserError."""
         settings, directory = self.settings, self.directories[name]
         model = load(
             directory,
@@ -332,14 +338,17 @@ class Registry:
                 name,
                 directory / CONFIG,
             )
-        return model
+        is_translator = isinstance(model, Translator)
+        return model, Glossaries(name, model, settings.glossary) if is_translator else None
 
-    def add(self, name: str, model: Any) -> None:
+    def add(self, name: str, model: Any, glossaries: Glossaries | None = None) -> None:
         """Serve a model, in place of the one of this name, which ends after its requests."""
         former = self.models.get(name)
         directory = self.directories.setdefault(name, Path(name))
         created = _written_at(directory)
-        self.models[name] = ServedModel(name, model, self.settings, self.metrics, created)
+        self.models[name] = ServedModel(
+            name, model, self.settings, self.metrics, created, glossaries
+        )
         if former is not None:
             former.retire()
 

@@ -6,7 +6,6 @@ from email.errors import MessageError
 from email.message import Message
 from email.parser import BytesParser
 from email.policy import compat32
-from typing import Any
 
 from heedful.serve.errors import HttpError
 
@@ -15,11 +14,12 @@ _MAX_PARTS = 100
 _PARAMETER = re.compile(r';\s*(\w+)="([^"]*)"')
 
 
-def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
+def fields_of(content_type: str, body: bytes) -> list[tuple[str, str]]:
     """The fields of a form: texts, and of a file its content in Base64 and its name as `filename`.
 
     Raises:
-        HttpError: 400 for a body without parts, or with too many; a field that is not UTF-8.
+        HttpError: 400 for a body without parts, or with too many; a field that is not UTF-8; a
+            second file.
     """
     head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
     try:
@@ -27,24 +27,28 @@ def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
         parts = message.get_payload()
         if not isinstance(parts, list) or not 0 < len(parts) <= _MAX_PARTS:
             raise HttpError(400, f"the form has no parts, or more than {_MAX_PARTS}")
-        fields: dict[str, Any] = {}
+        fields: list[tuple[str, str]] = []
         for part in parts:
             assert isinstance(part, Message)
-            fields |= _fields(part)
+            new = _fields(part)
+            if len(new) > 1 and any(name == "filename" for name, _ in fields):
+                raise HttpError(400, "the form has several files: send one", parameter="file")
+            fields += new
         return fields
     except (MessageError, ValueError, LookupError, RecursionError, TypeError):
         raise HttpError(400, "the form is broken, or a field is not UTF-8") from None
 
 
-def _fields(part: Message) -> dict[str, Any]:
+def _fields(part: Message) -> list[tuple[str, str]]:
+    """The field of a part, and of a file its name."""
     parameters = _parameters(part)
     name, filename = parameters.get("name"), parameters.get("filename")
     content = part.get_payload(decode=True)
     if not name or not isinstance(content, bytes):
         raise ValueError(name)
     if filename is None and name != "file":
-        return {name: content.decode()}
-    return {name: base64.b64encode(content).decode(), "filename": filename or ""}
+        return [(name, content.decode())]
+    return [(name, base64.b64encode(content).decode()), ("filename", filename or "")]
 
 
 def _parameters(part: Message) -> dict[str, str]:

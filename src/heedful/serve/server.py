@@ -14,10 +14,8 @@ from pathlib import Path
 import uvicorn
 
 from heedful.errors import UserError
-from heedful.pipelines import Translator
 from heedful.serve.app import create_app
 from heedful.serve.connections import MAX_HEADERS, report_loop_errors, timed_protocol
-from heedful.serve.glossaries import Glossaries
 from heedful.serve.guard import Guard
 from heedful.serve.hosts import AllowedHosts
 from heedful.serve.keys import Keys
@@ -74,9 +72,7 @@ def check_models(directories: Mapping[str, Path], settings: Settings) -> list[st
     registry = Registry(directories, settings, Metrics())
     lines = []
     for name in directories:
-        model = registry.load(name)
-        if isinstance(model, Translator):
-            Glossaries(name, model, settings.glossary)
+        model, _ = registry.load(name)
         lines.append(f"{name}: {model!r}")
     return lines
 

@@ -178,7 +178,6 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
     is_given = body.source not in (None, "auto")
     first = translator_for(registry, body.source if is_given else None, body)
     texts = await _split(request, first, given, body)
-    reserve(request, first, sum(len(text.rows) for text in texts), "q")
     known = known_sources(registry, body)
     if is_given or (body.source is None and not known):
         return texts, {(first, None): [*range(len(texts))]}, None
@@ -199,7 +198,6 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
     for (served, _), indices in groups.items():
         if served is not first:
             own = await _split(request, served, [given[index] for index in indices], body)
-            reserve(request, served, sum(len(text.rows) for text in own), "q")
             for index, text in zip(indices, own, strict=True):
                 texts[index] = text
     return texts, groups, detected
@@ -208,13 +206,19 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
 async def _split(
     request: Request, served: ServedModel, texts: Sequence[str], body: TranslateBody
 ) -> Texts:
-    """Texts in parts that a translator reads, which stays open until the request ends."""
+    """Texts in parts that a translator reads, with room for them; it stays open until the request
+    ends. Each has room before it is split, by the tokenizer: a request that is refused is not."""
     info_of(request.scope).resources.enter_context(served.held())
     languages = None if body.source == "auto" else body.source, body.target
     fits, keeps = fits_model(served.model), served.model.metadata.keep is not None
-    return await served.on_tokenizer_thread(
-        lambda: [parts_of(text, body.format, languages, fits, keeps_words=keeps) for text in texts]
-    )
+    with served.slots(len(texts), "q"):
+        split = await served.on_tokenizer_thread(
+            lambda: [
+                parts_of(text, body.format, languages, fits, keeps_words=keeps) for text in texts
+            ]
+        )
+    reserve(request, served, sum(len(text.rows) for text in split), "q")
+    return split
 
 
 def _all_joined(
