@@ -162,7 +162,7 @@ def sizes() -> Iterator[tuple[str, int, int]]:
     for module, path in MODULES.items():
         text = path.read_text(encoding="utf-8")
         yield module, text.count("\n"), MAX_PAPER if module in papers else MAX_FILE
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 end, first = node.end_lineno, node.body[0]
                 assert end is not None

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from architectures import ARCHITECTURES, decodes, tiny
+from architectures import decodes, tiny
+from compiled_nets import NETS
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.losses import cross_entropy, head_loss
 from option_space import EXACT, VOCAB, texts_of, tokens_of
@@ -53,8 +54,9 @@ def run_cached(net: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "bert classes"])
+@pytest.mark.parametrize("name", [*NETS, "bert classes"])
 def test_every_linear_layer_is_called_as_a_module(name: str, grad: bool) -> None:
+    """The other nets have no module and no option beside those of `NETS` (test_compiled.py)."""
     name, *classes = name.split()
     net = tiny(name, **({"head": "classify"} if classes else {}))
     runs = [run, run_cached] if decodes(name) else [run]

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import compiled_nets
 import ddp_worker
 import fsdp_worker
-from architectures import ARCHITECTURES, tiny
+from architectures import tiny
 from commands import Commands
 from encoder_runs import PreparedTask, recipe_of, train_step
 from heedful.data.collate import Batch
@@ -202,8 +203,9 @@ def test_the_loss_of_every_task_needs_no_values_of_tensors(tmp_path, name):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", compiled_nets.NETS)
 def test_no_architecture_waits_for_the_device_in_a_step(name, checkpointing):
+    """The others have no module and no option beside theirs (tests/models/test_compiled.py)."""
     for device in ("cpu", "meta"):
         net = tiny(name, dropout=0.3)
         batch = batch_for(net).to(device)
