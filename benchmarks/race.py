@@ -1,6 +1,6 @@
 """The race: the same text, cores and minutes, each tool with documented settings.
 
-Translators, language models (shakespeare) and classifiers (sst2) have races of their own. DATA holds
+Translators, language models (shakespeare) and classifiers (sst2) have their own races. DATA holds
 the folders of the other benchmarks: multi30k, libreoffice/de, tinyshakespeare, sst2. Every peer is
 installed into a virtual environment of its own (race_environments.py), and every system runs alone,
 stopped by the clock. The clock counts all that the user waits for: vocabularies, training, and the

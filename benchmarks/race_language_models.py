@@ -36,10 +36,8 @@ def logits(system: str, job: Job, snapshot: Path, source: Path, out: Path) -> li
 
 def characters(job: Job) -> list[str]:
     """The vocabulary: the characters of the whole text, as nanoGPT's prepare.py has it."""
-    texts = [
-        job.corpus.file(split, True).read_text("utf-8") for split in ("train", "valid", "test")
-    ]
-    return sorted(set("".join(texts)))
+    files = [job.corpus.file(split, True) for split in ("train", "valid", "test")]
+    return sorted(set("".join(file.read_text(encoding="utf-8") for file in files)))
 
 
 def planned(job: Job, seconds: float, pattern: re.Pattern[str], script: str) -> int:
@@ -60,7 +58,7 @@ def progress(job: Job, pattern: re.Pattern[str], characters_per_step: int) -> li
     starts = [at for at, text in timed_lines(job.folder / LOG) if text.startswith("$ ")]
     found: list[Progress] = []
     for line in read_progress(job.folder / LOG, pattern):
-        if line.seconds < starts[-1] or found and line.seconds < found[-1].seconds + 2:
+        if line.seconds < starts[-1] or (found and line.seconds < found[-1].seconds + 2):
             continue
         rate = None
         if found:
@@ -101,11 +99,16 @@ def nanogpt_race(clock: Clock, job: Job, *, is_long: bool) -> None:
         copy = shutil.copytree if (source / name).is_dir() else shutil.copy2
         copy(source / name, job.folder / name)
     nanogpt_data(job)
-    iterations = ITERATIONS
+    iterations, more = ITERATIONS, []
     if is_long:
-        run(clock, job, [*nanogpt_command(job, PROBE, "--out_dir=probe", "--eval_iters=1")])
+        run(clock, job, nanogpt_command(job, PROBE, "--out_dir=probe", "--eval_iters=1"))
+        if clock.used >= clock.limit:
+            return
         iterations = planned(job, clock.limit - clock.used, NANOGPT_LINE, "train.py")
-    run(clock, job, nanogpt_command(job, iterations), lambda: nanogpt_checkpoints(job.folder))
+    if job.is_quick:
+        iterations, more = 4, ["--eval_interval=2", "--eval_iters=1"]
+    command = nanogpt_command(job, iterations, *more)
+    run(clock, job, command, lambda: nanogpt_checkpoints(job.folder))
 
 
 def nanogpt_data(job: Job) -> None:
@@ -228,6 +231,7 @@ def litgpt_race(clock: Clock, job: Job, *, is_tiny: bool) -> None:
     write = (job.folder / "probe.yaml").write_text
     write(dump({**config(PROBE), "out_dir": "probe"}), encoding="utf-8")
     run(clock, job, [*pretrain, "probe.yaml"])
+    shutil.rmtree(job.folder / "probe", ignore_errors=True)
     if clock.used >= clock.limit:
         return
     iterations = planned(job, clock.limit - clock.used, LITGPT_LINE, "litgpt pretrain")

@@ -67,7 +67,7 @@ def window_losses(logits_of: Logits, ids: Tensor) -> list[float]:
     count = (len(ids) - 1) // CONTEXT
     inputs, targets = (ids[first : first + count * CONTEXT].view(count, -1) for first in (0, 1))
     sums: list[float] = []
-    for batch, labels in zip(inputs.split(BATCH), targets.split(BATCH)):
+    for batch, labels in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
         logits = logits_of(batch).float().transpose(1, 2)
         sums += F.cross_entropy(logits, labels, reduction="none").sum(1).tolist()
     return sums

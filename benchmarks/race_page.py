@@ -26,7 +26,7 @@ def write_page(runs: Path, environments: Path, arguments: argparse.Namespace) ->
         raise SystemExit(f"{runs} holds no finished race: give --systems and --data")
     last = last_page(arguments.results)
     races = in_order({**last["races"], **new})
-    notes = last["notes"] | ({name: arguments.note for name in new} if arguments.note else {})
+    notes = last["notes"] | (dict.fromkeys(new, arguments.note) if arguments.note else {})
     notes = {name: notes[name] for name in races if notes.get(name)}
     peers = race_environments.installed(environments)
     failed = {name: error for name, error in last["not_installed"].items() if name not in peers}

@@ -43,7 +43,7 @@ def rows(tokenizer: BertTokenizerFast, path: Path, has_label: bool = True) -> li
     encoded = tokenizer([pair[0] for pair in pairs], truncation=True, max_length=LONGEST)
     found = [{"input_ids": ids} for ids in encoded["input_ids"]]
     if has_label:
-        for row, pair in zip(found, pairs):
+        for row, pair in zip(found, pairs, strict=True):
             row["label"] = int(pair[1])
     return found
 
