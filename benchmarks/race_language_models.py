@@ -159,6 +159,7 @@ def nanogpt(name: str, settings: str, *, is_long: bool) -> System:
     )
 
 
+BEGIN = "<s>"
 LITGPT_LINE = re.compile(
     r"\| iter (?P<iteration>\d+) step (?P<step>\d+) \| loss train: (?P<loss>[\d.]+),.*"
     r"iter time: (?P<ms>[\d.]+) ms"
@@ -175,7 +176,7 @@ def litgpt_config(job: Job, iterations: int, *, is_tiny: bool) -> dict[str, Any]
     """
     name = "race"
     size = {"n_layer": LAYERS if is_tiny else 6, "n_embd": WIDTH, "n_head": HEADS}
-    count = len(characters(job))
+    count = len(characters(job)) + 1  # and the begin of a text
     every = 2 if job.is_quick else EVALUATE_EVERY
     return {
         "model_name": name,
@@ -243,20 +244,29 @@ def litgpt_tokenizer(job: Job) -> None:
     """A tokenizer of characters in the format of `tokenizers`, which litgpt reads."""
     folder = job.folder / "tokenizer"
     folder.mkdir()
-    vocabulary = {character: number for number, character in enumerate(characters(job))}
+    vocabulary = {token: number for number, token in enumerate([*characters(job), BEGIN])}
+    begin = {"id": vocabulary[BEGIN], "content": BEGIN, "special": True, "normalized": False}
+    begin |= {"single_word": False, "lstrip": False, "rstrip": False}
     split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated"}
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": [begin],
         "normalizer": None,
         "pre_tokenizer": {**split, "invert": False},
         "post_processor": None,
         "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": " "},
     }
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    # TextFiles puts the token of the begin before each file.
+    settings = {
+        "bos_token": BEGIN,
+        "add_bos_token": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    for name, written in (("tokenizer", content), ("tokenizer_config", settings)):
+        (folder / f"{name}.json").write_text(json.dumps(written), encoding="utf-8")
 
 
 def litgpt_checkpoints(folder: Path) -> dict[str, list[Path]]:

@@ -168,8 +168,10 @@ def run(
     into = job.folder / SNAPSHOTS
     status = clock.run(command, cwd=job.folder, checkpoints=checkpoints, into=into)
     if status:
-        lines = [text for _, text in timed_lines(job.folder / LOG) if text.strip()]
-        raise RuntimeError(f"exit status {status}: {lines[-1].strip()}")
+        lines = [text.strip() for _, text in timed_lines(job.folder / LOG) if text.strip()]
+        # The error of a traceback; behind it, a bar of progress may go on.
+        errors = [text for text in lines if re.match(r"[\w.]*(Error|Exception)\b", text)]
+        raise RuntimeError(f"exit status {status}: {(errors or lines)[-1]}")
 
 
 def read_progress(log: Path, pattern: re.Pattern[str]) -> list[Progress]:

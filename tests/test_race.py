@@ -385,3 +385,15 @@ def test_the_trainer_takes_its_best_checkpoint_of_those_in_time(tmp_path: Path) 
     job = race_peers.Job(Path("python"), tmp_path, corpus, tmp_path, 1)
     assert race_classifiers.best(job, names) == names[0]
     assert race_classifiers.best(job, names[1:]) == names[1], "its best came too late"
+
+
+def test_the_lines_of_a_program_are_those_that_its_user_writes() -> None:
+    from race_classifiers import written_lines
+
+    program = (
+        '"""What it is."""\n\nimport os\n\nSIZE = 4\n\n\ndef train(\n    size,\n):\n'
+        '    """Train."""\n    print(size)\n\n    return size\n\n\n'
+        'def other():\n    """No."""\n    0\n'
+    )
+    assert written_lines(program, {"train"}) == 7
+    assert written_lines(program, {"train", "other"}) == 9
