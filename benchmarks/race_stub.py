@@ -60,13 +60,13 @@ SYSTEM = peer(
 
 def evaluate(task: str, references: Path) -> None:
     """Write the outputs of a task."""
-    lines = references.read_text(encoding="utf-8").splitlines()
-    outputs = {
-        "shakespeare": [f"{math.log(65) * int(line):.4f}\n" for line in lines],
-        "sst2": ["1\n" for _ in lines],
-    }
-    text = sys.stdin.read()
-    sys.stdout.write("".join(outputs[task]) if task in outputs else text)
+    source, lines = sys.stdin.read(), references.read_text(encoding="utf-8").splitlines()
+    if task == "shakespeare":
+        sys.stdout.write("".join(f"{math.log(65) * int(line):.4f}\n" for line in lines))
+    elif task == "sst2":
+        sys.stdout.write("1\n" * len(lines))
+    else:
+        sys.stdout.write(source)
 
 
 if __name__ == "__main__":
