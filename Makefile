@@ -49,7 +49,8 @@ help:
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers, CTranslate2 and llama.cpp"
 	@echo "make bench-training  only training speed, against torch.nn.Transformer and transformers"
-	@echo "make race DATA=FOLDER  heedful and other tools with the same text and time (a day)"
+	@echo "make race DATA=FOLDER  heedful and other tools with the same text and time (a day);"
+	@echo "             TASK=shakespeare or TASK=sst2: language models or classifiers (an hour)"
 	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
 	@echo "make pages   write the generated pages of docs, and the table of README.md"
 	@echo "make docs    make pages, then build the site in both languages and run its cells"
@@ -148,12 +149,14 @@ bench-training: $(STAMP)
 	$(BIN)/python benchmarks/training_speed.py
 
 # Other tools are installed into runs/race/environments, one environment each. Systems that have
-# finished are not repeated; a part of a race: benchmarks/race.py --help.
+# finished are not repeated; a part of a race: benchmarks/race.py --help. The page keeps the races of
+# other tasks.
+TASK ?= multi30k,libreoffice
+TRANSLATORS := joeynmt,eole,opennmt-py,sockeye,fairseq
 race: $(STAMP)
 	$(INSTALL) psutil
-	$(BIN)/python benchmarks/race.py --data '$(DATA)' \
-		--install joeynmt,eole,opennmt-py,sockeye,fairseq \
-		--systems heedful,joeynmt,joeynmt-tiny,eole,eole-tiny
+	$(BIN)/python benchmarks/race.py --data '$(DATA)' --tasks '$(TASK)' --systems all \
+		$(if $(findstring multi30k,$(TASK)),--install $(TRANSLATORS))
 
 # Comparisons of settings with each other, hours of training; more rows: experiments/ablation.py --help.
 experiments: $(STAMP)

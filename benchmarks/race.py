@@ -1,12 +1,14 @@
-"""The race of translators: the same text, cores and minutes, each tool with documented settings.
+"""The race: the same text, cores and minutes, each tool with documented settings.
 
-DATA holds the folders multi30k and libreoffice/de of the other benchmarks. Every peer is installed
-into a virtual environment of its own (race_environments.py), and every system runs alone, stopped
-by the clock. The clock counts all that the user waits for: vocabularies, training, and the tool's
-own validation. Checkpoints are kept as they appear and are translated and scored afterwards.
+Translators, language models (shakespeare) and classifiers (sst2) have their own races. DATA holds
+the folders of the other benchmarks: multi30k, libreoffice/de, tinyshakespeare, sst2. Every peer is
+installed into a virtual environment of its own (race_environments.py), and every system runs alone,
+stopped by the clock. The clock counts all that the user waits for: vocabularies, training, and the
+tool's own validation. Checkpoints are kept as they appear and are evaluated afterwards.
 
 A race is kept in a folder of --runs; a system that is finished is not repeated, and the page is
-written from all races that are there. Without --systems only the page is written again.
+written from all races that are there, and from those of the last page that are not. Without
+--systems only the page is written again.
 """
 
 import argparse
@@ -19,20 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import race_environments
-import race_heedful
 import race_stub
 from common import RESULTS, versions
-from heedful.evaluation.metrics import corpus_scores
 from race_clock import Clock, start, stop, timed_lines
-from race_data import FOLDERS, corpus_of
+from race_data import Parts, corpus_files
 from race_page import write_page
-from race_peers import LOG, PEERS, SNAPSHOTS, Corpus, Job, System, tokens_per_second
+from race_peers import LOG, SNAPSHOTS, Corpus, Job, System, tokens_per_second
+from race_tasks import TASKS, Task
 
 RUNS = Path("runs/race")
-SYSTEMS = {system.name: system for system in (race_heedful.SYSTEM, *PEERS, race_stub.SYSTEM)}
+TRANSLATIONS = ["multi30k", "libreoffice"]
+ALL = "all"  # in place of the names of all systems
 RESULT = "result.json"
-METRICS = ["bleu", "chrf"]
-DECODE_LIMIT = 1800.0  # seconds for the translation of the test set
+DECODE_LIMIT = 1800.0  # seconds for an evaluation on the test set
 POINTS = 10
 
 
@@ -43,25 +44,36 @@ def main() -> None:
     environments = (arguments.environments or runs / "environments").absolute()
     for name in arguments.install:
         race_environments.install(environments, name, arguments.torch_build)
-    for task in arguments.tasks if arguments.systems else ():
-        data = (arguments.data / FOLDERS[task]).absolute()
+    for name in arguments.tasks if arguments.systems else ():
+        task = TASKS[name]
+        data = (arguments.data / task.folder).absolute()
         if not data.is_dir():
             raise SystemExit(f"{data} is not there: --data is the folder that holds it")
-        corpus, parts = corpus_of(task, data, runs / "data" / task)
-        for minutes in arguments.minutes:
-            for name in arguments.systems:
-                folder = runs / f"{task}-{minutes:g}min-{arguments.threads}threads" / name
+        files, parts = task.read(data)
+        folder = runs / "data" / name
+        corpus_files(files, folder)
+        corpus = Corpus(name, folder, *task.sides, task.vocabulary, task.longest_output)
+        for minutes in arguments.minutes or task.minutes:
+            for system in systems_of(task, arguments.systems):
+                folder = runs / f"{name}-{minutes:g}min-{arguments.threads}threads" / system.name
                 if (folder / RESULT).is_file():
-                    print(f"{folder.parent.name}: {name} {state(folder)}", flush=True)
+                    print(f"{folder.parent.name}: {system.name} {state(folder)}", flush=True)
                     continue
-                system = SYSTEMS[name]
                 python = python_of(system, environments, arguments.torch_build)
                 if python is None:
                     continue
                 job = Job(python, folder, corpus, data, arguments.threads, arguments.quick)
                 record = race(system, job, minutes)
-                score(system, job, parts, record, arguments.points)
+                score(task, system, job, parts, record, arguments.points)
     write_page(runs, environments, arguments)
+
+
+def systems_of(task: Task, wanted: Sequence[str]) -> list[System]:
+    """The systems of a task with these names; `ALL`: all but the stub of the smoke test."""
+    known = task.systems
+    if ALL in wanted:
+        return [system for name, system in known.items() if name != race_stub.SYSTEM.name]
+    return [known[name] for name in wanted if name in known]
 
 
 def state(folder: Path) -> str:
@@ -80,9 +92,10 @@ def parse() -> argparse.Namespace:
     add("--data", type=Path, help="folder of the text")
     add("--runs", type=Path, default=RUNS, help="folder of the races")
     add("--environments", type=Path, help="folder of the peers' environments; default: in --runs")
-    add("--systems", type=names, default=[], help=f"of {', '.join(SYSTEMS)}")
-    add("--tasks", type=names, default=[*FOLDERS], help=f"of {', '.join(FOLDERS)}")
-    add("--minutes", type=numbers, default=[30.0, 120.0], help="of each race; default: 30,120")
+    systems = list(dict.fromkeys(name for task in TASKS.values() for name in task.systems))
+    add("--systems", type=names, default=[], help=f"{ALL}, or of {', '.join(systems)}")
+    add("--tasks", type=names, default=TRANSLATIONS, help=f"of {', '.join(TASKS)}")
+    add("--minutes", type=numbers, help="of each race; default: 30,120 of translators, else 5")
     add("--threads", type=int, default=1, help="of every system")
     add("--points", type=int, default=POINTS, help="checkpoints of a system that are scored")
     add("--install", type=names, default=[], help="peers to install, or to try again")
@@ -92,13 +105,18 @@ def parse() -> argparse.Namespace:
     add("--quick", action="store_true", help="a smoke test: figures are meaningless")
     arguments = parser.parse_args()
     for given, known in (
-        (arguments.systems, SYSTEMS),
-        (arguments.tasks, FOLDERS),
+        (arguments.systems, [*systems, ALL]),
+        (arguments.tasks, TASKS),
         (arguments.install, race_environments.KNOWN),
     ):
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"{', '.join(unknown)}: choose from {', '.join(known)}")
+    raced = dict.fromkeys(name for task in arguments.tasks for name in TASKS[task].systems)
+    strange = [name for name in arguments.systems if name not in {*raced, ALL}]
+    if strange:
+        tasks = ", ".join(arguments.tasks)
+        parser.error(f"{', '.join(strange)}: not of {tasks}; choose from {', '.join(raced)}")
     if arguments.systems and arguments.data is None:
         parser.error("give the folder of the text with --data")
     return arguments
@@ -193,13 +211,14 @@ def hide(text: str, job: Job) -> str:
 
 
 def score(
+    task: Task,
     system: System,
     job: Job,
-    parts: dict[str, tuple[int, int]],
+    parts: Parts,
     record: dict[str, Any],
     points: int,
 ) -> None:
-    """Translate the test set with checkpoints of a race, and write the result of the system."""
+    """Evaluate checkpoints of a race on the test set, and write the result of the system."""
     found = [name for name in record["snapshots"] if (job.folder / SNAPSHOTS / name).is_dir()]
     if not found:
         record["error"] = record["error"] or "no checkpoint within the time"
@@ -210,31 +229,25 @@ def score(
     references = read_lines(job.corpus.file("test", False))
     record["scores"] = {}
     for name in dict.fromkeys([*thinned(sorted(found), points), best]):
-        outputs, seconds = translate(system, job, name)
+        outputs, seconds = evaluate(system, job, name)
         if len(outputs) != len(references):
-            record["error"] = f"{len(outputs)} translations of {len(references)} lines"
+            record["error"] = f"{len(outputs)} outputs of {len(references)} lines"
             continue
-        record["scores"][name] = scores_of(outputs, references, job.corpus)
+        record["scores"][name] = task.score(outputs, references, job.corpus)
         if name == best:
             record["decode_seconds"] = round(seconds, 1)
             record["sentences_per_second"] = len(references) / seconds
             record["parts"] = {
-                part: scores_of(outputs[first:end], references[first:end], job.corpus)
+                part: task.score(outputs[first:end], references[first:end], job.corpus)
                 for part, (first, end) in parts.items()
             }
-        shown = ", ".join(f"{key} {value:.2f}" for key, value in record["scores"][name].items())
+        shown = ", ".join(f"{key} {value:.3f}" for key, value in record["scores"][name].items())
         print(f"{system.name} {name}: {shown}", flush=True)
     write_json(job.folder / RESULT, record)
 
 
-def scores_of(outputs: list[str], references: list[str], corpus: Corpus) -> dict[str, float]:
-    """BLEU and chrF by sacreBLEU of text as it is; the same call for all systems."""
-    scores = corpus_scores(outputs, references, trg_lang=corpus.target, metrics=METRICS)
-    return dict(scores.values())
-
-
-def translate(system: System, job: Job, name: str) -> tuple[list[str], float]:
-    """The translations of the test set by a snapshot, and the seconds of the whole command."""
+def evaluate(system: System, job: Job, name: str) -> tuple[list[str], float]:
+    """The outputs of a snapshot for the test set, and the seconds of the whole command."""
     out = job.folder / "outputs" / f"{name}.txt"
     source = job.corpus.file("test", True)
     timing = out.with_suffix(".seconds")

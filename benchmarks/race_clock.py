@@ -110,7 +110,8 @@ def start(
     settings |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     settings |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     # An empty cache for every system: nothing is prepared by an earlier race.
-    settings |= {name: str(cwd / "cache") for name in ("XDG_CACHE_HOME", "HEEDFUL_CACHE")}
+    caches = ("XDG_CACHE_HOME", "HEEDFUL_CACHE", "TORCHINDUCTOR_CACHE_DIR")
+    settings |= {name: str(cwd / "cache") for name in caches}
     with ExitStack() as files:
         source = files.enter_context(open(through[0] if through else os.devnull, "rb"))
         output = files.enter_context(open(through[1], "wb")) if through else subprocess.PIPE

@@ -7,39 +7,58 @@ from pathlib import Path
 from heedful.data.row_files import open_rows
 from heedful.data.rows import collect
 from localization import help_texts, line, messages
-from race_peers import Corpus
+from nanogpt import split_text
+from race_logits import CONTEXT
 
 Pairs = list[tuple[str, str]]
-# For each task the folder in DATA, the parts of its test set, and settings of the peers: the
-# vocabulary of Wu et al. 2021 for Multi30k, and that of heedful's recipe for the other; pieces of
-# the longest outputs, 100 in JoeyNMT's configurations. Paragraphs of help are longer.
-FOLDERS = {"multi30k": "multi30k", "libreoffice": "libreoffice/de"}
+Files = dict[str, str]  # the text of each file of a corpus, by name
+Parts = dict[str, tuple[int, int]]  # the lines of each part of a test set
+HELD_OUT = 14  # one of so many lines of SST-2 is for validation
 
 
-def corpus_of(task: str, data: Path, folder: Path) -> tuple[Corpus, dict[str, tuple[int, int]]]:
-    """The files of a task, which are written once, and the lines of each part of its test set."""
-    is_captions = task == "multi30k"
-    folder = folder.absolute()
-    corpus = Corpus(
-        task,
-        folder,
-        "en",
-        "de",
-        vocabulary=10_000 if is_captions else 8_000,
-        longest_output=100 if is_captions else 200,
-    )
-    splits, parts = (captions if is_captions else software)(data)
-    for split, pairs in splits.items():
-        for is_source in (True, False):
-            path = corpus.file(split, is_source)
-            text = "".join(f"{pair[0 if is_source else 1]}\n" for pair in pairs)
-            if not path.is_file() or path.read_text(encoding="utf-8") != text:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-    return corpus, parts
+def corpus_files(files: Files, folder: Path) -> None:
+    """Write the files of a corpus, unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
 
 
-def captions(data: Path) -> tuple[dict[str, Pairs], dict[str, tuple[int, int]]]:
+def two_sides(splits: dict[str, Pairs]) -> Files:
+    """The files of translations."""
+    return {
+        f"{split}.{language}": "".join(f"{pair[side]}\n" for pair in pairs)
+        for split, pairs in splits.items()
+        for side, language in enumerate(("en", "de"))
+    }
+
+
+def plays(data: Path) -> tuple[Files, Parts]:
+    """Tiny Shakespeare: three parts of its characters, and the characters of each test window."""
+    parts = split_text((data / "input.txt").read_text(encoding="utf-8"))
+    names = ("test.txt", "train.txt", "valid.txt")
+    files = dict(zip(names, parts, strict=True))
+    windows = (len(files["test.txt"]) - 1) // CONTEXT
+    return {**files, "test.windows": f"{CONTEXT}\n" * windows}, {"test": (0, windows)}
+
+
+def reviews(data: Path) -> tuple[Files, Parts]:
+    """SST-2: train.tsv without the lines for validation, and dev.tsv as test set."""
+    lines = (data / "train.tsv").read_text(encoding="utf-8").splitlines()
+    test = [line.split("\t") for line in (data / "dev.tsv").read_text("utf-8").splitlines()]
+    split = {
+        "train": [line for number, line in enumerate(lines) if number % HELD_OUT],
+        "valid": lines[::HELD_OUT],
+    }
+    files = {f"{name}.tsv": "".join(f"{line}\n" for line in kept) for name, kept in split.items()}
+    files["train.text"] = "".join(line.split("\t")[0] + "\n" for line in split["train"])
+    for side, name in enumerate(("text", "label")):
+        files[f"test.{name}"] = "".join(f"{pair[side]}\n" for pair in test)
+    return files, {"dev": (0, len(test))}
+
+
+def captions(data: Path) -> tuple[Files, Parts]:
     """Multi30k: train, val and test_2016_flickr."""
     names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
     splits = {}
@@ -49,10 +68,10 @@ def captions(data: Path) -> tuple[dict[str, Pairs], dict[str, tuple[int, int]]]:
             for language in ("en", "de")
         ]
         splits[split] = clean(zip(*sides, strict=True))
-    return splits, {"test_2016_flickr": (0, len(splits["test"]))}
+    return two_sides(splits), {"test_2016_flickr": (0, len(splits["test"]))}
 
 
-def software(data: Path) -> tuple[dict[str, Pairs], dict[str, tuple[int, int]]]:
+def software(data: Path) -> tuple[Files, Parts]:
     """LibreOffice: its memory, and as test set messages, then paragraphs of help."""
     languages = {"src": "en", "tgt": "de"}
     fields: dict[str, str | None] = {"src": None, "tgt": None}
@@ -71,7 +90,7 @@ def software(data: Path) -> tuple[dict[str, Pairs], dict[str, tuple[int, int]]]:
         "valid": clean((src, tgt) for src, tgt in lines),
         "test": pairs,
     }
-    return splits, parts
+    return two_sides(splits), parts
 
 
 def clean(pairs: Iterable[tuple[str, str]]) -> Pairs:

@@ -4,7 +4,8 @@ python benchmarks/race_environments.py --environments runs/race/environments joe
 
 What pip finds is up to its own settings (index, find-links). On Linux the CPU builds of torch are
 taken, which have an index of their own: name it in PIP_EXTRA_INDEX_URL, or take the default builds,
-which bring gigabytes of CUDA along, by --torch-build ''.
+which bring gigabytes of CUDA along, by --torch-build ''. A peer without a package is cloned; where
+git shall find a copy of it is up to git's own settings (`url.COPY.insteadOf`).
 """
 
 import argparse
@@ -23,18 +24,23 @@ class Environment(NamedTuple):
     """The packages of a peer.
 
     Args:
-        package: the peer itself, with its version.
+        package: the peer itself, with its version; of a repository its name and commit.
         torch: the version of torch that it supports.
         more: packages that it imports and does not require.
+        less: packages that are required for other uses only, and are removed.
         check: a statement that imports what the race runs.
+        repository: the address of a peer that has no package, which is cloned into `SOURCE`.
     """
 
     package: str
     check: str
     torch: str = TORCH
     more: tuple[str, ...] = ()
+    less: tuple[str, ...] = ()
+    repository: str = ""
 
 
+SOURCE = "source"  # folder of a cloned peer in its environment
 KNOWN = {
     "joeynmt": Environment(
         "joeynmt==2.3.0",
@@ -47,6 +53,23 @@ KNOWN = {
     "opennmt-py": Environment("OpenNMT-py==3.5.1", "import onmt.bin.train", torch="2.2.2"),
     "sockeye": Environment("sockeye==3.1.34", "import sockeye.train", torch="1.13.1"),
     "fairseq": Environment("fairseq==0.12.2", "import fairseq_cli.train"),
+    "nanogpt": Environment(
+        "nanoGPT==3adf61e154c3fe3fca428ad6bc3818b27a3b8291",
+        "import numpy, torch",
+        more=("numpy",),
+        repository="https://github.com/karpathy/nanoGPT",
+    ),
+    # Its data module for files of text needs litdata; torch.compile, which it calls, a compiler.
+    "litgpt": Environment(
+        "litgpt==0.5.13",
+        "import litgpt.pretrain, litdata",
+        more=("litdata==0.2.76",),
+        # Of litdata, for images; a build that does not fit that of torch fails when it is imported.
+        less=("torchvision",),
+    ),
+    "trainer": Environment(
+        "transformers==5.23.0", "from transformers import Trainer", more=("accelerate==1.15.0",)
+    ),
 }
 
 
@@ -94,21 +117,40 @@ def _install(environment: Environment, python: Path, build: str) -> str:
             return last_line(made.stdout)
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
     torch = f"torch=={environment.torch}{build}"
-    done = _call([*pip, torch, environment.package, *environment.more])
+    package = [] if environment.repository else [environment.package]
+    done = _call([*pip, torch, *package, *environment.more])
     if done.returncode:
         return f"with {torch}, which it supports: {last_line(done.stdout)}"
+    if environment.less:
+        _call([str(python), "-m", "pip", "uninstall", "--yes", *environment.less])
+    error = _clone(environment, python.parents[1] / SOURCE) if environment.repository else ""
+    if error:
+        return error
     checked = _call([str(python), "-c", environment.check])
     return last_line(checked.stdout) if checked.returncode else ""
 
 
+def _clone(environment: Environment, folder: Path) -> str:
+    """The last line of the error; empty if the commit is in the folder."""
+    if not (folder / ".git").is_dir():
+        cloned = _call(["git", "clone", "--quiet", environment.repository, str(folder)])
+        if cloned.returncode:
+            return last_line(cloned.stdout)
+    commit = environment.package.partition("==")[2]
+    taken = _call(["git", "-C", str(folder), "checkout", "--quiet", commit])
+    return last_line(taken.stdout) if taken.returncode else ""
+
+
 def _versions(python: Path, environment: Environment) -> str:
-    names = [environment.package.partition("==")[0], "torch"]
+    name, _, version = environment.package.partition("==")
+    names = ["torch"] if environment.repository else [name, "torch"]
     code = (
         "import sys, platform; from importlib.metadata import version; "
         "print('python', platform.python_version(), *[f', {n} {version(n)}' for n in sys.argv[1:]],"
         " sep=' ')"
     )
-    return _call([str(python), "-c", code, *names]).stdout.strip().replace(" ,", ",")
+    found = _call([str(python), "-c", code, *names]).stdout.strip().replace(" ,", ",")
+    return f"{found}, {name} {version[:12]}" if environment.repository else found
 
 
 def _call(command: list[str]) -> "subprocess.CompletedProcess[str]":

@@ -1,7 +1,8 @@
-"""The page of the race, written from the results in a folder, with a chart of scores over time."""
+"""The page of the race, written from the results in a folder, with charts of scores over time."""
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,43 +10,43 @@ from typing import Any
 import race_environments
 from common import command_line, facts, folded, table, write_results
 from heedful.extras import import_matplotlib
+from race_tasks import TASKS, Task
 
 Record = dict[str, Any]
-TITLES = {
-    "multi30k": "Multi30k, English to German",
-    "libreoffice": "LibreOffice, English to German",
-}
+Races = dict[str, list[Record]]
 OURS = "heedful"
-METRIC = "bleu"
 DASH = "–"
+NAME = "race"
 
 
 def write_page(runs: Path, environments: Path, arguments: argparse.Namespace) -> None:
-    """Write race.md, race.json and race.svg from all races in `runs`."""
-    races = read_races(runs)
-    if not races:
+    """Write race.md, race.json and race.svg: the races in `runs`, and others of the last page."""
+    new = read_races(runs)
+    if not new:
         raise SystemExit(f"{runs} holds no finished race: give --systems and --data")
-    draw_chart(races, arguments.results / "race.svg")
-    failed = {
-        name: record["error"]
-        for name, record in race_environments.installed(environments).items()
-        if "error" in record
-    }
-    sections = [INTRODUCTION, *[arguments.note] * bool(arguments.note)]
-    sections += ["![BLEU of the test set over minutes](race.svg)"]
+    last = last_page(arguments.results)
+    races = in_order({**last["races"], **new})
+    notes = last["notes"] | (dict.fromkeys(new, arguments.note) if arguments.note else {})
+    notes = {name: notes[name] for name in races if notes.get(name)}
+    peers = race_environments.installed(environments)
+    failed = {name: error for name, error in last["not_installed"].items() if name not in peers}
+    failed |= {name: record["error"] for name, record in peers.items() if "error" in record}
+    failed = dict(sorted(failed.items()))
+    draw_chart(races, arguments.results / f"{NAME}.svg")
+    sections = [INTRODUCTION, "![The metric of each race over minutes](race.svg)"]
     for name, records in races.items():
-        sections += race_sections(name, records)
+        sections += race_sections(name, records, notes.get(name, ""))
     if failed:
         sections += ["## Not installed", facts(dict(failed))]
-    data = {"races": races, "not_installed": failed, "note": arguments.note}
     hidden = {arguments.data: "DATA", arguments.runs: "RUNS", arguments.environments: "FOLDER"}
+    hide_note = {Path(arguments.note): "NOTE"} if arguments.note else {}
     write_results(
-        "race",
+        NAME,
         "After an evening: heedful and other tools with the same text and time",
         sections,
-        data,
+        {"races": races, "not_installed": failed, "notes": notes},
         directory=arguments.results,
-        command=command_line(hidden),
+        command=command_line({**hidden, **hide_note}),
         packages=("sacrebleu", "psutil"),
         made_on="Scored",
     )
@@ -54,24 +55,54 @@ def write_page(runs: Path, environments: Path, arguments: argparse.Namespace) ->
 INTRODUCTION = (
     "Each system trains alone on the same cores and is stopped by the same clock, which counts "
     "all that its user waits for: vocabularies, a dry run, training, its own validation. "
-    "Afterwards the checkpoints that were there in time translate the test set, by the tool's own "
-    "command with beams of 5; BLEU and chrF are those of sacreBLEU by the same call. "
-    "The table has the model that the tool itself selects. For each peer there are two "
-    "configurations: the documented one for small data, and `-tiny`, in the size of heedful's "
-    "recipe; a table has those that were raced. Tokens are those of each tool's own vocabulary. "
-    "Sentences a second include the start of the command."
+    "Afterwards the checkpoints that were there in time are evaluated. "
+    "The table has the model that the tool itself selects."
 )
 
 
-def read_races(runs: Path) -> dict[str, list[Record]]:
+def last_page(folder: Path) -> dict[str, Any]:
+    """`races`, `notes` and `not_installed` of the page that is there."""
+    empty: dict[str, Any] = {"races": {}, "notes": {}, "not_installed": {}}
+    path = folder / f"{NAME}.json"
+    if not path.is_file():
+        return empty
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {key: found.get(key, value) for key, value in empty.items()}
+
+
+def read_races(runs: Path) -> Races:
     """The finished systems of each race, the best first."""
-    races: dict[str, list[Record]] = {}
+    races: Races = {}
     for path in sorted(runs.glob("*/*/result.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         races.setdefault(path.parents[1].name, []).append(record)
     for records in races.values():
-        records.sort(key=lambda record: -final(record).get(METRIC, -1.0))
+        records.sort(key=rank)
     return races
+
+
+def in_order(races: Races) -> Races:
+    """The races by task, in the order of the tasks, and by minutes."""
+    tasks = list(TASKS)
+
+    def key(name: str) -> tuple[int, float, int]:
+        first = races[name][0]
+        return tasks.index(first["task"]), first["minutes"], first["threads"]
+
+    return {name: races[name] for name in sorted(races, key=key)}
+
+
+def task_of(record: Record) -> Task:
+    """The task of a record."""
+    return TASKS[record["task"]]
+
+
+def rank(record: Record) -> float:
+    """A number that is the lower the better the selected model is."""
+    value = final(record).get(task_of(record).metric)
+    if value is None:
+        return math.inf
+    return value if task_of(record).is_loss else -value
 
 
 def final(record: Record) -> dict[str, float]:
@@ -81,33 +112,28 @@ def final(record: Record) -> dict[str, float]:
 
 
 def curve(record: Record) -> list[tuple[float, float]]:
-    """Minutes and score of the checkpoints, by time."""
-    scored = record.get("scores", {})
-    points = [(record["snapshots"][name] / 60, scored[name][METRIC]) for name in scored]
+    """Minutes and the task's metric of the checkpoints, by time."""
+    scored, metric = record.get("scores", {}), task_of(record).metric
+    points = [(record["snapshots"][name] / 60, scored[name][metric]) for name in scored]
     return sorted(points)
 
 
 def minutes_to(record: Record, score: float) -> float | None:
-    """Minutes until a checkpoint has at least this score; None: none has."""
-    return next((minutes for minutes, value in curve(record) if value >= score), None)
+    """Minutes until a checkpoint is as good as this score; None: none is."""
+    task = task_of(record)
+    found = (minutes for minutes, value in curve(record) if task.is_reached(value, score))
+    return next(found, None)
 
 
-def race_sections(name: str, records: Sequence[Record]) -> list[str]:
+def race_sections(name: str, records: Sequence[Record], note: str = "") -> list[str]:
     """The sections of one race."""
-    first = records[0]
+    first, task = records[0], task_of(records[0])
     ours = next((record for record in records if record["system"] == OURS), None)
-    cores = "one thread" if first["threads"] == 1 else f"{first['threads']} threads"
-    title = TITLES.get(first["task"], first["task"])
     rows = [summary(record, ours) for record in records]
-    header = ["", "BLEU", "chrF", "best after", "heedful has that after", "steps"]
-    header += [
-        "target tokens/s",
-        "peak memory",
-        "sentences/s",
-        "lines of configuration",
-        "commands",
-    ]
-    sections = [f"## {title}: {first['minutes']:g} minutes, {cores}", table(header, rows)]
+    header = ["", *task.metrics.values(), "best after", "heedful has that after", "steps"]
+    header += [task.rate, "peak memory", *[task.speed] * bool(task.speed)]
+    header += ["lines of configuration", "commands"]
+    sections = [f"## {heading(first)}", task.intro, *[note] * bool(note), table(header, rows)]
     if any(len(record.get("parts", {})) > 1 for record in records):
         sections.append(table(*parts_table(records)))
     errors = {r["system"]: r["error"] for r in records if r["error"]}
@@ -121,22 +147,30 @@ def race_sections(name: str, records: Sequence[Record]) -> list[str]:
     return [*sections, folded("Versions, settings and commands", facts(dict(details)))]
 
 
+def heading(record: Record) -> str:
+    """The task, the minutes and the threads of a race."""
+    threads = record["threads"]
+    cores = "one thread" if threads == 1 else f"{threads} threads"
+    return f"{task_of(record).title}: {record['minutes']:g} minutes, {cores}"
+
+
 def summary(record: Record, ours: Record | None) -> list[object]:
     """The row of a system."""
-    scores, points = final(record), curve(record)
-    best = max((score for _, score in points), default=None)
+    task, scores, points = task_of(record), final(record), curve(record)
+    best = task.best([score for _, score in points])
     reached = None if best is None else minutes_to(record, best)
     overtaken = None if ours is None or best is None else minutes_to(ours, best)
     rate, speed = record["tokens_per_second"], record.get("sentences_per_second")
+    speeds = [DASH if speed is None else f"{speed:.1f}"] if task.speed else []
     return [
         record["system"],
-        *(f"{scores[metric]:.1f}" if scores else DASH for metric in ("bleu", "chrf")),
+        *(f"{scores[metric]:.{task.digits}f}" if scores else DASH for metric in task.metrics),
         DASH if reached is None else f"{reached:.1f} min",
         DASH if record["system"] == OURS or overtaken is None else f"{overtaken:.1f} min",
         f"{record['steps']:,}",
         DASH if rate is None else f"{rate:,.0f}",
         f"{record['peak_bytes'] / 2**20:,.0f} MiB",
-        DASH if speed is None else f"{speed:.1f}",
+        *speeds,
         record["configuration_lines"],
         record["commands"],
     ]
@@ -144,46 +178,51 @@ def summary(record: Record, ours: Record | None) -> list[object]:
 
 def parts_table(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """The scores of the parts of a test set."""
+    task = task_of(records[0])
     with_parts = [record for record in records if record.get("parts")]
     names = list(with_parts[0]["parts"])
-    header = ["", *(f"{part}, {metric}" for part in names for metric in ("BLEU", "chrF"))]
+    header = ["", *(f"{part}, {label}" for part in names for label in task.metrics.values())]
     rows = [
         [
             record["system"],
-            *(f"{record['parts'][part][key]:.1f}" for part in names for key in ("bleu", "chrf")),
+            *(
+                f"{record['parts'][part][key]:.{task.digits}f}"
+                for part in names
+                for key in task.metrics
+            ),
         ]
         for record in with_parts
     ]
     return header, rows
 
 
-def draw_chart(races: dict[str, list[Record]], path: Path) -> None:
-    """A chart for each race: BLEU over minutes, with a line of the same color for each system."""
+def draw_chart(races: Races, path: Path) -> None:
+    """A chart for each race: its metric over minutes, and one color for each system."""
     import_matplotlib()
     from matplotlib.figure import Figure
 
     systems = sorted({record["system"] for records in races.values() for record in records})
+    systems.sort(key=lambda name: not name.startswith(OURS))
     columns = min(2, len(races))
     rows = -(-len(races) // columns)
     figure = Figure(figsize=(5.5 * columns, 3.6 * rows), layout="constrained", facecolor="white")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, records in zip(grid.flat, races.values(), strict=False):
-        first = records[0]
-        cores = "one thread" if first["threads"] == 1 else f"{first['threads']} threads"
-        title = TITLES.get(first["task"], first["task"])
-        axes.set_title(f"{title}: {first['minutes']:g} minutes, {cores}", fontsize=10)
-        for record in records:
-            points = curve(record)
-            if points:
-                style = {"color": f"C{systems.index(record['system'])}", "marker": "o"}
-                width = 2.2 if record["system"] == OURS else 1.4
-                axes.plot(
-                    *zip(*points, strict=True), label=record["system"], lw=width, ms=3, **style
-                )
-        axes.set_xlim(0, first["minutes"])
-        axes.set_ylim(bottom=0)
+        task = task_of(records[0])
+        axes.set_title(heading(records[0]), fontsize=10)
+        shown = [record for record in records if curve(record)]
+        # In a chart of their own systems have the first colors.
+        raced = [name for name in systems if name in {record["system"] for record in shown}]
+        for record in shown:
+            style = {"color": f"C{raced.index(record['system'])}", "marker": "o"}
+            width = 2.2 if record["system"] == OURS else 1.4
+            points = zip(*curve(record), strict=True)
+            axes.plot(*points, label=record["system"], lw=width, ms=3, **style)
+        axes.set_xlim(0, records[0]["minutes"])
+        if not task.is_loss and task.metric != "accuracy":
+            axes.set_ylim(bottom=0)
         axes.set_xlabel("minutes")
-        axes.set_ylabel("BLEU of the test set")
+        axes.set_ylabel(f"{task.metrics[task.metric]} of the test set")
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)

@@ -36,7 +36,11 @@ BEAM = 5  # of JoeyNMT's configurations, eole's recipes, and heedful's default
 
 @dataclass(frozen=True)
 class Corpus:
-    """The plain text of a task: `train`, `valid` and `test`, each .SOURCE and .TARGET."""
+    """The plain text of a task: `train`, `valid` and `test`, each .SOURCE and .TARGET.
+
+    `source` and `target` are languages or, where that is no translation, other suffixes
+    (race_tasks.py).
+    """
 
     name: str
     folder: Path
@@ -87,7 +91,8 @@ class System:
         settings: where its settings come from, as Markdown.
         race: runs its commands under the clock; raises RuntimeError if one fails.
         best: the snapshot that the tool itself takes for its model, of these names.
-        decode: a command that translates a file with a snapshot: job, snapshot, source, output.
+        decode: a command that evaluates a snapshot on the test set: job, snapshot, source, output;
+            it writes a line for each line of the references.
         is_filter: that command reads standard input and writes standard output.
         progress: the lines of its training log.
         configuration: the lines that a user has to write, and the number of commands.
@@ -163,15 +168,23 @@ def run(
     into = job.folder / SNAPSHOTS
     status = clock.run(command, cwd=job.folder, checkpoints=checkpoints, into=into)
     if status:
-        lines = [text for _, text in timed_lines(job.folder / LOG) if text.strip()]
-        raise RuntimeError(f"exit status {status}: {lines[-1].strip()}")
+        lines = [text.strip() for _, text in timed_lines(job.folder / LOG) if text.strip()]
+        # The error of a traceback; behind it, a bar of progress may go on.
+        errors = [text for text in lines if re.match(r"[\w.]*(Error|Exception)\b", text)]
+        raise RuntimeError(f"exit status {status}: {(errors or lines)[-1]}")
 
 
 def read_progress(log: Path, pattern: re.Pattern[str]) -> list[Progress]:
-    """The lines of a log that match the pattern."""
+    """The lines of a log that match the pattern; without a group `rate`, they have none."""
     found = ((seconds, pattern.search(text)) for seconds, text in timed_lines(log))
+    has_rate = "rate" in pattern.groupindex
     return [
-        Progress(seconds, int(match["step"]), float(match["loss"]), float(match["rate"]))
+        Progress(
+            seconds,
+            int(match["step"]),
+            float(match["loss"]),
+            float(match["rate"]) if has_rate else None,
+        )
         for seconds, match in found
         if match
     ]

@@ -873,3 +873,24 @@ def test_race_of_a_stub_and_heedful(bench: Bench, tmp_path: Path, text: Path) ->
     bench("race", *words, "--minutes", "0.1", "--systems", "stub")
     after = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
     assert before == after, "a system that has finished is not repeated"
+
+
+def test_race_of_stubs_in_every_kind_of_task(bench: Bench, tmp_path: Path) -> None:
+    folders = [tmp_path / "data" / name for name in ("tinyshakespeare", "sst2")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    (folders[0] / "input.txt").write_text("To be, or not to be.\n" * 100, encoding="utf-8")
+    lines = "".join(f"film {number}\t{number % 2}\n" for number in range(30))
+    for name in ("train", "dev"):
+        (folders[1] / f"{name}.tsv").write_text(lines, encoding="utf-8")
+    words = ["--data", str(tmp_path / "data"), "--runs", str(tmp_path / "race")]
+    words += ["--tasks", "shakespeare,sst2", "--systems", "stub", "--points", "1"]
+    page, data = bench("race", *words, "--minutes", "0.02")
+    (plays,), (reviews,) = data["races"].values()
+    assert plays["scores"][plays["model"]]["loss"] == pytest.approx(np.log(65), abs=1e-3)
+    assert reviews["scores"][reviews["model"]]["accuracy"] == 50
+    assert "| stub | 4.174 |" in page
+    assert "| stub | 50.0 |" in page
+    corpus = tmp_path / "race" / "data" / "sst2"
+    kept = [(corpus / f"{name}.tsv").read_text().splitlines() for name in ("train", "valid")]
+    assert [len(part) for part in kept] == [27, 3], "every fourteenth line is for validation"

@@ -1,6 +1,8 @@
 """The race: logs of peers, the clock, checkpoints that are kept, and the page. No peer is run."""
 
+import argparse
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -244,3 +246,154 @@ def test_the_page_has_the_selected_models_and_when_heedful_was_there(tmp_path: P
     assert f"| eole | – | – | – | – {cells} – | 7 | 2 |" in page
     assert "* eole: exit status 1: out of memory" in page
     assert "* joeynmt: python 3.11; documented; `python train`" in page
+
+
+def test_a_loss_is_the_better_the_lower_it_is() -> None:
+    import race_page
+
+    def loss(system: str, points: dict[float, float]) -> dict[str, Any]:
+        found = record(system, points, task="shakespeare")
+        found["scores"] = {name: {"loss": one["bleu"]} for name, one in found["scores"].items()}
+        return found
+
+    ours, peer = loss("heedful", {60: 1.9, 120: 1.6}), loss("nanogpt", {60: 2.2, 120: 1.85})
+    records = sorted([peer, ours, loss("litgpt", {})], key=race_page.rank)
+    assert [one["system"] for one in records] == ["heedful", "nanogpt", "litgpt"]
+    page = "\n".join(race_page.race_sections("shakespeare", records, "One core."))
+    assert "## Tiny Shakespeare, characters: 30 minutes, one thread\n" in page
+    assert "\nOne core.\n" in page
+    # No column of sentences a second.
+    cells = "| 1,200 | – | 1,024 MiB | 7 | 2 |"
+    assert f"| heedful | 1.600 | 2.0 min | – {cells}" in page
+    assert f"| nanogpt | 1.850 | 2.0 min | 2.0 min {cells}" in page
+
+
+def test_the_page_keeps_the_races_of_other_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import race_page
+
+    monkeypatch.setattr("sys.argv", ["race.py"])
+    monkeypatch.setattr(race_page, "draw_chart", lambda races, path: None)
+    results, environments = tmp_path / "results", tmp_path / "environments"
+    environments.mkdir()
+    for task, minutes, peer, note in (
+        ("sst2", 5.0, "litgpt", "A busy core."),
+        ("multi30k", 120.0, "fairseq", ""),
+        ("multi30k", 30.0, "litgpt", "A quiet core."),
+    ):
+        runs = tmp_path / f"{task}{minutes}"
+        path = runs / f"{task}-{minutes:g}min-1threads" / "heedful" / "result.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(record("heedful", {}, task=task, minutes=minutes)))
+        (environments / f"{peer}.json").write_text(json.dumps({"error": "no wheel"}))
+        arguments = argparse.Namespace(results=results, note=note, data=None, runs=runs)
+        arguments.environments = environments
+        race_page.write_page(runs, environments, arguments)
+        (environments / f"{peer}.json").unlink()
+    data = json.loads((results / "race.json").read_text(encoding="utf-8"))
+    names = ["multi30k-30min-1threads", "multi30k-120min-1threads", "sst2-5min-1threads"]
+    assert [*data["races"]] == names, "in the order of the tasks"
+    assert data["notes"] == {names[0]: "A quiet core.", names[2]: "A busy core."}
+    assert data["not_installed"] == {"fairseq": "no wheel", "litgpt": "no wheel"}
+    page = (results / "race.md").read_text(encoding="utf-8")
+    assert page.index("A quiet core.") < page.index("## SST-2") < page.index("A busy core.")
+
+
+NANOGPT = """\
+1.0\t$ python train.py --out_dir=probe
+2.0\tstep 0: train loss 4.2, val loss 4.2
+3.0\titer 0: loss 4.2000, time 900.00ms, mfu -100.00%
+4.0\titer 1: loss 4.1000, time 40.00ms, mfu -100.00%
+5.0\titer 2: loss 4.1000, time 20.00ms, mfu -100.00%
+6.0\t$ python train.py
+7.0\titer 0: loss 4.2000, time 900.00ms, mfu -100.00%
+8.0\titer 100: loss 3.0000, time 20.00ms, mfu 0.10%
+10.0\titer 250: loss 2.5000, time 20.00ms, mfu 0.10%
+10.5\tstep 250: train loss 2.5, val loss 2.6
+11.0\tsaving checkpoint to out-shakespeare-char
+"""
+
+
+def test_a_checkpoint_of_nanogpt_is_copied_once_it_is_complete(tmp_path: Path) -> None:
+    import race_language_models  # type: ignore[import-not-found]
+    import race_peers
+
+    log, folder = tmp_path / race_peers.LOG, tmp_path / "out-shakespeare-char"
+    log.write_text(NANOGPT)
+    folder.mkdir()
+    weights = folder / "ckpt.pt"
+    weights.write_text("at 250")
+    assert race_language_models.nanogpt_checkpoints(tmp_path) == {}, "it is being written"
+    with open(log, "a", encoding="utf-8") as lines:
+        lines.write("11.5\titer 250: loss 2.5000, time 600.00ms, mfu 0.10%\n")
+    ((name, (copy,)),) = race_language_models.nanogpt_checkpoints(tmp_path).items()
+    weights.write_text("at 500")
+    assert race_language_models.nanogpt_checkpoints(tmp_path) == {name: [copy]}
+    assert (name, copy.read_text()) == ("step-00000250", "at 250")
+
+
+def test_steps_and_rates_of_language_models_are_those_of_the_last_command(tmp_path: Path) -> None:
+    import race_language_models as models
+    import race_peers
+
+    log = tmp_path / race_peers.LOG
+    corpus = race_peers.Corpus("shakespeare", tmp_path, "txt", "windows")
+    job = race_peers.Job(Path("python"), tmp_path, corpus, tmp_path, 1)
+    log.write_text(NANOGPT.partition("6.0\t$")[0])
+    steps = models.planned(job, 10.0, models.NANOGPT_LINE, "train.py")
+    assert steps == int(models.SHARE * 10.0 / 0.03), "the first half is not counted"
+    log.write_text(NANOGPT)
+    lines = models.progress(job, models.NANOGPT_LINE, 768)
+    assert [(line.seconds, line.step) for line in lines] == [(7.0, 0), (10.0, 250)]
+    assert [line.tokens_per_second for line in lines] == [None, 768 * 250 / 3]
+    log.write_text("1.0\t$ litgpt pretrain\n")
+    with pytest.raises(RuntimeError, match="litgpt pretrain has printed no time"):
+        models.planned(job, 10.0, models.LITGPT_LINE, "litgpt pretrain")
+
+
+def test_every_character_of_a_window_counts_once_in_the_loss() -> None:
+    import torch
+
+    from race_logits import CONTEXT, window_losses  # type: ignore[import-not-found]
+
+    ids = torch.arange(2 * CONTEXT + 40) % 5
+
+    def knows_the_next(inputs: torch.Tensor) -> torch.Tensor:
+        assert inputs.shape == (2, CONTEXT)
+        return torch.nn.functional.one_hot((inputs + 1) % 5, 5) * 100.0
+
+    assert window_losses(knows_the_next, ids) == [0.0, 0.0]
+    losses = window_losses(lambda inputs: torch.zeros(*inputs.shape, 5), ids)
+    assert losses == pytest.approx([CONTEXT * math.log(5)] * 2)
+
+
+def test_the_trainer_takes_its_best_checkpoint_of_those_in_time(tmp_path: Path) -> None:
+    import race_classifiers  # type: ignore[import-not-found]
+    import race_peers
+
+    out = tmp_path / "out"
+    for step in (9, 18, 27):
+        (out / f"checkpoint-{step}").mkdir(parents=True)
+    assert race_classifiers.checkpoints(tmp_path) == {}, "they are not complete"
+    for step in (9, 18):
+        state = {"best_model_checkpoint": "out/checkpoint-9"}
+        (out / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
+    names = ["step-00000009", "step-00000018"]
+    assert sorted(race_classifiers.checkpoints(tmp_path)) == names
+    corpus = race_peers.Corpus("sst2", tmp_path, "text", "label")
+    job = race_peers.Job(Path("python"), tmp_path, corpus, tmp_path, 1)
+    assert race_classifiers.best(job, names) == names[0]
+    assert race_classifiers.best(job, names[1:]) == names[1], "its best came too late"
+
+
+def test_the_lines_of_a_program_are_those_that_its_user_writes() -> None:
+    from race_classifiers import written_lines
+
+    program = (
+        '"""What it is."""\n\nimport os\n\nSIZE = 4\n\n\ndef train(\n    size,\n):\n'
+        '    """Train."""\n    print(size)\n\n    return size\n\n\n'
+        'def other():\n    """No."""\n    0\n'
+    )
+    assert written_lines(program, {"train"}) == 7
+    assert written_lines(program, {"train", "other"}) == 9
