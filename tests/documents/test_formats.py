@@ -448,6 +448,12 @@ with $x_1$, $$y z$$, 5 $ and {ref}`a b`.
 """
 
 
+def test_code_of_markdown_stays_apart() -> None:
+    """Two codes side by side are one, with the marks between in it."""
+    content = as_text(translated("a.md", "a `b` or `c` d", lambda text: "Q"))
+    assert content == "Q `b` `c`"
+
+
 def test_markdown_of_other_programs_keeps_its_meaning() -> None:
     """Links by their label, footnotes and boxes of tasks were escaped, and lines of admonitions,
     directives and definitions joined."""
