@@ -28,6 +28,7 @@ from document_samples import (
     XLIFF2,
     as_text,
     make_docx,
+    make_zip,
     translated,
 )
 from heedful import extras
@@ -498,6 +499,32 @@ def test_docx_keeps_formats_and_other_parts() -> None:
     assert before.namelist() == after.namelist()
     different = [name for name in before.namelist() if before.read(name) != after.read(name)]
     assert different == ["word/document.xml"]
+
+
+def test_the_marks_of_a_field_of_word_stay_in_their_order() -> None:
+    """They were codes of their own: the end of a field could come before its beginning."""
+    marks = [
+        f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end")
+    ]
+    begin, separate, end = marks
+    code = "<w:r><w:instrText> PAGEREF x </w:instrText></w:r>"
+    runs = [f"<w:r><w:t>{text}</w:t></w:r>" for text in ("See page ", "12", " now")]
+    body = f"{runs[0]}{begin}{code}{separate}{runs[1]}{end}{runs[2]}{begin}{code}{end}"
+    space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    document = f'<w:document xmlns:w="{space}"><w:body><w:p>{body}</w:p></w:body></w:document>'
+    data = make_zip({"word/document.xml": document.encode()})
+    content, _, read = translated("a.docx", data, lambda text: " ".join(text.split()[::-1]))
+    assert read.segments[0].text == "See page <g1>12</g1> now"
+    written = zipfile.ZipFile(io.BytesIO(content)).read("word/document.xml").decode()
+    assert f"{begin}{code}{separate}<w:r><w:t" in written
+    assert re.findall('fldCharType="(.*?)"', written) == [
+        "begin",
+        "separate",
+        "end",
+        "begin",
+        "end",
+    ]
+    assert written.endswith(f"{begin}{code}{end}</w:p></w:body></w:document>")
 
 
 def test_sentences_are_translated_one_by_one_and_joined() -> None:
