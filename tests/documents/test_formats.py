@@ -380,6 +380,13 @@ def test_html_keeps_tags_code_and_attributes() -> None:
     assert content == expected.replace("a\n   link", "a link").replace("&eacute;", "é")
 
 
+def test_attributes_that_are_shown_are_counted() -> None:
+    """They stay as they are, which was not said."""
+    html = "<p title='A b'>a <img alt=\"c\" src='d'> <img alt=''> e <code title='f'>g</code></p>"
+    _, counts, _ = translated("a.html", f"{html}<svg><a title='no'>h</a></svg>", str.upper)
+    assert counts.skipped == {"attributes that are shown, such as alt and title": 3}
+
+
 def test_blanks_and_keys_between_codes_stay_where_they_are() -> None:
     """Of keys the second one came first; blanks at the start of a line went to its end."""
     html = "<p>press <kbd>A</kbd>+<kbd>B</kbd> now</p><pre>a  b\n  <code>c</code> d</pre>"
