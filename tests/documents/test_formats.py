@@ -28,6 +28,7 @@ from document_samples import (
     XLIFF2,
     as_text,
     make_docx,
+    make_zip,
     translated,
 )
 from heedful import extras
@@ -379,6 +380,13 @@ def test_html_keeps_tags_code_and_attributes() -> None:
     assert content == expected.replace("a\n   link", "a link").replace("&eacute;", "é")
 
 
+def test_attributes_that_are_shown_are_counted() -> None:
+    """They stay as they are, which was not said."""
+    html = "<p title='A b'>a <img alt=\"c\" src='d'> <img alt=''> e <code title='f'>g</code></p>"
+    _, counts, _ = translated("a.html", f"{html}<svg><a title='no'>h</a></svg>", str.upper)
+    assert counts.skipped == {"attributes that are shown, such as alt and title": 3}
+
+
 def test_blanks_and_keys_between_codes_stay_where_they_are() -> None:
     """Of keys the second one came first; blanks at the start of a line went to its end."""
     html = "<p>press <kbd>A</kbd>+<kbd>B</kbd> now</p><pre>a  b\n  <code>c</code> d</pre>"
@@ -448,6 +456,12 @@ with $x_1$, $$y z$$, 5 $ and {ref}`a b`.
 """
 
 
+def test_code_of_markdown_stays_apart() -> None:
+    """Two codes side by side are one, with the marks between in it."""
+    content = as_text(translated("a.md", "a `b` or `c` d", lambda text: "Q"))
+    assert content == "Q `b` `c`"
+
+
 def test_markdown_of_other_programs_keeps_its_meaning() -> None:
     """Links by their label, footnotes and boxes of tasks were escaped, and lines of admonitions,
     directives and definitions joined."""
@@ -492,6 +506,32 @@ def test_docx_keeps_formats_and_other_parts() -> None:
     assert before.namelist() == after.namelist()
     different = [name for name in before.namelist() if before.read(name) != after.read(name)]
     assert different == ["word/document.xml"]
+
+
+def test_the_marks_of_a_field_of_word_stay_in_their_order() -> None:
+    """They were codes of their own: the end of a field could come before its beginning."""
+    marks = [
+        f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end")
+    ]
+    begin, separate, end = marks
+    code = "<w:r><w:instrText> PAGEREF x </w:instrText></w:r>"
+    runs = [f"<w:r><w:t>{text}</w:t></w:r>" for text in ("See page ", "12", " now")]
+    body = f"{runs[0]}{begin}{code}{separate}{runs[1]}{end}{runs[2]}{begin}{code}{end}"
+    space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    document = f'<w:document xmlns:w="{space}"><w:body><w:p>{body}</w:p></w:body></w:document>'
+    data = make_zip({"word/document.xml": document.encode()})
+    content, _, read = translated("a.docx", data, lambda text: " ".join(text.split()[::-1]))
+    assert read.segments[0].text == "See page <g1>12</g1> now"
+    written = zipfile.ZipFile(io.BytesIO(content)).read("word/document.xml").decode()
+    assert f"{begin}{code}{separate}<w:r><w:t" in written
+    assert re.findall('fldCharType="(.*?)"', written) == [
+        "begin",
+        "separate",
+        "end",
+        "begin",
+        "end",
+    ]
+    assert written.endswith(f"{begin}{code}{end}</w:p></w:body></w:document>")
 
 
 def test_sentences_are_translated_one_by_one_and_joined() -> None:

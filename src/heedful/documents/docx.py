@@ -7,7 +7,7 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from heedful.data.inline import Piece
@@ -23,6 +23,7 @@ _PARTS = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes)\.xm
 # Marks without a text that a translated paragraph no longer needs.
 _DROPPED = {"proofErr", "lastRenderedPageBreak"}
 _AROUND = {"hyperlink", "ins", "smartTag", "sdt", "sdtContent", "fldSimple", "customXml"}
+_FIELD = re.compile(r"fldCharType\s*=\s*[\"'](begin|separate|end)")
 _IN_RUN = {"rPr", "t", "lastRenderedPageBreak"}
 
 
@@ -37,7 +38,7 @@ class _Paragraph:
     def __init__(self, xml: XmlSource, node: Node, prefix: str) -> None:
         self.xml, self._prefix = xml, prefix
         parts = [node for node in node.children if node.name != "pPr"]
-        self._pieces = [*_pieces(xml, parts, prefix)]
+        self._pieces = _with_fields(_pieces(xml, parts, prefix))
         sizes: dict[str, int] = {}
         for piece in self._pieces:
             if piece.kind == "text":
@@ -198,6 +199,34 @@ def _of_run(xml: XmlSource, run: Node, prefix: str) -> Iterator[Piece]:
         elif part.name not in _IN_RUN:
             inner = xml.raw(part.start, part.end)
             yield Piece("alone", f"<{prefix}r>{raw}{inner}</{prefix}r>")
+
+
+def _with_fields(pieces: Iterable[Piece]) -> list[Piece]:
+    """The pieces with the marks of each field, such as a number of a page, as a pair around its
+    result, or one code if it has none: they are in this order in any translation."""
+    found: list[Piece] = []
+    begun: list[int] = []  # the first mark of each field that has not ended
+    for piece in pieces:
+        match = _FIELD.search(piece.raw) if piece.kind == "alone" else None
+        mark = match[1] if match else ""
+        found.append(piece)
+        if mark == "begin":
+            begun.append(len(found) - 1)
+            continue
+        if not begun or mark not in ("separate", "end"):
+            continue
+        first = begun[-1]
+        pair = found[first].pair
+        if mark == "end":
+            begun.pop()
+        if mark == "end" and pair:
+            found[-1] = Piece("close", piece.raw, pair)
+        elif all(part.kind == "alone" for part in found[first:]):
+            raw = "".join(part.raw for part in found[first:])
+            pair = f"field {first}"
+            new = Piece("alone", raw) if mark == "end" else Piece("open", raw, pair)
+            found[first:] = [new]
+    return found
 
 
 def _with_formats(pieces: list[Piece], main: str) -> Iterator[Piece]:

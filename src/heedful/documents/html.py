@@ -50,6 +50,10 @@ _RAW = frozenset(["script", "style", "textarea", "title", "iframe", "xmp", "noem
 _KEEPS = re.compile(
     r"\stranslate\s*=\s*[\"']?no\b|\sclass\s*=\s*(?:[\"'][^\"']*)?\bnotranslate\b", re.IGNORECASE
 )
+# Attributes with a text that is shown, or read out.
+_SHOWN = re.compile(
+    r"\s(?:alt|title|placeholder|aria-label)\s*=\s*(\"[^\"]*\"|'[^']*')", re.IGNORECASE
+)
 _BLANKS = re.compile(r"[ \t\n\r\f]+")
 
 
@@ -73,7 +77,11 @@ class HtmlDocument(SpanDocument):
         ends = [place for place, _, _ in events[1:]] + [len(self.text)]
         found = _Runs()
         for (place, kind, tag), end in zip(events, ends, strict=False):
-            found.add(place, kind, tag, self.text[place:end])
+            raw = self.text[place:end]
+            for attribute in _SHOWN.finditer(raw) if tag and found.kept is None else ():
+                if any(map(str.isalnum, attribute[1])):
+                    self.skip("attributes that are shown, such as alt and title")
+            found.add(place, kind, tag, raw)
         if found.kept is not None:
             line = self._line(found.kept_place)
             raise UserError(f"{self.name}, line {line}: <{found.kept[0]}> is not closed; close it")

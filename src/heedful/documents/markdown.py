@@ -4,7 +4,7 @@ Code, front matter, HTML blocks and definitions of links are kept.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from heedful import extras
@@ -133,6 +133,14 @@ class MarkdownDocument(SpanDocument):
             at = number.end() if number else 0
             return f"{rendered[:at]}\\{rendered[at:]}"
         return rendered
+
+    def _joined(self, parts: Sequence[str]) -> str:
+        """The parts together; code behind code has a blank between, or both would be one."""
+        joined: list[str] = []
+        for part in parts:
+            is_code = part.startswith("`") and joined and joined[-1].endswith("`")
+            joined += [" ", part] if is_code else [part]
+        return "".join(joined)
 
     def _written(self, text: str) -> str:
         return re.sub(r"([\\`*_\[\]<])", _escaped, text.replace("\n", " "))

@@ -73,10 +73,16 @@ class SpanDocument(Document):
         """What a translation is in the file."""
         codes = span.segment.codes
         assert codes is not None
-        return "".join(
-            self._written(piece.raw) if piece.kind == "text" else piece.raw
-            for piece in codes.restored(text)
+        return self._joined(
+            [
+                self._written(piece.raw) if piece.kind == "text" else piece.raw
+                for piece in codes.restored(text)
+            ]
         )
+
+    def _joined(self, parts: Sequence[str]) -> str:
+        """The texts and codes of a segment together."""
+        return "".join(parts)
 
     def to_bytes(self) -> bytes:
         """See `Document.to_bytes`."""

@@ -338,8 +338,9 @@ class Registry:
                 name,
                 directory / CONFIG,
             )
-        is_translator = isinstance(model, Translator)
-        return model, Glossaries(name, model, settings.glossary) if is_translator else None
+        if not isinstance(model, Translator):
+            return model, None
+        return model, Glossaries(name, model, settings.glossary)
 
     def add(self, name: str, model: Any, glossaries: Glossaries | None = None) -> None:
         """Serve a model, in place of the one of this name, which ends after its requests."""
