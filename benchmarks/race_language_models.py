@@ -24,8 +24,8 @@ WINDOWS, LAYERS, WIDTH, HEADS, ITERATIONS = 12, 4, 128, 4, 2_000
 PEAK, END, WARMUP, BETA2 = 1e-3, 1e-4, 100, 0.99
 EVALUATE_EVERY = 250
 PROBE = 60  # iterations by which the speed is measured
-# Of the time that is left, for iterations; the rest is for evaluations and the start.
-SHARE = 0.85
+SHARE = 0.9  # of the time that is left, for iterations; the rest is for evaluations
+WARM_START = 0.5  # of the probe's start, which compiles what the training finds compiled
 
 
 def logits(system: str, job: Job, snapshot: Path, source: Path, out: Path) -> list[str]:
@@ -44,13 +44,15 @@ def planned(job: Job, seconds: float, pattern: re.Pattern[str], script: str) -> 
     """Iterations for a time, by the milliseconds in the last command's log; few if it is quick."""
     if job.is_quick:
         return 4
-    lines = [text for _, text in timed_lines(job.folder / LOG)]
-    start = max(index for index, text in enumerate(lines) if text.startswith("$ "))
-    times = [float(found["ms"]) for text in lines[start:] if (found := pattern.search(text))]
+    lines = timed_lines(job.folder / LOG)
+    start = max(index for index, (_, text) in enumerate(lines) if text.startswith("$ "))
+    found = [(at, pattern.search(text)) for at, text in lines[start:]]
+    times = [(at, float(match["ms"])) for at, match in found if match]
     if not times:
         raise RuntimeError(f"{script} has printed no time of an iteration")
+    left = seconds - WARM_START * (times[0][0] - lines[start][0])
     # The first half holds the compilation.
-    return max(1, int(1000 * SHARE * seconds / median(times[len(times) // 2 :])))
+    return max(1, int(1000 * SHARE * left / median(ms for _, ms in times[len(times) // 2 :])))
 
 
 def progress(job: Job, pattern: re.Pattern[str], characters_per_step: int) -> list[Progress]:
