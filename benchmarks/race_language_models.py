@@ -198,7 +198,7 @@ def litgpt_config(job: Job, iterations: int, *, is_tiny: bool) -> dict[str, Any]
             "init_args": {
                 "train_data_path": "text/train",
                 "val_data_path": "text/valid",
-                "num_workers": 1,
+                "num_workers": 0,  # a process of its own would start for every validation
             },
         },
         "train": {
@@ -232,7 +232,8 @@ def litgpt_race(clock: Clock, job: Job, *, is_tiny: bool) -> None:
     config = partial(litgpt_config, job, is_tiny=is_tiny)
     pretrain = [str(job.python.with_name("litgpt")), "pretrain", "race", "--config"]
     write = (job.folder / "probe.yaml").write_text
-    write(dump({**config(PROBE), "out_dir": "probe"}), encoding="utf-8")
+    probe = config(4 if job.is_quick else PROBE)
+    write(dump({**probe, "out_dir": "probe"}), encoding="utf-8")
     run(clock, job, [*pretrain, "probe.yaml"])
     shutil.rmtree(job.folder / "probe", ignore_errors=True)
     if clock.used >= clock.limit:
