@@ -107,6 +107,8 @@ def nanogpt_race(clock: Clock, job: Job, *, is_long: bool) -> None:
         if clock.used >= clock.limit:
             return
         iterations = planned(job, clock.limit - clock.used, NANOGPT_LINE, "train.py")
+        # It saves only after an evaluation: the last iteration has one.
+        iterations = max(EVALUATE_EVERY, iterations // EVALUATE_EVERY * EVALUATE_EVERY)
     if job.is_quick:
         iterations, more = 4, ["--eval_interval=2", "--eval_iters=1"]
     command = nanogpt_command(job, iterations, *more)
