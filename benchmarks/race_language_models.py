@@ -176,7 +176,7 @@ def litgpt_config(job: Job, iterations: int, *, is_tiny: bool) -> dict[str, Any]
     Sources: "Pretrain on custom data" of tutorials/pretrain.md (the model, the data module
     TextFiles, AdamW with its rate), config_hub/pretrain/debug.yaml (warm-up, weight decay). Changed
     for the text: characters; batches of nanoGPT's CPU settings, since the default of 512 windows is
-    a twenty-seventh of the text; 32-bit numbers, which are faster on a CPU.
+    a twenty-seventh of the text; 32-bit numbers, as in nanoGPT's on a CPU.
     """
     name = "race"
     size = {"n_layer": LAYERS if is_tiny else 6, "n_embd": WIDTH, "n_head": HEADS}
