@@ -24,8 +24,8 @@ WINDOWS, LAYERS, WIDTH, HEADS, ITERATIONS = 12, 4, 128, 4, 2_000
 PEAK, END, WARMUP, BETA2 = 1e-3, 1e-4, 100, 0.99
 EVALUATE_EVERY = 250
 PROBE = 60  # iterations by which the speed is measured
-# Of the time that is left, for iterations; the rest is for evaluations and the start.
-SHARE = 0.85
+SHARE = 0.9  # of the time that is left, for iterations; the rest is for evaluations
+WARM_START = 0.5  # of the probe's start, which compiles what the training finds compiled
 
 
 def logits(system: str, job: Job, snapshot: Path, source: Path, out: Path) -> list[str]:
@@ -44,13 +44,15 @@ def planned(job: Job, seconds: float, pattern: re.Pattern[str], script: str) -> 
     """Iterations for a time, by the milliseconds in the last command's log; few if it is quick."""
     if job.is_quick:
         return 4
-    lines = [text for _, text in timed_lines(job.folder / LOG)]
-    start = max(index for index, text in enumerate(lines) if text.startswith("$ "))
-    times = [float(found["ms"]) for text in lines[start:] if (found := pattern.search(text))]
+    lines = timed_lines(job.folder / LOG)
+    start = max(index for index, (_, text) in enumerate(lines) if text.startswith("$ "))
+    found = [(at, pattern.search(text)) for at, text in lines[start:]]
+    times = [(at, float(match["ms"])) for at, match in found if match]
     if not times:
         raise RuntimeError(f"{script} has printed no time of an iteration")
+    left = seconds - WARM_START * (times[0][0] - lines[start][0])
     # The first half holds the compilation.
-    return max(1, int(1000 * SHARE * seconds / median(times[len(times) // 2 :])))
+    return max(1, int(1000 * SHARE * left / median(ms for _, ms in times[len(times) // 2 :])))
 
 
 def progress(job: Job, pattern: re.Pattern[str], characters_per_step: int) -> list[Progress]:
@@ -105,6 +107,8 @@ def nanogpt_race(clock: Clock, job: Job, *, is_long: bool) -> None:
         if clock.used >= clock.limit:
             return
         iterations = planned(job, clock.limit - clock.used, NANOGPT_LINE, "train.py")
+        # It saves only after an evaluation: the last iteration has one.
+        iterations = max(EVALUATE_EVERY, iterations // EVALUATE_EVERY * EVALUATE_EVERY)
     if job.is_quick:
         iterations, more = 4, ["--eval_interval=2", "--eval_iters=1"]
     command = nanogpt_command(job, iterations, *more)
@@ -172,7 +176,7 @@ def litgpt_config(job: Job, iterations: int, *, is_tiny: bool) -> dict[str, Any]
     Sources: "Pretrain on custom data" of tutorials/pretrain.md (the model, the data module
     TextFiles, AdamW with its rate), config_hub/pretrain/debug.yaml (warm-up, weight decay). Changed
     for the text: characters; batches of nanoGPT's CPU settings, since the default of 512 windows is
-    a twenty-seventh of the text; 32-bit numbers, which are faster on a CPU.
+    a twenty-seventh of the text; 32-bit numbers, as in nanoGPT's on a CPU.
     """
     name = "race"
     size = {"n_layer": LAYERS if is_tiny else 6, "n_embd": WIDTH, "n_head": HEADS}
@@ -196,7 +200,7 @@ def litgpt_config(job: Job, iterations: int, *, is_tiny: bool) -> dict[str, Any]
             "init_args": {
                 "train_data_path": "text/train",
                 "val_data_path": "text/valid",
-                "num_workers": 1,
+                "num_workers": 0,  # a process of its own would start for every validation
             },
         },
         "train": {
@@ -230,7 +234,8 @@ def litgpt_race(clock: Clock, job: Job, *, is_tiny: bool) -> None:
     config = partial(litgpt_config, job, is_tiny=is_tiny)
     pretrain = [str(job.python.with_name("litgpt")), "pretrain", "race", "--config"]
     write = (job.folder / "probe.yaml").write_text
-    write(dump({**config(PROBE), "out_dir": "probe"}), encoding="utf-8")
+    probe = config(4 if job.is_quick else PROBE)
+    write(dump({**probe, "out_dir": "probe"}), encoding="utf-8")
     run(clock, job, [*pretrain, "probe.yaml"])
     shutil.rmtree(job.folder / "probe", ignore_errors=True)
     if clock.used >= clock.limit:

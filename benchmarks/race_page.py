@@ -34,8 +34,12 @@ def write_page(runs: Path, environments: Path, arguments: argparse.Namespace) ->
     failed = dict(sorted(failed.items()))
     draw_chart(races, arguments.results / f"{NAME}.svg")
     sections = [INTRODUCTION, "![The metric of each race over minutes](race.svg)"]
+    said: set[str] = set()
     for name, records in races.items():
-        sections += race_sections(name, records, notes.get(name, ""))
+        intro = task_of(records[0]).intro  # that of translators is said once
+        texts = ["" if intro in said else intro, notes.get(name, "")]
+        sections += race_sections(records, [text for text in texts if text])
+        said.add(intro)
     if failed:
         sections += ["## Not installed", facts(dict(failed))]
     hidden = {arguments.data: "DATA", arguments.runs: "RUNS", arguments.environments: "FOLDER"}
@@ -125,15 +129,15 @@ def minutes_to(record: Record, score: float) -> float | None:
     return next(found, None)
 
 
-def race_sections(name: str, records: Sequence[Record], note: str = "") -> list[str]:
-    """The sections of one race."""
+def race_sections(records: Sequence[Record], texts: Sequence[str] = ()) -> list[str]:
+    """The sections of one race; `texts`: paragraphs before its table."""
     first, task = records[0], task_of(records[0])
     ours = next((record for record in records if record["system"] == OURS), None)
     rows = [summary(record, ours) for record in records]
     header = ["", *task.metrics.values(), "best after", "heedful has that after", "steps"]
     header += [task.rate, "peak memory", *[task.speed] * bool(task.speed)]
     header += ["lines of configuration", "commands"]
-    sections = [f"## {heading(first)}", task.intro, *[note] * bool(note), table(header, rows)]
+    sections = [f"## {heading(first)}", *texts, table(header, rows)]
     if any(len(record.get("parts", {})) > 1 for record in records):
         sections.append(table(*parts_table(records)))
     errors = {r["system"]: r["error"] for r in records if r["error"]}

@@ -141,7 +141,8 @@ TASKS = {
         "tenth of the text, by which nothing was selected; the last tenth is the validation text, "
         f"the rest for training. All models have a context of {CONTEXT} characters and are "
         f"evaluated in the same windows of {CONTEXT} that do not overlap: their own programs give "
-        "the logits, and one function the loss. The vocabulary is the characters of the text. "
+        "the logits, and one function the loss. The vocabulary is the characters of the text; the "
+        "files of nanoGPT's prepare.py and litgpt's tokenizer are written before the clock starts. "
         "nanoGPT runs with its README's settings for a CPU, which end after 2,000 iterations; in "
         "`-long` they last as long as the race. heedful's recipe has the size of nanoGPT's; "
         "litgpt runs with the blocks and layers of Pythia-14m, and `-tiny` in that size too, with "
@@ -164,7 +165,8 @@ TASKS = {
         "start. `trainer` is transformers' Trainer with the settings of its guide to text "
         "classification, `-tuned` with those of heedful's recipe, and `-pretrained` trains a "
         "masked language model of the training text first, as heedful-pretrained does: both with "
-        "the settings of heedful's recipe and as many steps as the time allows. Lines of "
+        "the settings of heedful's recipe and as many steps as the time allows. Trainer computes "
+        "in 32-bit numbers, its default, heedful in those that its recipe chooses. Lines of "
         "configuration are those of the program that a user of Trainer writes. Test texts a second "
         "include the start of the command.",
         "sst2",
