@@ -4,8 +4,10 @@ Skips that are not listed fail (support/listed_skips.py).
 """
 
 import gc
+import importlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -56,6 +58,24 @@ LONGEST = (
     *("test_compiled_forms.py", "test_compiled.py", "test_benchmarks.py", "test_readme.py"),
     *("test_block_compiler.py", "test_optimize.py", "test_hostile_input.py"),
 )
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Where all tests run, one of two workers imports their files from the last to the first.
+
+    Python and pytest compile a file where that was not done before, and keep the result: each
+    worker then compiles a half of the files, and reads those that the other has compiled.
+    """
+    tests = Path(__file__).parent
+    odd = os.environ.get("PYTEST_XDIST_WORKER", "gw0").endswith(tuple("13579"))
+    if not odd or [Path(p).absolute() for p in session.config.args] != [tests]:
+        return
+    files = sorted(tests.rglob("test_*.py"), reverse=True)
+    for folder in {file.parent for file in files}:
+        sys.path.insert(0, str(folder))
+    for file in files:
+        with suppress(Exception, pytest.skip.Exception):  # the collection meets them again
+            importlib.import_module(file.stem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

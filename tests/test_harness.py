@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +200,16 @@ def test_the_device_that_the_harness_gives_is_no_error_without_cuda(
 def test_the_program_refuses_a_model_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from lm_eval.tasks import TaskManager
+
     from heedful import harness
 
-    words = f"harness run --model heedful --model_args path={tmp_path}/none --tasks lambada_openai"
+    # Without the tasks of the harness itself: it would read thousands of files.
+    own = partialmethod(TaskManager.__init__, include_defaults=False)
+    monkeypatch.setattr(TaskManager, "__init__", own)
+    task = tmp_path / "choices.yaml"
+    task.write_text(json.dumps(write_tasks(tmp_path)[0]))  # JSON is YAML
+    words = f"harness run --model heedful --model_args path={tmp_path}/none --tasks {task}"
     monkeypatch.setattr(sys, "argv", words.split())
     with pytest.raises(SystemExit) as ended:
         harness.main()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import compiled_nets
 from architectures import ARCHITECTURES, SIZES, config_of, one_layer
 from heedful.config import Training
 from heedful.cost.batches import first_rows, full_batch, padded_tokens
@@ -81,18 +82,24 @@ def traced_flops(step: TrainStep, batch: Batch) -> int:
     return cost.forward_flops + cost.backward_flops
 
 
+# Those with modules or options that the others lack, from which steps are traced (`options_of` in
+# tests/models/test_compiled.py); the rest run in `make test-benchmarks`.
+DISTINCT = compiled_nets.NETS
 # All layers are equal: one is traced; two in an architecture of each family, and where they differ.
 ALIKE = ("roberta", "distilbert", "bart", "marian", "pegasus", "llama", "mistral", "qwen3")
 ALIKE += ("mixtral", "gpt", "m2m100", "mbart", "qwen2", "xlm_roberta")
 OF_MAKE_TEST = ("t5", "gemma3", "mixtral", "modernbert")  # one of each kind
 
 
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    if name in OF_MAKE_TEST:
+        return []
+    return [pytest.mark.slow if name in DISTINCT else pytest.mark.benchmarks]
+
+
 @pytest.mark.parametrize(
     ("index", "name"),
-    [
-        pytest.param(index, name, marks=[] if name in OF_MAKE_TEST else [pytest.mark.slow])
-        for index, name in enumerate(ARCHITECTURES)
-    ],
+    [pytest.param(index, name, marks=marks_of(name)) for index, name in enumerate(ARCHITECTURES)],
 )
 def test_flops_and_memory_are_those_of_a_real_step(index: int, name: str) -> None:
     """With activation checkpointing in every second architecture."""
@@ -111,17 +118,18 @@ def test_flops_and_memory_are_those_of_a_real_step(index: int, name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "width"),
+    ("name", "keys", "width", "checkpointed"),
     [
-        ("llama", {"num_kv_heads": 2, "tie_embeddings": True}, 9),
-        ("mistral", {"window": 5, "max_length": 300}, 290),  # blocks along the diagonal
-        ("vaswani2017", {"dropout": 0.0, "norm_placement": "pre"}, 9),
-        ("gpt2", {"dropout": 0.1}, 9),
-        ("bert", {"head": "classify", "num_labels": 3}, 9),
-        ("mixtral", {"num_experts": 3, "top_k": 2}, 9),
+        ("llama", {"num_kv_heads": 2, "tie_embeddings": True}, 9, False),
+        # Blocks along the diagonal, which are built again.
+        ("mistral", {"window": 5, "max_length": 300}, 290, False),
+        ("mistral", {"window": 5, "max_length": 300}, 290, True),
+        ("vaswani2017", {"dropout": 0.0, "norm_placement": "pre"}, 9, True),
+        ("gpt2", {"dropout": 0.1}, 9, True),
+        ("bert", {"head": "classify", "num_labels": 3}, 9, False),
+        ("mixtral", {"num_experts": 3, "top_k": 2}, 9, True),
     ],
 )
-@pytest.mark.parametrize("checkpointed", [False, True])
 def test_flops_with_settings(
     name: str, keys: dict[str, Any], width: int, checkpointed: bool
 ) -> None:

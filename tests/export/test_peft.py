@@ -45,9 +45,20 @@ def llama(base_of: Callable[[str], Base]) -> Base:
     return base_of("llama")
 
 
+def marks_of(name: str, case: str) -> list[pytest.MarkDecorator]:
+    """Queries and values of other bases are among all layers of their blocks."""
+    is_part = case == "LoRA of queries and values" and name not in adapter_cases.SOME
+    return [pytest.mark.benchmarks] if is_part else []
+
+
 @pytest.mark.parametrize(
     ("name", "case"),
-    [(name, case) for name in BASES for case in CASES if name in CASES[case].bases],
+    [
+        pytest.param(name, case, marks=marks_of(name, case))
+        for name in BASES
+        for case in CASES
+        if name in CASES[case].bases
+    ],
 )
 def test_logits_in_peft_equal_those_of_heedful(
     name: str, case: str, base_of: Callable[[str], Base], tmp_path: Path

@@ -154,6 +154,28 @@ FLAWS: dict[str, dict[str, set[str]]] = {
         "padding attended": {"padding, right"},
     },
 }
+# Several flaws fail one check alike, which other kinds of nets have all: here one of each.
+LEFT_OUT: dict[str, set[str]] = {
+    "two stacks": {  # whose targets are checked as the tokens of a decoder
+        *("leak at distance 12", "sees the later ones of the end", "shifted twice"),
+        *("norm over positions and features", "cache of a fixed size wraps"),
+    },
+    "decoder": set(),
+    "encoder": {
+        *("a tuple", "integers", "size of the first call", "equal but not tied"),
+        "parameter times zero",
+    },
+    "classifier": {
+        *("a tuple", "NaN", "state of the last call", "tied by memory"),
+        "unused parameter",
+    },
+    "states": {
+        *("NaN", "integers", "size of the first call", "equal but not tied"),
+        "parameter times zero",
+    },
+}
+for kind, left_out in LEFT_OUT.items():
+    FLAWS[kind] = {flaw: FLAWS[kind][flaw] for flaw in FLAWS[kind] if flaw not in left_out}
 # Flaws that only long texts show.
 OF_LONG_TEXTS = {
     "leak at distance 100",
@@ -252,6 +274,7 @@ def test_a_flaw_fails_exactly_its_checks(
 
 @pytest.mark.parametrize("kind", FLAWS)
 def test_every_check_fails_for_a_flaw_of_each_kind(kind: str) -> None:
+    assert LEFT_OUT[kind] <= FLAWS["decoder"].keys()
     assert set().union(*FLAWS[kind].values()) == set(checks(kind)) - SKIPPED[kind]
 
 

@@ -1,6 +1,7 @@
 """Kernels of training steps: equal to torch, for all sizes, types and masks."""
 
 import ctypes
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import cycle, product
 from pathlib import Path
@@ -31,10 +32,12 @@ CLOSE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 
 
 @pytest.fixture(autouse=True)
-def loaded() -> None:
+def loaded() -> Path:
+    """The library, which the first test of a worker compiles."""
     if not has_cpp_compiler():
         pytest.skip("needs a C++ compiler")
     assert kernels.load() == ""
+    return Path(kernels.opened()._name)
 
 
 @pytest.fixture
@@ -418,12 +421,21 @@ def test_second_derivatives_are_refused(name: str) -> None:
 
 
 def test_kernels_are_compiled_once_and_again_where_damaged(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the compiler has made for `loaded` stands for another compilation of seconds."""
+    sources: list[Path] = []
+
+    def build(given: list[Path], path: Path) -> None:
+        sources.extend(given)
+        shutil.copyfile(loaded, path)
+
+    monkeypatch.setattr(kernels, "build_library", build)
     fresh.mkdir(parents=True)
     path = fresh / f"training-{kernels._key()}.so"
     path.write_bytes(b"cut off")
     assert kernels.load() == ""
+    assert sources == kernels._SOURCES
     assert [*fresh.iterdir()] == [path]
     assert path.stat().st_size > 10_000
     assert isinstance(kernels._library, ctypes.CDLL)

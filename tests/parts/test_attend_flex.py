@@ -59,7 +59,7 @@ def outputs_and_gradients(module: nn.Module, spec: MaskSpec) -> list[Tensor]:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("number_and_window", enumerate([None, 1, 40, 150]))
+@pytest.mark.parametrize("number_and_window", [*enumerate([None, 1, 40, 150])])
 def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
     monkeypatch: pytest.MonkeyPatch, causal: bool, number_and_window: tuple[int, int | None]
 ) -> None:

@@ -305,21 +305,21 @@ def tied(kind: Kind) -> dict[str, Any]:
     return attention(kind, modules_to_save=["lm_head"], ensure_weight_tying=True)
 
 
-_SOME = ("llama", "gpt2", "t5", "bert")
+SOME = ("llama", "gpt2", "t5", "bert")
 _INITS = ("False", "gaussian", "eva", "orthogonal", "mica")
 CASES = {
     "LoRA of queries and values": of_peft(BASES, attention),
     "LoRA of all layers of the blocks": of_peft(BASES, layers),
-    "rsLoRA": of_peft(_SOME, lambda kind: attention(kind, use_rslora=True, r=4)),
+    "rsLoRA": of_peft(SOME, lambda kind: attention(kind, use_rslora=True, r=4)),
     "`rank_pattern` and `alpha_pattern`": of_peft(
-        _SOME,
+        SOME,
         lambda kind: layers(
             kind, rank_pattern={kind.attention[0]: 2}, alpha_pattern={kind.attention[-1]: 1.0}
         ),
     ),
-    "overlapping `alpha_pattern`": of_peft(_SOME, overlapping, "alpha_pattern"),
+    "overlapping `alpha_pattern`": of_peft(SOME, overlapping, "alpha_pattern"),
     "the same in the other order": of_peft(
-        _SOME, lambda kind: overlapping(kind, turned=True), "alpha_pattern"
+        SOME, lambda kind: overlapping(kind, turned=True), "alpha_pattern"
     ),
     **{
         f"`init_lora_weights` {init}": of_peft(

@@ -21,7 +21,7 @@ import heedful
 
 _FOLDERS = (str(Path(heedful.__file__).parent), str(Path(__file__).parents[1]))
 _DESCRIPTORS = (staticmethod, classmethod)
-CHECKED_CALLS = 100  # of each function after `check_shapes(True)`
+CHECKED_CALLS = 20  # of each function after `check_shapes(True)`
 
 
 class _Place(NamedTuple):

@@ -32,7 +32,7 @@ from heedful.progress import Advance, use_display
 from kept_objects import kept_objects
 from option_cases import hold_options
 
-REQUESTS, SENTENCES = 60, 10_000
+REQUESTS, SENTENCES = 60, 4_000
 
 
 def make(folder: Path) -> None:

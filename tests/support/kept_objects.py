@@ -1,7 +1,8 @@
 """What the C++ compiler has made of Inductor's sources, kept from one run of the tests to the next.
 
-The key is that of ccache: the preprocessed text and the command. Processors and versions of torch
-are in the key of heedful's own kernels.
+The key is that of ccache: the preprocessed text and the command, without the folders of torch and
+heedful and the name of the source, a hash of them too: so that clones share what is kept.
+Processors and versions of torch are in the key of heedful's own kernels.
 """
 
 import hashlib
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
+import heedful
 from heedful.kernels import library
 
 
@@ -35,10 +39,11 @@ def kept_objects() -> Iterator[None]:
             compile_anew(self)
             return
         flags = [word for word in words if word not in (*sources, "-c", "-o")]
-        text = subprocess.run([*flags, "-E", "-P", *sources], capture_output=True, check=True)
-        digest = hashlib.sha256(text.stdout)
-        digest.update("\0".join([library._key(), *flags]).encode())
-        kept = folder / digest.hexdigest()
+        done = subprocess.run([*flags, "-E", "-P", *sources], capture_output=True, check=True)
+        text = b"\0".join([done.stdout, *map(os.fsencode, [library._key(), *flags])])
+        for place in (*sources, *(str(Path(each.__file__).parent) for each in (torch, heedful))):
+            text = text.replace(os.fsencode(place), b"")
+        kept = folder / hashlib.sha256(text).hexdigest()
         if not kept.exists():
             compile_anew(self)
             shutil.copy(target, part := folder / f"{os.getpid()}.part")

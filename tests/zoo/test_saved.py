@@ -18,7 +18,7 @@ from option_space import alone, assert_same, randomized, texts_of
 
 CONFIGS = settings(
     deadline=None,
-    max_examples=6,
+    max_examples=4,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
