@@ -55,6 +55,8 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "file name": ("placeholder", rf"(?<!\w)\*\.\w+|\b[\w-]+\.(?:{_FILE_TYPES})\b"),
     "number": ("number", r"\d+(?:[.,]\d+)*"),
 }
+# Each of the patterns matches one of these; most texts have none.
+_SIGNS = re.compile(r"[\d<$%{&#@*\[]|\.\w|:\S")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def find_pieces(text: str, extra: tuple[str, ...] = ()) -> Iterator[Piece]:
     Args:
         extra: further regular expressions, for placeholders.
     """
+    if not extra and _SIGNS.search(text) is None:
+        return
     kinds = [kind for kind, _ in PATTERNS.values()]
     names = list(PATTERNS)
     start, matcher = 0, _matcher(extra)
