@@ -55,8 +55,9 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "file name": ("placeholder", rf"(?<!\w)\*\.\w+|\b[\w-]+\.(?:{_FILE_TYPES})\b"),
     "number": ("number", r"\d+(?:[.,]\d+)*"),
 }
-# Each of the patterns matches one of these; most texts have none.
-_SIGNS = re.compile(r"[\d<$%{&#@*\[]|\.\w|:\S")
+# Each pattern matches one of these signs (a point or colon before a space is none): most texts have
+# none, and are not searched for patterns.
+_SIGNS = re.compile(r"[\d<$%{&#@*\[.:](?:(?<![.:])|(?=\S))")
 
 
 @dataclass(frozen=True)

@@ -307,15 +307,14 @@ class _Searches:
             if phrases is not None:
                 required = [*options.require, *phrases[indices[0]]]
                 options = replace(options, require=required, coverage_penalty=0.0)
-            for index, found in zip(
-                indices, self._run([texts[index] for index in indices], options), strict=True
-            ):
-                results[index] = found
+            found = self._run([texts[index] for index in indices], options)
+            for index, outputs in zip(indices, found, strict=True):
+                results[index] = outputs
         return results
 
     def _run(self, texts: list[str], options: Options) -> list[list[Generation]]:
         try:
-            counts = [self._counts(text) for text in texts]
+            counts = [self._counts(text, bool(options.require)) for text in texts]
             found = self._model.generations(texts, options, counts=counts)
         except UserError:  # a text, or phrases, do not fit: the others are searched without it
             if len(texts) == 1:
@@ -324,14 +323,18 @@ class _Searches:
             return self._run(texts[:half], options) + self._run(texts[half:], options)
         return [[output for output in outputs if output.failure is None] for outputs in found]
 
-    def _counts(self, text: str) -> Counts:
-        """How often an output has each mask, as the text has; and no digits, which are masked."""
+    def _counts(self, text: str, has_phrases: bool) -> Counts:
+        """How often an output has each mask, as the text has; and no digits, which are masked.
+
+        Args:
+            has_phrases: that are required, and may have digits.
+        """
         if not self._counts_masks:
             return {}
         groups, digits = _mask_tokens(self._model.tgt_tokenizer)
         masks = count_masks(text)
         counts = {group: masks[mask] for mask, group in groups.items()}
-        return counts if re.search(r"[0-9]", text) else {**counts, digits: 0}
+        return counts if has_phrases or re.search(r"[0-9]", text) else {**counts, digits: 0}
 
 
 @lru_cache(maxsize=8)
