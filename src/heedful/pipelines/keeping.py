@@ -136,6 +136,7 @@ class Source:
         self.terms = [] if glossary is None else glossary.find(text, self.patterns)
         self.masked = Masked(text, {}) if keep is None else mask_text(text, self.patterns)
         self.masks = count_masks("" if keep is None else self.masked.text)
+        self._right: dict[str, str] = {}  # outputs that keep all, with pieces
 
     def is_kept_by(self, output: Generation) -> bool:
         """True if an output has all terms, and the masks of the source, each as often, and no
@@ -147,7 +148,10 @@ class Source:
         if count_masks(output.text) != self.masks:
             return False
         restored = unmask(output.text, self.masked.pieces)
-        return not differences(self.text, restored, self.patterns)
+        if differences(self.text, restored, self.patterns):
+            return False
+        self._right[output.text] = restored
+        return True
 
     def missing_terms(self, text: str) -> list[Term]:
         """The terms of the source that an output, with or without masks, has less often."""
@@ -168,6 +172,8 @@ class Source:
 
     def _with_pieces(self, output: str) -> tuple[str, list[str]]:
         """An output with pieces in place of masks, and reasons, where its pieces are wrong."""
+        if output in self._right:
+            return with_accelerator(self.text, self._right[output]), []
         placed, reasons = place_masks(self.masked, output)
         text = unmask(placed, self.masked.pieces)
         wrong = differences(self.text, text, self.patterns)
@@ -299,7 +305,7 @@ class _Searches:
             phrases: that are required in the outputs of each text.
         """
         groups: dict[str, list[int]] = {}
-        for index in range(len(texts)):
+        for index in filter(lambda index: self._fits(texts[index]), range(len(texts))):
             groups.setdefault("" if phrases is None else repr(phrases[index]), []).append(index)
         results: list[list[Generation]] = [[] for _ in texts]
         for indices in groups.values():
@@ -312,11 +318,17 @@ class _Searches:
                 results[index] = outputs
         return results
 
+    def _fits(self, text: str) -> bool:
+        try:
+            return bool(self._model.prompt_ids([text], self._options))
+        except UserError:  # too long
+            return False
+
     def _run(self, texts: list[str], options: Options) -> list[list[Generation]]:
         try:
             counts = [self._counts(text, bool(options.require)) for text in texts]
             found = self._model.generations(texts, options, counts=counts)
-        except UserError:  # a text, or phrases, do not fit: the others are searched without it
+        except UserError:  # phrases do not fit a text: the others are searched without it
             if len(texts) == 1:
                 return [[]]
             half = len(texts) // 2
