@@ -309,9 +309,7 @@ class Generator(SavedModel):
 
         for indices in batches:
             batch = [rows[index] for index in indices]
-            request = self._request(batch, [first + index for index in indices], options)
-            if counts is not None:
-                request = request._replace(counts=[counts[index] for index in indices])
+            request = self._request(batch, [first + i for i in indices], options, counts)
             if options.on_output is not None:
                 request = request._replace(on_output=partial(report, indices))
             backend = self._backend_for(batch, request)
@@ -402,7 +400,7 @@ class Generator(SavedModel):
             logging.getLogger("heedful").warning(f"note: {text}")
 
     def _request(
-        self, rows: list[list[int]], numbers: list[int], options: Options
+        self, rows: list[list[int]], numbers: list[int], options: Options, counts: Counted = None
     ) -> GenerationRequest:
         """The request of a batch; `numbers`: the index of each row among all prompts."""
         request = self._last_request
@@ -416,6 +414,7 @@ class Generator(SavedModel):
             prompt_numbers=numbers,
             output_prefixes=prefixes_of(self, numbers, options),
             seeds=options.seeds(numbers),
+            counts=None if counts is None else [counts[number] for number in numbers],
         )
 
     def request(
