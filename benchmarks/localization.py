@@ -40,6 +40,7 @@ LANGUAGES = {"de": "de", "zh-cn": "zh"}
 RECIPES = ("localization", "translation")
 METRICS = ["bleu", "chrf"]
 BACKENDS = ("eager", "ctranslate2", "compiled")
+BEAMS = {"greedy": 1, "beam of 5": 5}
 HUMAN, NEAREST = "human translation", "nearest source of the memory"
 # What a translation must keep, by patterns that are not those of heedful.
 PIECES = {
@@ -149,7 +150,8 @@ def measure(language: str, arguments: argparse.Namespace) -> tuple[list[str], di
 def keeping_rates(
     run: Run, sources: Sequence[str], arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Sentences per second of each backend with `keep` and without, in alternating rounds."""
+    """Sentences per second of each backend and search with `keep` and without, in alternating
+    rounds."""
     sources = sources[:8] if arguments.quick else sources
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
@@ -162,21 +164,28 @@ def keeping_rates(
             model = heedful.load(folder, backend="eager", device="cpu")
             settings: Any = {"backends": converted, "uses": ["throughput"]}
             optimize(model, folder, sources[:256], precisions=["float32"], **settings)
-        cases = {
-            f"{backend} {'with' if keep else 'without'}": translating(
-                heedful.load(folder, backend=backend, device="cpu"), sources, keep
-            )
+        models = {
+            backend: heedful.load(folder, backend=backend, device="cpu")
             for backend in arguments.backends
+        }
+        cases = {
+            f"{backend}, {search} {'with' if keep else 'without'}": translating(
+                model, sources, keep, beam_size
+            )
+            for backend, model in models.items()
+            for search, beam_size in BEAMS.items()
             for keep in (True, False)
         }
         return interleaved(cases, rounds=1 if arguments.quick else arguments.rounds)
 
 
-def translating(model: Any, sources: Sequence[str], keep: bool) -> Callable[[], float]:
-    """A function that translates the sources greedily, and returns their number."""
+def translating(
+    model: Any, sources: Sequence[str], keep: bool, beam_size: int
+) -> Callable[[], float]:
+    """A function that translates the sources, and returns their number."""
 
     def run() -> float:
-        model.generate([*sources], keep=keep, beam_size=1, too_long="truncate")
+        model.generate([*sources], keep=keep, beam_size=beam_size, too_long="truncate")
         return len(sources)
 
     return run
@@ -184,20 +193,20 @@ def translating(model: Any, sources: Sequence[str], keep: bool) -> Callable[[], 
 
 def speed_section(rates: dict[str, list[float]]) -> list[str]:
     """Sentences per second with and without `keep`."""
-    backends = dict.fromkeys(name.rsplit(" ", 1)[0] for name in rates)
+    names = dict.fromkeys(name.rsplit(" ", 1)[0] for name in rates)
     rows = [
         [
-            backend,
-            *(f"{median(rates[f'{backend} {how}']):,.0f}" for how in ("with", "without")),
-            f"{paired_ratio(rates[f'{backend} with'], rates[f'{backend} without']):.2f}",
+            *name.split(", "),
+            *(f"{median(rates[f'{name} {how}']):,.0f}" for how in ("with", "without")),
+            f"{paired_ratio(rates[f'{name} with'], rates[f'{name} without']):.2f}",
         ]
-        for backend in backends
+        for name in names
     ]
     return [
-        "Sentences per second of the model of `localization`, all test sets at once, greedy, in "
-        "float32, with `keep` and without it, in alternating rounds; the ratio is the median of "
-        "those within rounds:",
-        table(["backend", "with keep", "without", "ratio"], rows),
+        "Sentences per second of the model of `localization`, all test sets at once, in float32, "
+        "with `keep` and without it, in alternating rounds; the ratio is the median of those "
+        "within rounds:",
+        table(["backend", "search", "with keep", "without", "ratio"], rows),
     ]
 
 

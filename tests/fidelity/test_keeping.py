@@ -128,14 +128,15 @@ class Scripted:
         self.metadata, self.tgt_tokenizer = model.metadata, model.tgt_tokenizer
         self.others, self.required = others, required
         self.calls: list[str] = []
+        self.prompt_ids = model.prompt_ids
 
     def generations(
-        self, texts: list[str], options: Any, *, reports: bool
+        self, texts: list[str], options: Any, *, counts: list[Any]
     ) -> list[list[Generation]]:
-        assert not reports
+        assert len(counts) == len(texts)
         self.calls.append("required" if options.require else "wider")
         found = [self.required] if options.require else self.others
-        return [[generation(text) for text in found]]
+        return [[generation(text) for text in found] for _ in texts]
 
 
 def generation(text: str) -> Generation:
@@ -146,30 +147,56 @@ A, B = CHARACTERS[64], CHARACTERS[0]  # %s and 5 of the source
 
 
 @pytest.mark.parametrize(
-    ("first", "others", "required", "text", "calls", "num_reasons"),
+    ("first", "others", "text", "calls", "num_reasons"),
     [
-        (f"{A} ist {B}", [], "", "%s ist 5", [], 0),
-        (f"{A} ist", [A, f"{B} ist {A}"], "", "5 ist %s", ["wider"], 0),
-        ("x", ["y"], f"{A}: {B}", "%s: 5", ["wider", "required"], 0),
-        ("a b", ["c"], "d", "%s a b 5", ["wider", "required"], 2),
-        (f"{A} {A} {B} a", ["c"], "d", "%s 5 a", ["wider", "required"], 1),
-        (f"{A}s ist {B}", ["c"], "d", "%s s ist 5", ["wider", "required"], 1),
-        (f"{A} 1{B}", [f"{B}2 {A}"], "d", "%s 1 5", ["wider", "required"], 2),
+        (f"{A} ist {B}", [], "%s ist 5", [], 0),
+        (f"{A} ist", [A, f"{B} ist {A}"], "5 ist %s", ["wider"], 0),
+        ("a b", ["c"], "%s a b 5", ["wider"], 2),
+        (f"{A} {A} {B} a", ["c"], "%s 5 a", ["wider"], 1),
+        (f"{A}s ist {B}", ["c"], "%s s ist 5", ["wider"], 1),
+        (f"{A} 1{B}", [f"{B}2 {A}"], "%s 1 5", ["wider"], 2),
     ],
 )
 def test_a_missing_piece_is_searched_for_and_then_placed(
     model: Translator,
     first: str,
     others: list[str],
-    required: str,
     text: str,
     calls: list[str],
     num_reasons: int,
 ) -> None:
-    scripted: Any = Scripted(model, others, required)
-    [output] = kept_generations(scripted, "%s is 5", [generation(first)], model.options())
+    scripted: Any = Scripted(model, others, "")
+    [[output]] = kept_generations(scripted, ["%s is 5"], [[generation(first)]], model.options())
     assert (output.text, scripted.calls) == (text, calls)
     assert len(output.reasons) == num_reasons
+
+
+@pytest.mark.parametrize("options", [{}, {"glossary": {"page": "Seite|auf", "open": "öffne"}}])
+def test_texts_that_are_searched_again_together_have_the_outputs_of_each_alone(
+    model: Translator, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was searched again alone, which took most of the time. A text that does not fit, or
+    phrases that do not, end the search of no other text."""
+    texts = ["open %s on page 12", "", "page 3 a", "open %s " * 200, "a", "see {n} 7", "open 3 %s"]
+    keys: Any = {"too_long": "truncate", "return_details": True, "beam_size": 1, **options}
+    alone = [model.translate(text, max_new_tokens=9, **keys) for text in texts]
+    calls: list[int] = []
+    search = model.generations
+
+    def counted(rows: list[str], options: Any, **more: Any) -> list[list[Generation]]:
+        calls.append(len(rows))
+        return search(rows, options, **more)
+
+    monkeypatch.setattr(model, "generations", counted)
+    together = model.translate(texts, max_new_tokens=9, **keys)
+    assert [[one.text for one in found] for found in together] == [
+        [one.text for one in found] for found in alone
+    ]
+    assert [[one.reasons for one in found] for found in together] == [
+        [one.reasons for one in found] for found in alone
+    ]
+    if not options:
+        assert calls == [5]  # not of a blank text, and one that is too long for all its pieces
 
 
 def test_what_cannot_be_kept_is_refused(
@@ -226,7 +253,7 @@ def test_a_text_that_is_cut_is_counted_once(model: Translator, monkeypatch: Any)
 
 def test_private_characters_of_a_source_are_not_lost(model: Translator) -> None:
     text = f"open {CHARACTERS[3]} on"
-    [output] = kept_generations(model, text, [generation(text)], model.options())
+    [[output]] = kept_generations(model, [text], [[generation(text)]], model.options())
     assert (output.text, output.reasons) == (text, ())
 
 
@@ -247,7 +274,7 @@ def test_masks_are_placed_beside_spaces() -> None:
             ["b"],
             f"{A} Seite",
             "%s Seite",
-            ["wider", "required", "required", "wider", "required"],
+            ["wider", "required", "required", "wider"],
             (),
         ),
         (
@@ -255,7 +282,7 @@ def test_masks_are_placed_beside_spaces() -> None:
             ["b"],
             "Seite",
             "x %s",
-            ["wider", "required", "required", "wider", "required"],
+            ["wider", "required", "required", "wider"],
             None,
         ),
     ],
@@ -271,7 +298,7 @@ def test_a_missing_term_is_searched_for_and_then_a_reason(
 ) -> None:
     scripted: Any = Scripted(model, others, required)
     options = model.options(glossary={"file": "Seite|Seiten"})
-    [output] = kept_generations(scripted, "open File %s", [generation(first)], options)
+    [[output]] = kept_generations(scripted, ["open File %s"], [[generation(first)]], options)
     assert scripted.calls == calls
     if reasons is None:  # the output with the term, whose piece is placed
         assert output.text.split() in (["Seite", "%s"], ["%s", "Seite"])

@@ -12,6 +12,7 @@ from torch import Tensor
 from backend_models import TEXTS, model_of
 from heedful.errors import UserError
 from heedful.generation.constrained import constrained_beam_search
+from heedful.generation.exact_counts import ExactCounts
 from heedful.generation.outputs import LengthScore
 from heedful.generation.search import beam_search
 from heedful.generation.token_rules import Context, PrefixFunction
@@ -65,6 +66,30 @@ def test_a_beam_as_large_as_the_space_finds_the_best_with_all_phrases(
     assert [item.score for item in actual] == pytest.approx([item[0] for item in best])
     assert tuple(actual[0].ids) == best[0][1]
     assert actual[0].finished is best[0][2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_beam_as_large_as_the_space_finds_the_best_with_exact_counts(seed: int) -> None:
+    row = random_rows(seed, SIZE)
+    counts = [{(1, 2): 2, (3,): 0}, {(4,): 1}, {(3,): 1, (1, 2): 0}]
+    found = beam_search(
+        from_rows(row),
+        torch.zeros(len(counts), 0, dtype=torch.long),
+        beam_size=1500,
+        rules=[ExactCounts(counts)],
+        eos_id=0,
+        max_new_tokens=LONGEST,
+    )
+    for own, [best] in zip(counts, found, strict=True):
+        numbers = {group: own.get(group, 0) for of_one in counts for group in of_one}
+        space = []
+        for ids, _, finished in whole_space(row, (), 1, LONGEST):
+            has = {group: sum(map(ids.count, group)) for group in numbers}
+            fits = has == numbers if finished else all(has[g] <= numbers[g] for g in has)
+            if fits:  # an output that the limit cuts off may lack tokens
+                space.append((sum(parts_of(row, (), ids)) / len(ids), ids))
+        score, ids = max(space)
+        assert (tuple(best.ids), best.score) == (ids, pytest.approx(score))
 
 
 @settings(deadline=None, max_examples=25)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from heedful.data.decoding import TextDecoder
-from heedful.generation.outputs import Hypothesis, LengthScore
+from heedful.generation.outputs import Counts, Hypothesis, LengthScore
 from heedful.options import Options, StopRule
 
 Capability = Literal["states", "logits", "target_scores"]
@@ -39,7 +39,7 @@ class Settings:
 
 
 class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as long to make
-    """One call of a generation backend. Four fields have an entry for each row (`select`).
+    """One call of a generation backend. Five fields have an entry for each row (`select`).
 
     Attributes:
         options: with every default filled in (`Options.with_defaults`).
@@ -58,6 +58,8 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
         prompt_numbers: the index of each row among all prompts, for a prefix function.
         output_prefixes: first ids of each output, after `forced_bos_id`; None: any.
         seeds: of sampling; None: no sampling.
+        counts: of each output (`ExactCounts`), of a search that the caller of the model did not
+            ask for; None: any.
         on_output: called with the index and the outputs of each row, as soon as they are complete,
             by backends that can tell before the end of the batch; the others do not call it.
     """
@@ -77,6 +79,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
     prompt_numbers: list[int]
     output_prefixes: list[list[int]] | None
     seeds: list[int] | None
+    counts: list[Counts] | None = None
     banned_texts: Any = None
     on_output: Callable[[int, list[Hypothesis]], None] | None = None
 
@@ -93,7 +96,7 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
         """
         if not changes and indices == [*range(len(self.max_new_tokens))]:
             return self
-        names = ("max_new_tokens", "prompt_numbers", "output_prefixes", "seeds")
+        names = ("max_new_tokens", "prompt_numbers", "output_prefixes", "seeds", "counts")
         columns = {name: getattr(self, name) for name in names}
         selected = {
             name: column if column is None else [column[index] for index in indices]

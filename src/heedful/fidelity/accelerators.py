@@ -9,6 +9,8 @@ _MARKED = re.compile(r"(?<![\w~&])[~_&](?=\w)|(?<=[^\W_])~(?=\w)")
 
 def accelerator_of(text: str) -> str | None:
     """The mark of a text; None without one, or with several marks."""
+    if not any(mark in text for mark in "~_&"):
+        return None
     marks = _MARKED.findall(text)
     return marks[0] if len(marks) == 1 else None
 

@@ -26,7 +26,7 @@ _FIRST: dict[Kind | str, int] = {
     "tag": 0xE060,
 }
 CHARACTERS = [chr(first + index) for first in _FIRST.values() for index in range(SIZE)]
-_MASKS = frozenset(CHARACTERS)
+_MASK = re.compile(r"[\uE000-\uE07F]")
 _NUMBERS = r"[0-9\uE000-\uE03F]"  # digits, and the masks of numbers
 _BESIDE_WORDS = re.compile(r"(?<=[\uE000-\uE07F])(?=\w)|(?<=\w)(?=[\uE000-\uE07F])")
 _JOINED = re.compile(rf"(?<={_NUMBERS})(?=[\uE000-\uE03F])|(?<=[\uE000-\uE03F])(?=[0-9])")
@@ -57,7 +57,7 @@ class Masked:
 
 def has_masks(text: str) -> bool:
     """True for a text that holds a character of masks itself, so that it cannot be masked."""
-    return not _MASKS.isdisjoint(text)
+    return _MASK.search(text) is not None
 
 
 def mask_text(
@@ -114,16 +114,19 @@ def mask_pair(src: str, tgt: str, extra: tuple[str, ...] = ()) -> tuple[str, str
 
 def source_mask(character: str) -> str | None:
     """The mask of a source for one of a source or a target; None for another character."""
-    if character not in _MASKS:
-        return None
-    if _FIRST["localized"] <= ord(character) < _FIRST["localized"] + SIZE:
-        return chr(ord(character) - _FIRST["localized"] + _FIRST["number"])
-    return character
+    return _source_mask(character) if _MASK.match(character) else None
+
+
+def _source_mask(mask: str) -> str:
+    """The mask of a source for one of a source or a target."""
+    if _FIRST["localized"] <= ord(mask) < _FIRST["localized"] + SIZE:
+        return chr(ord(mask) - _FIRST["localized"] + _FIRST["number"])
+    return mask
 
 
 def count_masks(text: str) -> Counter[str]:
     """How often each mask of a source occurs in a text."""
-    return Counter(mask for mask in map(source_mask, text) if mask is not None)
+    return Counter(map(_source_mask, _MASK.findall(text)))
 
 
 def _count(pieces: Sequence[Piece], masks: dict[tuple[str, Kind], str]) -> Counter[str]:
@@ -158,15 +161,14 @@ def _masked(text: str, pieces: Sequence[Piece], masks: dict[tuple[str, Kind], st
 
 def unmask(text: str, pieces: dict[str, str]) -> str:
     """The text with the pieces in place of their masks; other characters stay."""
-    parts = []
-    for character in text:
-        mask = source_mask(character)
-        piece = None if mask is None else pieces.get(mask)
-        if piece is None:
-            parts.append(character)
-        else:
-            parts.append(piece if mask == character else localized(piece) or piece)
-    return "".join(parts)
+
+    def piece_of(match: re.Match[str]) -> str:
+        """The piece of a mask."""
+        mask = _source_mask(match[0])
+        piece = pieces.get(mask, match[0])
+        return piece if mask == match[0] else localized(piece) or piece
+
+    return _MASK.sub(piece_of, text)
 
 
 def place_masks(source: Masked, output: str) -> tuple[str, tuple[str, ...]]:
@@ -175,6 +177,8 @@ def place_masks(source: Masked, output: str) -> tuple[str, tuple[str, ...]]:
     Of masks too many the first ones stay. A missing one is put at its relative position, beside a
     space. A space is put between numbers that would be one.
     """
+    if not source.pieces and not has_masks(output):
+        return output, ()
     left = count_masks(source.text)
     reasons: list[str] = []
     kept: list[str] = []

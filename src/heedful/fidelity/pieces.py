@@ -55,6 +55,9 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "file name": ("placeholder", rf"(?<!\w)\*\.\w+|\b[\w-]+\.(?:{_FILE_TYPES})\b"),
     "number": ("number", r"\d+(?:[.,]\d+)*"),
 }
+# Each pattern matches one of these signs (a point or colon before a space is none): most texts have
+# none, and are not searched for patterns.
+_SIGNS = re.compile(r"[\d<$%{&#@*\[.:](?:(?<![.:])|(?=\S))")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ def find_pieces(text: str, extra: tuple[str, ...] = ()) -> Iterator[Piece]:
     Args:
         extra: further regular expressions, for placeholders.
     """
+    if not extra and _SIGNS.search(text) is None:
+        return
     kinds = [kind for kind, _ in PATTERNS.values()]
     names = list(PATTERNS)
     start, matcher = 0, _matcher(extra)

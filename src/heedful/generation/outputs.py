@@ -5,7 +5,7 @@ The score is the sum of log-probabilities, normalized by the length.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -16,6 +16,8 @@ from heedful.options import Normalization
 Failure = Literal["dead_end", "without_phrase"]
 """Why an output does not meet its constraints: no token of probability above zero continues it, or
 no output with all required phrases was found."""
+Counts = Mapping[tuple[int, ...], int]
+"""Groups of tokens, and how many tokens of each an output has; no token is in two groups."""
 _NORMALIZATIONS = get_args(Normalization)
 
 

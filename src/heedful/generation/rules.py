@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.generation.exact_counts import ExactCounts
 from heedful.generation.hypotheses import in_top_k, sum_dtype
 from heedful.generation.token_rules import (
     BANS,
@@ -327,7 +328,7 @@ _OFF_AT_0 = (
     "epsilon_cutoff",
     "eta_cutoff",
 )
-KEEP_BANS = (*BANS, _NumberRule, SequenceBias, ExponentialDecay, Renormalize)
+KEEP_BANS = (*BANS, ExactCounts, _NumberRule, SequenceBias, ExponentialDecay, Renormalize)
 """Rules that allow no token which an earlier rule forbids, and do not read the model's values."""
 
 

@@ -1,12 +1,15 @@
 """Translations that keep the pieces of their sources, and write terms as a glossary does."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 from heedful.errors import UserError
 from heedful.fidelity import (
+    CHARACTERS,
     Glossary,
     Keep,
     Masked,
@@ -22,7 +25,9 @@ from heedful.fidelity import (
     unmask,
     with_accelerator,
 )
+from heedful.fidelity.masking import source_mask
 from heedful.fidelity.pieces import find_pieces
+from heedful.generation.outputs import Counts
 from heedful.options import Options
 from heedful.pipelines.generations import Generation
 
@@ -30,7 +35,8 @@ if TYPE_CHECKING:
     from heedful.data.tokenizer import Tokenizer
     from heedful.pipelines.translation import Translator
 
-_HYPOTHESES = 5  # of a further beam search, of which the first with all pieces is taken
+# Of further beam searches. The output with all masks is the best one; terms may be in another one.
+_BEAM_SIZE, _WITH_TERMS = 3, 5
 _CHOICES = 8  # of alternatives of terms that are required, each in a search of its own
 # With these a search cannot be repeated for one text.
 _OF_ALL_TEXTS = ("prefixes", "forced", "prefix_function", "draft")
@@ -59,22 +65,58 @@ def glossary_for(model: "Translator", options: Mapping[str, Any]) -> Glossary:
 
 
 def kept_generations(
-    model: "Translator", text: str, outputs: list[Generation], options: Options
-) -> list[Generation]:
-    """Outputs for the masks of a text, with its pieces in place of them.
+    model: "Translator", texts: Sequence[str], outputs: Sequence[list[Generation]], options: Options
+) -> list[list[Generation]]:
+    """Outputs for the masks of each text, with its pieces in place of them.
 
     A best output that lacks a piece or a term, or has a piece that is not in the source, is
-    searched for again: among more hypotheses, then with pieces and terms required, and with masks
-    for missing terms, of which the most probable output counts. Pieces that are still wrong, and
-    those of all other outputs, are put right by position, with a reason; a term that is missing is
-    a reason.
+    searched for again, together with those of the other texts (`_search_again`). Pieces that are
+    still wrong, and those of all other outputs, are put right by position, with a reason; a term
+    that is missing is a reason.
     """
-    if not any(output.ids for output in outputs):
-        return outputs  # of a blank text, or one that was left out
-    source = Source(text, model.metadata.keep if options.keep else None, options.glossary)
-    if len(outputs) == 1 and not source.is_kept_by(outputs[0]):
-        outputs = [_search_again(model, source, outputs[0], options)]
+    pairs = zip(texts, outputs, strict=True)
+    sources = [_source_of(model, text, found, options) for text, found in pairs]
+    missing = [
+        index
+        for index, source in enumerate(sources)
+        if source is not None and _needs_search(source, outputs[index])
+    ]
+    kept = [*outputs]
+    if missing and _can_search_again(model, options):
+        own = [source for index in missing if (source := sources[index]) is not None]
+        firsts = [outputs[index][0] for index in missing]
+        for index, best in zip(missing, _search_again(model, own, firsts, options), strict=True):
+            kept[index] = [best]
+    return [
+        found if source is None else [source.restored(output) for output in found]
+        for source, found in zip(sources, kept, strict=True)
+    ]
+
+
+def kept_at_once(
+    model: "Translator", text: str, outputs: list[Generation], options: Options
+) -> list[Generation] | None:
+    """`kept_generations` of one text; None where a further search is needed for it."""
+    source = _source_of(model, text, outputs, options)
+    if source is None:
+        return outputs
+    if _needs_search(source, outputs) and _can_search_again(model, options):
+        return None
     return [source.restored(output) for output in outputs]
+
+
+def _source_of(
+    model: "Translator", text: str, outputs: list[Generation], options: Options
+) -> "Source | None":
+    """The source of outputs; None of a blank text, or one that was left out."""
+    if not any(output.ids for output in outputs):
+        return None
+    return Source(text, model.metadata.keep if options.keep else None, options.glossary)
+
+
+def _needs_search(source: "Source", outputs: list[Generation]) -> bool:
+    """True for a single output that does not keep all."""
+    return len(outputs) == 1 and not source.is_kept_by(outputs[0])
 
 
 class Source:
@@ -94,6 +136,7 @@ class Source:
         self.terms = [] if glossary is None else glossary.find(text, self.patterns)
         self.masked = Masked(text, {}) if keep is None else mask_text(text, self.patterns)
         self.masks = count_masks("" if keep is None else self.masked.text)
+        self._right: dict[str, str] = {}  # outputs that keep all, with pieces
 
     def is_kept_by(self, output: Generation) -> bool:
         """True if an output has all terms, and the masks of the source, each as often, and no
@@ -105,7 +148,10 @@ class Source:
         if count_masks(output.text) != self.masks:
             return False
         restored = unmask(output.text, self.masked.pieces)
-        return not differences(self.text, restored, self.patterns)
+        if differences(self.text, restored, self.patterns):
+            return False
+        self._right[output.text] = restored
+        return True
 
     def missing_terms(self, text: str) -> list[Term]:
         """The terms of the source that an output, with or without masks, has less often."""
@@ -126,6 +172,8 @@ class Source:
 
     def _with_pieces(self, output: str) -> tuple[str, list[str]]:
         """An output with pieces in place of masks, and reasons, where its pieces are wrong."""
+        if output in self._right:
+            return with_accelerator(self.text, self._right[output]), []
         placed, reasons = place_masks(self.masked, output)
         text = unmask(placed, self.masked.pieces)
         wrong = differences(self.text, text, self.patterns)
@@ -151,9 +199,8 @@ class Source:
         own = {m: target for m, target in masked.pieces.items() if m not in self.masked.pieces}
         return masked.text, own
 
-    def requirements(self, tokenizer: "Tokenizer") -> Iterator[list[list[int]]]:
-        """Phrases that make an output keep all, for each choice of alternatives of the terms."""
-        masks = [[mask_id(tokenizer, mask)] for mask in self.masks.elements()]
+    def required_terms(self, tokenizer: "Tokenizer") -> list[list[list[int]]]:
+        """The phrases of all terms, for each choice of their alternatives."""
         masks_of = {piece: mask for mask, piece in self.masked.pieces.items()}
 
         def ids_of(target: str) -> list[int]:
@@ -165,65 +212,150 @@ class Source:
             return tokenizer.encode("".join([*parts, target[end:]]))
 
         alternatives = dict.fromkeys(one.term.targets for one in self.terms)
-        for chosen in islice(product(*alternatives), _CHOICES):
-            yield [*masks, *map(ids_of, chosen)]
+        choices = islice(product(*alternatives), _CHOICES) if alternatives else ()
+        return [[*map(ids_of, chosen)] for chosen in choices]
+
+
+def _can_search_again(model: "Translator", options: Options) -> bool:
+    """False where a search cannot be repeated for some of the texts."""
+    if options.samples or options.stop:
+        return False
+    if any(getattr(options, name) is not None for name in _OF_ALL_TEXTS):
+        return False
+    # Else the language was chosen by ids.
+    return not model.metadata.language_tags or options.tgt_language is not None
 
 
 def _search_again(
-    model: "Translator", source: Source, first: Generation, options: Options
-) -> Generation:
-    """An output with all masks and terms of the source, if one is found; else the one with the
-    most terms, of equal ones the first."""
-    if options.samples or options.stop:
-        return first
-    if any(getattr(options, name) is not None for name in _OF_ALL_TEXTS):
-        return first
-    if model.metadata.language_tags and options.tgt_language is None:
-        return first  # the language was chosen by ids
-    size = max(_HYPOTHESES, options.beam_size or 0)
-    wider = replace(
-        options,
-        keep=False,
-        glossary=None,
-        on_output=None,
-        progress=None,
-        too_long="error",  # a text that was cut has not all of its pieces, and is counted once
-        scores=True,
-        beam_size=size,
-        num_return=size,
-    )
+    model: "Translator", sources: list[Source], firsts: list[Generation], options: Options
+) -> list[Generation]:
+    """For each source an output with all masks and terms, if one is found; else the one with the
+    most terms, of equal ones the first.
 
-    def outputs(text: str, options: Options) -> list[Generation]:
-        """The outputs of a text that meet their constraints."""
+    The first search is a beam search for outputs with exactly the masks of the source. For terms
+    there are further ones, of which the most probable output counts: with their translations
+    required, and with masks for those that are missing.
+    """
+    searches = _Searches(model, options)
+    masked = [source.masked.text for source in sources]
+    found = [[first, *new] for first, new in zip(firsts, searches.outputs(masked), strict=True)]
+    complete = [_first_kept(*pair) for pair in zip(sources, found, strict=True)]
+    lacking = [i for i, source in enumerate(sources) if source.terms and not complete[i]]
+
+    def add(indices: list[int], new: list[list[Generation]]) -> None:
+        """Add outputs of some sources."""
+        for index, outputs in zip(indices, new, strict=True):
+            found[index] += outputs
+            complete[index] += _first_kept(sources[index], outputs)
+
+    choices = {i: sources[i].required_terms(model.tgt_tokenizer) for i in lacking}
+    for number in range(_CHOICES):
+        own = [i for i in lacking if number < len(choices[i])]
+        texts, phrases = [masked[i] for i in own], [choices[i][number] for i in own]
+        add(own, searches.outputs(texts, phrases))
+    with_terms = {i: sources[i].with_masked_terms(firsts[i]) for i in lacking}
+    own = [i for i, (_, targets) in with_terms.items() if targets]
+    new = searches.outputs([with_terms[i][0] for i in own])
+    add(own, [_unmasked(outputs, with_terms[i][1]) for i, outputs in zip(own, new, strict=True)])
+    return [
+        max(kept, key=lambda output: output.score)
+        if kept
+        else min(outputs, key=lambda output: len(source.missing_terms(output.text)))
+        for source, outputs, kept in zip(sources, found, complete, strict=True)
+    ]
+
+
+def _first_kept(source: Source, outputs: list[Generation]) -> list[Generation]:
+    """The first output that keeps all, if there is one."""
+    return [output for output in outputs if source.is_kept_by(output)][:1]
+
+
+def _unmasked(outputs: list[Generation], pieces: dict[str, str]) -> list[Generation]:
+    return [replace(output, text=unmask(output.text, pieces)) for output in outputs]
+
+
+class _Searches:
+    """Beam searches for texts of a call whose outputs do not keep all; texts are in batches."""
+
+    def __init__(self, model: "Translator", options: Options) -> None:
+        self._model, self._counts_masks = model, options.keep and model.metadata.keep is not None
+        has_terms = options.glossary is not None
+        size = max(_WITH_TERMS if has_terms else _BEAM_SIZE, options.beam_size or 0)
+        self._options = replace(
+            options,
+            keep=False,
+            glossary=None,
+            on_output=None,
+            progress=None,
+            numbers=None,
+            too_long="error",  # a text that was cut has not all of its pieces, and is counted once
+            scores=True,
+            num_groups=1,
+            diversity_penalty=0.0,
+            beam_size=size,
+            num_return=size if has_terms else 1,
+        )
+
+    def outputs(
+        self, texts: Sequence[str], phrases: Sequence[list[list[int]]] | None = None
+    ) -> list[list[Generation]]:
+        """The outputs of each text that meet their constraints.
+
+        Args:
+            phrases: that are required in the outputs of each text.
+        """
+        groups: dict[str, list[int]] = {}
+        for index in filter(lambda index: self._fits(texts[index]), range(len(texts))):
+            groups.setdefault("" if phrases is None else repr(phrases[index]), []).append(index)
+        results: list[list[Generation]] = [[] for _ in texts]
+        for indices in groups.values():
+            options = self._options
+            if phrases is not None:
+                required = [*options.require, *phrases[indices[0]]]
+                options = replace(options, require=required, coverage_penalty=0.0)
+            found = self._run([texts[index] for index in indices], options)
+            for index, outputs in zip(indices, found, strict=True):
+                results[index] = outputs
+        return results
+
+    def _fits(self, text: str) -> bool:
         try:
-            [found] = model.generations([text], options, reports=False)
-        except UserError:  # text or phrases do not fit, or the backend does not support them
-            return []
-        return [output for output in found if output.failure is None]
+            return bool(self._model.prompt_ids([text], self._options))
+        except UserError:  # too long
+            return False
 
-    def requiring(phrases: list[list[int]]) -> Options:
-        """Options of a search for outputs with some phrases."""
-        own: dict[str, Any] = {"require": [*options.require, *phrases], "coverage_penalty": 0.0}
-        return replace(wider, **own, num_groups=1, diversity_penalty=0.0)
+    def _run(self, texts: list[str], options: Options) -> list[list[Generation]]:
+        try:
+            counts = [self._counts(text, bool(options.require)) for text in texts]
+            found = self._model.generations(texts, options, counts=counts)
+        except UserError:  # phrases do not fit a text: the others are searched without it
+            if len(texts) == 1:
+                return [[]]
+            half = len(texts) // 2
+            return self._run(texts[:half], options) + self._run(texts[half:], options)
+        return [[output for output in outputs if output.failure is None] for outputs in found]
 
-    found = [first]
-    if options.num_groups == 1:
-        found += outputs(source.masked.text, wider)
-    complete = [output for output in found if source.is_kept_by(output)][:1]
-    if complete:
-        return complete[0]
-    for phrases in source.requirements(model.tgt_tokenizer):
-        new = outputs(source.masked.text, requiring(phrases))
-        complete += [output for output in new if source.is_kept_by(output)][:1]
-        found += new
-    text, targets = source.with_masked_terms(first)
-    masks = [[mask_id(model.tgt_tokenizer, mask)] for mask in count_masks(text) if targets]
-    for search in (wider, requiring(masks)) if targets else ():
-        new = [replace(one, text=unmask(one.text, targets)) for one in outputs(text, search)]
-        found += new
-        if kept := [output for output in new if source.is_kept_by(output)][:1]:
-            complete += kept
-            break
-    if complete:
-        return max(complete, key=lambda output: output.score)
-    return min(found, key=lambda output: len(source.missing_terms(output.text)))
+    def _counts(self, text: str, has_phrases: bool) -> Counts:
+        """How often an output has each mask, as the text has; and no digits, which are masked.
+
+        Args:
+            has_phrases: that are required, and may have digits.
+        """
+        if not self._counts_masks:
+            return {}
+        groups, digits = _mask_tokens(self._model.tgt_tokenizer)
+        masks = count_masks(text)
+        counts = {group: masks[mask] for mask, group in groups.items()}
+        return counts if has_phrases or re.search(r"[0-9]", text) else {**counts, digits: 0}
+
+
+@lru_cache(maxsize=8)
+def _mask_tokens(tokenizer: "Tokenizer") -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """The tokens of each mask of a source, and those with digits."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for character in CHARACTERS:
+        mask = source_mask(character) or character
+        groups[mask] = (*groups.get(mask, ()), mask_id(tokenizer, character))
+    pieces = tokenizer.token_texts.later
+    digits = tuple(token for token, piece in enumerate(pieces) if re.search(rb"[0-9]", piece))
+    return groups, digits

@@ -13,7 +13,15 @@ INTERNAL = frozenset(
         *("backend_for_row", "backend_with", "batches", "chat_encoder", "chat_rows", "check_ids"),
         *("check_lengths", "checked_glossary", "classify_rows", "completed", "default_options"),
         *("encode_pairs", "file_writer", "fill_rows", "first_id", "generations", "ids_with_masks"),
-        *("kept", "leave_out", "length_limit", "masked_rows", "request", "request_with"),
+        *(
+            "kept",
+            "kept_at_once",
+            "leave_out",
+            "length_limit",
+            "masked_rows",
+            "request",
+            "request_with",
+        ),
         *("rows_of", "stream_with", "target_ids", "to_generations"),
     )
 )

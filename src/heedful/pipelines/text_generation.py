@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Unpack, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest, Settings, own_stop_rule
 from heedful.errors import UserError, describe
-from heedful.generation.outputs import Failure, Hypothesis
+from heedful.generation.outputs import Counts, Failure, Hypothesis
 from heedful.options import Options
 from heedful.pipelines.base import NUM_WARNINGS, SavedModel, Texts
 from heedful.pipelines.batching import by_length, split_among
@@ -23,6 +23,7 @@ from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 from heedful.pipelines.requests import check_limits, prefixes_of, without_rows
 
 _SEEDS = 2**31
+Counted = Sequence[Counts] | None
 _PLAIN = {int, float, str, bool, type(None)}  # immutable: options of these can be cached
 
 
@@ -133,23 +134,21 @@ class Generator(SavedModel):
             ids = [[output.ids for output in outputs] for outputs in hypotheses]
             results = ids if resolved.num_return > 1 else [best for best, *_ in ids]
         else:
-            pairs = zip(batch, hypotheses, strict=True)
-            results = [self.to_generations(prompt, found, resolved) for prompt, found in pairs]
+            results = self.to_generations(batch, hypotheses, resolved)
             if not return_details:
                 results = texts_of(results, resolved.num_return)
         return results[0] if is_single else results
 
     def generations(
-        self, prompts: Texts, options: Options, *, reports: bool = True
+        self, prompts: Texts, options: Options, *, counts: Counted = None
     ) -> list[list[Generation]]:
         """`generate` with details of a list of prompts, by options of `completed`.
 
-        Without `reports` outputs that do not meet their constraints are not counted.
+        Those with `counts`, of each output, were not asked for: they have no messages, and run
+        eager where a backend given by name does not support them.
         """
-        rows: Iterable[Any] = prompts
-        found = self._begin(prompts, 0, options, waits=True, reports=reports)()
-        pairs = zip(rows, found, strict=True)
-        return [self.to_generations(prompt, found, options) for prompt, found in pairs]
+        found = self._begin(prompts, 0, options, waits=True, counts=counts)()
+        return self.to_generations(prompts, found, options)
 
     def iterate_generations(
         self, windows: Iterable[Texts], *, ahead: int = 0, **options: Unpack[GenerationKeywords]
@@ -171,9 +170,7 @@ class Generator(SavedModel):
         def complete(remaining: int) -> Iterator[list[Generation]]:
             while len(started) > remaining:
                 rows, wait = started.popleft()
-                prompt: Any
-                for prompt, outputs in zip(rows, wait(), strict=True):
-                    yield self.to_generations(prompt, outputs, resolved)
+                yield from self.to_generations(rows, wait(), resolved)
 
         try:
             for prompts in windows:
@@ -277,7 +274,7 @@ class Generator(SavedModel):
     # --- batches --------------------------------------------------------------------------------
 
     def _begin(
-        self, prompts: Texts, first: int, options: Options, *, waits: bool, reports: bool = True
+        self, prompts: Texts, first: int, options: Options, *, waits: bool, counts: Counted = None
     ) -> Callable[[], list[list[Hypothesis]]]:
         """Start the batches of a window; the returned function waits for all outputs, in order.
 
@@ -307,12 +304,12 @@ class Generator(SavedModel):
             index = indices[row]
             if options.on_output is not None and index not in reported:
                 reported.add(index)
-                generations = self.to_generations(prompts[index], outputs, options)
-                options.on_output(first + index, generations)
+                [found] = self.to_generations(prompts[index : index + 1], [outputs], options)
+                options.on_output(first + index, found)
 
         for indices in batches:
             batch = [rows[index] for index in indices]
-            request = self._request(batch, [first + index for index in indices], options)
+            request = self._request(batch, [first + i for i in indices], options, counts)
             if options.on_output is not None:
                 request = request._replace(on_output=partial(report, indices))
             backend = self._backend_for(batch, request)
@@ -333,7 +330,7 @@ class Generator(SavedModel):
                 batch = [rows[index] for index in indices]
                 for row, outputs in enumerate(self._completed(wait(), batch, request)):
                     for output in outputs:
-                        if reports and output.failure is not None:
+                        if counts is None and output.failure is not None:
                             number = options.number(request.prompt_numbers[row])
                             self._report_failure(output.failure, number)
                     results[indices[row]] = outputs
@@ -353,16 +350,23 @@ class Generator(SavedModel):
             UserError: options that a backend given by name does not support.
         """
         eager: GenerationBackend
-        if (backend := self.backend) is None:
-            eager = self.eager
-            return eager
-        reasons = backend.unsupported_reasons(rows, request)
-        if not reasons:
-            if rule := own_stop_rule(backend, request.options):
-                self._note_once(f"{backend.name} ends beams as by stop_rule={rule}")
-            return backend
-        if not self.has_net:
-            raise UserError(f"{'; '.join(reasons)}: leave it out, or take one of the models")
+        if (backend := self.backend) is not None:
+            reasons = backend.unsupported_reasons(rows, request)
+            if not reasons:
+                if rule := own_stop_rule(backend, request.options):
+                    self._note_once(f"{backend.name} ends beams as by stop_rule={rule}")
+                return backend
+            if not self.has_net:
+                raise UserError(f"{'; '.join(reasons)}: leave it out, or take one of the models")
+            if request.counts is None:
+                self._check_may_run_eager(backend, reasons, request)
+        eager = self.eager
+        return eager
+
+    def _check_may_run_eager(
+        self, backend: GenerationBackend, reasons: list[str], request: GenerationRequest
+    ) -> None:
+        """Note that a request runs eager; an error for options, if the backend is given by name."""
         if self.backend_is_named:
             of_options = backend.unsupported_reasons([], request.select([]))
             if of_options:
@@ -371,8 +375,6 @@ class Generator(SavedModel):
                     "run the net: backend=eager"
                 )
         self._note_once(f"{backend.name} cannot run this ({'; '.join(reasons)}), so it runs eager")
-        eager = self.eager
-        return eager
 
     def _completed(
         self, outputs: list[list[Hypothesis]], rows: list[list[int]], request: GenerationRequest
@@ -398,7 +400,7 @@ class Generator(SavedModel):
             logging.getLogger("heedful").warning(f"note: {text}")
 
     def _request(
-        self, rows: list[list[int]], numbers: list[int], options: Options
+        self, rows: list[list[int]], numbers: list[int], options: Options, counts: Counted = None
     ) -> GenerationRequest:
         """The request of a batch; `numbers`: the index of each row among all prompts."""
         request = self._last_request
@@ -412,6 +414,7 @@ class Generator(SavedModel):
             prompt_numbers=numbers,
             output_prefixes=prefixes_of(self, numbers, options),
             seeds=options.seeds(numbers),
+            counts=None if counts is None else [counts[number] for number in numbers],
         )
 
     def request(
@@ -424,15 +427,12 @@ class Generator(SavedModel):
         """`request` by options with the model's defaults."""
         return self._request(rows, list(range(len(rows))), self.completed(options))
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tgt_tokenizer.decode(list(ids))
-
     def to_generations(
-        self, prompt: str | Sequence[int], hypotheses: list[Hypothesis], options: Options
-    ) -> list[Generation]:
-        """The outputs of a prompt with their texts."""
-        decode = self._decode if self.has_tokenizer else None
-        return [to_generation(hypothesis, decode, options.stop) for hypothesis in hypotheses]
+        self, prompts: Texts, hypotheses: Sequence[list[Hypothesis]], options: Options
+    ) -> list[list[Generation]]:
+        """The outputs of each prompt with their texts."""
+        decode = self.tgt_tokenizer.decode if self.has_tokenizer else None
+        return [[to_generation(one, decode, options.stop) for one in found] for found in hypotheses]
 
     def _report_failure(self, failure: Failure, number: int) -> None:
         """Count an output that the constraints ended, and log a warning for the first ones.

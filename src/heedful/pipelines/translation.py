@@ -152,20 +152,35 @@ class Translator(Generator):
         return super().stream_with(prompt, options)
 
     def to_generations(
-        self, prompt: str | Sequence[int], hypotheses: list[Hypothesis], options: Options
-    ) -> list[Generation]:
-        """The outputs of a source with their texts, in which its pieces are as they were."""
-        outputs = super().to_generations(prompt, hypotheses, options)
-        return self.kept(prompt, outputs, options) if isinstance(prompt, str) else outputs
+        self, prompts: Texts, hypotheses: Sequence[list[Hypothesis]], options: Options
+    ) -> list[list[Generation]]:
+        """The outputs of each source with their texts, in which its pieces are as they were."""
+        outputs = super().to_generations(prompts, hypotheses, options)
+        return self.kept(prompts, outputs, options)
 
-    def kept(self, text: str, outputs: list[Generation], options: Options) -> list[Generation]:
-        """Outputs for a source, or its masks, with its pieces (`Options.keep`) and terms
-        (`Options.glossary`)."""
+    def kept(
+        self, sources: Texts, outputs: list[list[Generation]], options: Options
+    ) -> list[list[Generation]]:
+        """Outputs for each source, or its masks, with its pieces (`Options.keep`) and terms
+        (`Options.glossary`); those of lists of ids are unchanged."""
         if not self._keeps(options) and options.glossary is None:
             return outputs
         from heedful.pipelines.keeping import kept_generations
 
-        return kept_generations(self, text, outputs, options)
+        texts = {i: source for i, source in enumerate(sources) if isinstance(source, str)}
+        kept = kept_generations(self, [*texts.values()], [outputs[i] for i in texts], options)
+        of_texts = dict(zip(texts, kept, strict=True))
+        return [of_texts.get(index, found) for index, found in enumerate(outputs)]
+
+    def kept_at_once(
+        self, source: str, outputs: list[Generation], options: Options
+    ) -> list[Generation] | None:
+        """`kept` of one source, while others are in progress; None: it needs a further search."""
+        if not self._keeps(options) and options.glossary is None:
+            return outputs
+        from heedful.pipelines.keeping import kept_at_once
+
+        return kept_at_once(self, source, outputs, options)
 
     def _keeps(self, options: Options) -> bool:
         """True if pieces are masked; raises UserError for a wish that the model cannot meet."""

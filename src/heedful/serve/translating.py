@@ -350,20 +350,20 @@ async def translation_job(
         rows = [row for row, _ in items]
         settled: dict[int, list[Generation]] = {}
 
-        def kept(row: int, generations: list[Generation]) -> list[Generation]:
-            """The hypotheses of a row with its pieces and terms, which are searched for once."""
-            if row not in settled:
-                settled[row] = model.kept(items[row][1], generations, resolved)
-            return settled[row]
-
         def report_unaligned(row: int, generations: list[Generation]) -> None:
-            """Report the hypotheses of a row without alignments."""
-            report(row, (kept(row, generations), []))
+            """Report the hypotheses of a row without alignments, if there is no further search."""
+            kept = model.kept_at_once(items[row][1], generations, resolved)
+            if kept is not None:
+                settled[row] = kept
+                report(row, (kept, []))
 
         more: dict[str, Any] = {"on_output": report_unaligned} if unit is None else {}
         outputs = list(model.iterate_generations([rows], **options, **more))
         aligned = [[] for _ in rows] if unit is None else _alignments(model, items, outputs, unit)
-        return list(zip(map(kept, itertools.count(), outputs), aligned, strict=True))
+        left = [row for row in range(len(rows)) if row not in settled]
+        texts, found = [items[row][1] for row in left], [outputs[row] for row in left]
+        settled.update(zip(left, model.kept(texts, found, resolved), strict=True))
+        return [(settled[row], alignments) for row, alignments in enumerate(aligned)]
 
     sizes = list(map(len, rows))
     key = ("translate", unit, tuple(sorted(options.items())))

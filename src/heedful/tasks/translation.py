@@ -291,8 +291,8 @@ class Translation(Task):
                     **more,
                 )
                 beams = model.generations([row for _, row in own], options)
-            pairs = zip(own, beams, strict=True)
-            return [model.kept(text, outputs, options)[0].text for (text, _), outputs in pairs]
+            kept = model.kept([text for text, _ in own], beams, options)
+            return [best.text for best, *_ in kept]
 
         for target in dict.fromkeys(targets):  # a search has one target language
             indices = [index for index, one in enumerate(targets) if one == target]

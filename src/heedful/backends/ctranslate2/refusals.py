@@ -41,6 +41,8 @@ def option_reasons(request: GenerationRequest, family: str) -> list[str]:
     is_grammar = options.regex is not None or options.json_schema is not None
     if options.prefix_function is not None and not is_grammar:
         reasons.append("it has no option prefix_function")
+    if request.counts is not None:
+        reasons.append("it cannot count tokens")
     if request.banned_texts is not None:
         reasons.append("it bans tokens, but not the texts of option banned")
     if options.by_beams:

@@ -19,6 +19,7 @@ from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import TargetScores, score_targets
 from heedful.generation.constrained import constrained_beam_search, least_beam_size
+from heedful.generation.exact_counts import ExactCounts
 from heedful.generation.outputs import Hypothesis, StopStrings
 from heedful.generation.rules import RULES_BY_OPTION, sampling_rules
 from heedful.generation.sampling import sample, sample_steps
@@ -316,6 +317,8 @@ def _rules(request: GenerationRequest, *, include_prompt: bool) -> list[Rule]:
     if request.banned_texts is not None:
         rules.append(request.banned_texts)
     rules += sampling_rules(min_tokens_to_keep=options.min_tokens_to_keep, **values)
+    if request.counts is not None:
+        rules.append(ExactCounts(request.counts))
     if request.forced_bos_id is not None:
         rules.append(ForcedTokens({0: request.forced_bos_id}, certain=True))
     if request.forced_eos_id is not None:
