@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from heedful.data.tokenizer import Tokenizer
     from heedful.pipelines.translation import Translator
 
-# Of further beam searches. The output with all masks is the best one; terms may be in another one.
-_BEAM_SIZE, _WITH_TERMS = 3, 5
+# Least beams of a further search. The output with all masks is the best one; terms may be in
+# another one.
+_BEAM_SIZE, _WITH_TERMS = 2, 5
 _CHOICES = 8  # of alternatives of terms that are required, each in a search of its own
 # With these a search cannot be repeated for one text.
 _OF_ALL_TEXTS = ("prefixes", "forced", "prefix_function", "draft")
