@@ -12,7 +12,7 @@ from heedful.documents.segments import Document, Origin, Result, Segment
 from heedful.documents.sentences import Fits
 from heedful.documents.split_segments import SplitSegment
 from heedful.documents.word_links import TokenAlignment
-from heedful.fidelity import Reason, differences, mask_text, with_accelerator
+from heedful.fidelity import Reason, differences, with_accelerator
 from heedful.fidelity.quality import quality
 from heedful.progress import track
 
@@ -283,7 +283,7 @@ def fits_model(translator: Any, *, keep: bool = True) -> Fits:
     def fits(text: str) -> bool:
         """True for at most `limit` tokens. Of ASCII each has a character or more, but for a space
         that the tokenizer puts before the text."""
-        form = text if masked is None else mask_text(text, masked.patterns).text
+        form = text if masked is None else masked.mask(text).text
         return (form.isascii() and len(form) < limit) or len(tokenizer.encode(form)) <= limit
 
     return fits

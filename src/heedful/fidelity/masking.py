@@ -30,6 +30,9 @@ _MASK = re.compile(r"[\uE000-\uE07F]")
 _NUMBERS = r"[0-9\uE000-\uE03F]"  # digits, and the masks of numbers
 _BESIDE_WORDS = re.compile(r"(?<=[\uE000-\uE07F])(?=\w)|(?<=\w)(?=[\uE000-\uE07F])")
 _JOINED = re.compile(rf"(?<={_NUMBERS})(?=[\uE000-\uE03F])|(?<=[\uE000-\uE03F])(?=[0-9])")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_WORDS_IN_CAPITALS = 3  # fewer are often abbreviations
+_FIRST_LETTER = re.compile(r"(?:^|[.!?]\s+)[\W\d_]*[^\W\d_]")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,22 @@ class Keep:
 
     patterns: tuple[str, ...] = ()
 
+    def mask(self, text: str, terms: Sequence[tuple[int, int, str]] = ()) -> "Masked":
+        """Mask all pieces of a text that is translated; capitals are read as a sentence.
+
+        Few texts of the training are in capitals, so that a model does not know their words. The
+        translation is then put in capitals (`Masked.cased`).
+
+        Args:
+            terms: see `mask_text`.
+        """
+        masked = mask_text(text, self.patterns, terms)
+        if not masked.text.isupper() or len(_WORD.findall(masked.text)) < _WORDS_IN_CAPITALS:
+            return masked
+        lowered = "".join(map(_lower, masked.text))
+        sentence = _FIRST_LETTER.sub(lambda match: match[0].upper(), lowered)
+        return Masked(sentence, masked.pieces, is_in_capitals=True)
+
 
 @dataclass(frozen=True)
 class Masked:
@@ -49,10 +68,28 @@ class Masked:
 
     Attributes:
         pieces: the text of each mask.
+        is_in_capitals: the text was in capitals, and is now a sentence of equal length.
     """
 
     text: str
     pieces: dict[str, str]
+    is_in_capitals: bool = False
+
+    def cased(self, output: str) -> str:
+        """A translation with masks, in capitals if the text was; of equal length."""
+        return "".join(map(_upper, output)) if self.is_in_capitals else output
+
+
+def _lower(character: str) -> str:
+    """The small letter, if it is one character."""
+    other = character.lower()
+    return other if len(other) == 1 else character
+
+
+def _upper(character: str) -> str:
+    """The capital, if it is one character; of ß the one that German has since 2017."""
+    other = "ẞ" if character == "ß" else character.upper()
+    return other if len(other) == 1 else character
 
 
 def has_masks(text: str) -> bool:

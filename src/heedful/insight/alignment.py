@@ -11,7 +11,7 @@ from jaxtyping import Float
 from heedful.backends.torch.cached_net import checked_start_ids
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.fidelity import mask_text, unmask
+from heedful.fidelity import unmask
 from heedful.insight.plots import heat_map, new_figure
 from heedful.insight.reading import Text, check_index, pieces, read
 from heedful.pipelines.alignment import cross_attention, decoded_spans, encoded_spans
@@ -159,7 +159,7 @@ def align(
         texts = [None if given is None else given[index] for given in (source_texts, target_texts)]
         masks: dict[str, str] = {}
         if model.metadata.keep is not None and texts[0] is not None:
-            masked = mask_text(texts[0], model.metadata.keep.patterns)
+            masked = model.metadata.keep.mask(texts[0])
             texts, masks = [masked.text, None], masked.pieces
         alignment = _by_unit(model, own, source, target[: len(own)], texts, unit)
         if masks:

@@ -15,7 +15,7 @@ from heedful.backends.torch.cached_net import checked_start_ids, right_padded
 from heedful.data.decoding import GrowingText
 from heedful.data.tokenizer import Tokenizer
 from heedful.documents.word_links import TokenAlignment
-from heedful.fidelity import Masked, mask_text, unmask
+from heedful.fidelity import Masked, unmask
 from heedful.options import Options
 from heedful.parts.tokens import Tokens
 from heedful.pipelines.generations import Generation
@@ -50,7 +50,7 @@ def token_alignments(
         weights = cross_attention(model, [sources[index] for index in part], read, layers)
         for index, table in zip(part, weights.cpu().numpy(), strict=True):
             text, ids = texts[index], outputs[index].ids
-            masked = Masked(text, {}) if keep is None else mask_text(text, keep.patterns)
+            masked = Masked(text, {}) if keep is None else keep.mask(text)
             own = table[len(start) - 1 : len(start) - 1 + len(ids), : len(sources[index])]
             found[index] = _alignment(model, own, sources[index], outputs[index], masked)
     return found
@@ -102,7 +102,7 @@ def _alignment(
         decoded = model.src_tokenizer.decode(source)
         spans = _moved(spans, decoded, masked.text)
     ids = output.ids[: len(weights)]
-    written = model.tgt_tokenizer.decode(ids)
+    written = masked.cased(model.tgt_tokenizer.decode(ids))
     target = _unmasked(decoded_spans(model.tgt_tokenizer, ids), written, masked.pieces)
     target = _moved(target, unmask(written, masked.pieces), output.text.strip())
     return TokenAlignment(_unmasked(spans, masked.text, masked.pieces), target, weights)

@@ -19,7 +19,6 @@ from heedful.fidelity import (
     count_masks,
     differences,
     mask_id,
-    mask_text,
     place_masks,
     separate_masks,
     unmask,
@@ -135,7 +134,7 @@ class Source:
         self.text, self._keep, self._glossary = text, keep, glossary
         self.patterns = () if keep is None else keep.patterns
         self.terms = [] if glossary is None else glossary.find(text, self.patterns)
-        self.masked = Masked(text, {}) if keep is None else mask_text(text, self.patterns)
+        self.masked = Masked(text, {}) if keep is None else keep.mask(text)
         self.masks = count_masks("" if keep is None else self.masked.text)
         self._right: dict[str, str] = {}  # outputs that keep all, with pieces
 
@@ -148,7 +147,7 @@ class Source:
             return True
         if count_masks(output.text) != self.masks:
             return False
-        restored = unmask(output.text, self.masked.pieces)
+        restored = unmask(self.masked.cased(output.text), self.masked.pieces)
         if differences(self.text, restored, self.patterns):
             return False
         self._right[output.text] = restored
@@ -166,7 +165,8 @@ class Source:
         if self._keep is not None:
             text, wrong = self._with_pieces(text)
             reasons += wrong
-        for term in self.missing_terms(text):
+        # Terms in capitals are not found.
+        for term in self.missing_terms(output.text if self.masked.is_in_capitals else text):
             forms = " or ".join(term.targets)
             reasons.append(Reason("term", {"term": term.sources[0], "translations": forms}))
         return replace(output, text=text, reasons=tuple(reasons))
@@ -175,7 +175,7 @@ class Source:
         """An output with pieces in place of masks, and reasons, where its pieces are wrong."""
         if output in self._right:
             return with_accelerator(self.text, self._right[output]), []
-        placed, reasons = place_masks(self.masked, output)
+        placed, reasons = place_masks(self.masked, self.masked.cased(output))
         text = unmask(placed, self.masked.pieces)
         wrong = differences(self.text, text, self.patterns)
         if wrong:  # an address that a word continues, for example
@@ -196,7 +196,7 @@ class Source:
             for one in self.terms
             if one.term in missing and not any(one.start <= at < one.end for at in pieces)
         ]
-        masked = mask_text(self.text, self.patterns, terms)
+        masked = self._keep.mask(self.text, terms)
         own = {m: target for m, target in masked.pieces.items() if m not in self.masked.pieces}
         return masked.text, own
 

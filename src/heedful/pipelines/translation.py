@@ -10,7 +10,7 @@ from heedful.data.invisible import is_blank
 from heedful.data.language_tags import is_same_language, matching_tag
 from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
-from heedful.fidelity import Glossary, mask_text
+from heedful.fidelity import Glossary
 from heedful.generation.outputs import Hypothesis
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
@@ -193,7 +193,7 @@ class Translator(Generator):
         assert self.metadata.keep is not None
         if not isinstance(prompt, str):
             return prompt
-        return mask_text(prompt, self.metadata.keep.patterns).text
+        return self.metadata.keep.mask(prompt).text
 
     def first_id(self, options: Options) -> int | None:
         """See `Generator.first_id`: the token of the target language, where each has one."""

@@ -20,7 +20,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, metric_problem, usable_metric
 from heedful.evaluation.sharing import current_shares
-from heedful.fidelity import CHARACTERS, Keep, has_mask_tokens, mask_text
+from heedful.fidelity import CHARACTERS, Keep, has_mask_tokens
 from heedful.fidelity.rows import MaskedPairs
 from heedful.files import write_json, write_lines
 from heedful.pipelines import Limits, ModelMetadata, Translator
@@ -267,8 +267,7 @@ class Translation(Task):
         if self.keep is None:
             ids = tokenizer.encode_batch(texts)
         else:
-            patterns = self.keep.patterns
-            ids = tokenizer.encode_batch([mask_text(text, patterns).text for text in texts])
+            ids = tokenizer.encode_batch([self.keep.mask(text).text for text in texts])
         sources = [
             (text, tokenizer.encode_target([*tags.get(row.get(CORPUS, ""), ()), *row_ids]))
             for text, row, row_ids in zip(texts, rows, ids, strict=True)
