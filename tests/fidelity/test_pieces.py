@@ -11,6 +11,7 @@ WHOLE = [
     *("<b>", "</b>", "<br/>", "<BR>", '<a href="x?y=1">', "<!-- a > b -->", "<ui:item/>"),
     *("&nbsp;", "&#160;", "&#xA0;", "user@example.org", "*.odt", "readme.html"),
     *("https://example.org/a?b=c#d", "mailto:a@b.org", "1", "1,000.5", "3.4.5", "007"),
+    *("--help", "--no-messages", "--utf8-out"),
 ]
 
 
@@ -18,7 +19,7 @@ WHOLE = [
 @pytest.mark.parametrize("around", ["{}", "See {} here.", "({})", "“{}”,", "{}.", "für{}用"])
 def test_a_piece_is_found_whole_in_any_surroundings(piece: str, around: str) -> None:
     text = around.replace("{}", piece)
-    letters_join = piece[0].isalnum() and around.startswith("für")
+    letters_join = (piece[0].isalnum() or piece[:2] == "--") and around.startswith("für")
     if letters_join and not piece[0].isdigit():
         return  # an address or a file name begins at the beginning of a word
     if around.startswith("für") and piece[-1].isalpha():
@@ -41,6 +42,7 @@ def test_a_piece_is_found_whole_in_any_surroundings(piece: str, around: str) -> 
             "$ and #",
         ),
         *("e.g. this", "a {b c} d", "C# and F#", "x_1", "…", "", "a@b", "$50", "$5.99"),
+        *("he went--so", "he -- so", "a --Not b", "---x", "so--"),
     ],
 )
 def test_text_is_no_placeholder(text: str) -> None:

@@ -53,11 +53,12 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "braces": ("placeholder", r"\{\{[^{}]+\}\}|\{(?:\w+(?:[.:,!\[][^{}]*)?)?\}"),
     "marker": ("placeholder", r"#[A-Z][A-Z0-9_]+#|\[X\d+X\]"),  # the second of Weblate
     "file name": ("placeholder", rf"(?<!\w)\*\.\w+|\b[\w-]+\.(?:{_FILE_TYPES})\b"),
+    "option": ("placeholder", r"(?<![\w-])--[a-z][a-z\d]*(?:-[a-z\d]+)*(?![\w-])"),
     "number": ("number", r"\d+(?:[.,]\d+)*"),
 }
 # Each pattern matches one of these signs (a point or colon before a space is none): most texts have
 # none, and are not searched for patterns.
-_SIGNS = re.compile(r"[\d<$%{&#@*\[.:](?:(?<![.:])|(?=\S))")
+_SIGNS = re.compile(r"[\d<$%{&#@*\[.:](?:(?<![.:])|(?=\S))|--[a-z]")
 
 
 @dataclass(frozen=True)
