@@ -5,6 +5,7 @@ import json
 import runpy
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -601,8 +602,8 @@ def test_localization(bench: Bench, tmp_path: Path) -> None:
                           "--languages", "de", "--backends", "eager", "ctranslate2",
                           "--longer", "6")  # fmt: skip
     rates = content["languages"]["de"]["sentences per second by round"]
-    names = {f"{name} {how}" for name in ("eager", "ctranslate2") for how in ("with", "without")}
-    assert rates.keys() == names
+    kinds = ("eager", "ctranslate2"), ("greedy", "beam of 5"), ("with", "without")
+    assert rates.keys() == {f"{name}, {search} {how}" for name, search, how in product(*kinds)}
     for test, count in (("messages", 1), ("paragraphs of help", 4)):
         systems = content["languages"]["de"]["tests"][test]
         assert systems["localization"]["kept"]["all"] == [count, count]
