@@ -19,7 +19,7 @@ from heedful.fidelity.pieces import counts
 from heedful.insight.alignment import align
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
-from heedful.pipelines.keeping import kept_generations
+from heedful.pipelines.keeping import _Searches, kept_generations
 from heedful.recipe_files import recorded_recipe
 
 SOURCES = ["Open %s on page 12", "1,000.5 of {n} <b>a</b>", "no piece", "7 7 %1$s (see X-12)", ""]
@@ -117,21 +117,43 @@ def test_texts_in_capitals_are_read_as_sentences(model: Translator) -> None:
     assert other is not None
     assert alignment.source == other.source
     assert alignment.target == other.target
+    [links] = align(model, model.prompt_ids([capitals]), [output.ids], source_texts=[capitals])
+    assert links.source[0] == "SCHLIEẞ"
+
+
+def test_outputs_that_the_limit_cut_are_not_found(model: Translator) -> None:
+    """With a glossary one in place of a complete output had more terms, and no end."""
+    keep = model.metadata.keep
+    assert keep is not None
+    texts = [keep.mask(text).text for text in ("a %s %s %d %d {n} 1 2 3", "no piece")]
+    options = model.options(max_new_tokens=2, glossary={"piece": "auf"})
+    found = _Searches(model, model.completed(options)).outputs(texts)
+    assert found[0] == []
+    assert all(output.finished for output in found[1])
 
 
 def test_capitals_that_are_no_sentence_stay() -> None:
     keep = Keep()
-    for text in (
-        "SQL SERVER",
-        "Die DATEI DER SEITE",
-        "12 34 56",
-        "日本語 の 文",
-        "%PROD_NAME %S A",
-    ):
+    texts = [
+        *("SQL SERVER", "Die DATEI DER SEITE", "12 34 56", "日本語 の 文", "%PROD_NAME %S A"),
+        *(
+            "请打开 USB 和 PDF 文件",
+            "USB ケーブルを接続してください。次に電源",
+            "افتح ملف PDF الآن",
+        ),
+        *("JPG PNG BMP GIF", "USB HDMI RGB VGA", "BSD GPL LGPL"),
+        *("OPEN THE FILE README.TXT NOW", "VISIT HTTP://EXAMPLE.COM/ABC FOR MORE"),
+        f"PLEASE OPEN {CHARACTERS[0]} WITH %S AND {{NAME}}",
+    ]
+    for text in texts:
         assert keep.mask(text) == mask_text(text)
-    masked = keep.mask("NICHT 5 MAẞE. NEIN!")
-    assert masked.text == f"Nicht {CHARACTERS[0]} maße. Nein!"
-    assert masked.cased("straße ŉ ﬁ") == "STRAẞE ŉ ﬁ", "of equal length"
+    masked = keep.mask("NICHT 5 MAẞE. NEIN DANKE!")
+    assert masked.text == f"Nicht {CHARACTERS[0]} maße. Nein danke!"
+    assert masked.cased("straße ŉ ﬁ 5 µm") == "STRAẞE ŉ ﬁ 5 µM", "of equal length"
+    assert masked.cased("see https://a.org/x or %s") == "SEE https://a.org/x OR %s"
+    assert masked.cased("dosyaları sil") == "DOSYALARI SİL"
+    assert keep.mask("İKİ AÇIK DOSYA").text == "İki açık dosya"
+    assert keep.mask("ΕΔΩ Ο ΟΔΥΣΣΕΥΣ ΜΕΝΕΙ").text == "Εδω ο οδυσσευς μενει"
 
 
 def test_the_run_is_of_masked_pairs_and_shows_texts(run: Path) -> None:
@@ -318,7 +340,7 @@ def test_masks_are_placed_beside_spaces() -> None:
             ["b"],
             "Seite",
             "x %s",
-            ["wider", "required", "required", "wider"],
+            ["wider", *["required"] * 4, "wider"],
             None,
         ),
     ],

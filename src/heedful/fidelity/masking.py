@@ -30,8 +30,8 @@ _MASK = re.compile(r"[\uE000-\uE07F]")
 _NUMBERS = r"[0-9\uE000-\uE03F]"  # digits, and the masks of numbers
 _BESIDE_WORDS = re.compile(r"(?<=[\uE000-\uE07F])(?=\w)|(?<=\w)(?=[\uE000-\uE07F])")
 _JOINED = re.compile(rf"(?<={_NUMBERS})(?=[\uE000-\uE03F])|(?<=[\uE000-\uE03F])(?=[0-9])")
-_WORD = re.compile(r"[^\W\d_]{2,}")
-_WORDS_IN_CAPITALS = 3  # fewer are often abbreviations
+_LETTERS = re.compile(r"[^\W\d_]{2,}")
+_TURKISH = frozenset("ıİğĞ")  # letters of Turkish and Azerbaijani, whose capital of i has a dot
 _FIRST_LETTER = re.compile(r"(?:^|[.!?]\s+)[\W\d_]*[^\W\d_]")
 
 
@@ -55,10 +55,13 @@ class Keep:
             terms: see `mask_text`.
         """
         masked = mask_text(text, self.patterns, terms)
-        if not masked.text.isupper() or len(_WORD.findall(masked.text)) < _WORDS_IN_CAPITALS:
+        if not _is_in_capitals(masked.text) or has_masks(text):
             return masked
-        lowered = "".join(map(_lower, masked.text))
-        sentence = _FIRST_LETTER.sub(lambda match: match[0].upper(), lowered)
+        lowered = _lowered(masked.text)
+        # Such as a file name, which is not recognized in capitals.
+        if any(not has_masks(piece.text) for piece in find_pieces(lowered, self.patterns)):
+            return masked
+        sentence = _FIRST_LETTER.sub(lambda m: masked.text[m.start() : m.end()], lowered)
         return Masked(sentence, masked.pieces, is_in_capitals=True)
 
 
@@ -76,20 +79,42 @@ class Masked:
     is_in_capitals: bool = False
 
     def cased(self, output: str) -> str:
-        """A translation with masks, in capitals if the text was; of equal length."""
-        return "".join(map(_upper, output)) if self.is_in_capitals else output
+        """A translation with masks, in capitals if the text was; of equal length. Pieces of terms
+        stay as they are."""
+        if not self.is_in_capitals:
+            return output
+        parts, end = [], 0
+        for piece in find_pieces(output):
+            parts += [_raised(output[end : piece.start]), piece.text]
+            end = piece.end
+        return "".join([*parts, _raised(output[end:])])
 
 
-def _lower(character: str) -> str:
-    """The small letter, if it is one character."""
-    other = character.lower()
-    return other if len(other) == 1 else character
+def _is_in_capitals(text: str) -> bool:
+    """True for a text of three words or more in capitals, which are not all abbreviations."""
+    letters = [character for character in text if character.isalpha()]
+    if not text.isupper() or any(c.lower() == c.upper() for c in letters):
+        return False
+    lengths = sorted(map(len, _LETTERS.findall(text)))
+    return len(lengths) >= 3 and (lengths[-1] >= 6 or lengths[-2] >= 4)
 
 
-def _upper(character: str) -> str:
-    """The capital, if it is one character; of ß the one that German has since 2017."""
-    other = "ẞ" if character == "ß" else character.upper()
-    return other if len(other) == 1 else character
+def _lowered(text: str) -> str:
+    """Capitals in small letters; of equal length."""
+    if not _TURKISH.isdisjoint(text):
+        text = text.replace("I", "ı").replace("İ", "i")
+    lowered = text.lower()  # which knows the last letter of Greek words
+    if len(lowered) == len(text):
+        return lowered
+    return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
+
+
+def _raised(text: str) -> str:
+    """A text in capitals; of equal length: of ß the capital that German has since 2017."""
+    if not _TURKISH.isdisjoint(text):
+        text = text.replace("i", "İ")
+    text = text.replace("ß", "ẞ")
+    return "".join(c.upper() if len(c.upper()) == 1 and c != "µ" else c for c in text)
 
 
 def has_masks(text: str) -> bool:

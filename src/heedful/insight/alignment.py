@@ -11,7 +11,7 @@ from jaxtyping import Float
 from heedful.backends.torch.cached_net import checked_start_ids
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.fidelity import unmask
+from heedful.fidelity import Masked, unmask
 from heedful.insight.plots import heat_map, new_figure
 from heedful.insight.reading import Text, check_index, pieces, read
 from heedful.pipelines.alignment import cross_attention, decoded_spans, encoded_spans
@@ -157,14 +157,16 @@ def align(
         first = len(start) - (at == "output")
         own = table[first : first + len(target), : len(source)]
         texts = [None if given is None else given[index] for given in (source_texts, target_texts)]
-        masks: dict[str, str] = {}
+        masked: Masked | None = None
         if model.metadata.keep is not None and texts[0] is not None:
             masked = model.metadata.keep.mask(texts[0])
-            texts, masks = [masked.text, None], masked.pieces
+            texts = [masked.text, None]
         alignment = _by_unit(model, own, source, target[: len(own)], texts, unit)
-        if masks:
+        if masked is not None:
             units = alignment.source, alignment.target
-            src, tgt = (tuple(unmask(one, masks) for one in side) for side in units)
+            src, tgt = (
+                tuple(unmask(masked.cased(one), masked.pieces) for one in side) for side in units
+            )
             alignment = replace(alignment, source=src, target=tgt)
         alignments.append(alignment)
     return alignments

@@ -250,10 +250,12 @@ def _search_again(
             complete[index] += _first_kept(sources[index], outputs)
 
     choices = {i: sources[i].required_terms(model.tgt_tokenizer) for i in lacking}
-    for number in range(_CHOICES):
-        own = [i for i in lacking if number < len(choices[i])]
-        texts, phrases = [masked[i] for i in own], [choices[i][number] for i in own]
-        add(own, searches.outputs(texts, phrases))
+    for requires_masks in (False, True):  # where no output with exact counts ends
+        tried = [i for i in lacking if not requires_masks or (sources[i].masks and not complete[i])]
+        for number in range(_CHOICES):
+            own = [i for i in tried if number < len(choices[i])]
+            phrases = [choices[i][number] for i in own]
+            add(own, searches.outputs([masked[i] for i in own], phrases, requires_masks))
     with_terms = {i: sources[i].with_masked_terms(firsts[i]) for i in lacking}
     own = [i for i, (_, targets) in with_terms.items() if targets]
     new = searches.outputs([with_terms[i][0] for i in own])
@@ -298,13 +300,20 @@ class _Searches:
         )
 
     def outputs(
-        self, texts: Sequence[str], phrases: Sequence[list[list[int]]] | None = None
+        self,
+        texts: Sequence[str],
+        phrases: Sequence[list[list[int]]] | None = None,
+        requires_masks: bool = False,
     ) -> list[list[Generation]]:
         """The outputs of each text that meet their constraints.
 
         Args:
             phrases: that are required in the outputs of each text.
+            requires_masks: masks are required like phrases, and others are not forbidden.
         """
+        if phrases is not None and requires_masks:
+            masks = [self._mask_ids(text) for text in texts]
+            phrases = [[*own, *more] for own, more in zip(masks, phrases, strict=True)]
         groups: dict[str, list[int]] = {}
         for index in filter(lambda index: self._fits(texts[index]), range(len(texts))):
             groups.setdefault("" if phrases is None else repr(phrases[index]), []).append(index)
@@ -314,7 +323,7 @@ class _Searches:
             if phrases is not None:
                 required = [*options.require, *phrases[indices[0]]]
                 options = replace(options, require=required, coverage_penalty=0.0)
-            found = self._run([texts[index] for index in indices], options)
+            found = self._run([texts[index] for index in indices], options, not requires_masks)
             for index, outputs in zip(indices, found, strict=True):
                 results[index] = outputs
         return results
@@ -325,16 +334,27 @@ class _Searches:
         except UserError:  # too long
             return False
 
-    def _run(self, texts: list[str], options: Options) -> list[list[Generation]]:
+    def _mask_ids(self, text: str) -> list[list[int]]:
+        """A phrase for each mask of a text."""
+        if not self._counts_masks:
+            return []
+        tokenizer = self._model.tgt_tokenizer
+        return [[mask_id(tokenizer, mask)] for mask in count_masks(text).elements()]
+
+    def _run(self, texts: list[str], options: Options, has_counts: bool) -> list[list[Generation]]:
         try:
             counts = [self._counts(text, bool(options.require)) for text in texts]
+            counts = counts if has_counts else [{} for _ in texts]
             found = self._model.generations(texts, options, counts=counts)
         except UserError:  # phrases do not fit a text: the others are searched without it
             if len(texts) == 1:
                 return [[]]
             half = len(texts) // 2
-            return self._run(texts[:half], options) + self._run(texts[half:], options)
-        return [[output for output in outputs if output.failure is None] for outputs in found]
+            return self._run(texts[:half], options, has_counts) + self._run(
+                texts[half:], options, has_counts
+            )
+        # Where the end is forbidden without a mask, an output may be cut by the limit of tokens.
+        return [[output for output in outputs if output.finished] for outputs in found]
 
     def _counts(self, text: str, has_phrases: bool) -> Counts:
         """How often an output has each mask, as the text has; and no digits, which are masked.
