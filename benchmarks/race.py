@@ -7,7 +7,7 @@ stopped by the clock. The clock counts all that the user waits for: vocabularies
 tool's own validation. Checkpoints are kept as they appear and are evaluated afterwards.
 
 A race is kept in a folder of --runs; a system that is finished is not repeated, and the page is
-written from all races that are there, and from those of the last page that are not. Without
+written from all results that are there, and from those of the last page that are not. Without
 --systems only the page is written again.
 """
 
@@ -44,6 +44,7 @@ def main() -> None:
     environments = (arguments.environments or runs / "environments").absolute()
     for name in arguments.install:
         race_environments.install(environments, name, arguments.torch_build)
+    ran: set[str] = set()
     for name in arguments.tasks if arguments.systems else ():
         task = TASKS[name]
         data = (arguments.data / task.folder).absolute()
@@ -64,8 +65,9 @@ def main() -> None:
                     continue
                 job = Job(python, folder, corpus, data, arguments.threads, arguments.quick)
                 record = race(system, job, minutes)
+                ran.add(folder.parent.name)
                 score(task, system, job, parts, record, arguments.points)
-    write_page(runs, environments, arguments)
+    write_page(runs, environments, arguments, ran)
 
 
 def systems_of(task: Task, wanted: Sequence[str]) -> list[System]:
@@ -100,7 +102,7 @@ def parse() -> argparse.Namespace:
     add("--points", type=int, default=POINTS, help="checkpoints of a system that are scored")
     add("--install", type=names, default=[], help="peers to install, or to try again")
     add("--torch-build", default=race_environments.BUILD, help="of the peers; +cpu, or ''")
-    add("--note", default="", help="the machine and what else ran on it, for the page")
+    add("--note", default="", help="the machine and its load, for races run now or without one")
     add("--results", type=Path, default=RESULTS, help="folder of the page")
     add("--quick", action="store_true", help="a smoke test: figures are meaningless")
     arguments = parser.parse_args()

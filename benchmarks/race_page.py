@@ -3,7 +3,7 @@
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,21 @@ DASH = "–"
 NAME = "race"
 
 
-def write_page(runs: Path, environments: Path, arguments: argparse.Namespace) -> None:
-    """Write race.md, race.json and race.svg: the races in `runs`, and others of the last page."""
+def write_page(
+    runs: Path, environments: Path, arguments: argparse.Namespace, ran: Collection[str] = ()
+) -> None:
+    """Write race.md, race.json and race.svg: the results in `runs`, and others of the last page.
+
+    Args:
+        ran: races that are noted anew; another one in `runs` keeps a note that it has.
+    """
     new = read_races(runs)
     if not new:
         raise SystemExit(f"{runs} holds no finished race: give --systems and --data")
     last = last_page(arguments.results)
-    races = in_order({**last["races"], **new})
-    notes = last["notes"] | (dict.fromkeys(new, arguments.note) if arguments.note else {})
+    races = in_order(merged(last["races"], new))
+    noted = {name for name in new if name in ran or not last["notes"].get(name)}
+    notes = last["notes"] | (dict.fromkeys(noted, arguments.note) if arguments.note else {})
     notes = {name: notes[name] for name in races if notes.get(name)}
     peers = race_environments.installed(environments)
     failed = {name: error for name, error in last["not_installed"].items() if name not in peers}
@@ -82,6 +89,15 @@ def read_races(runs: Path) -> Races:
         races.setdefault(path.parents[1].name, []).append(record)
     for records in races.values():
         records.sort(key=rank)
+    return races
+
+
+def merged(last: Races, new: Races) -> Races:
+    """The systems of both for each race, the best first; a new result replaces the last one."""
+    races: Races = {}
+    for name in {**last, **new}:
+        records = {one["system"]: one for one in (*last.get(name, ()), *new.get(name, ()))}
+        races[name] = sorted(records.values(), key=rank)
     return races
 
 

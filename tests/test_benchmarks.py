@@ -854,8 +854,10 @@ def test_race_of_a_stub_and_heedful(bench: Bench, tmp_path: Path, text: Path) ->
     runs = tmp_path / "race"
     words = ["--data", str(tmp_path / "data"), "--runs", str(runs), "--tasks", "multi30k"]
     words += ["--points", "3", "--threads", "1"]
-    bench("race", *words, "--minutes", "0.1", "--systems", "stub")
-    page, data = bench("race", *words, "--minutes", "5", "--systems", "heedful")
+    bench("race", *words, "--minutes", "0.1", "--systems", "stub", "--note", "A quiet core.")
+    note = ["--note", "A busy core."]
+    page, data = bench("race", *words, "--minutes", "5", "--systems", "heedful", *note)
+    assert [*data["notes"].values()] == ["A quiet core.", "A busy core."]
     assert data["command"].startswith("python benchmarks/race.py --quick --data DATA --runs RUNS")
     short, long = (data["races"][f"multi30k-{name}min-1threads"] for name in ("0.1", "5"))
     (stub,), (heedful,) = short, long

@@ -301,6 +301,35 @@ def test_the_page_keeps_the_races_of_other_tasks(
     assert page.index("A quiet core.") < page.index("## SST-2") < page.index("A busy core.")
 
 
+def test_the_page_keeps_other_systems_of_a_race_and_its_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import race_page
+
+    monkeypatch.setattr("sys.argv", ["race.py"])
+    monkeypatch.setattr(race_page, "draw_chart", lambda races, path: None)
+    long, short = "multi30k-120min-1threads", "multi30k-30min-1threads"
+
+    def write(folder: str, name: str, result: dict[str, Any], note: str, *ran: str) -> Any:
+        path = tmp_path / folder / name / result["system"] / "result.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result))
+        arguments = argparse.Namespace(results=tmp_path, note=note, data=None)
+        arguments.runs = arguments.environments = tmp_path / folder
+        race_page.write_page(arguments.runs, arguments.runs, arguments, ran)
+        return json.loads((tmp_path / "race.json").read_text(encoding="utf-8"))
+
+    write("one", short, record("heedful", {300: 10.0}), "A quiet core.", short)
+    write("one", short, record("eole", {300: 20.0}), "", short)
+    data = write("two", short, record("heedful", {300: 30.0}), "")
+    scores = [(one["system"], one["scores"]["step-0"]["bleu"]) for one in data["races"][short]]
+    assert scores == [("heedful", 30.0), ("eole", 20.0)]
+    data = write("two", long, record("heedful", {}, minutes=120.0), "A busy core.", long)
+    assert data["notes"] == {short: "A quiet core.", long: "A busy core."}
+    data = write("two", long, record("eole", {}, minutes=120.0), "A new core.", long)
+    assert data["notes"] == {short: "A quiet core.", long: "A new core."}
+
+
 NANOGPT = """\
 1.0\t$ python train.py --out_dir=probe
 2.0\tstep 0: train loss 4.2, val loss 4.2

@@ -487,6 +487,43 @@ def test_markdown_of_other_programs_keeps_its_meaning() -> None:
     assert counts.skipped == {"lines of extensions of Markdown": 6}
 
 
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("Open the file $HOME/$USER and $HOME/${USER} now.", []),
+        ("It costs US$5, or A$ 6 for all files.", []),
+        ("The $n$th of $x_1$ and ($y$).", ["$n$", "$x_1$", "$y$"]),
+        ("其中$x$是输入。", ["$x$"]),
+    ],
+)
+def test_variables_and_amounts_are_no_formulas(text: str, codes: list[str]) -> None:
+    (segment,) = read_document(text.encode(), "a.md", ("en", "de")).segments
+    assert re.sub(r"<x\d+/>", lambda match: codes.pop(0), segment.text) == text
+    assert codes == []
+
+
+def test_text_beside_templates_and_behind_marks_is_translated() -> None:
+    """A line was kept if it began as a template or as an admonition does."""
+    kept = [
+        *("{{ a }}", "{{< b c >}} {{ d }}", '{% set a = {"b": 1} %}{% if a %}', "{% include"),
+        *("!!! note", '??? "Title"', '???+ tip "A title"', "!!! note inline end", "{%- endif -%}"),
+        '!!! danger big red ""',
+    ]
+    texts = [
+        "{{ product }} opens the file\nand closes the window.",
+        "{% if a %}Some {% b %} text{% endif %}",
+        *("??? What is this and why", "!!! no one knows"),
+    ]
+    page = "\n\n".join([*kept, *texts]) + "\n"
+    content, counts, document = translated("a.md", page, replaced(the="das"))
+    segments = [segment.text for segment in document.segments]
+    assert segments[0] == texts[0].replace("\n", " ")
+    assert re.sub(r"<x\d+/>", "*", segments[1]) == "Some * text", "tags of templates are kept"
+    assert segments[2:] == texts[2:]
+    assert content.decode() == page.replace("the file\nand closes the", "das file and closes das")
+    assert counts.skipped == {"lines of extensions of Markdown": len(kept)}
+
+
 def test_docx_keeps_formats_and_other_parts() -> None:
     data = make_docx(DOCX_RUNS)
     content, counts, document = translated("a.docx", data)

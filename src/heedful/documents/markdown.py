@@ -17,10 +17,12 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*$\r?\n?", r
 _CODE = re.compile(
     r"(?P<code>(?:\{[\w:.+-]+\})?(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
     r"|(?P<auto><[a-zA-Z][\w+.-]*:[^<>\s]*>|<[^<>\s@]+@[^<>\s]+>|\bhttps?://[^\s<>()\[\]]+)"
-    r"|(?P<tag></?[a-zA-Z][^<>]*>|<!--.*?-->)"
+    r"|(?P<tag></?[a-zA-Z][^<>]*>|<!--.*?-->|\{%[^%]*%\})"
     r"|(?P<image>!\[[^\[\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
     r"|(?P<note>\[\^[^\[\]\s]+\]:?|\A\[[ xX]\](?=\s))"
-    r"|(?P<formula>\$\$[^$]+\$\$|\$(?![\s$])[^$\n]*(?<!\s)\$(?!\d))"
+    # A `$` beside a letter is of a variable ($A/$B) or an amount (US$5), but `$n$th` is a formula.
+    r"|(?P<formula>\$\$[^$]+\$\$|(?<![a-zA-Z0-9_$])\$(?![\s$])[^$\n]*(?<!\s)\$"
+    r"(?=(?:st|nd|rd|th|s)\b|[^a-zA-Z0-9_${]|\Z))"
     r"|(?P<short>\[(?P<label>[^\[\]]+)\](?:\[\])?(?![(\[]))"
     r"|(?P<open>\[(?=[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\][(\[]))"
     r"|(?P<close>\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
@@ -34,7 +36,12 @@ _TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
 _BLOCK_START = re.compile(r"(?=[-+*#>=~`|:]|\d{1,9}[.)])")
 _TABLE_CELL = ("th_open", "td_open")
 # Lines of extensions: of admonitions and directives, of formulas, and of templates. They are kept.
-_APART = re.compile(r"!!!|\?\?\?|:::|\$\$[^$]*(?:\$\$)?\s*\Z|\{[%{]")
+# An admonition has a type, a title in quotes, or both; a tag of a template may end on another line.
+_APART = re.compile(
+    r"(?:!!!|\?\?\?\+?)\s+(?:(?:[\w-]+\s+)*\".*\"|[\w-]+(?:\s+inline(?:\s+end)?)?)\s*\Z"
+    r"|:::|\$\$[^$]*(?:\$\$)?\s*\Z"
+    r"|(?:(?:\{\{[^{}]*\}\}|\{%(?:(?!%\}).)*%\})\s*)+\Z|\{%(?!.*%\})"
+)
 _TEXT_START = re.compile(r"\[\^[^\[\]\s]+\]:|: ")  # of a footnote, or of a definition
 
 
