@@ -343,8 +343,8 @@ class _Searches:
 
     def _run(self, texts: list[str], options: Options, has_counts: bool) -> list[list[Generation]]:
         try:
-            counts = [self._counts(text, bool(options.require)) for text in texts]
-            counts = counts if has_counts else [{} for _ in texts]
+            has_phrases = bool(options.require)
+            counts = [self._counts(text, has_phrases) if has_counts else {} for text in texts]
             found = self._model.generations(texts, options, counts=counts)
         except UserError:  # phrases do not fit a text: the others are searched without it
             if len(texts) == 1:
@@ -357,7 +357,7 @@ class _Searches:
         return [[output for output in outputs if output.finished] for outputs in found]
 
     def _counts(self, text: str, has_phrases: bool) -> Counts:
-        """How often an output has each mask, as the text has; and no digits, which are masked.
+        """The number of each mask in an output, which is that of the text; no tokens with digits.
 
         Args:
             has_phrases: that are required, and may have digits.
