@@ -22,7 +22,7 @@ TORCH ?= torch
 # Modules are compiled when they are first imported: most of them never are. The result is kept.
 export PYTHONDONTWRITEBYTECODE =
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
-INSTALL := $(BIN)/python $(PIP) -c constraints.txt
+INSTALL := $(BIN)/python .ci/install.py -c constraints.txt
 # The lowest versions that pyproject.toml allows, beside the tested ones.
 LOWEST := .venv-lowest
 LOWEST_STAMP := $(LOWEST)/.installed
