@@ -39,6 +39,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "world"
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr("heedful.deploy.measure._MIN_SECONDS", 0.0)
+        patches.setattr("heedful.deploy.measure._NUM_SINGLE", 2)
         make_world(folder)
     return folder
 
