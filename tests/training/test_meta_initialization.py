@@ -44,11 +44,14 @@ def test_a_net_on_meta_has_the_structure_and_the_buffers(name: str) -> None:
 
 
 class _Bytes:
-    """The most bytes of whole parameters that are alive at one time."""
+    """The most bytes of whole parameters that are alive at one time, of those since `restart`."""
 
     def __init__(self) -> None:
-        self.most, self._refs = 0, dict[int, ref[nn.Parameter]]()
+        self.restart()
         register_module_parameter_registration_hook(self._count)
+
+    def restart(self) -> None:
+        self.most, self._refs = 0, dict[int, ref[nn.Parameter]]()
 
     def _count(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None:
@@ -82,7 +85,9 @@ def train_recording(rank: int, cases: list[Case], folder: Path) -> None:
         return real(self)
 
     Trainer.run = run  # type: ignore[method-assign]
-    train_all(rank, cases)
+    for case in cases:
+        counted.restart()
+        train_all(rank, [case])
 
 
 def content_of(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -127,9 +132,7 @@ def test_shards_have_the_weights_of_one_process(
             content = content_of(origin.parent if start == "resumed" else tmp_path, **keys)
             cases.append(write_case(tmp_path, name, content, resume=start == "resumed"))
     commands.call(train_recording, 0, by_sharing["none"], tmp_path)
-    # One run after the other in new processes, since bytes are counted from their start.
-    for case in by_sharing["fsdp"]:
-        run_group(commands, tmp_path, 2, train_recording, [case], tmp_path)
+    run_group(commands, tmp_path, 2, train_recording, by_sharing["fsdp"], tmp_path)
     for start in STARTS:
         alone = load_file(tmp_path / f"{start}-none.0.safetensors")
         for rank in range(2):
