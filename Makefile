@@ -76,11 +76,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/heedful demo --out runs/demo
 
-# mypy has one process: it runs beside the tests, and its answer comes last.
+# mypy has one process here, since it runs beside the tests, and its answer comes last.
 test: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	@types=$$(mktemp); $(BIN)/mypy >"$$types" 2>&1 & mypy=$$!; \
+	@types=$$(mktemp); $(BIN)/mypy --num-workers 0 >"$$types" 2>&1 & mypy=$$!; \
 	OMP_NUM_THREADS=1 $(PYTEST) -m '$(TESTS)' --durations=10; \
 	tests=$$?; wait $$mypy; mypy=$$?; cat "$$types"; rm -f "$$types"; exit $$((tests || mypy))
 
