@@ -303,7 +303,7 @@ class ChunkEncoder:
 
     def __call__(self, chunk: Chunk) -> Columns:
         """The columns of a chunk; errors as in `Encoder`."""
-        rows = self.split.take(*chunk.parse_indexed(), held_out=False)
+        rows = self.split.take_from(chunk, held_out=False)
         return self.encoder(self.known.drop_from(rows))
 
 
