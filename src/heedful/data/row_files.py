@@ -1,5 +1,6 @@
-"""Rows of files: the format of a file, and the sources that read one or more of them."""
+"""Rows of files: what a path names, its format, and the sources that read one or more files."""
 
+import glob
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +47,7 @@ from heedful.errors import UserError
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
 _FORMATS |= {".tmx": "tmx", ".xliff": "xliff", ".xlf": "xliff", ".po": "po", ".pot": "po"}
 _FORMATS |= {".mo": "mo", ".srt": "subtitles", ".vtt": "subtitles"}
+_DATASET = ("state.json", "dataset_dict.json")  # in a folder that is one table
 ReadFile: TypeAlias = Callable[..., Iterator[Chunk]]  # with the argument `places`
 
 
@@ -226,6 +228,31 @@ def open_records(files: Sequence[Path], column: str, text_of: TextOf) -> FileRow
     """
     read = partial(_read_record_chunks, column=column, text_of=text_of)
     return FileRows((column,), tuple(((path,), partial(read, path)) for path in files))
+
+
+def expand_path(path: Path) -> list[Path]:
+    """The files of a path or pattern, sorted by name.
+
+    A folder means all files in it that are not hidden, unless it is a table of `datasets`; a name
+    with `*`, `?` or `[` that is not the name of a file means all files that match it.
+
+    Raises:
+        UserError: no file matches; `-`, which other commands read as standard input.
+    """
+    if path.name == "-" and not path.exists():
+        raise UserError(
+            "- is no file: a run reads its data twice, so store standard input in a file first"
+        )
+    if path.is_dir() and not any((path / name).exists() for name in _DATASET):
+        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        if not files:
+            raise UserError(f"the folder {path} has no files; name another one")
+        return files
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    if not (matches := sorted(map(Path, glob.glob(str(path))))):
+        raise UserError(f"no file matches the pattern {path}; correct it")
+    return matches
 
 
 def format_of(path: Path) -> str:
