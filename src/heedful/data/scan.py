@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt64
 
-from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
+from heedful.data.filters import Filter, FilterChain, Unique, keep_unique
 from heedful.data.labels import Problem, count_labels
 from heedful.data.reports import DataReport, FilterReport
 from heedful.data.rows import (
@@ -220,22 +220,23 @@ def scan_rows(
     Raises:
         UserError: wrong rows, files without rows, a filter that drops all rows.
     """
-    unique = UniqueChain([filter for filter in filters if isinstance(filter, Unique)])
+    unique = [filter for filter in filters if isinstance(filter, Unique)]
     by_row = [filter for filter in filters if not isinstance(filter, Unique)]
-    assert [*by_row, *unique.filters] == [*filters]
-    report = FilterChain(by_row).report
+    assert [*by_row, *unique] == [*filters]
+    report, unique_report = FilterChain(by_row).report, FilterChain(unique).report
     reports: dict[str, DataReport] = {}
     labels, counter, sample = Counter[str](), ReadCounter(), RowSample(sample_size)
     chunks, waiting = ChunkFacts(), deque[Chunk]()
     sources = [np.zeros(0, np.uint64)]
     items = _numbered_chunks(source, waiting, sample)
-    scan_chunk = partial(_scan_chunk, by_row, unique.filters, with_sources, problem)
+    scan_chunk = partial(_scan_chunk, by_row, unique, with_sources, problem)
     for found in map_in_order(scan_chunk, items, num_workers, batch=_BATCH):
         chunk = waiting.popleft()
         counter.add(chunk.source, found.read, *found.sampled.rows.sources[:1])
         report = report.plus(found.filters)
-        if unique.filters:
-            is_unique = unique.keep(found.hashes, partial(_kept_by_row, by_row, chunk))
+        if unique:
+            rows_of = partial(_kept_by_row, by_row, chunk)
+            is_unique = keep_unique(unique, unique_report, found.hashes, rows_of)
             found = found.filtered(is_unique)
         labels.update(found.labels)
         known = reports.get(chunk.corpus)
@@ -245,7 +246,7 @@ def scan_rows(
         if found.sources is not None:
             sources.append(found.sources)
     counter.checked_total()
-    report = FilterReport([*report.filters, *unique.report.filters])
+    report = FilterReport([*report.filters, *unique_report.filters])
     report.check()
     rows, indices = sample.rows(chunks.starts)
     if sample_size is None:
