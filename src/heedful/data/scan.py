@@ -142,17 +142,6 @@ class ChunkFacts:
         """The index of the first row of each chunk, and the number of all rows."""
         return [*accumulate(self.num_rows, initial=0)]
 
-    @property
-    def known_places(self) -> dict[int, list[BlockPlace]]:
-        """The places of the chunks of each source of which all are known."""
-        found: dict[int, list[BlockPlace | None]] = {}
-        for source, place in zip(self.sources, self.places, strict=True):
-            found.setdefault(source, []).append(place)
-        known = {source: [p for p in places if p is not None] for source, places in found.items()}
-        return {
-            source: known[source] for source in found if len(known[source]) == len(found[source])
-        }
-
     def add(self, chunk: Chunk, found: "_ChunkScan") -> None:
         """Add the next chunk, and what was found in it."""
         is_kept = np.zeros(found.read.num_kept, bool)
@@ -257,8 +246,16 @@ def scan_rows(
 
 def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Iterator[Chunk]:
     """The chunks of a source from number `start` on, after its first pass."""
+    places: dict[int, list[BlockPlace | None]] = {}  # by the index of a source
+    for index, place in zip(chunks.sources, chunks.places, strict=True):
+        places.setdefault(index, []).append(place)
+    known = {
+        index: [place for place in found if place is not None]
+        for index, found in places.items()
+        if None not in found
+    }
     facts = zip(chunks.starts[:-1], chunks.kept, strict=True)
-    pairs = zip(source.chunks(chunks.known_places), facts, strict=True)
+    pairs = zip(source.chunks(known), facts, strict=True)
     for chunk, (first, kept) in islice(pairs, start, None):
         yield replace(chunk, first=first, kept=kept)
 

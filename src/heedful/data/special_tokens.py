@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from heedful.data.tokenizer import Tokenizer
 
 # `__de__` of M2M100, `deu_Latn` of NLLB, `de_DE` of mBART-50.
-_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})|([a-z]{2}_[A-Z]{2})")
+_LANGUAGE_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})|([a-z]{2}_[A-Z]{2})")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def language_names(specials: Iterable[str]) -> dict[str, str]:
     return {
         next(filter(None, match.groups())): token
         for token in specials
-        if (match := _TOKEN.fullmatch(token))
+        if (match := _LANGUAGE_TOKEN.fullmatch(token))
     }
 
 

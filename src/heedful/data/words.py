@@ -104,20 +104,16 @@ def count_words(lines: Sequence[str], separation: Separation, num_workers: int =
     size = sum(map(len, lines))
     count = min(num_workers, max(1, size // _WORKER_CHARACTERS))
     if count == 1:
-        return _count(separation, lines)
+        return Counter(chain.from_iterable(map(SPLIT[separation], lines)))
     words: Counter[str] = Counter()
     for counted in map_in_order(partial(_count_encoded, separation), _batches(lines), count):
         words.update(counted)
     return words
 
 
-def _count(separation: Separation, lines: Iterable[str]) -> Counter[str]:
-    return Counter(chain.from_iterable(map(SPLIT[separation], lines)))
-
-
 def _count_encoded(separation: Separation, batch: list[bytes]) -> Counter[str]:
     """The words of some texts of `_batches`, in a worker process."""
-    return _count(separation, (text.decode("utf-8", "surrogatepass") for text in batch))
+    return count_words([text.decode("utf-8", "surrogatepass") for text in batch], separation)
 
 
 def _batches(lines: Sequence[str]) -> Iterator[list[bytes]]:
