@@ -21,9 +21,8 @@ from heedful.bulk.folder import read_results
 from heedful.bulk.job import BulkJob, choose_workers, run_job, run_locally
 from heedful.bulk.shards import SHARD_ROWS
 from heedful.config import Files, Recipe, parse_recipe
-from heedful.data.file_names import expand_path
 from heedful.data.prepared import content_key
-from heedful.data.row_files import depends_on_languages, format_of, open_rows
+from heedful.data.row_files import depends_on_languages, expand_path, format_of, open_rows
 from heedful.data.rows import collect
 from heedful.data.splits import normalized
 from heedful.deploy.optimize import optimize

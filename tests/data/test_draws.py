@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from heedful.data import draws
 from heedful.data.columns import CorpusRange, rows_of
 from heedful.data.draws import CorpusShare, EpochDraw
-from heedful.data.shuffle_buffers import plan_by_buffers
+from heedful.data.plans import plan_by_buffers
 from heedful.errors import UserError
 
 

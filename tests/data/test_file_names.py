@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.data.file_names import expand_path
+from heedful.data.row_files import expand_path
 from heedful.errors import UserError
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heedful.data import row_samples
-from heedful.data.row_samples import RowSample, SampledRows
+from heedful.data import scan
 from heedful.data.rows import Rows
+from heedful.data.scan import RowSample, SampledRows
 
 TEXT = st.text(st.sampled_from("ab\n\ud800é今😀"), max_size=9)
 
@@ -35,8 +35,8 @@ def test_a_sample_has_the_rows_with_the_smallest_keys(
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(row_samples, "SAMPLE_CHARACTERS", limits[1])
-    monkeypatch.setattr(row_samples, "_SLACK", slack)
+    monkeypatch.setattr(scan, "SAMPLE_CHARACTERS", limits[1])
+    monkeypatch.setattr(scan, "_SLACK", slack)
     texts = [text for chunk in chunks for text in chunk]
     keys = np.random.default_rng(seed).random(len(texts))
     starts = np.cumsum([0, *map(len, chunks)]).tolist()
@@ -67,7 +67,7 @@ def expected(texts: list[str], keys: list[float], most: int, characters: int) ->
 
 def test_a_sample_without_limits_has_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held-out rows are read like training rows, however many they are."""
-    monkeypatch.setattr(row_samples, "SAMPLE_CHARACTERS", 3)
+    monkeypatch.setattr(scan, "SAMPLE_CHARACTERS", 3)
     sample = RowSample(None)
     for first in (0, 5):
         rows = Rows({"text": [f"text {first + i}" for i in range(5)]})

@@ -376,10 +376,8 @@ def test_known_places_give_the_same_chunks_without_reading_files(
         if None not in found
     }
     assert [*known] == [0, 1, 2, 4, 5, 6, 7], "all but the packed one"
-    find, found = text_files._find_line_blocks, list[Path]()
-    monkeypatch.setattr(
-        text_files, "_find_line_blocks", lambda paths: [found.extend(paths), *find(paths)][1:]
-    )
+    opened, found = text_files._opened, list[Path]()
+    monkeypatch.setattr(text_files, "_opened", lambda path: found.append(path) or opened(path))
     again = [*source.chunks(known)]
     assert found == [packed]
     assert len(again) == len(chunks) > 25

@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data import shuffle_buffers
-from heedful.data.plans import plan_batches
-from heedful.data.shuffle_buffers import plan_by_buffers
+from heedful.data import plans
+from heedful.data.plans import plan_batches, plan_by_buffers
 
 BLOCK, BLOCKS = 5, 3
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_buffers, "BLOCK_ROWS", BLOCK)
-    monkeypatch.setattr(shuffle_buffers, "BUFFER_BLOCKS", BLOCKS)
+    monkeypatch.setattr(plans, "BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr(plans, "BUFFER_BLOCKS", BLOCKS)
 
 
 def rows_of(num_rows: int, epoch: int = 0, seed: int = 1) -> list[list[int]]:

@@ -18,7 +18,7 @@ from heedful.data.tokenizer_training import (
     _trainer,
     _untrained,
 )
-from heedful.data.words import _batches, _repeated, count_words, splitter, train_on_words
+from heedful.data.words import SPLIT, _batches, _repeated, count_words, train_on_words
 from heedful.errors import UserError
 
 ALPHABET = "aaabbéΣİ.,3 \t\n\x1c\x85\xa0\u3000 \u0301\u0345\u0308\xa8\uffe3\ufdfa\u2581今😀<>"
@@ -51,7 +51,7 @@ def test_words_have_the_order_and_counts_of_one_process(
     draw = random.Random(3)
     texts = [" ".join(draw.choices(f"{ALPHABET}\ud800", k=draw.randint(0, 9))) for _ in range(300)]
     texts = [*map("".join, zip(texts, map(str, range(300)), strict=True))]  # new words everywhere
-    split = splitter(separation)
+    split = SPLIT[separation]
     expected = Counter(word for text in texts for word in split(text))
     monkeypatch.setattr("heedful.data.words._WORKER_CHARACTERS", 1)
     for size in (1, 100, 1 << 20):

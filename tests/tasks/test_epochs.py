@@ -10,7 +10,7 @@ import pytest
 from encoder_runs import PreparedTask, assert_resumes, recipe_of
 from heedful import plugins
 from heedful.cost.batches import padded_tokens
-from heedful.data import shuffle_buffers
+from heedful.data import plans
 from heedful.errors import UserError
 from heedful.tasks.epochs import EpochBatches
 
@@ -112,8 +112,8 @@ def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
 
 @pytest.mark.parametrize("task", [*TASKS, "language_modeling", "packed", "compiled"])
 def test_an_epoch_of_several_buffers_reads_every_row_and_resumes(tmp_path, task, monkeypatch):
-    monkeypatch.setattr(shuffle_buffers, "BLOCK_ROWS", 8)
-    monkeypatch.setattr(shuffle_buffers, "BUFFER_BLOCKS", 2)
+    monkeypatch.setattr(plans, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(plans, "BUFFER_BLOCKS", 2)
     changes = {}
     if task == "packed":
         changes = {"objective": {"pack": True}}

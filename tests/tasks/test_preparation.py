@@ -14,7 +14,7 @@ import pytest
 from commands import tiny, tree
 from heedful import plugins
 from heedful.config import parse_recipe
-from heedful.data import row_samples, scan, text_files, workers
+from heedful.data import scan, text_files, workers
 from heedful.data.filters import Unique
 from heedful.data.prepared import MANIFEST, UNFINISHED, Resumable, list_entries, remove_entry
 from heedful.data.rows import Rows
@@ -282,10 +282,10 @@ def test_a_sample_of_many_rows_is_the_same_for_any_chunks(monkeypatch: pytest.Mo
     assert [rows["text"][i] for i in some.sample_indices] == some.sample["text"]
     assert (np.diff(some.sample_indices) > 0).all()
     assert some.sample_indices.max() > 300
-    monkeypatch.setattr(row_samples, "_SLACK", 1.0)  # cut to size at every chunk
+    monkeypatch.setattr(scan, "_SLACK", 1.0)  # cut to size at every chunk
     again = scan.scan_rows(rows, [], 60, 1)
     assert again.sample["text"] == some.sample["text"]
-    monkeypatch.setattr(row_samples, "SAMPLE_CHARACTERS", 100)
+    monkeypatch.setattr(scan, "SAMPLE_CHARACTERS", 100)
     short = scan.scan_rows(rows, [Unique("text")], 60, 1)
     assert 50 < sum(map(len, short.sample["text"])) <= 100
     assert scan.scan_rows(rows, [], 0, 1).sample["text"] == []

@@ -31,8 +31,8 @@ from heedful.adaptation.recipe import (
 )
 from heedful.adaptation.texts import read_general, read_memory, write_rows
 from heedful.config import Recipe
-from heedful.data.file_names import expand_path
 from heedful.data.prepared import content_key
+from heedful.data.row_files import expand_path
 from heedful.data.rows import CORPUS
 from heedful.dry_run import estimate_run
 from heedful.errors import UserError

@@ -23,7 +23,7 @@ from heedful.bulk.model_files import (
 from heedful.bulk.shards import SHARD_ROWS, ShardReader
 from heedful.bulk.tasks import task_class
 from heedful.bulk.worker import ShardResult, Worker
-from heedful.data.file_names import expand_path
+from heedful.data.row_files import expand_path
 from heedful.data.tables import table_files
 from heedful.data.workers import map_in_order
 from heedful.errors import UserError
@@ -42,7 +42,7 @@ class BulkJob:
     Attributes:
         model: the directory.
         task, pairs: as in `heedful.bulk.tasks.task_class`.
-        inputs: files, folders and patterns, as in `heedful.data.file_names.expand_path`.
+        inputs: files, folders and patterns, as in `heedful.data.row_files.expand_path`.
         output: the folder of the job: a new or empty one, or that of the job to continue.
         fields: for each text of a row its key or column; empty: as in `read_rows`.
         options: of the task.

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.columns import COPY, CorpusRange
-from heedful.data.shuffle_buffers import BLOCK_ROWS
+from heedful.data.plans import BLOCK_ROWS
 from heedful.errors import UserError
 
 

@@ -86,22 +86,18 @@ class TextColumn:
             return [tokenizer.bos_id, *ids, tokenizer.eos_id]
         return list(ids)
 
-    @cached_property
-    def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens before and after a text, for rows of which `is_framed` is true."""
-        framed = self.with_special_tokens([_TEXT])
-        index = framed.index(_TEXT)
-        return framed[:index], framed[index + 1 :]
-
-    def is_framed(self, rows: Sequence[Sequence[int]]) -> bool:
-        """True if the special tokens of one text are the same for all rows of ids.
+    def frame(self, rows: Sequence[Sequence[int]]) -> tuple[list[int], list[int]] | None:
+        """The special tokens before and after one text, if all rows of ids have the same.
 
         A target that already ends in EOS gets no other one; that of an empty text may end in it.
         """
-        if self.special_tokens != "target":
-            return True
-        eos_id = self.tokenizer.eos_id
-        return all(row and row[-1] != eos_id for row in rows)
+        if self.special_tokens == "target":
+            eos_id = self.tokenizer.eos_id
+            if not all(row and row[-1] != eos_id for row in rows):
+                return None
+        framed = self.with_special_tokens([_TEXT])
+        index = framed.index(_TEXT)
+        return framed[:index], framed[index + 1 :]
 
     @cached_property
     def num_special(self) -> int:
@@ -303,7 +299,7 @@ class ChunkEncoder:
 
     def __call__(self, chunk: Chunk) -> Columns:
         """The columns of a chunk; errors as in `Encoder`."""
-        rows = self.split.take(*chunk.parse_indexed(), held_out=False)
+        rows = self.split.take_from(chunk, held_out=False)
         return self.encoder(self.known.drop_from(rows))
 
 
@@ -353,8 +349,9 @@ def _column(
         tags: the ids before each row.
     """
     sides = [_flat(side) for side in ids]
-    if len(sides) == 1 and not column.tags and column.is_framed(ids[0]):
-        lengths, flat = _surrounded(*sides[0], *column.frame)
+    frame = column.frame(ids[0]) if len(sides) == 1 and not column.tags else None
+    if frame is not None:
+        lengths, flat = _surrounded(*sides[0], *frame)
     else:
         rows: Iterable[Sequence[Sequence[int]]] = zip(*ids, strict=True)
         if column.tags:

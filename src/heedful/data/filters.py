@@ -353,33 +353,28 @@ class FilterChain:
         return rows, indices
 
 
-class UniqueChain:
-    """Filters `unique` applied one after another to the hashes of the rows of all chunks, in order.
+def keep_unique(
+    filters: Sequence[Unique],
+    report: FilterReport,
+    hashes: Sequence[UInt64[np.ndarray, " N"]],
+    rows: Callable[[], Rows],
+) -> Kept:
+    """True for each row of a chunk that all filters `unique` keep, by the hashes of the rows.
 
-    Attributes:
-        report: counts and examples of all chunks so far.
+    Args:
+        report: of `FilterChain(filters)`; the rows are counted there.
+        hashes: for each filter those of the rows.
+        rows: returns the rows; called for examples alone.
     """
-
-    def __init__(self, filters: Sequence[Unique]) -> None:
-        self.filters = list(filters)
-        self.report = FilterChain(filters).report
-
-    def keep(self, hashes: Sequence[UInt64[np.ndarray, " N"]], rows: Callable[[], Rows]) -> Kept:
-        """True for each row of a chunk that all filters keep.
-
-        Args:
-            hashes: for each filter those of the rows.
-            rows: returns the rows; called for examples alone.
-        """
-        is_kept = np.ones(len(hashes[0]), bool)
-        for filter, count, values in zip(self.filters, self.report.filters, hashes, strict=True):
-            indices = np.flatnonzero(is_kept)
-            dropped = indices[~filter.keep_hashes(values[indices])]
-            if example_indices := count.add(len(indices), dropped):
-                texts = rows()
-                count.examples += [_example(texts, index) for index in example_indices]
-            is_kept[dropped] = False
-        return is_kept
+    is_kept = np.ones(len(hashes[0]), bool)
+    for filter, count, values in zip(filters, report.filters, hashes, strict=True):
+        indices = np.flatnonzero(is_kept)
+        dropped = indices[~filter.keep_hashes(values[indices])]
+        if example_indices := count.add(len(indices), dropped):
+            texts = rows()
+            count.examples += [_example(texts, index) for index in example_indices]
+        is_kept[dropped] = False
+    return is_kept
 
 
 def num_characters(text: str) -> int:

@@ -9,13 +9,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from heedful.data.hf_settings import MULTILINGUAL, TokenizerSettings, read_settings
-from heedful.data.language_codes import (
-    M2M100,
-    MBART50,
-    NLLB,
-    language_names,
-    language_tokens,
-)
+from heedful.data.language_codes import M2M100, MBART50, NLLB
 from heedful.data.sentencepieces import (
     CONTROL,
     UNKNOWN,
@@ -24,7 +18,7 @@ from heedful.data.sentencepieces import (
     read_sentencepiece,
     sentencepiece_backend,
 )
-from heedful.data.special_tokens import read_template
+from heedful.data.special_tokens import language_names, language_tokens, read_template
 from heedful.data.tokenizer import IMPORTED, ROLES, Tokenizer
 from heedful.errors import UserError
 from heedful.files import atomic_open, read_json, write_json

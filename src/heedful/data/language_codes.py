@@ -1,14 +1,4 @@
-"""The languages of multilingual translators, by the tokens of their tokenizers.
-
-The order is that of the ids in the published vocabularies.
-"""
-
-import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from heedful.data.tokenizer import Tokenizer
+"""The languages of published multilingual translators, in the order of their tokens' ids."""
 
 
 def _list(codes: str) -> list[str]:
@@ -58,19 +48,3 @@ NLLB = _list(
     " urd_Arab uzn_Latn vec_Latn vie_Latn war_Latn wol_Latn xho_Latn ydd_Hebr yor_Latn"
     " yue_Hant zho_Hans zho_Hant zul_Latn"
 )
-# `__de__` of M2M100, `deu_Latn` of NLLB, `de_DE` of mBART-50.
-_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})|([a-z]{2}_[A-Z]{2})")
-
-
-def language_tokens(tokenizer: "Tokenizer") -> dict[str, str]:
-    """The token of each language that a tokenizer has one for, by the code that is in the token."""
-    return language_names(map(tokenizer.piece, sorted(tokenizer.special_ids)))
-
-
-def language_names(specials: Iterable[str]) -> dict[str, str]:
-    """The tokens of languages among special tokens, by the code of the language."""
-    return {
-        next(filter(None, match.groups())): token
-        for token in specials
-        if (match := _TOKEN.fullmatch(token))
-    }

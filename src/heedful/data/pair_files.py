@@ -25,33 +25,21 @@ from heedful.errors import UserError, format_names
 from heedful.files import line_of_byte
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
-_SUFFIXES = {".tmx": "tmx", ".xliff": "xliff", ".xlf": "xliff", ".po": "po", ".pot": "po"}
-_SUFFIXES |= {".mo": "mo", ".csv": "csv"}
 PAIR_FORMATS = ("tmx", "xliff", "po", "mo")
 LARGEST_CATALOGUE = 1 << 28  # bytes; catalogues and subtitles are read whole
-SUBTITLES = (".srt", ".vtt")
 
 
-def unit_format(path: Path) -> str | None:
-    """The format of a file of units by its name: tmx, xliff, po, mo, csv; None: another one."""
-    return _SUFFIXES.get(without_compression(path).suffix.lower())
-
-
-def is_subtitles(path: Path) -> bool:
-    """True for subtitles by their name."""
-    return without_compression(path).suffix.lower() in SUBTITLES
-
-
-def pair_units(path: Path, languages: Mapping[str, str]) -> Iterator[FileRow]:
+def pair_units(format: str, path: Path, languages: Mapping[str, str]) -> Iterator[FileRow]:
     """The pairs of a TMX, XLIFF, PO or MO file.
 
     Args:
+        format: one of `PAIR_FORMATS`.
         languages: of `src` and `tgt`; the one that is missing is the file's, if it says it.
 
     Raises:
         UserError: a broken file; other languages than these, with those that it has.
     """
-    read = {"tmx": _tmx, "xliff": _xliff, "po": _po, "mo": _mo}[unit_format(path) or ""]
+    read = {"tmx": _tmx, "xliff": _xliff, "po": _po, "mo": _mo}[format]
     return read(path, languages.get("src"), languages.get("tgt"))
 
 

@@ -1,7 +1,6 @@
-"""Rows of plain text: lines of a file or of line-parallel files, paragraphs, whole files."""
+"""Rows of plain text that are longer than a line: paragraphs, and whole files."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -10,22 +9,7 @@ import numpy as np
 from heedful.data.invisible import is_blank
 from heedful.data.reports import DataReport
 from heedful.data.rows import Chunk, Rows, TextUnit, same_rows
-from heedful.data.text_files import (
-    BLOCK_BYTES,
-    BLOCK_LINES,
-    BlockPlace,
-    LineBlock,
-    read_line_blocks,
-    read_lines,
-)
-
-
-def line_chunks(
-    columns: Sequence[str], paths: Sequence[Path], places: Sequence[BlockPlace] | None = None
-) -> Iterator[Chunk]:
-    """Rows of one line each, of a file, or of one file a column that are line-parallel."""
-    for block in read_line_blocks(paths, places):
-        yield Chunk(block, partial(_parse_lines, columns), block.plain_place)
+from heedful.data.text_files import BLOCK_BYTES, BLOCK_LINES, read_lines
 
 
 def text_chunks(column: str, path: Path, unit: TextUnit) -> Iterator[Chunk]:
@@ -41,11 +25,6 @@ def text_chunks(column: str, path: Path, unit: TextUnit) -> Iterator[Chunk]:
             units, size, is_first = [], 0, False
     if units or is_first:
         yield Chunk(_rows_of(column, path, units), same_rows)
-
-
-def _parse_lines(columns: Sequence[str], block: LineBlock) -> Rows:
-    texts = {column: block.texts(side) for side, column in enumerate(columns)}
-    return Rows.of_lines(texts, " and ".join(map(str, block.paths)), block.first)
 
 
 def _rows_of(column: str, path: Path, units: Sequence[tuple[int, int, str]]) -> Rows:

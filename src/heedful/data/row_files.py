@@ -1,5 +1,6 @@
-"""Rows of files: the format of a file, and the sources that read one or more of them."""
+"""Rows of files: what a path names, its format, and the sources that read one or more files."""
 
+import glob
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +15,10 @@ from heedful.data.jsonl import jsonl_chunks, jsonl_record_chunks
 from heedful.data.labels import Problem, checked_labels
 from heedful.data.pair_files import (
     PAIR_FORMATS,
-    is_subtitles,
     pair_units,
     subtitle_units,
-    unit_format,
 )
-from heedful.data.plain_text import line_chunks, text_chunks
+from heedful.data.plain_text import text_chunks
 from heedful.data.rows import (
     CORPUS,
     LABEL,
@@ -31,10 +30,12 @@ from heedful.data.rows import (
     TextUnit,
     collect,
 )
-from heedful.data.tables import is_table, table_chunks, table_record_chunks
+from heedful.data.tables import table_chunks, table_record_chunks
 from heedful.data.text_files import (
     BlockPlace,
+    LineBlock,
     check_no_document,
+    read_line_blocks,
     read_lines,
     without_compression,
 )
@@ -42,7 +43,11 @@ from heedful.data.tsv import tsv_chunks
 from heedful.data.unit_blocks import unit_chunks
 from heedful.errors import UserError
 
-_LINE_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv"}  # of rows of one line each
+# The formats of files with one ending in their name, beside that of compression.
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
+_FORMATS |= {".tmx": "tmx", ".xliff": "xliff", ".xlf": "xliff", ".po": "po", ".pot": "po"}
+_FORMATS |= {".mo": "mo", ".srt": "subtitles", ".vtt": "subtitles"}
+_DATASET = ("state.json", "dataset_dict.json")  # in a folder that is one table
 ReadFile: TypeAlias = Callable[..., Iterator[Chunk]]  # with the argument `places`
 
 
@@ -75,7 +80,9 @@ class FileRows:
     @property
     def num_bytes(self) -> int:
         """The size of the files."""
-        return sum(_size(path) for paths, _ in self.files for path in paths)
+        paths = [path for paths, _ in self.files for path in paths]
+        files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+        return sum(file.stat().st_size for file in files if file.is_file())
 
     def chunks(self, places: SourcePlaces | None = None) -> Iterator[Chunk]:
         """The rows in chunks; see `RowSource.chunks`."""
@@ -223,12 +230,36 @@ def open_records(files: Sequence[Path], column: str, text_of: TextOf) -> FileRow
     return FileRows((column,), tuple(((path,), partial(read, path)) for path in files))
 
 
+def expand_path(path: Path) -> list[Path]:
+    """The files of a path or pattern, sorted by name.
+
+    A folder means all files in it that are not hidden, unless it is a table of `datasets`; a name
+    with `*`, `?` or `[` that is not the name of a file means all files that match it.
+
+    Raises:
+        UserError: no file matches; `-`, which other commands read as standard input.
+    """
+    if path.name == "-" and not path.exists():
+        raise UserError(
+            "- is no file: a run reads its data twice, so store standard input in a file first"
+        )
+    if path.is_dir() and not any((path / name).exists() for name in _DATASET):
+        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        if not files:
+            raise UserError(f"the folder {path} has no files; name another one")
+        return files
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    if not (matches := sorted(map(Path, glob.glob(str(path))))):
+        raise UserError(f"no file matches the pattern {path}; correct it")
+    return matches
+
+
 def format_of(path: Path) -> str:
-    """The format of a file by its name: table, jsonl, tsv, csv, tmx, xliff, po, mo or text."""
-    if is_table(path):
+    """The format of a file by its name: "table", "text" or a value of `_FORMATS`."""
+    if path.suffix.lower() == ".parquet" or path.is_dir():
         return "table"
-    path = without_compression(path)
-    return _LINE_FORMATS.get(path.suffix.lower()) or unit_format(path) or "text"
+    return _FORMATS.get(without_compression(path).suffix.lower(), "text")
 
 
 def depends_on_languages(path: Path) -> bool:
@@ -264,7 +295,7 @@ def read_chunks(
         return unit_chunks(path, [*fields], csv_units(path, fields, header, languages or {}))
     if kind in PAIR_FORMATS:
         _check_pairs(path, fields)
-        return unit_chunks(path, [*fields], pair_units(path, languages or {}))
+        return unit_chunks(path, [*fields], pair_units(kind, path, languages or {}))
     if has_columns:
         return tsv_chunks(path, fields, header, languages, places)
     if len(fields) > 1:
@@ -278,7 +309,7 @@ def read_chunks(
     if kind == "tsv":
         _check_one_column(path, advice)
     if unit == "line":
-        return line_chunks([*fields], [path], places)
+        return _line_chunks([*fields], [path], places)
     [column] = fields
     return text_chunks(column, path, unit)
 
@@ -287,14 +318,27 @@ def _read_parallel_chunks(
     columns: Sequence[str], paths: Sequence[Path], places: Sequence[BlockPlace] | None = None
 ) -> Iterator[Chunk]:
     """The rows of line-parallel files in chunks, at least one; `places`: as in `read_chunks`."""
-    if all(map(is_subtitles, paths)) and len(paths) == 2:
+    if [*map(format_of, paths)] == ["subtitles"] * 2:
         return unit_chunks(" and ".join(map(str, paths)), columns, subtitle_units(paths))
     advice = "in a recipe, give it as file"
     for path in paths:
         _check_plain_text(path, advice)
         if format_of(path) == "tsv":
             _check_one_column(path, advice)
-    return line_chunks(columns, paths, places)
+    return _line_chunks(columns, paths, places)
+
+
+def _line_chunks(
+    columns: Sequence[str], paths: Sequence[Path], places: Sequence[BlockPlace] | None
+) -> Iterator[Chunk]:
+    """Rows of one line each, of a file, or of one file a column that are line-parallel."""
+    for block in read_line_blocks(paths, places):
+        yield Chunk(block, partial(_parse_lines, columns), block.plain_place)
+
+
+def _parse_lines(columns: Sequence[str], block: LineBlock) -> Rows:
+    texts = {column: block.texts(side) for side, column in enumerate(columns)}
+    return Rows.of_lines(texts, " and ".join(map(str, block.paths)), block.first)
 
 
 def _read_record_chunks(
@@ -333,12 +377,12 @@ def _check_plain_text(path: Path, advice: str) -> None:
         raise UserError(f"{path} is a table, not lines of text; {advice}")
     if kind in PAIR_FORMATS:
         raise UserError(f"{path} holds pairs, not lines of text; in a recipe, give it as file")
-    if is_subtitles(path):
+    if kind == "subtitles":
         raise UserError(
             f"{path} is a file of subtitles, not lines of text; give one for each side of pairs, or"
             " save its texts as .txt"
         )
-    if without_compression(path).suffix.lower() == ".json":
+    if kind == "json":
         raise UserError(
             f"{path} is not lines of text, by its name; convert it to .tsv or .jsonl and give it "
             "as file, or rename it to .txt if it is text"
@@ -367,8 +411,3 @@ def _as_texts(rows: Rows) -> Rows:
     assert rows.locations is not None
     locations = np.repeat(rows.locations, len(sides), axis=1)
     return Rows({"text": texts}, replace(rows.report, num_kept=len(texts)), rows.sources, locations)
-
-
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())

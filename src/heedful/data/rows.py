@@ -8,7 +8,6 @@ from functools import reduce
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
 from numpy.typing import NDArray
 
 from heedful.data.reports import DataReport
@@ -188,11 +187,6 @@ class Chunk:
             return rows
         bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.kept), np.uint8), count=len(rows))
         return rows.filtered(np.flatnonzero(bits))
-
-    def parse_indexed(self) -> tuple[Rows, Int64[np.ndarray, " N"]]:
-        """The rows, and their indices among all rows that are kept."""
-        rows = self.parse()
-        return rows, np.arange(self.first, self.first + len(rows))
 
 
 @runtime_checkable

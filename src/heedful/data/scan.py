@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import accumulate, compress, groupby, islice
+from math import inf
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt64
+from jaxtyping import Bool, Float64, Int64, UInt64
 
-from heedful.data.filters import Filter, FilterChain, Unique, UniqueChain
+from heedful.data.filters import Filter, FilterChain, Unique, keep_unique
 from heedful.data.labels import Problem, count_labels
 from heedful.data.reports import DataReport, FilterReport
-from heedful.data.row_samples import RowSample, SampledRows
 from heedful.data.rows import (
     CORPUS,
     LABEL,
@@ -31,6 +31,92 @@ from heedful.progress import track
 _BATCH = 8  # chunks that are sent to a worker at once: to scan one takes about a millisecond
 _MB = 1_000_000
 _CHUNKS_A_WORKER = 8  # that hold out rows; fewer are parsed sooner than a process starts
+SAMPLE_CHARACTERS = 1 << 28  # of the texts that a tokenizer is trained on
+_SLACK = 1.25  # a sample is cut to its size when it is larger by this factor
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Rows of a chunk that may belong to the sample, in their order.
+
+    Attributes:
+        keys: (n,), random numbers by which rows are sampled.
+        sizes: (n,), in characters.
+        indices: (n,), of the rows among those of the chunk that filters keep.
+    """
+
+    keys: Float64[np.ndarray, " n"]
+    sizes: Int64[np.ndarray, " n"]
+    indices: Int64[np.ndarray, " n"]
+    rows: Rows
+
+    def select(self, is_chosen: Bool[np.ndarray, " n"]) -> "SampledRows":
+        """The rows at which `is_chosen` is True."""
+        if is_chosen.all():
+            return self
+        rows = self.rows.select(np.flatnonzero(is_chosen))
+        return SampledRows(
+            self.keys[is_chosen], self.sizes[is_chosen], self.indices[is_chosen], rows
+        )
+
+    def filtered(self, is_kept: Bool[np.ndarray, " N"]) -> "SampledRows":
+        """The rows after further filters, which keep the rows of the chunk where it is True."""
+        left = self.select(is_kept[self.indices])
+        return replace(left, indices=np.searchsorted(np.flatnonzero(is_kept), left.indices))
+
+
+class RowSample:
+    """The rows with the smallest keys so far, within two limits.
+
+    Args:
+        size: the maximum number of rows; `SAMPLE_CHARACTERS` is the other limit. None: all rows.
+
+    Attributes:
+        threshold: all rows of the sample have smaller keys.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self.threshold = 0.0 if size == 0 else 1.0
+        self._most_rows = inf if size is None else size
+        self._most_characters = inf if size is None else SAMPLE_CHARACTERS
+        self._chunks: list[SampledRows] = []
+        self._num_rows = self._num_characters = 0
+
+    def add(self, rows: SampledRows) -> None:
+        """Add the rows of the next chunk."""
+        self._chunks.append(rows)
+        self._num_rows += len(rows.keys)
+        self._num_characters += int(rows.sizes.sum())
+        if (
+            self._num_rows > _SLACK * self._most_rows
+            or self._num_characters > _SLACK * self._most_characters
+        ):
+            self._cut()
+
+    def rows(self, starts: Sequence[int]) -> tuple[Rows, Int64[np.ndarray, " S"]]:
+        """The sample, in the order of the rows, and the indices of its rows among all.
+
+        Args:
+            starts: the index of the first row of each chunk.
+        """
+        self._cut()
+        pairs = zip(starts, self._chunks, strict=False)
+        indices = np.concatenate([start + chunk.indices for start, chunk in pairs])
+        return Rows.concatenate([chunk.rows for chunk in self._chunks]), indices
+
+    def _cut(self) -> None:
+        """Keep the rows with the smallest keys, at least one unless the size is 0."""
+        keys = np.concatenate([chunk.keys for chunk in self._chunks])
+        sizes = np.concatenate([chunk.sizes for chunk in self._chunks])
+        order = np.argsort(keys, kind="stable")
+        num_fitting = np.searchsorted(np.cumsum(sizes[order]), self._most_characters, side="right")
+        num_kept = int(min(self._most_rows, max(1, int(num_fitting))))
+        if num_kept < len(order):
+            # The threshold never rises: rows of earlier chunks with larger keys were not kept.
+            self.threshold = min(self.threshold, float(keys[order[num_kept]]))
+        self._chunks = [chunk.select(chunk.keys < self.threshold) for chunk in self._chunks]
+        self._num_rows = sum(len(chunk.keys) for chunk in self._chunks)
+        self._num_characters = sum(int(chunk.sizes.sum()) for chunk in self._chunks)
 
 
 @dataclass
@@ -56,23 +142,14 @@ class ChunkFacts:
         """The index of the first row of each chunk, and the number of all rows."""
         return [*accumulate(self.num_rows, initial=0)]
 
-    @property
-    def known_places(self) -> dict[int, list[BlockPlace]]:
-        """The places of the chunks of each source of which all are known."""
-        found: dict[int, list[BlockPlace | None]] = {}
-        for source, place in zip(self.sources, self.places, strict=True):
-            found.setdefault(source, []).append(place)
-        known = {source: [p for p in places if p is not None] for source, places in found.items()}
-        return {
-            source: known[source] for source in found if len(known[source]) == len(found[source])
-        }
-
     def add(self, chunk: Chunk, found: "_ChunkScan") -> None:
         """Add the next chunk, and what was found in it."""
+        is_kept = np.zeros(found.read.num_kept, bool)
+        is_kept[found.indices] = True
         self.num_rows.append(len(found.indices))
         self.num_characters.append(int(found.sizes.sum()))
         self.corpora.append(chunk.corpus)
-        self.kept.append(found.bits)
+        self.kept.append(None if is_kept.all() else np.packbits(is_kept).tobytes().hex())
         self.sources.append(chunk.source)
         self.places.append(chunk.place)
 
@@ -132,27 +209,23 @@ def scan_rows(
     Raises:
         UserError: wrong rows, files without rows, a filter that drops all rows.
     """
-    unique = UniqueChain([filter for filter in filters if isinstance(filter, Unique)])
+    unique = [filter for filter in filters if isinstance(filter, Unique)]
     by_row = [filter for filter in filters if not isinstance(filter, Unique)]
-    assert [*by_row, *unique.filters] == [*filters]
-    report = FilterChain(by_row).report
+    assert [*by_row, *unique] == [*filters]
+    report, unique_report = FilterChain(by_row).report, FilterChain(unique).report
     reports: dict[str, DataReport] = {}
     labels, counter, sample = Counter[str](), ReadCounter(), RowSample(sample_size)
     chunks, waiting = ChunkFacts(), deque[Chunk]()
     sources = [np.zeros(0, np.uint64)]
-
-    def items() -> Iterator[tuple[int, Chunk, float]]:
-        for number, chunk in enumerate(_tracked(source)):
-            waiting.append(chunk)
-            yield number, chunk, sample.threshold
-
-    scan_chunk = _ChunkScanner(tuple(by_row), tuple(unique.filters), with_sources, problem)
-    for found in map_in_order(scan_chunk, items(), num_workers, batch=_BATCH):
+    items = _numbered_chunks(source, waiting, sample)
+    scan_chunk = partial(_scan_chunk, by_row, unique, with_sources, problem)
+    for found in map_in_order(scan_chunk, items, num_workers, batch=_BATCH):
         chunk = waiting.popleft()
         counter.add(chunk.source, found.read, *found.sampled.rows.sources[:1])
         report = report.plus(found.filters)
-        if unique.filters:
-            is_unique = unique.keep(found.hashes, partial(_kept_by_row, by_row, chunk))
+        if unique:
+            rows_of = partial(_kept_by_row, by_row, chunk)
+            is_unique = keep_unique(unique, unique_report, found.hashes, rows_of)
             found = found.filtered(is_unique)
         labels.update(found.labels)
         known = reports.get(chunk.corpus)
@@ -162,7 +235,7 @@ def scan_rows(
         if found.sources is not None:
             sources.append(found.sources)
     counter.checked_total()
-    report = FilterReport([*report.filters, *unique.report.filters])
+    report = FilterReport([*report.filters, *unique_report.filters])
     report.check()
     rows, indices = sample.rows(chunks.starts)
     if sample_size is None:
@@ -173,15 +246,18 @@ def scan_rows(
 
 def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Iterator[Chunk]:
     """The chunks of a source from number `start` on, after its first pass."""
+    places: dict[int, list[BlockPlace | None]] = {}  # by the index of a source
+    for index, place in zip(chunks.sources, chunks.places, strict=True):
+        places.setdefault(index, []).append(place)
+    known = {
+        index: [place for place in found if place is not None]
+        for index, found in places.items()
+        if None not in found
+    }
     facts = zip(chunks.starts[:-1], chunks.kept, strict=True)
-    pairs = zip(source.chunks(chunks.known_places), facts, strict=True)
+    pairs = zip(source.chunks(known), facts, strict=True)
     for chunk, (first, kept) in islice(pairs, start, None):
         yield replace(chunk, first=first, kept=kept)
-
-
-def _held_out_rows(split: Split, chunk: Chunk) -> Rows:
-    """The held-out rows of a chunk, in a worker process."""
-    return split.take(*chunk.parse_indexed(), held_out=True)
 
 
 def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split, num_workers: int) -> Rows:
@@ -190,7 +266,8 @@ def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split, num_worke
     is_needed = [split.holds_out_some(first, end) for first, end in ends]
     needed = compress(scanned_chunks(source, chunks), is_needed)
     count = min(num_workers, max(1, sum(is_needed) // _CHUNKS_A_WORKER))
-    return Rows.concatenate([*map_in_order(partial(_held_out_rows, split), needed, count)])
+    held_out_of = partial(split.take_from, held_out=True)
+    return Rows.concatenate([*map_in_order(held_out_of, needed, count)])
 
 
 def corpus_tails(
@@ -233,15 +310,6 @@ class _ChunkScan:
     hashes: tuple[UInt64[np.ndarray, " N"], ...]
     sources: UInt64[np.ndarray, " N"] | None
 
-    @property
-    def bits(self) -> str | None:
-        """`Chunk.kept`."""
-        if len(self.indices) == self.read.num_kept:
-            return None
-        is_kept = np.zeros(self.read.num_kept, bool)
-        is_kept[self.indices] = True
-        return np.packbits(is_kept).tobytes().hex()
-
     def filtered(self, is_kept: Bool[np.ndarray, " N"]) -> "_ChunkScan":
         """The same after further filters, which keep the rows at which `is_kept` is True."""
         if is_kept.all():
@@ -259,37 +327,35 @@ class _ChunkScan:
         )
 
 
-@dataclass(frozen=True)
-class _ChunkScanner:
-    """Reads and filters a chunk, given with its number and a bound of the keys to be sampled."""
-
-    filters: tuple[Filter, ...]
-    unique: tuple[Unique, ...]
-    with_sources: bool
-    problem: Problem
-
-    def __call__(self, item: tuple[int, Chunk, float]) -> _ChunkScan:
-        number, chunk, threshold = item
-        read = chunk.parse()
-        chain = FilterChain(self.filters)
-        rows, indices = chain.apply(read)
-        texts = [cells for name, cells in rows.columns.items() if name not in (LABEL, CORPUS)]
-        lengths = [np.fromiter(map(len, cells), np.int64, len(rows)) for cells in texts]
-        sizes = np.asarray(np.sum(lengths, axis=0))
-        # A spawn key, as trailing zeros of a seed sequence are ignored.
-        rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,)))
-        keys = rng.random(len(read))[indices]
-        return _ChunkScan(
-            labels=count_labels(rows, self.problem) if LABEL in rows else Counter(),
-            read=read.report,
-            report=rows.report,
-            filters=chain.report,
-            sampled=SampledRows(keys, sizes, np.arange(len(rows)), rows).select(keys < threshold),
-            indices=indices,
-            sizes=sizes,
-            hashes=tuple(filter.hashes(rows) for filter in self.unique),
-            sources=hash_cells(sources_of(rows)) if self.with_sources else None,
-        )
+def _scan_chunk(
+    filters: Sequence[Filter],
+    unique: Sequence[Unique],
+    with_sources: bool,
+    problem: Problem,
+    item: tuple[int, Chunk, float],
+) -> _ChunkScan:
+    """Read and filter a chunk, given with its number and a bound of the keys to be sampled."""
+    number, chunk, threshold = item
+    read = chunk.parse()
+    chain = FilterChain(filters)
+    rows, indices = chain.apply(read)
+    texts = [cells for name, cells in rows.columns.items() if name not in (LABEL, CORPUS)]
+    lengths = [np.fromiter(map(len, cells), np.int64, len(rows)) for cells in texts]
+    sizes = np.asarray(np.sum(lengths, axis=0))
+    # A spawn key, as trailing zeros of a seed sequence are ignored.
+    rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,)))
+    keys = rng.random(len(read))[indices]
+    return _ChunkScan(
+        labels=count_labels(rows, problem) if LABEL in rows else Counter(),
+        read=read.report,
+        report=rows.report,
+        filters=chain.report,
+        sampled=SampledRows(keys, sizes, np.arange(len(rows)), rows).select(keys < threshold),
+        indices=indices,
+        sizes=sizes,
+        hashes=tuple(filter.hashes(rows) for filter in unique),
+        sources=hash_cells(sources_of(rows)) if with_sources else None,
+    )
 
 
 def _kept_by_row(filters: Sequence[Filter], chunk: Chunk) -> Rows:
@@ -297,13 +363,16 @@ def _kept_by_row(filters: Sequence[Filter], chunk: Chunk) -> Rows:
     return FilterChain(filters).apply(chunk.parse())[0]
 
 
-def _tracked(source: RowSource) -> Iterator[Chunk]:
-    """The chunks of a source, with their bytes as progress."""
+def _numbered_chunks(
+    source: RowSource, waiting: deque[Chunk], sample: RowSample
+) -> Iterator[tuple[int, Chunk, float]]:
+    """The arguments of `_scan_chunk` for all chunks, which also join `waiting`, with progress."""
     done = reported = 0
     total = max(1, source.num_bytes // _MB)
     with track("reading, MB", total) as advance:
-        for chunk in source.chunks():
-            yield chunk
+        for number, chunk in enumerate(source.chunks()):
+            waiting.append(chunk)
+            yield number, chunk, sample.threshold
             done += chunk.num_bytes
             advance(min(done // _MB, total) - reported)
             reported = min(done // _MB, total)

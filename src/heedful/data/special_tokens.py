@@ -1,7 +1,8 @@
 """Special tokens of a tokenizer: their ids by role, around a text, before it, and named in it."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,9 @@ from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from heedful.data.tokenizer import Tokenizer
+
+# `__de__` of M2M100, `deu_Latn` of NLLB, `de_DE` of mBART-50.
+_LANGUAGE_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})|([a-z]{2}_[A-Z]{2})")
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,20 @@ def tag_id(tokenizer: "Tokenizer", tag: str) -> int:
         f"the tokenizer has no token {tag}, which it splits ({pieces}); use a tag that it has, or "
         "train a tokenizer with these corpora"
     )
+
+
+def language_tokens(tokenizer: "Tokenizer") -> dict[str, str]:
+    """The token of each language that a tokenizer has one for, by the code that is in the token."""
+    return language_names(map(tokenizer.piece, sorted(tokenizer.special_ids)))
+
+
+def language_names(specials: Iterable[str]) -> dict[str, str]:
+    """The tokens of languages among special tokens, by the code of the language."""
+    return {
+        next(filter(None, match.groups())): token
+        for token in specials
+        if (match := _LANGUAGE_TOKEN.fullmatch(token))
+    }
 
 
 def allow_in_texts(content: dict[str, Any], tags: Collection[str]) -> dict[str, Any]:

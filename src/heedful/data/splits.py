@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 
 from heedful.data.invisible import without_invisible
-from heedful.data.rows import CORPUS, LABEL, MESSAGES, Rows, TextUnit, hash_cells
+from heedful.data.rows import CORPUS, LABEL, MESSAGES, Chunk, Rows, TextUnit, hash_cells
 from heedful.errors import UserError
 
 _TARGET = "tgt"  # the column of the targets of pairs
@@ -57,6 +57,11 @@ class Split:
         return bool(first < last) or any(
             tail.start - (tail.cut is not None) < end and start < tail.end for tail in self.tails
         )
+
+    def take_from(self, chunk: Chunk, *, held_out: bool) -> Rows:
+        """`take` for the rows of a chunk of the source that are kept."""
+        rows = chunk.parse()
+        return self.take(rows, np.arange(chunk.first, chunk.first + len(rows)), held_out=held_out)
 
     def take(self, rows: Rows, indices: Int64[np.ndarray, " N"], *, held_out: bool) -> Rows:
         """The held-out rows, or the training rows, of some rows of the source.

@@ -20,11 +20,6 @@ BATCH_ROWS = 4_096  # rows in memory at a time
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # pyarrow accepts a truncated stream without it
 
 
-def is_table(path: Path) -> bool:
-    """True if a path is read as a table: a .parquet file or a folder."""
-    return path.suffix.lower() == ".parquet" or path.is_dir()
-
-
 def table_chunks(path: Path, names: Mapping[str, str]) -> Iterator[Chunk]:
     """Rows of columns of a table.
 

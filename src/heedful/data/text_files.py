@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from jaxtyping import Int64
 
 from heedful import extras
 from heedful.errors import UserError
@@ -201,13 +200,10 @@ def read_line_blocks(
     Raises:
         UserError: a file cannot be read or is damaged; the files have different numbers of lines.
     """
-    for place in places or ():
-        yield LineBlock(tuple(paths), place, sum(place.sizes), (None,) * len(paths))
-    if places is None:
-        yield from _find_line_blocks(paths)
-
-
-def _find_line_blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
+    if places is not None:
+        for place in places:
+            yield LineBlock(tuple(paths), place, sum(place.sizes), (None,) * len(paths))
+        return
     with ExitStack() as stack:
         opened = [stack.enter_context(_opened(path)) for path in paths]
         sides = [
@@ -270,10 +266,11 @@ class _Lines:
         self._data, self._num_read = bytearray(), 0  # bytes of lines that were not taken
         self._num_taken, self._start = 0, 0
         self.ends, self.is_read = np.zeros(0, np.int64), False
+        self._size = 0  # bytes of the whole lines
 
     def read(self) -> None:
         """Read lines for a block, unless there are enough."""
-        while not self.is_read and len(self.ends) < BLOCK_LINES and self._size() < BLOCK_BYTES:
+        while not self.is_read and len(self.ends) < BLOCK_LINES and self._size < BLOCK_BYTES:
             with _named_errors(self._path):  # not those of the line-parallel file beside it
                 size = self._stream.readinto(self._buffer.data)
             data = self._buffer[:size]
@@ -284,10 +281,15 @@ class _Lines:
                 self._data += data.data
             if not size:
                 self.is_read = True
-                if self._size() < self._num_read:  # a last line without a line end
+                if self._size < self._num_read:  # a last line without a line end
                     ends = np.array([self._num_read])
-            self._check_lengths(ends)
+            # Of the lines, and of the one that is not whole yet.
+            is_long = np.diff(ends, prepend=self._size, append=self._num_read) > LONGEST_LINE
+            if is_long.any():
+                number = self._num_taken + len(self.ends) + int(is_long.argmax()) + 1
+                _raise_long_line(str(self._path), number)
             self.ends = np.concatenate([self.ends, ends])
+            self._size = int(self.ends[-1]) if len(self.ends) else 0
 
     def take(self, count: int) -> tuple[int, int, bytes | None]:
         """Remove the first lines: the index of their first byte, their size, and the bytes.
@@ -298,6 +300,7 @@ class _Lines:
         start = self._start
         self._start += end
         self._num_read -= end
+        self._size -= end
         self.ends = self.ends[count:] - end
         self._num_taken += count
         if self._is_plain:
@@ -305,18 +308,6 @@ class _Lines:
         data = bytes(memoryview(self._data)[:end])
         del self._data[:end]
         return start, end, data
-
-    def _size(self) -> int:
-        """The bytes of the whole lines."""
-        return int(self.ends[-1]) if len(self.ends) else 0
-
-    def _check_lengths(self, ends: Int64[np.ndarray, " n"]) -> None:
-        """Raise UserError for a line, whole or not, that is too long."""
-        lengths = np.diff(ends, prepend=self._size(), append=self._num_read)
-        is_long = lengths > LONGEST_LINE
-        if is_long.any():
-            number = self._num_taken + len(self.ends) + int(is_long.argmax()) + 1
-            _raise_long_line(str(self._path), number)
 
 
 def _count_lines(sides: Sequence[_Lines], paths: Sequence[Path]) -> int:

@@ -19,6 +19,11 @@ _TYPE = "I"  # of the ids in arrays
 _MAX_CHARACTERS = 1 << 20  # of the words in a cache, which then takes about 40 MB
 # Python's whitespace includes that of the `tokenizers` library.
 _BORDER = re.compile(r"(?<=\S)(?= \S)")
+# The functions that return the words of a text; both raise TypeError for anything else.
+SPLIT: Mapping[Separation, Callable[[str], list[str]]] = {
+    "spaces": lambda text: str.split(text, " "),
+    "borders": _BORDER.split,
+}
 _SEPARATOR = "\n"  # no piece of a tokenizer with words has whitespace
 _PIECES = 128  # of a text for a trainer
 _BATCH_BYTES = 1 << 23  # of the texts that are sent to a worker at once
@@ -42,7 +47,7 @@ class WordCache:
         self, encode: Callable[[list[str]], Iterable[Sequence[int]]], separation: Separation
     ) -> None:
         self._encode = encode
-        self._split = splitter(separation)
+        self._split = SPLIT[separation]
         self._ids: dict[str, bytes] = {}  # of arrays of unsigned ints
         self._num_characters = 0
 
@@ -88,15 +93,6 @@ def _joined(ids: Mapping[str, bytes], words: list[str]) -> "array[int]":
     return array(_TYPE, b"".join(map(ids.__getitem__, words)))
 
 
-def splitter(separation: Separation) -> Callable[[str], list[str]]:
-    """The function that returns the words of a text."""
-    return _split_at_spaces if separation == "spaces" else _BORDER.split
-
-
-def _split_at_spaces(text: str) -> list[str]:
-    return str.split(text, " ")
-
-
 def count_words(lines: Sequence[str], separation: Separation, num_workers: int = 1) -> Counter[str]:
     """The words of texts, as in `WordCache`, with their numbers of occurrences.
 
@@ -108,20 +104,16 @@ def count_words(lines: Sequence[str], separation: Separation, num_workers: int =
     size = sum(map(len, lines))
     count = min(num_workers, max(1, size // _WORKER_CHARACTERS))
     if count == 1:
-        return _count(separation, lines)
+        return Counter(chain.from_iterable(map(SPLIT[separation], lines)))
     words: Counter[str] = Counter()
     for counted in map_in_order(partial(_count_encoded, separation), _batches(lines), count):
         words.update(counted)
     return words
 
 
-def _count(separation: Separation, lines: Iterable[str]) -> Counter[str]:
-    return Counter(chain.from_iterable(map(splitter(separation), lines)))
-
-
 def _count_encoded(separation: Separation, batch: list[bytes]) -> Counter[str]:
     """The words of some texts of `_batches`, in a worker process."""
-    return _count(separation, (text.decode("utf-8", "surrogatepass") for text in batch))
+    return count_words([text.decode("utf-8", "surrogatepass") for text in batch], separation)
 
 
 def _batches(lines: Sequence[str]) -> Iterator[list[bytes]]:

@@ -61,11 +61,15 @@ def map_in_order(
     Raises:
         UserError: as the function; a worker was killed.
     """
-    with _collecting_rarely():
+    threshold = gc.get_threshold()
+    gc.set_threshold(_GC_THRESHOLD)
+    try:
         if num_workers == 1:
             yield from map(function, items)
         else:
             yield from _map_by_pool(function, items, num_workers, batch, work, setting)
+    finally:
+        gc.set_threshold(*threshold)
 
 
 def _map_by_pool(
@@ -103,17 +107,6 @@ def _map_by_pool(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """In the block the garbage collector runs rarely."""
-    before = gc.get_threshold()
-    gc.set_threshold(_GC_THRESHOLD)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 _function: Callable[[Any], Any] | None = None  # of a worker process

@@ -8,7 +8,7 @@ from typing import Any
 from heedful import plugins
 from heedful.data.hf_tokenizers import read_tokenizer
 from heedful.data.labels import Problem
-from heedful.data.language_codes import language_tokens
+from heedful.data.special_tokens import language_tokens
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import read_json

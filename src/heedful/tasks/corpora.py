@@ -8,10 +8,9 @@ from typing import NamedTuple
 from heedful.config import Corpus, Files, Recipe
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import CorpusShare
-from heedful.data.file_names import expand_path
-from heedful.data.language_codes import language_tokens
 from heedful.data.language_tags import matching_tag
-from heedful.data.special_tokens import tag_id
+from heedful.data.row_files import expand_path
+from heedful.data.special_tokens import language_tokens, tag_id
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.tokenizer_training import SPECIAL_NAME
 from heedful.errors import UserError, format_names

@@ -19,8 +19,8 @@ from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import Sequences, pack_ids
 from heedful.data.encoding import TextColumn
-from heedful.data.language_codes import language_tokens
 from heedful.data.rows import Rows
+from heedful.data.special_tokens import language_tokens
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import token_metrics

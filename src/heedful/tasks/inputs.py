@@ -13,10 +13,10 @@ from heedful.data.buckets import BatchShape, batch_shapes
 from heedful.data.columns import CorpusRange
 from heedful.data.draws import EpochDraw
 from heedful.data.filters import Filter, make_filters
+from heedful.data.plans import BLOCK_ROWS, RowsOf, plan_by_buffers
 from heedful.data.row_files import FileRows, open_rows
 from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.scan import Scan, corpus_tails
-from heedful.data.shuffle_buffers import BLOCK_ROWS, RowsOf, plan_by_buffers
 from heedful.data.splits import Split, split_by_source
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.data.workers import choose_workers

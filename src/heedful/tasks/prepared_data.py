@@ -20,12 +20,12 @@ from heedful.config import Recipe
 from heedful.data.columns import Columns, ColumnsWriter, open_columns, write_columns
 from heedful.data.encoding import ChunkEncoder, Encoder
 from heedful.data.labels import Problem, count_labels, label_columns, label_counts, label_names
-from heedful.data.language_codes import language_tokens
 from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
 from heedful.data.reports import DataReport
 from heedful.data.row_files import FileRows, depends_on_languages, format_of
 from heedful.data.rows import Rows
 from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out
+from heedful.data.special_tokens import language_tokens
 from heedful.data.splits import KnownRows, Split, Tail
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import POOL_BYTES, choose_workers, map_in_order

@@ -13,9 +13,9 @@ from heedful import task_keys
 from heedful.config import OWN_METRICS, Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
-from heedful.data.language_codes import language_tokens
 from heedful.data.row_files import FileRows, open_rows
 from heedful.data.rows import CORPUS, Rows
+from heedful.data.special_tokens import language_tokens
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, metric_problem, usable_metric
