@@ -5,6 +5,7 @@ to it; beside others, where pip finds no uv, and where uv fails, pip does the sa
 """
 
 import ast
+import importlib.util
 import os
 import subprocess
 import sys
@@ -48,9 +49,10 @@ def uv_settings() -> Mapping[str, str] | None:
     found = None if listed.returncode else variables(listed.stdout)
     if found is None:
         return None
-    wanted = [*PIP, "install", "--no-compile", "-c", "constraints.txt", "uv"]
-    if subprocess.run(wanted, capture_output=True, check=False).returncode:
-        return None
+    if importlib.util.find_spec("uv") is None:
+        wanted = [*PIP, "install", "--no-compile", "-c", "constraints.txt", "uv"]
+        if subprocess.run(wanted, capture_output=True, check=False).returncode:
+            return None
     # As pip takes them: the best version of all indexes.
     return {**os.environ, "UV_INDEX_STRATEGY": "unsafe-best-match", **found}
 

@@ -1,5 +1,6 @@
 """`.ci/install.py`: uv has pip's settings, and pip does what uv cannot."""
 
+import importlib.util
 import runpy
 import subprocess
 import sys
@@ -71,6 +72,7 @@ def test_pip_installs_what_uv_does_not(
         return subprocess.CompletedProcess(command, code, out, "")
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["install.py", "-c", "pins"])
     if by[-1] == "pip":
         with pytest.raises(SystemExit, match="0"):
