@@ -10,8 +10,8 @@ from heedful import plugins
 from heedful.cli.flags import RECIPE_KEYS
 from heedful.cli.list_ import METRICS, SCHEDULES, TASKS
 from heedful.config import Recipe
+from heedful.config.keys import keys_of
 from heedful.data.tokenizer import Tokenizer
-from heedful.nested_keys import keys_of
 from heedful.recipe_files import load_recipe, shipped_recipes
 
 TEXT = "the cat sat on the mat\na dog runs in the park\n"
