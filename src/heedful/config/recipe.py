@@ -195,10 +195,11 @@ class Recipe(Strict):
             name: corpus.model_dump(mode="json", exclude_defaults=True)
             for name, corpus in self.data.corpora.items()
         }
+        read = task_keys(self.task)
         return {
             key.name: reduce(getitem, key.name.split("."), content)
             for key in keys_of(Recipe)
-            if not key.is_section and task_keys(self.task).includes(key.name)
+            if not key.is_section and read.includes(key.name)
         }
 
     def to_yaml(self, *, differences: bool = False) -> str:
