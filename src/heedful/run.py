@@ -156,10 +156,8 @@ def train(
         temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
         out = as_path(temporary.name if temporary is not None else out or "", "out")
         recipe = with_absolute_paths(recipe)
-        rows = None
-        if data is not None:
-            columns = plugins.task.get(recipe.task).row_columns
-            rows = InMemoryData.convert(recipe, columns, data, out)
+        rows = None if data is None else _rows_of(recipe, data, out)
+        if rows is not None:
             recipe = rows.recipe
             stack.enter_context(rows.named_in_errors())
         resume = resume or (processes.is_restarted() and group.from_main(lambda: can_resume(out)))
@@ -218,6 +216,11 @@ def _check_arguments(out: object, resume: bool, on_event: object) -> None:
         raise UserError(f"on_event must be a function of an event, not {describe(on_event)}")
     if out is None and processes.current().count > 1:
         raise UserError("a run of several processes needs a folder that they share: give out")
+
+
+def _rows_of(recipe: Recipe, data: TrainingData, out: Path) -> InMemoryData:
+    """Rows from memory as files of the run."""
+    return InMemoryData.convert(recipe, plugins.task.get(recipe.task).row_columns, data, out)
 
 
 def _check_same_run(out: Path, recipe: Recipe, changes: Collection[str]) -> None:

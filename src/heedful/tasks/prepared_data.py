@@ -411,8 +411,7 @@ def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:
     }
     left_out_of_corpus: dict[str, Any] = {**files, **dict.fromkeys((*SOURCES, "weight"), True)}
     filters = recipe.data.filters
-    entries = split_files(recipe)
-    named = [path for entry in entries for path in resolve_paths(entry.files.file)]
+    named = [path for entry in split_files(recipe) for path in resolve_paths(entry.files.file)]
     # Only these, and tokens of languages, depend on the languages.
     depends = filters.min_script is not None or filters.language
     depends = depends or any(map(language_tokens, inherited.tokenizers or ()))
@@ -433,7 +432,7 @@ def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:
                 [format_of(path), *content_key([path])]
                 for path in resolve_paths(getattr(entry.files, source))
             ]
-            for entry in entries
+            for entry in split_files(recipe)
             for source in SOURCES
         ],
         "tokenizer": digest.hexdigest() if contents else recipe.tokenizer.model_dump(),
