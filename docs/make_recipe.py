@@ -7,8 +7,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from heedful.config import Corpus, Expectation, Files, Recipe
-from heedful.config.descriptions import inline, type_name
-from heedful.nested_keys import keys_of
+from heedful.config.keys import inline, keys_of, type_name
 from heedful.task_keys import BUILT_IN
 
 PAGE = Path(__file__).parent / "recipe.md"

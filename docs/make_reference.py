@@ -8,7 +8,7 @@ from pydantic_core import to_jsonable_python
 
 from heedful import plugins
 from heedful.cli.list_ import METRICS, SCHEDULES, TASKS, descriptions, recipes
-from heedful.config.descriptions import inline, type_name
+from heedful.config.keys import inline, type_name
 from heedful.task_keys import BUILT_IN
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.architectures import key_descriptions

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from typing import Any
 
 from heedful.config import Recipe
+from heedful.config.keys import flatten
 from heedful.errors import UserError
-from heedful.nested_keys import flatten
 from heedful.task_keys import MAY_CHANGE
 
 # Keys that a resumed run changes if they are set explicitly; earlier steps stay as they were.

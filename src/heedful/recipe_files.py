@@ -16,9 +16,9 @@ import yaml
 from pydantic import BaseModel
 
 from heedful.config import Recipe, drop_stale_bands, parse_recipe
+from heedful.config.keys import flatten, keys_of, set_key
 from heedful.errors import UserError, describe
 from heedful.files import read_text
-from heedful.nested_keys import flatten, keys_of, set_key
 from heedful.plugins import SHIPPED, nearest, not_executed
 
 RECIPES = Path(__file__).parent / "recipes"

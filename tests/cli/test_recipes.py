@@ -16,9 +16,8 @@ import heedful
 from commands import assert_refused, tiny
 from heedful import plugins
 from heedful.config import Recipe, default_values, parse_recipe, task_keys
-from heedful.config.descriptions import type_name
+from heedful.config.keys import flatten, keys_of, type_name
 from heedful.errors import UserError
-from heedful.nested_keys import flatten, keys_of
 from heedful.plugins import nearest
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import RECIPES, load_recipe, shipped_recipes

@@ -7,11 +7,11 @@ import pytest
 
 from commands import Commands, assert_refused, write_recipe
 from heedful import plugins
+from heedful.cli.flags import RECIPE_KEYS
 from heedful.cli.list_ import METRICS, SCHEDULES, TASKS
-from heedful.cli.training_flags import KEYS
 from heedful.config import Recipe
+from heedful.config.keys import keys_of
 from heedful.data.tokenizer import Tokenizer
-from heedful.nested_keys import keys_of
 from heedful.recipe_files import load_recipe, shipped_recipes
 
 TEXT = "the cat sat on the mat\na dog runs in the park\n"
@@ -92,7 +92,7 @@ def test_bad_input_of_a_tokenizer_is_one_line(
 
 
 def test_the_flags_of_train_are_keys_of_the_recipe() -> None:
-    assert {*KEYS.values()} <= {key.name for key in keys_of(Recipe)}
+    assert {*RECIPE_KEYS.values()} <= {key.name for key in keys_of(Recipe)}
 
 
 def test_flags_of_train_set_keys(commands: Commands, tmp_path: Path) -> None:

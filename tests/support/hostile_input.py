@@ -263,7 +263,7 @@ def damaged_runs(draw: Draw, world: Path, workdir: Path) -> Use:
 def settings_of_recipes(draw: Draw, world: Path, workdir: Path) -> Use:
     """Values of a recipe's keys, given on the command line."""
     from heedful.config import Recipe
-    from heedful.nested_keys import keys_of
+    from heedful.config.keys import keys_of
 
     lines = [line for line in LINES if line.startswith(("train", "distill"))]
     use = right_use(draw, world, workdir, lines)

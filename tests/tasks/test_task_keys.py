@@ -19,8 +19,8 @@ from heedful.config import (
     parse_recipe,
     task_keys,
 )
+from heedful.config.keys import keys_of, set_key, set_keys
 from heedful.errors import UserError
-from heedful.nested_keys import keys_of, set_key, set_keys
 from heedful.recipe_files import load_recipe, shipped_recipes
 from heedful.run import train
 from heedful.task_keys import BUILT_IN

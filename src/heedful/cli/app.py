@@ -6,9 +6,8 @@ from importlib import import_module
 import typer
 
 from heedful import __version__
-from heedful.cli.guard import show_tracebacks
+from heedful.cli.guard import Debug, add_command, show_tracebacks
 from heedful.cli.help import new_group
-from heedful.cli.preflight import Debug, add_command
 
 GROUPS: Mapping[str, Sequence[str]] = {
     "Train": (

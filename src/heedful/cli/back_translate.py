@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, RecipeName, spread
+from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
-from heedful.cli.training_flags import TrainingFlags
 
 if TYPE_CHECKING:
     from heedful.back_translation import BackTranslation

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from heedful.cli.flags import Json
+from heedful.cli.guard import add_command
 from heedful.cli.help import new_group
-from heedful.cli.preflight import add_command
 from heedful.cli.shared import note, print_json
 from heedful.errors import UserError
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, complete_recipe, spread
+from heedful.cli.flags import Json, Quiet, TrainingFlags, complete_recipe, spread
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
-from heedful.cli.training_flags import TrainingFlags
 from heedful.errors import UserError
 
 STUDENT = "translation-student"

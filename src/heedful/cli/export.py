@@ -11,8 +11,8 @@ from heedful.cli.flags import (
     Overwrite,
     PoolingOption,
 )
+from heedful.cli.guard import add_command
 from heedful.cli.help import new_group
-from heedful.cli.preflight import add_command
 from heedful.cli.shared import note
 
 app = new_group("Convert a model to a format that other programs open.")

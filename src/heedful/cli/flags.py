@@ -1,6 +1,7 @@
 """Flags that several commands share, and commands whose flags are the fields of dataclasses."""
 
 import inspect
+import json
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -149,6 +150,75 @@ Out = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", help="Print nothing but errors.", rich_help_panel=IN_OUT)
 ]
+
+
+_OF_RECIPE = "Settings of the recipe"
+RECIPE_KEYS = {  # by the field of `TrainingFlags` that sets it
+    "steps": "training.max_steps",
+    "epochs": "training.max_epochs",
+    "minutes": "training.max_minutes",
+    "lr": "training.schedule.learning_rate",
+    "batch_tokens": "training.batch_tokens",
+    "seed": "training.seed",
+    "device": "training.device",
+    "precision": "training.precision",
+    "init_from": "init_from",
+}
+
+
+def _recipe_flag(name: str, metavar: str, help: str, least: int | None = None) -> Any:
+    return typer.Option(
+        None,
+        f"--{name.replace('_', '-')}",
+        metavar=metavar,
+        min=least,
+        help=f"{help} ({RECIPE_KEYS[name]}).",
+        rich_help_panel=_OF_RECIPE,
+    )
+
+
+@dataclass(frozen=True)
+class TrainingFlags:
+    """Keys of the recipe with a flag of their own, and `--set` for all others."""
+
+    steps: int | None = _recipe_flag("steps", "N", "Optimizer steps at which the run ends", 1)
+    epochs: int | None = _recipe_flag("epochs", "N", "Epochs at which the run ends", 1)
+    minutes: float | None = _recipe_flag("minutes", "X", "Minutes at which the run ends")
+    lr: float | None = _recipe_flag("lr", "X", "Peak learning rate")
+    batch_tokens: int | None = _recipe_flag(
+        "batch_tokens", "N", "Tokens per batch, padding included", 1
+    )
+    seed: int | None = _recipe_flag(
+        "seed", "N", "Seed of weights, dropout and the order of data", 0
+    )
+    device: str | None = _recipe_flag("device", "DEVICE", "auto, cpu, cuda, cuda:N or mps")
+    precision: str | None = _recipe_flag("precision", "NAME", "auto, fp32, bf16 or fp16")
+    init_from: str | None = _recipe_flag("init_from", "MODEL", "Model directory to start from")
+    settings: list[str] | None = typer.Option(
+        None,
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any other key, e.g. model.d_model=128; repeatable. heedful recipes show RECIPE "
+        "prints all keys.",
+        rich_help_panel=_OF_RECIPE,
+    )
+
+    @property
+    def overrides(self) -> list[str]:
+        """`key=value` for each key that is set; those of `--set` come last."""
+        values = {
+            key: getattr(self, name)
+            for name, key in RECIPE_KEYS.items()
+            if getattr(self, name) is not None
+        }
+        # JSON, so that no path is read as a number or a date.
+        settings = [
+            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
+        ]
+        return [*settings, *(self.settings or [])]
+
+
+assert {field.name for field in fields(TrainingFlags)} == {*RECIPE_KEYS, "settings"}
 
 
 # Arguments of Python functions that messages name, and their flags.

@@ -1,20 +1,33 @@
-"""Around a command: its streams, its signals, and the message of an error that ends it."""
+"""Around a command: checks before it begins, its streams and signals, the message of an error."""
 
+import inspect
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
 from threading import Timer
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from heedful.cli.flags import set_signature, with_flags
+from heedful.cli.help import GENERAL, Command
 from heedful.errors import UserError
+from heedful.files import check_writable
 
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=GENERAL),
+]
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
+_INPUT_OPTIONS = {"input", "src", "tgt", "ref"}  # options whose files are read
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # the parser's own errors
 _NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller batches or beams"
 # Parts of torch's messages.
@@ -24,6 +37,84 @@ _received: list[int] = []  # signals that end the process
 _converted: list[int] = []  # signals that are exceptions while a command runs
 _debug: list[bool] = []  # not empty: show tracebacks
 _LONGEST = 1_000  # characters of an error's line
+
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    function: Callable[..., None],
+    group: str | None = None,
+    *,
+    hidden: bool = False,
+) -> None:
+    """Add a command, with checks of its values and the flag `--debug`.
+
+    Its help is the function's docstring: paragraphs are wrapped, and lines of examples are not.
+
+    Args:
+        hidden: `--help` of the group does not list it, because it is another name of a command.
+    """
+
+    @wraps(function)
+    def run(*, debug: bool = False, **values: Any) -> None:
+        if debug:
+            show_tracebacks()
+        _check(values)
+        # The folder is the result; stdout only reports it.
+        if values.keys() & {"out", "to", "folder"} and isinstance(sys.stdout, _Stdout):
+            sys.stdout.may_close = True  # by its reader: the command continues
+        function(**values)
+
+    only = inspect.Parameter.KEYWORD_ONLY
+    parameters = [*inspect.signature(function).parameters.values()]
+    parameters.append(inspect.Parameter("debug", only, default=False, annotation=Debug))
+    set_signature(run, [parameter.replace(kind=only) for parameter in parameters])
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    # By click's mark for it, a paragraph of examples is kept line by line.
+    text = "\n\n".join(
+        f"\b\n{text}" if text.startswith("Example: ") else text.replace("\n", " ")
+        for text in paragraphs
+    )
+    app.command(name, help=text, cls=Command, rich_help_panel=group, hidden=hidden)(run)
+
+
+def _check(values: dict[str, Any]) -> None:
+    for _, value in _each_value(values):
+        text = str(value) if isinstance(value, str | Path) else ""
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(f"{text}: not UTF-8; convert it")
+    for name in _INPUT_OPTIONS & values.keys():
+        if values[name] is not None and not _exists(values[name]):
+            text = "; a text is an argument: MODEL TEXT" if "texts" in values else ""
+            raise UserError(f"--{name} {values[name]}: No such file{text}")
+    output, device = values.get("output"), values.get("device")
+    if device is not None and not _DEVICE.fullmatch(device):
+        raise UserError(f"no device {device}; use auto, cpu, cuda, cuda:1 or mps")
+    if output is None:
+        return
+    is_of_folder = isinstance(source := values.get("input"), Path) and source.is_dir()
+    if not (is_of_folder and output.is_dir()):  # the files of a folder are written to another one
+        check_writable(output)
+    for name, value in _each_value(values):
+        if name == "output" or not isinstance(value, Path) or not value.exists():
+            continue
+        if output.exists() and os.path.samefile(value, output):
+            raise UserError(f"{output} is read and cannot be written too; give another --output")
+        if value.is_dir() and output.resolve().is_relative_to(value.resolve()):
+            raise UserError(f"{output} is inside {value}, which is read; give another --output")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a name, or with a null
+        return False
+
+
+def _each_value(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each value with its name, those of repeated options one by one."""
+    for name, value in values.items():
+        yield from ((name, item) for item in (value if isinstance(value, list) else [value]))
 
 
 def run_checked(
@@ -58,8 +149,6 @@ def _end(error: BaseException, explain: Callable[[Any], str] | None) -> None:
     if isinstance(error, KeyboardInterrupt):
         sys.exit(130)
     if isinstance(error, UserError):
-        from heedful.cli.flags import with_flags
-
         _fail(with_flags(str(error)))
     if isinstance(error, _USAGE_ERROR):
         _end_usage_error(error, explain)
@@ -79,16 +168,8 @@ def _end(error: BaseException, explain: Callable[[Any], str] | None) -> None:
 
 def _show_flags(record: logging.LogRecord) -> bool:
     """Show a warning of the library as one line, with flags in place of arguments of Python."""
-    from heedful.cli.flags import with_flags
-
     record.msg, record.args = one_line(with_flags(record.getMessage())), ()
     return True
-
-
-def keep_running_without_stdout() -> None:
-    """Continue from here on if the reader of stdout closes it."""
-    if isinstance(sys.stdout, _Stdout):
-        sys.stdout.may_close = True
 
 
 def forget_interruption() -> None:

@@ -6,8 +6,8 @@ import typer
 
 from heedful import pipelines
 from heedful.cli.flags import NewFolder, Overwrite
+from heedful.cli.guard import add_command
 from heedful.cli.help import new_group
-from heedful.cli.preflight import add_command
 from heedful.cli.shared import note
 
 app = new_group("Convert a model in another format to heedful's; no code of it is run.")

@@ -12,8 +12,8 @@ import typer
 
 from heedful import plugins
 from heedful.cli.flags import Json
+from heedful.cli.guard import add_command
 from heedful.cli.help import first_sentence, new_group
-from heedful.cli.preflight import add_command
 from heedful.cli.shared import print_json
 
 app = new_group("List models, tasks, metrics, schedules and recipes, plugins included.")

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, RecipeName, spread
+from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags, spread
 from heedful.cli.lines import bars_on_stderr
 from heedful.cli.shared import make_console, print_json
-from heedful.cli.training_flags import TrainingFlags
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,8 +7,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from heedful.config import Recipe, default_values
-from heedful.config.descriptions import inline, type_name
-from heedful.nested_keys import keys_of
+from heedful.config.keys import inline, keys_of, type_name
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
 from heedful.zoo.architectures import Architecture, key_descriptions

@@ -6,9 +6,9 @@ from pathlib import Path
 import typer
 
 from heedful.cli.flags import Json, complete_recipe
+from heedful.cli.guard import add_command
 from heedful.cli.help import new_group
 from heedful.cli.list_ import print_rows, recipes
-from heedful.cli.preflight import add_command
 from heedful.errors import UserError
 
 app = new_group("List, show and copy the shipped recipes, with a description of every key.")

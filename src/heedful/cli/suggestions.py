@@ -140,7 +140,7 @@ def _commands() -> list[tuple[str, Any]]:
 def _recipe_key(name: str) -> str | None:
     """The dotted name of the recipe's key with this last part, if there is exactly one."""
     from heedful.config import Recipe
-    from heedful.nested_keys import keys_of
+    from heedful.config.keys import keys_of
     from heedful.zoo import ARCHITECTURES, architecture
 
     keys = [

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from heedful.cli.flags import Json, spread
+from heedful.cli.guard import add_command
 from heedful.cli.help import IN_OUT, new_group
 from heedful.cli.lines import InputOutput, json_line, line_writer
-from heedful.cli.preflight import add_command
 from heedful.cli.shared import print_json
 from heedful.errors import UserError
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Json, Out, Quiet, RecipeName, spread
+from heedful.cli.flags import Json, Out, Quiet, RecipeName, TrainingFlags, spread
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
-from heedful.cli.training_flags import TrainingFlags
 
 
 @spread()
@@ -52,7 +51,8 @@ def train(
         folder = out or _default_folder(recipe_path(recipe))
         console = make_console(quiet=quiet or json or not processes.is_main)
         loaded = load_recipe(recipe, flags.overrides)
-        result = run_recipe(loaded, folder, console, resume=resume, changes=flags.changed_keys)
+        changes = [setting.partition("=")[0] for setting in flags.overrides]  # keys
+        result = run_recipe(loaded, folder, console, resume=resume, changes=changes)
         if processes.is_main:
             print_result(result) if json else report_result(result, console)
 

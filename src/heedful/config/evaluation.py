@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from heedful import plugins
 from heedful.config.base import BeamSize, Strict
-from heedful.config.descriptions import registered_in
+from heedful.config.keys import registered_in
 
 # Metrics that need no decoded text, and whether higher is better; those after `accuracy` are for
 # classification.

@@ -8,8 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from heedful.config.descriptions import type_name
-from heedful.nested_keys import keys_of
+from heedful.config.keys import keys_of, type_name
 from heedful.plugins import nearest
 
 _OTHER_NAMES = {  # last parts of keys in other toolkits, and ours

@@ -16,13 +16,12 @@ from heedful import plugins
 from heedful.config.adapter import Adapter
 from heedful.config.base import Strict
 from heedful.config.data import Data, TokenizerRecipe
-from heedful.config.descriptions import registered_in
 from heedful.config.distillation import Distillation
 from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
+from heedful.config.keys import keys_of, registered_in, set_key, set_keys
 from heedful.config.problems import wrong_key
 from heedful.config.training import Training
 from heedful.errors import UserError
-from heedful.nested_keys import keys_of, set_key, set_keys
 from heedful.task_keys import BUILT_IN, KEEP_BANDS, TaskKeys, key_of_corpus
 
 TaskName = Annotated[str, AfterValidator(registered_in(plugins.task))]
@@ -196,10 +195,11 @@ class Recipe(Strict):
             name: corpus.model_dump(mode="json", exclude_defaults=True)
             for name, corpus in self.data.corpora.items()
         }
+        read = task_keys(self.task)
         return {
             key.name: reduce(getitem, key.name.split("."), content)
             for key in keys_of(Recipe)
-            if not key.is_section and task_keys(self.task).includes(key.name)
+            if not key.is_section and read.includes(key.name)
         }
 
     def to_yaml(self, *, differences: bool = False) -> str:

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from heedful import plugins
 from heedful.config.base import Seed, Strict
-from heedful.config.descriptions import registered_in
+from heedful.config.keys import registered_in
 from heedful.errors import UserError
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -83,7 +84,7 @@ def raw_data(recipe: Recipe, open_files: Callable[[SplitFiles], FileRows]) -> Ra
     columns = next(iter(sources["train"].values())).names
     return RawData(
         {**sources},
-        random_rows(recipe),
+        partial(random_rows, recipe),
         training_filters(recipe, columns),
         drops_held_out=recipe.data.drop_held_out is not False,
     )
@@ -98,14 +99,10 @@ def training_filters(recipe: Recipe, columns: Iterable[str]) -> list[Filter]:
     return make_filters(recipe.data.filters, texts, languages)
 
 
-def random_rows(recipe: Recipe) -> Callable[[Scan], Split]:
-    """`RawData.hold_out` of all rows of random sources."""
-
-    def hold_out(scan: Scan) -> Split:
-        assert scan.sources is not None
-        return split_by_source(scan.sources, recipe.data.valid_size, scan.noun)
-
-    return hold_out
+def random_rows(recipe: Recipe, scan: Scan) -> Split:
+    """All rows of random sources: `RawData.hold_out`, where the recipe is given."""
+    assert scan.sources is not None
+    return split_by_source(scan.sources, recipe.data.valid_size, scan.noun)
 
 
 def raw_text_data(recipe: Recipe) -> RawData:

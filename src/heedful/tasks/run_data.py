@@ -180,11 +180,6 @@ class DataSummary(NamedTuple):
     reports: Mapping[str, DataReport]
     labels: Mapping[str, int]
 
-    @property
-    def noun(self) -> str:
-        """The word for a row in messages."""
-        return self.reports["train"].noun
-
     def check_labels(self) -> None:
         """Raise UserError for a label of the training files that no training row has."""
         if missing := [name for name, count in self.labels.items() if not count]:
@@ -199,7 +194,8 @@ class DataSummary(NamedTuple):
         for name, summary in self.sources.items():
             yield f"{'data.' + name:<10} {summary}"
         if self.filters.filters:
-            yield f"filters    {self.filters.summary(self.noun)}"
+            noun = self.reports["train"].noun  # for a row
+            yield f"filters    {self.filters.summary(noun)}"
         src, tgt = self.tokenizers
         more = "" if src is tgt else f" and {tgt.vocab_size:,}"
         yield f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}"

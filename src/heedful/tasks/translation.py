@@ -340,7 +340,7 @@ class GeneratedPairs(Translation):
             sources |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
-        return RawData(rows, random_rows(self.recipe))
+        return RawData(rows, partial(random_rows, self.recipe))
 
 
 def open_pairs(entry: SplitFiles, recipe: Recipe) -> FileRows:

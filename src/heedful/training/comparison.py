@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heedful.config.descriptions import inline
+from heedful.config.keys import flatten, inline
 from heedful.errors import UserError
-from heedful.nested_keys import flatten
 from heedful.terminal import clock
 from heedful.training.events import Evaluated, RunFinished, RunStarted, StepDone, format_score
 from heedful.training.events import score_label as label

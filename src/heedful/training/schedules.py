@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from heedful import plugins
@@ -52,26 +53,28 @@ def _noam(settings: Schedule, *, d_model: int, max_steps: int | None) -> Learnin
     return lambda step: d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 
-def _after_warmup(shape: Callable[[Schedule, int, float], float]) -> MakeSchedule:
-    """A schedule with linear warm-up, and then `learning_rate` · shape(settings, step, progress).
+def _after_warmup(
+    shape: Callable[[Schedule, int, float], float],
+    settings: Schedule,
+    *,
+    d_model: int,
+    max_steps: int | None,
+) -> LearningRate:
+    """Linear warm-up, and then `learning_rate` · shape(settings, step, progress).
 
     `progress` rises from 0 after the warm-up to 1 at the last step.
     """
+    peak, warmup, end = settings.learning_rate, settings.warmup_steps, max_steps or 0
+    if peak is None:
+        raise UserError(f"training.schedule: {settings.name} needs a learning_rate")
 
-    def make(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
-        peak, warmup, end = settings.learning_rate, settings.warmup_steps, max_steps or 0
-        if peak is None:
-            raise UserError(f"training.schedule: {settings.name} needs a learning_rate")
+    def learning_rate(step: int) -> float:
+        if step < warmup:
+            return peak * (step / warmup)
+        progress = min(1.0, (step - warmup) / max(1, end - warmup))
+        return peak * shape(settings, step, progress)
 
-        def learning_rate(step: int) -> float:
-            if step < warmup:
-                return peak * (step / warmup)
-            progress = min(1.0, (step - warmup) / max(1, end - warmup))
-            return peak * shape(settings, step, progress)
-
-        return learning_rate
-
-    return make
+    return learning_rate
 
 
 def _falling(settings: Schedule, fraction: float) -> float:
@@ -82,11 +85,13 @@ def _falling(settings: Schedule, fraction: float) -> float:
 plugins.schedule.declare(
     {
         "noam": _noam,
-        "inverse_sqrt": _after_warmup(lambda s, step, _: math.sqrt(max(1, s.warmup_steps) / step)),
-        "cosine": _after_warmup(
-            lambda s, _, progress: _falling(s, (1 + math.cos(math.pi * progress)) / 2)
+        "inverse_sqrt": partial(
+            _after_warmup, lambda s, step, _: math.sqrt(max(1, s.warmup_steps) / step)
         ),
-        "linear": _after_warmup(lambda s, _, t: _falling(s, 1 - t)),
-        "constant": _after_warmup(lambda s, step, t: 1.0),
+        "cosine": partial(
+            _after_warmup, lambda s, _, t: _falling(s, (1 + math.cos(math.pi * t)) / 2)
+        ),
+        "linear": partial(_after_warmup, lambda s, _, t: _falling(s, 1 - t)),
+        "constant": partial(_after_warmup, lambda s, step, t: 1.0),
     }
 )
