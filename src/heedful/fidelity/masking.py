@@ -92,8 +92,7 @@ class Masked:
 
 def _is_in_capitals(text: str) -> bool:
     """True for a text of three words or more in capitals, which are not all abbreviations."""
-    letters = [character for character in text if character.isalpha()]
-    if not text.isupper() or any(c.lower() == c.upper() for c in letters):
+    if not text.isupper() or any(c.lower() == c.upper() for c in text if c.isalpha()):
         return False
     lengths = sorted(map(len, _LETTERS.findall(text)))
     return len(lengths) >= 3 and (lengths[-1] >= 6 or lengths[-2] >= 4)
@@ -134,6 +133,8 @@ def mask_text(
     if has_masks(text):
         return Masked(text, {})
     pieces = list(find_pieces(text, extra))
+    if not pieces and not terms:
+        return Masked(text, {})
     masks = _assign(pieces, 0)
     free = [mask for mask in _of_kind("placeholder") if mask not in masks.values()]
     for target in dict.fromkeys(target for _, _, target in terms):

@@ -145,6 +145,8 @@ def _key(piece: Piece) -> str:
 def differences(source: str, target: str, extra: tuple[str, ...] = ()) -> list[str]:
     """The pieces of a source that a translation lacks, and those that it has beyond them."""
     ours, theirs = ([*find_pieces(text, extra)] for text in (source, target))
+    if not ours and not theirs:
+        return []
     names = {_key(piece): piece.text for piece in [*theirs, *ours]}  # as in the source, if there
     src, tgt = (Counter(map(_key, pieces)) for pieces in (ours, theirs))
     reasons: list[str] = []
