@@ -23,12 +23,23 @@ KNOWN = {
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
-HARMLESS = {"disable-pip-version-check", "no-color", "progress-bar", "quiet", "retries", "verbose"}
+HARMLESS = {
+    "config-file",
+    "disable-pip-version-check",
+    "no-color",
+    "progress-bar",
+    "quiet",
+    "retries",
+    "verbose",
+}
 
 
 def variables(listing: str) -> dict[str, str] | None:
     """Of uv, for the lines of `pip config list`; None: there is a setting that uv does not know."""
     found: dict[str, str] = {}
+    names = [line.partition("=")[0] for line in listing.splitlines()]
+    if len(set(names)) < len(names):  # in several files, of which the listing tells no order
+        return None
     for place in ("global", "install", ":env:"):  # the later ones apply
         for line in listing.splitlines():
             name, _, value = line.partition("=")
@@ -37,7 +48,7 @@ def variables(listing: str) -> dict[str, str] | None:
                 continue  # of another command
             if setting not in KNOWN and setting not in HARMLESS:
                 return None
-            if section == place and setting in KNOWN:
+            if section == place and setting in KNOWN and ast.literal_eval(value):
                 between = "," if setting == "find-links" else " "
                 found[KNOWN[setting]] = between.join(str(ast.literal_eval(value)).split())
     return found
@@ -45,7 +56,10 @@ def variables(listing: str) -> dict[str, str] | None:
 
 def uv_settings() -> Mapping[str, str] | None:
     """The environment of uv; None: pip is needed."""
-    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
+    # Quiet, pip would list nothing.
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    loud = {**os.environ, "PIP_QUIET": "0"}
+    listed = subprocess.run(command, env=loud, capture_output=True, text=True, check=False)
     found = None if listed.returncode else variables(listed.stdout)
     if found is None:
         return None
@@ -53,8 +67,10 @@ def uv_settings() -> Mapping[str, str] | None:
         wanted = [*PIP, "install", "--no-compile", "-c", "constraints.txt", "uv"]
         if subprocess.run(wanted, capture_output=True, check=False).returncode:
             return None
+    others = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     # As pip takes them: the best version of all indexes.
-    return {**os.environ, "UV_INDEX_STRATEGY": "unsafe-best-match", **found}
+    own = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_CONFIG": "1"}
+    return {**others, **own, **found}
 
 
 def main() -> None:
@@ -63,7 +79,9 @@ def main() -> None:
         # In the environment's file system, where files are linked instead of copied.
         with tempfile.TemporaryDirectory(dir=sys.prefix) as cache:
             uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--cache-dir", cache]
-            command = [*uv, "--python", sys.executable, *sys.argv[1:]]
+            # An option replaces the variable of its name.
+            files = [f"--constraint={path}" for path in settings.get("UV_CONSTRAINT", "").split()]
+            command = [*uv, "--python", sys.executable, *files, *sys.argv[1:]]
             done = subprocess.run(command, env=settings, capture_output=True, check=False)
             if not done.returncode:
                 return

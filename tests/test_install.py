@@ -1,6 +1,7 @@
 """`.ci/install.py`: uv has pip's settings, and pip does what uv cannot."""
 
 import importlib.util
+import os
 import runpy
 import subprocess
 import sys
@@ -35,6 +36,29 @@ def test_settings_of_pip_are_those_of_uv(install: dict[str, Any]) -> None:
     }
 
 
+def test_settings_are_read(
+    install: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By pip itself, and none of uv's own applies."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_QUIET", "1")
+    monkeypatch.setenv("UV_RESOLUTION", "lowest")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    settings = install["uv_settings"]()
+    assert settings["UV_FIND_LINKS"] == str(tmp_path)
+    assert "UV_RESOLUTION" not in settings
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert install["uv_settings"]() is None
+
+
+def test_a_setting_of_several_files_is_for_pip(install: dict[str, Any]) -> None:
+    assert install["variables"]("global.index-url='x'\nglobal.index-url='y'") is None
+    assert install["variables"]("global.index-url='x'\n:env:.index-url=''") == {
+        "UV_DEFAULT_INDEX": "x"
+    }
+
+
 @pytest.mark.parametrize("setting", ["no-index", "trusted-host", "proxy", "only-binary"])
 def test_another_setting_is_for_pip(install: dict[str, Any], setting: str) -> None:
     assert install["variables"](f"global.index-url='x'\n:env:.{setting}='y'") is None
@@ -46,6 +70,7 @@ def test_another_setting_is_for_pip(install: dict[str, Any], setting: str) -> No
         ("", False, False, ["uv"]),
         ("", False, True, ["uv", "pip"]),
         ("", True, False, ["pip"]),
+        ("global.constraint='/more'", False, False, ["uv"]),
         ("global.no-index='1'", False, False, ["pip"]),
     ],
 )
@@ -68,6 +93,7 @@ def test_pip_installs_what_uv_does_not(
         else:
             assert command[-2:] == ["-c", "pins"]
             calls.append(command[2])
+            assert ("--constraint=/more" in command) == ("constraint" in settings)
             code = int(fails and command[2] == "uv")
         return subprocess.CompletedProcess(command, code, out, "")
 
