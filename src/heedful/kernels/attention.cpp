@@ -245,7 +245,7 @@ void run(const Attention& a) {
     {
       std::vector<Line> lines(Head<T>::size(a) / kLanes);
       float* memory = lines.data()->floats;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
       for (int64_t item = 0; item < a.texts * a.groups; item++) {
         if (item + 1 < a.texts * a.groups) {
           const Head<T> next{a, item + 1};

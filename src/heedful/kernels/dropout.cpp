@@ -12,7 +12,7 @@ constexpr int64_t kPart = 1 << 14;  // elements of a thread at a time
 template <class Call>
 void for_elements(int64_t type, int64_t count, int64_t threads, Call call) {
   with_type(type, [&](auto* null) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t first = 0; first < count; first += kPart)
       for_vectors(std::min(kPart, count - first),
                   [&](int64_t j, int64_t n) { call(null, first + j, n); });
@@ -75,7 +75,7 @@ extern "C" void heedful_add_norm(int64_t type, const float* x, const void* y, co
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     const T* added = static_cast<const T*>(y);
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, 16) num_threads(threads)
     for (int64_t row = 0; row < rows; row++) {
       const int64_t first = row * width;
       float* s = sum + first;
@@ -113,7 +113,7 @@ extern "C" void heedful_add_norm_backward(int64_t type, const float* out_grad, c
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     T* added_grad = static_cast<T*>(y_grad);
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t thread = 0; thread < threads; thread++) {
       float* weight_grad = parameter_grads + thread * 2 * width;
       float* bias_grad = weight_grad + width;

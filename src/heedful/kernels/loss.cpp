@@ -62,7 +62,7 @@ extern "C" bool heedful_cross_entropy(int64_t type, const void* logits, const in
 #pragma omp parallel num_threads(threads)
     {
       std::vector<Line> buffer(round_up(vocab) / kLanes);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
       for (int64_t i = 0; i < rows; i++)
         found[i] = row_loss(static_cast<const T*>(logits) + i * vocab, targets[i], vocab,
                             float(smoothing), grad ? static_cast<T*>(grad) + i * vocab : nullptr,

@@ -35,7 +35,7 @@ extern "C" void heedful_keep_mask(int64_t seed, int64_t first_kept, int16_t* kee
                                   int64_t threads) {
   const Levels least = Levels{} + int16_t(first_kept);
   const int64_t size = (count + 4 * kStreams - 1) / (4 * kStreams);
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t group = 0; group < kStreams; group += kGroup) {
     Streams streams(seed, group);
     int16_t* parts[kGroup];
