@@ -16,10 +16,10 @@ from heedful.documents.sentences import SplitText
 from heedful.documents.translating import fits_model
 from heedful.fidelity import CHARACTERS, Keep, count_masks, mask_text, place_masks, with_accelerator
 from heedful.fidelity.pieces import counts
-from heedful.insight.alignment import align
+from heedful.insight.alignment import align, align_outputs
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
-from heedful.pipelines.keeping import _Searches, kept_generations
+from heedful.pipelines.keeping import Source, _Searches, kept_generations
 from heedful.recipe_files import recorded_recipe
 
 SOURCES = ["Open %s on page 12", "1,000.5 of {n} <b>a</b>", "no piece", "7 7 %1$s (see X-12)", ""]
@@ -262,6 +262,17 @@ def test_texts_that_are_searched_again_together_have_the_outputs_of_each_alone(
     ]
     if "glossary" not in options:
         assert calls == [5]  # not of a blank text, and one that is too long for all its pieces
+    searches = [*calls]
+    calls.clear()
+    reported: dict[int, list[Generation]] = {}
+
+    def on_output(index: int, outputs: list[Generation]) -> None:
+        assert index not in reported
+        reported[index] = outputs
+
+    assert model.translate(texts, max_new_tokens=9, on_output=on_output, **keys) == together
+    assert [reported[index] for index in range(len(texts))] == together
+    assert calls == searches  # each was searched again alone, and once more with the others
 
 
 def test_what_cannot_be_kept_is_refused(
@@ -413,6 +424,26 @@ def test_alignments_are_of_texts_with_their_pieces(model: Translator) -> None:
         assert ends == sorted(ends)
         assert max(ends, default=0) <= len(output.text.strip())
     assert heedful.ensemble([model]).token_alignments(sources[:1], outputs[:1]) == [None]
+
+
+def test_alignments_of_a_masked_term_are_those_of_its_words(model: Translator) -> None:
+    """The text that the net read had a mask for the term, which alignments did not know."""
+    text, glossary = "open page 12 %s", model.options(glossary={"page": "Seite auf"}).glossary
+    source = Source(text, model.metadata.keep, glossary)
+    masked = source.with_masked_terms(generation("öffne"))
+    [term] = set(masked.pieces) - set(source.masked.pieces)
+    tokenizer = model.tgt_tokenizer
+    assert masked.text.split()[1] == term
+    written = masked.text.replace("open", "öffne")
+    output = replace(generation(written), ids=tokenizer.encode(written))
+    output = source.restored(source.with_terms(output, masked))
+    assert (output.text, output.reasons) == ("öffne Seite auf 12 %s", ())
+    [found] = model.token_alignments([text], [output])
+    assert found is not None
+    assert "page" in {text[slice(*span)].strip() for span in found.source}
+    assert "Seite auf" in {output.text[slice(*span)].strip() for span in found.target}
+    [links] = align_outputs(model, [text], [output], model.options())
+    assert (links.source[1], links.target[1]) == ("page", "Seite auf")
 
 
 def test_a_single_tag_of_a_document_is_a_piece(model: Translator) -> None:

@@ -167,14 +167,15 @@ def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
 
 
 COMBINED = {  # what an ensemble does with all of its models
-    "request", "request_with", "backend_for_row", "chat", "generate", "generations", "score",
-    "iterate_generations", "stream", "stream_chat", "stream_with", "teacher_forced", "translate",
+    "request", "request_of_batch", "request_with", "backend_for", "backend_for_row", "chat",
+    "generate", "generations", "score", "note_once", "report_failure", "iterate_generations",
+    "stream", "stream_chat", "stream_with", "teacher_forced", "translate",
 }  # fmt: skip
 SHARED = {  # equal in all models of an ensemble, or taken from the first
     "batches", "chat_encoder", "chat_rows", "check_ids", "check_lengths", "completed", "encode",
     "end_ids", "has_tokenizer", "ids", "kind", "leave_out", "length_limit", "options", "pair_ids",
     "prompt_ids", "rows_of", "src_tokenizer", "tgt_tokenizer", "tokenizer", "default_options",
-    "kept", "kept_at_once", "to_generations", "first_id", "target_ids", "checked_glossary",
+    "kept", "first_id", "target_ids", "checked_glossary",
     "token_alignments",  # no alignment for all outputs
 }  # fmt: skip
 REFUSED: dict[str, Any] = {

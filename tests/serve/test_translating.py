@@ -71,6 +71,9 @@ def test_a_request_has_terms_of_its_own(
     is_met = {"mat", "sat"} & {*answer["translatedText"][0].split()}
     assert is_met or "the term cat" in answer["reasons"][0][0]
     assert answer["translatedText"][1] == plain["translatedText"][1]
+    terms = {**body, "glossary": {"cat": "mat|sat"}, "alignments": "words"}
+    [own], _ = call(served, "/translate", terms)[1]["alignments"]
+    assert own["target"] == answer["translatedText"][0].split()  # not of the first search
     status, answer = call(served, "/translate", {**body, "glossary": {"cat": ""}})
     assert status == 400
     assert "line 1: the translation '' is empty" in answer["error"]

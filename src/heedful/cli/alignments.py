@@ -16,6 +16,7 @@ from heedful.options import Options
 
 if TYPE_CHECKING:
     from heedful.pipelines import Translator
+    from heedful.pipelines.generations import Generation
 
 _BATCH = 64  # outputs that are aligned in one pass
 
@@ -34,7 +35,7 @@ class AlignmentWriter:
     options: Options
     write: Callable[[str], None]
     _sources: deque[str] = field(default_factory=deque, init=False)
-    _pairs: list[tuple[list[int], list[int], str, str]] = field(default_factory=list, init=False)
+    _pairs: list[tuple[str, "Generation | None"]] = field(default_factory=list, init=False)
 
     def remember(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
         """The chunks of sources, whose texts are kept until their outputs come."""
@@ -42,30 +43,25 @@ class AlignmentWriter:
             self._sources.extend(chunk)
             yield chunk
 
-    def add(self, outputs: list[Any], num_lines: int) -> None:
+    def add(self, outputs: "list[Generation]", num_lines: int) -> None:
         """The outputs of the next source; lines without an output are blank."""
-        text, row = self._sources.popleft(), list[int]()
-        if any(output.ids for output in outputs):
-            counts = self.model.num_truncated, self.model.num_left_out
-            [row] = self.model.prompt_ids([text], self.options)
-            # The source was counted when it was translated.
-            self.model.num_truncated, self.model.num_left_out = counts
-        written = [(output.ids, output.text) for output in outputs]
-        written += [([], "")] * (num_lines - len(written))
-        self._pairs += [(row, ids, text, output) for ids, output in written]
+        text = self._sources.popleft()
+        written = [output if output.ids else None for output in outputs]
+        self._pairs += [(text, output) for output in written]
+        self._pairs += [(text, None)] * (num_lines - len(written))
         if len(self._pairs) >= _BATCH:
             self.flush()
 
     def flush(self) -> None:
         """Align and write the outputs that wait."""
-        from heedful.insight.alignment import align
+        from heedful.insight.alignment import align_outputs
 
-        if self._pairs:
-            sources, targets, *texts = zip(*self._pairs, strict=True)
-            given: dict[str, Any] = dict(zip(("source_texts", "target_texts"), texts, strict=True))
-            for alignment in align(self.model, sources, targets, unit=self.unit, **given):
-                self.write(alignment.pharaoh())
-            self._pairs.clear()
+        given = [(text, output) for text, output in self._pairs if output is not None]
+        texts, outputs = [text for text, _ in given], [output for _, output in given]
+        aligned = iter(align_outputs(self.model, texts, outputs, self.options, unit=self.unit))
+        for _, output in self._pairs:
+            self.write("" if output is None else next(aligned).pharaoh())
+        self._pairs.clear()
 
 
 @dataclass(frozen=True)

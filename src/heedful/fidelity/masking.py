@@ -9,7 +9,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from heedful.fidelity.pieces import Kind, Piece, find_pieces, localized
@@ -62,7 +62,7 @@ class Keep:
         if any(not has_masks(piece.text) for piece in find_pieces(lowered, self.patterns)):
             return masked
         sentence = _FIRST_LETTER.sub(lambda m: masked.text[m.start() : m.end()], lowered)
-        return Masked(sentence, masked.pieces, is_in_capitals=True)
+        return replace(masked, text=sentence, is_in_capitals=True)
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,20 @@ class Masked:
     """A text with masks.
 
     Attributes:
-        pieces: the text of each mask.
+        pieces: the text of each mask; of a term the one in the translation.
         is_in_capitals: the text was in capitals, and is now a sentence of equal length.
+        terms: the text in the source of each mask of a term.
     """
 
     text: str
     pieces: dict[str, str]
     is_in_capitals: bool = False
+    terms: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def source_pieces(self) -> dict[str, str]:
+        """The text in the source of each mask."""
+        return self.pieces | self.terms
 
     def cased(self, output: str) -> str:
         """A translation with masks, in capitals if the text was; of equal length. Pieces of terms
@@ -137,11 +144,15 @@ def mask_text(
         return Masked(text, {})
     masks = _assign(pieces, 0)
     free = [mask for mask in _of_kind("placeholder") if mask not in masks.values()]
-    for target in dict.fromkeys(target for _, _, target in terms):
-        if free and (target, "placeholder") not in masks:
-            masks[target, "placeholder"] = free.pop()
-    pieces += [Piece(start, end, target, "placeholder") for start, end, target in terms]
-    return _masked(text, sorted(pieces, key=lambda piece: piece.start), masks)
+    of_terms: dict[tuple[str, str], str] = {}
+    marked = _marked(pieces, masks)
+    for start, end, target in terms:
+        term = text[start:end], target
+        if term not in of_terms and free:
+            of_terms[term] = free.pop()
+        marked.append((Piece(start, end, target, "placeholder"), of_terms.get(term)))
+    masked = _masked(text, sorted(marked, key=lambda pair: pair[0].start))
+    return replace(masked, terms={mask: source for (source, _), mask in of_terms.items()})
 
 
 def _of_kind(kind: Kind) -> list[str]:
@@ -172,7 +183,8 @@ def mask_pair(src: str, tgt: str, extra: tuple[str, ...] = ()) -> tuple[str, str
     }
     masks = {key: mask for key, mask in masks.items() if mask in on_both}
     of_target = {key: mask for key, mask in of_target.items() if source_mask(mask) in on_both}
-    return _masked(src, ours, masks).text, _masked(tgt, theirs, of_target).text
+    read, written = _marked(ours, masks), _marked(theirs, of_target)
+    return _masked(src, read).text, _masked(tgt, written).text
 
 
 def source_mask(character: str) -> str | None:
@@ -211,10 +223,16 @@ def _assign(pieces: Sequence[Piece], offset: int) -> dict[tuple[str, Kind], str]
     return masks
 
 
-def _masked(text: str, pieces: Sequence[Piece], masks: dict[tuple[str, Kind], str]) -> Masked:
+def _marked(
+    pieces: Sequence[Piece], masks: dict[tuple[str, Kind], str]
+) -> list[tuple[Piece, str | None]]:
+    """Each piece with its mask; None: it has none."""
+    return [(piece, masks.get((piece.text, piece.kind))) for piece in pieces]
+
+
+def _masked(text: str, marked: Sequence[tuple[Piece, str | None]]) -> Masked:
     parts, end, used = [], 0, {}
-    for piece in pieces:
-        mask = masks.get((piece.text, piece.kind))
+    for piece, mask in marked:
         if mask is not None:
             parts += [text[end : piece.start], mask]
             used[mask] = piece.text

@@ -14,8 +14,15 @@ from heedful.errors import UserError
 from heedful.fidelity import Masked, unmask
 from heedful.insight.plots import heat_map, new_figure
 from heedful.insight.reading import Text, check_index, pieces, read
-from heedful.pipelines.alignment import cross_attention, decoded_spans, encoded_spans
+from heedful.options import Options
+from heedful.pipelines.alignment import (
+    cross_attention,
+    decoded_spans,
+    encoded_spans,
+    read_sources,
+)
 from heedful.pipelines.base import SavedModel
+from heedful.pipelines.generations import Generation
 from heedful.pipelines.translation import Translator
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ Unit = Literal["words", "tokens"]
 Position = Literal["output", "input"]
 Links = frozenset[tuple[int, int]]
 Texts = Sequence[str | None] | None
+Sources = Sequence[str | Masked | None] | None
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ def align(
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     *,
-    source_texts: Texts = None,
+    source_texts: Sources = None,
     target_texts: Texts = None,
     unit: Unit = "words",
     layers: Sequence[int] | None = None,
@@ -130,7 +138,7 @@ def align(
         sources, targets: as the net reads and writes them: with tags, without start ids.
         source_texts, target_texts: their texts, whose words are counted; None, for all or for
             one: what its ids are decoded to, which lacks unknown tokens. A piece that is kept
-            (`Options.keep`) counts as part of one word.
+            (`Options.keep`) counts as part of one word; a source may be given with its masks.
         unit, layers, at: as in `alignments`.
     """
     if at not in get_args(Position):
@@ -156,20 +164,45 @@ def align(
             table = np.zeros((len(start) + len(target), len(source)), np.float32)
         first = len(start) - (at == "output")
         own = table[first : first + len(target), : len(source)]
-        texts = [None if given is None else given[index] for given in (source_texts, target_texts)]
-        masked: Masked | None = None
-        if model.metadata.keep is not None and texts[0] is not None:
-            masked = model.metadata.keep.mask(texts[0])
+        text = None if source_texts is None else source_texts[index]
+        masked = text if isinstance(text, Masked) else None
+        if model.metadata.keep is not None and isinstance(text, str):
+            masked = model.metadata.keep.mask(text)
+        if masked is not None:  # the words of the target are those of its masks
             texts = [masked.text, None]
+        else:
+            texts = [text, None if target_texts is None else target_texts[index]]  # type: ignore[list-item]
         alignment = _by_unit(model, own, source, target[: len(own)], texts, unit)
         if masked is not None:
-            units = alignment.source, alignment.target
             src, tgt = (
-                tuple(unmask(masked.cased(one), masked.pieces) for one in side) for side in units
+                tuple(unmask(masked.cased(one), pieces) for one in side)
+                for side, pieces in (
+                    (alignment.source, masked.source_pieces),
+                    (alignment.target, masked.pieces),
+                )
             )
             alignment = replace(alignment, source=src, target=tgt)
         alignments.append(alignment)
     return alignments
+
+
+def align_outputs(
+    model: Translator,
+    texts: Sequence[str],
+    outputs: Sequence[Generation],
+    options: Options,
+    *,
+    unit: Unit = "words",
+) -> list[Alignment]:
+    """The alignment of each text with its output; with `options` the outputs were made."""
+    return align(
+        model,
+        read_sources(model, texts, outputs, options),
+        [output.ids for output in outputs],
+        source_texts=[output.masked or text for text, output in zip(texts, outputs, strict=True)],
+        target_texts=[output.text for output in outputs],
+        unit=unit,
+    )
 
 
 def expect_translator(model: SavedModel) -> Translator:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,9 @@ def token_alignments(
     found: list[TokenAlignment | None] = [None] * len(outputs)
     if not rows:
         return found
-    counts = model.num_truncated, model.num_left_out
-    sources = model.prompt_ids(texts, options)
-    model.num_truncated, model.num_left_out = counts  # of the translation
+    sources = read_sources(model, texts, outputs, options)
     start = checked_start_ids(model.ids.decoder_start_ids)
     layers = range(len(model.net.decoder.blocks))
-    keep = model.metadata.keep if options.keep else None
     for first in range(0, len(rows), _BATCH):
         part = [index for index in rows[first : first + _BATCH] if sources[index]]
         if not part:
@@ -49,11 +47,25 @@ def token_alignments(
         read = [[*start, *outputs[index].ids][: model.config.max_length] for index in part]
         weights = cross_attention(model, [sources[index] for index in part], read, layers)
         for index, table in zip(part, weights.cpu().numpy(), strict=True):
-            text, ids = texts[index], outputs[index].ids
-            masked = Masked(text, {}) if keep is None else keep.mask(text)
+            ids = outputs[index].ids
+            masked = outputs[index].masked or Masked(texts[index], {})
             own = table[len(start) - 1 : len(start) - 1 + len(ids), : len(sources[index])]
             found[index] = _alignment(model, own, sources[index], outputs[index], masked)
     return found
+
+
+def read_sources(
+    model: "Translator", texts: Sequence[str], outputs: Sequence[Generation], options: Options
+) -> list[list[int]]:
+    """The ids of each text as the net read it for its output; not counted as read again."""
+    read = [
+        text if output.masked is None else output.masked.text
+        for text, output in zip(texts, outputs, strict=True)
+    ]
+    counts = model.num_truncated, model.num_left_out
+    rows = model.prompt_ids(read, replace(options, keep=False))
+    model.num_truncated, model.num_left_out = counts
+    return rows
 
 
 def cross_attention(
@@ -105,7 +117,7 @@ def _alignment(
     written = masked.cased(model.tgt_tokenizer.decode(ids))
     target = _unmasked(decoded_spans(model.tgt_tokenizer, ids), written, masked.pieces)
     target = _moved(target, unmask(written, masked.pieces), output.text.strip())
-    return TokenAlignment(_unmasked(spans, masked.text, masked.pieces), target, weights)
+    return TokenAlignment(_unmasked(spans, masked.text, masked.source_pieces), target, weights)
 
 
 def _unmasked(spans: Spans, text: str, pieces: dict[str, str]) -> Spans:

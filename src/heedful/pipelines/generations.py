@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from heedful.data.decoding import GrowingText, TextDecoder
+from heedful.fidelity import Masked
 from heedful.fidelity.quality import quality
 from heedful.generation.outputs import Failure, Hypothesis, check_stop_strings, cut, first_stop
 
@@ -27,6 +28,8 @@ class Generation:
         failure: the constraints that the output could not meet; None: it meets them.
         reasons: why a person should review a translation: pieces of the source that were put right
             by their position (`Options.keep`), and terms that it lacks (`Options.glossary`).
+        masked: the source as the net read it, of a translation with `Options.keep` or
+            `Options.glossary`; `ids` have its masks. None: the source itself.
     """
 
     text: str
@@ -36,6 +39,7 @@ class Generation:
     finished: bool
     failure: Failure | None = None
     reasons: tuple[str, ...] = ()
+    masked: Masked | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_cut(self) -> bool:
@@ -73,10 +77,12 @@ def to_generation(
     )
 
 
-def texts_of(results: list[list[Generation]], num_return: int) -> list[Any]:
-    """The text of each prompt's output, or with `num_return` above 1 the list of its texts."""
-    texts = [[output.text for output in outputs] for outputs in results]
-    return [best for best, *_ in texts] if num_return == 1 else texts
+def best_of(
+    results: list[list[Generation]], num_return: int, name: Literal["text", "ids"]
+) -> list[Any]:
+    """The text or ids of each prompt's output, or with `num_return` above 1 a list of them."""
+    values = [[getattr(output, name) for output in outputs] for outputs in results]
+    return [best for best, *_ in values] if num_return == 1 else values
 
 
 class TextPieces:

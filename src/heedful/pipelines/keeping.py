@@ -65,44 +65,42 @@ def glossary_for(model: "Translator", options: Mapping[str, Any]) -> Glossary:
 
 
 def kept_generations(
-    model: "Translator", texts: Sequence[str], outputs: Sequence[list[Generation]], options: Options
-) -> list[list[Generation]]:
+    model: "Translator",
+    texts: Sequence[str],
+    outputs: Sequence[list[Generation]],
+    options: Options,
+    *,
+    at_once: bool = False,
+) -> list[list[Generation] | None]:
     """Outputs for the masks of each text, with its pieces in place of them.
 
     A best output that lacks a piece or a term, or has a piece that is not in the source, is
     searched for again, together with those of the other texts (`_search_again`). Pieces that are
     still wrong, and those of all other outputs, are put right by position, with a reason; a term
     that is missing is a reason.
+
+    Args:
+        at_once: without a further search: those that need one are None.
     """
     pairs = zip(texts, outputs, strict=True)
     sources = [_source_of(model, text, found, options) for text, found in pairs]
-    missing = [
-        index
-        for index, source in enumerate(sources)
-        if source is not None and _needs_search(source, outputs[index])
-    ]
-    kept = [*outputs]
-    if missing and _can_search_again(model, options):
-        own = [source for index in missing if (source := sources[index]) is not None]
+    kept: list[list[Generation] | None] = [*outputs]
+    if _can_search_again(model, options):
+        missing = {
+            index: source
+            for index, source in enumerate(sources)
+            if source is not None and _needs_search(source, outputs[index])
+        }
         firsts = [outputs[index][0] for index in missing]
-        for index, best in zip(missing, _search_again(model, own, firsts, options), strict=True):
-            kept[index] = [best]
+        best: Sequence[Generation | None] = [None] * len(missing)
+        if missing and not at_once:
+            best = _search_again(model, [*missing.values()], firsts, options)
+        for index, output in zip(missing, best, strict=True):
+            kept[index] = None if output is None else [output]
     return [
-        found if source is None else [source.restored(output) for output in found]
+        found if source is None or found is None else [source.restored(one) for one in found]
         for source, found in zip(sources, kept, strict=True)
     ]
-
-
-def kept_at_once(
-    model: "Translator", text: str, outputs: list[Generation], options: Options
-) -> list[Generation] | None:
-    """`kept_generations` of one text; None where a further search is needed for it."""
-    source = _source_of(model, text, outputs, options)
-    if source is None:
-        return outputs
-    if _needs_search(source, outputs) and _can_search_again(model, options):
-        return None
-    return [source.restored(output) for output in outputs]
 
 
 def _source_of(
@@ -169,7 +167,8 @@ class Source:
         for term in self.missing_terms(output.text if self.masked.is_in_capitals else text):
             forms = " or ".join(term.targets)
             reasons.append(Reason("term", {"term": term.sources[0], "translations": forms}))
-        return replace(output, text=text, reasons=tuple(reasons))
+        masked = output.masked or self.masked
+        return replace(output, text=text, reasons=tuple(reasons), masked=masked)
 
     def _with_pieces(self, output: str) -> tuple[str, list[str]]:
         """An output with pieces in place of masks, and reasons, where its pieces are wrong."""
@@ -184,11 +183,11 @@ class Source:
                 text, wrong = apart, [Reason("pieces_joined")]
         return with_accelerator(self.text, text), [*reasons, *wrong]
 
-    def with_masked_terms(self, output: Generation) -> tuple[str, dict[str, str]]:
-        """The text for the model with masks also for the terms that an output lacks, and the
-        translations that these stand for; none without `keep`, and for terms with pieces."""
+    def with_masked_terms(self, output: Generation) -> Masked:
+        """The text for the model with masks also for the terms that an output lacks, which stand
+        for their translations; without `keep`, and for terms with pieces, there are none."""
         if self._keep is None:
-            return self.masked.text, {}
+            return self.masked
         missing = {*self.missing_terms(output.text)}
         pieces = [piece.start for piece in find_pieces(self.text, self.patterns)]
         terms = [
@@ -196,9 +195,13 @@ class Source:
             for one in self.terms
             if one.term in missing and not any(one.start <= at < one.end for at in pieces)
         ]
-        masked = self._keep.mask(self.text, terms)
-        own = {m: target for m, target in masked.pieces.items() if m not in self.masked.pieces}
-        return masked.text, own
+        return self._keep.mask(self.text, terms)
+
+    def with_terms(self, output: Generation, masked: Masked) -> Generation:
+        """An output for `with_masked_terms`, with the terms in place of their masks."""
+        pieces = self.masked.pieces
+        own = {mask: target for mask, target in masked.pieces.items() if mask not in pieces}
+        return replace(output, text=unmask(output.text, own), masked=masked)
 
     def required_terms(self, tokenizer: "Tokenizer") -> list[list[list[int]]]:
         """The phrases of all terms, for each choice of their alternatives."""
@@ -256,10 +259,11 @@ def _search_again(
             own = [i for i in tried if number < len(choices[i])]
             phrases = [choices[i][number] for i in own]
             add(own, searches.outputs([masked[i] for i in own], phrases, requires_masks))
-    with_terms = {i: sources[i].with_masked_terms(firsts[i]) for i in lacking}
-    own = [i for i, (_, targets) in with_terms.items() if targets]
-    new = searches.outputs([with_terms[i][0] for i in own])
-    add(own, [_unmasked(outputs, with_terms[i][1]) for i, outputs in zip(own, new, strict=True)])
+    with_masks = {i: sources[i].with_masked_terms(firsts[i]) for i in lacking}
+    own = [i for i, one in with_masks.items() if len(one.pieces) > len(sources[i].masked.pieces)]
+    new = searches.outputs([with_masks[i].text for i in own])
+    for i, outputs in zip(own, new, strict=True):
+        add([i], [[sources[i].with_terms(output, with_masks[i]) for output in outputs]])
     return [
         max(kept, key=lambda output: output.score)
         if kept
@@ -271,10 +275,6 @@ def _search_again(
 def _first_kept(source: Source, outputs: list[Generation]) -> list[Generation]:
     """The first output that keeps all, if there is one."""
     return [output for output in outputs if source.is_kept_by(output)][:1]
-
-
-def _unmasked(outputs: list[Generation], pieces: dict[str, str]) -> list[Generation]:
-    return [replace(output, text=unmask(output.text, pieces)) for output in outputs]
 
 
 class _Searches:

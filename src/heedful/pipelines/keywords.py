@@ -10,19 +10,12 @@ from heedful.options import Normalization, StopRule, TooLong
 # Methods that other packages of heedful call, and users need not: `dir` leaves them out.
 INTERNAL = frozenset(
     (
-        *("backend_for_row", "backend_with", "batches", "chat_encoder", "chat_rows", "check_ids"),
-        *("check_lengths", "checked_glossary", "classify_rows", "completed", "default_options"),
-        *("encode_pairs", "file_writer", "fill_rows", "first_id", "generations", "ids_with_masks"),
-        *(
-            "kept",
-            "kept_at_once",
-            "leave_out",
-            "length_limit",
-            "masked_rows",
-            "request",
-            "request_with",
-        ),
-        *("rows_of", "stream_with", "target_ids", "to_generations"),
+        *("backend_for", "backend_for_row", "backend_with", "batches", "chat_encoder", "chat_rows"),
+        *("check_ids", "check_lengths", "checked_glossary", "classify_rows", "completed"),
+        *("default_options", "encode_pairs", "file_writer", "fill_rows", "first_id", "generations"),
+        *("ids_with_masks", "kept", "leave_out", "length_limit", "masked_rows", "note_once"),
+        *("report_failure", "request", "request_of_batch", "request_with", "rows_of"),
+        *("stream_with", "target_ids"),
     )
 )
 

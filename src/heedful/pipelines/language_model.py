@@ -10,7 +10,7 @@ from heedful.backends.base import GenerationBackend, GenerationRequest
 from heedful.errors import UserError
 from heedful.options import Options
 from heedful.pipelines.base import Texts
-from heedful.pipelines.generations import Generation, texts_of
+from heedful.pipelines.generations import Generation, best_of
 from heedful.pipelines.inputs import EmptyTextError, LengthError
 from heedful.pipelines.keywords import GenerationKeywords
 from heedful.pipelines.text_generation import Generator
@@ -95,7 +95,7 @@ class LanguageModel(Generator):
         rows, resolved = self.chat_rows(chats, self.options(**options))
         results: list[Any] = self.generations(rows, self.completed(resolved))
         if not return_details:
-            results = texts_of(results, resolved.num_return)
+            results = best_of(results, resolved.num_return, "text")
         return results[0] if is_single else results
 
     def stream_chat(
@@ -150,7 +150,7 @@ class LanguageModel(Generator):
 
     def backend_for_row(self, row: list[int], request: GenerationRequest) -> GenerationBackend:
         """The backend that runs the request of one prompt: the model's, or the net itself."""
-        return self._backend_for([row], request)
+        return self.backend_for([row], request)
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt, after the model's BOS if it has one.

@@ -5,22 +5,22 @@ import logging
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, Literal, Unpack, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest, Settings, own_stop_rule
 from heedful.errors import UserError, describe
-from heedful.generation.outputs import Counts, Failure, Hypothesis
+from heedful.generation.outputs import Counts, Failure
 from heedful.options import Options
 from heedful.pipelines.base import NUM_WARNINGS, SavedModel, Texts
-from heedful.pipelines.batching import by_length, split_among
-from heedful.pipelines.generations import FAILURES, Generation, TextPieces, texts_of, to_generation
+from heedful.pipelines.batching import by_length
+from heedful.pipelines.generations import FAILURES, Generation, TextPieces, best_of
 from heedful.pipelines.inputs import as_batch, check_counts
 from heedful.pipelines.keywords import GenerationKeywords
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 from heedful.pipelines.requests import check_limits, prefixes_of, without_rows
+from heedful.pipelines.windows import Window
 
 _SEEDS = 2**31
 Counted = Sequence[Counts] | None
@@ -128,15 +128,12 @@ class Generator(SavedModel):
         if not return_details:
             options = {"scores": False} | options
         resolved = self.completed(self.options(**options))
-        hypotheses = self._begin(batch, 0, resolved, waits=True)()
-        results: list[Any]
-        if len(batch) and not isinstance(batch[0], str) and not return_details:
-            ids = [[output.ids for output in outputs] for outputs in hypotheses]
-            results = ids if resolved.num_return > 1 else [best for best, *_ in ids]
-        else:
-            results = self.to_generations(batch, hypotheses, resolved)
-            if not return_details:
-                results = texts_of(results, resolved.num_return)
+        in_ids = len(batch) > 0 and not isinstance(batch[0], str) and not return_details
+        results: list[Any] = Window(
+            self, batch, 0, resolved, waits=True, with_texts=not in_ids
+        ).generations()
+        if not return_details:
+            results = best_of(results, resolved.num_return, "ids" if in_ids else "text")
         return results[0] if is_single else results
 
     def generations(
@@ -147,8 +144,7 @@ class Generator(SavedModel):
         Those with `counts`, of each output, were not asked for: they have no messages, and run
         eager where a backend given by name does not support them.
         """
-        found = self._begin(prompts, 0, options, waits=True, counts=counts)()
-        return self.to_generations(prompts, found, options)
+        return Window(self, prompts, 0, options, waits=True, counts=counts).generations()
 
     def iterate_generations(
         self, windows: Iterable[Texts], *, ahead: int = 0, **options: Unpack[GenerationKeywords]
@@ -164,18 +160,16 @@ class Generator(SavedModel):
         if isinstance(windows, str) or not isinstance(windows, Iterable):
             raise UserError(f"windows must be lists of prompts, not {describe(windows)}")
         resolved = self.completed(self.options(**options))
-        started: deque[tuple[Texts, Callable[[], list[list[Hypothesis]]]]] = deque()
+        started: deque[Window] = deque()
         number = 0
 
         def complete(remaining: int) -> Iterator[list[Generation]]:
             while len(started) > remaining:
-                rows, wait = started.popleft()
-                yield from self.to_generations(rows, wait(), resolved)
+                yield from started.popleft().generations()
 
         try:
             for prompts in windows:
-                wait = self._begin(prompts, number, resolved, waits=not ahead)
-                started.append((prompts, wait))
+                started.append(Window(self, prompts, number, resolved, waits=not ahead))
                 number += len(prompts)
                 yield from complete(ahead)
         except UserError:  # of a later window: outputs of the former ones are not lost
@@ -204,11 +198,11 @@ class Generator(SavedModel):
         if not row:
             return ""
         pieces = TextPieces(self.tgt_tokenizer.decoder, resolved.stop)
-        request = self._request([row], [0], resolved)
-        backend = self._backend_for([row], request)
+        request = self.request_of_batch([row], [0], resolved)
+        backend = self.backend_for([row], request)
         for tokens, ended in backend.stream_tokens(row, request):
             if ended and not tokens:
-                self._report_failure("dead_end", resolved.number(0))
+                self.report_failure("dead_end", resolved.number(0))
             if piece := pieces.add(tokens, ended):
                 yield piece
         return pieces.text
@@ -273,75 +267,7 @@ class Generator(SavedModel):
 
     # --- batches --------------------------------------------------------------------------------
 
-    def _begin(
-        self, prompts: Texts, first: int, options: Options, *, waits: bool, counts: Counted = None
-    ) -> Callable[[], list[list[Hypothesis]]]:
-        """Start the batches of a window; the returned function waits for all outputs, in order.
-
-        Args:
-            first: index of the window's first prompt among all prompts.
-            waits: the caller calls the returned function at once, so that a single batch need not
-                be submitted.
-        """
-        numbered = replace(
-            options,
-            first_number=options.first_number + first,
-            numbers=options.numbers and options.numbers[first : first + len(prompts)],
-        )
-        rows = self.prompt_ids(prompts, numbered)
-        workers = self.backend.settings.workers if self.backend else 1
-        if len(rows) == 1 and rows[0]:
-            batches = [[0]]
-        else:
-            batches = split_among(workers, self.batches(rows, options, workers))
-        started: list[
-            tuple[list[int], GenerationRequest, Callable[[], list[list[Hypothesis]]]]
-        ] = []
-        reported: set[int] = set()
-
-        def report(indices: list[int], row: int, outputs: list[Hypothesis]) -> None:
-            """Call `on_output` for a row of a batch, once."""
-            index = indices[row]
-            if options.on_output is not None and index not in reported:
-                reported.add(index)
-                [found] = self.to_generations(prompts[index : index + 1], [outputs], options)
-                options.on_output(first + index, found)
-
-        for indices in batches:
-            batch = [rows[index] for index in indices]
-            request = self._request(batch, [first + i for i in indices], options, counts)
-            if options.on_output is not None:
-                request = request._replace(on_output=partial(report, indices))
-            backend = self._backend_for(batch, request)
-            if waits and len(batches) == 1:
-                started.append((indices, request, partial(backend.outputs, batch, request)))
-            else:
-                started.append((indices, request, backend.submit(batch, request)))
-
-        def wait_for_all() -> list[list[Hypothesis]]:
-            """The outputs of each prompt of the window."""
-            results = [[] if row else [Hypothesis([], 0.0, True, 0.0, [])] for row in rows]
-            if options.progress:
-                options.progress(sum(not row for row in rows))
-            blank = [index for index, row in enumerate(rows) if not row]
-            for row, index in enumerate(blank):
-                report(blank, row, results[index])
-            for indices, request, wait in started:
-                batch = [rows[index] for index in indices]
-                for row, outputs in enumerate(self._completed(wait(), batch, request)):
-                    for output in outputs:
-                        if counts is None and output.failure is not None:
-                            number = options.number(request.prompt_numbers[row])
-                            self._report_failure(output.failure, number)
-                    results[indices[row]] = outputs
-                    report(indices, row, outputs)
-                if options.progress:
-                    options.progress(len(indices))
-            return results
-
-        return wait_for_all
-
-    def _backend_for(self, rows: list[list[int]], request: GenerationRequest) -> GenerationBackend:
+    def backend_for(self, rows: list[list[int]], request: GenerationRequest) -> GenerationBackend:
         """The model's backend, or the net itself for a request that the backend does not support.
 
         The first such request of a model is reported by a warning.
@@ -354,7 +280,7 @@ class Generator(SavedModel):
             reasons = backend.unsupported_reasons(rows, request)
             if not reasons:
                 if rule := own_stop_rule(backend, request.options):
-                    self._note_once(f"{backend.name} ends beams as by stop_rule={rule}")
+                    self.note_once(f"{backend.name} ends beams as by stop_rule={rule}")
                 return backend
             if not self.has_net:
                 raise UserError(f"{'; '.join(reasons)}: leave it out, or take one of the models")
@@ -374,32 +300,15 @@ class Generator(SavedModel):
                     f"{backend.name} cannot run this: {'; '.join(of_options)}; leave it out, or "
                     "run the net: backend=eager"
                 )
-        self._note_once(f"{backend.name} cannot run this ({'; '.join(reasons)}), so it runs eager")
+        self.note_once(f"{backend.name} cannot run this ({'; '.join(reasons)}), so it runs eager")
 
-    def _completed(
-        self, outputs: list[list[Hypothesis]], rows: list[list[int]], request: GenerationRequest
-    ) -> list[list[Hypothesis]]:
-        """The outputs of a batch; those that the backend could not give are the net's."""
-        missing = [index for index, of_row in enumerate(outputs) if not of_row]
-        if missing:
-            assert self.backend is not None
-            batch, remaining = [rows[index] for index in missing], request.select(missing)
-            specials = self.src_tokenizer.special_ids if self.has_tokenizer else frozenset()
-            if not all(map(specials.issuperset, batch)):  # without words none is decoded there
-                name = f"{self.backend.name} ends beams at the length limit otherwise than the net"
-                self._note_once(f"{name}, so texts with outputs of this length run eager")
-            if rule := own_stop_rule(self.backend, request.options):  # as of the other rows
-                remaining = remaining._replace(options=replace(request.options, stop_rule=rule))
-            for index, of_row in zip(missing, self.eager.outputs(batch, remaining), strict=True):
-                outputs[index] = of_row
-        return outputs
-
-    def _note_once(self, text: str) -> None:
+    def note_once(self, text: str) -> None:
+        """Log a note, the first time."""
         if text not in self._notes:
             self._notes = {*self._notes, text}
             logging.getLogger("heedful").warning(f"note: {text}")
 
-    def _request(
+    def request_of_batch(
         self, rows: list[list[int]], numbers: list[int], options: Options, counts: Counted = None
     ) -> GenerationRequest:
         """The request of a batch; `numbers`: the index of each row among all prompts."""
@@ -425,16 +334,20 @@ class Generator(SavedModel):
 
     def request_with(self, rows: list[list[int]], options: Options) -> GenerationRequest:
         """`request` by options with the model's defaults."""
-        return self._request(rows, list(range(len(rows))), self.completed(options))
+        return self.request_of_batch(rows, list(range(len(rows))), self.completed(options))
 
-    def to_generations(
-        self, prompts: Texts, hypotheses: Sequence[list[Hypothesis]], options: Options
-    ) -> list[list[Generation]]:
-        """The outputs of each prompt with their texts."""
-        decode = self.tgt_tokenizer.decode if self.has_tokenizer else None
-        return [[to_generation(one, decode, options.stop) for one in found] for found in hypotheses]
+    def kept(
+        self,
+        sources: Texts,
+        outputs: list[list[Generation]],
+        options: Options,
+        *,
+        at_once: bool = False,
+    ) -> list[Any]:
+        """Outputs for each prompt with what they must keep of it; see `Translator.kept`."""
+        return outputs
 
-    def _report_failure(self, failure: Failure, number: int) -> None:
+    def report_failure(self, failure: Failure, number: int) -> None:
         """Count an output that the constraints ended, and log a warning for the first ones.
 
         Args:

@@ -11,7 +11,6 @@ from heedful.data.language_tags import is_same_language, matching_tag
 from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
 from heedful.fidelity import Glossary
-from heedful.generation.outputs import Hypothesis
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
 from heedful.pipelines.generations import Generation
@@ -151,36 +150,29 @@ class Translator(Generator):
             )
         return super().stream_with(prompt, options)
 
-    def to_generations(
-        self, prompts: Texts, hypotheses: Sequence[list[Hypothesis]], options: Options
-    ) -> list[list[Generation]]:
-        """The outputs of each source with their texts, in which its pieces are as they were."""
-        outputs = super().to_generations(prompts, hypotheses, options)
-        return self.kept(prompts, outputs, options)
-
     def kept(
-        self, sources: Texts, outputs: list[list[Generation]], options: Options
-    ) -> list[list[Generation]]:
+        self,
+        sources: Texts,
+        outputs: list[list[Generation]],
+        options: Options,
+        *,
+        at_once: bool = False,
+    ) -> list[Any]:
         """Outputs for each source, or its masks, with its pieces (`Options.keep`) and terms
-        (`Options.glossary`); those of lists of ids are unchanged."""
+        (`Options.glossary`); those of lists of ids are unchanged.
+
+        Args:
+            at_once: without a further search: those that need one are None.
+        """
         if not self._keeps(options) and options.glossary is None:
             return outputs
         from heedful.pipelines.keeping import kept_generations
 
         texts = {i: source for i, source in enumerate(sources) if isinstance(source, str)}
-        kept = kept_generations(self, [*texts.values()], [outputs[i] for i in texts], options)
+        own = [outputs[i] for i in texts]
+        kept = kept_generations(self, [*texts.values()], own, options, at_once=at_once)
         of_texts = dict(zip(texts, kept, strict=True))
         return [of_texts.get(index, found) for index, found in enumerate(outputs)]
-
-    def kept_at_once(
-        self, source: str, outputs: list[Generation], options: Options
-    ) -> list[Generation] | None:
-        """`kept` of one source, while others are in progress; None: it needs a further search."""
-        if not self._keeps(options) and options.glossary is None:
-            return outputs
-        from heedful.pipelines.keeping import kept_at_once
-
-        return kept_at_once(self, source, outputs, options)
 
     def _keeps(self, options: Options) -> bool:
         """True if pieces are masked; raises UserError for a wish that the model cannot meet."""

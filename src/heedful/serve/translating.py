@@ -347,23 +347,26 @@ async def translation_job(
 
     def run(items: list[tuple[list[int], str]], report: OnOutput) -> list[Result]:
         """The hypotheses of each row of ids with its line, and their alignments if wanted."""
-        rows = [row for row, _ in items]
+        rows, texts = [row for row, _ in items], [text for _, text in items]
         settled: dict[int, list[Generation]] = {}
 
         def report_unaligned(row: int, generations: list[Generation]) -> None:
             """Report the hypotheses of a row without alignments, if there is no further search."""
-            kept = model.kept_at_once(items[row][1], generations, resolved)
+            [kept] = model.kept([texts[row]], [generations], resolved, at_once=True)
             if kept is not None:
                 settled[row] = kept
                 report(row, (kept, []))
 
         more: dict[str, Any] = {"on_output": report_unaligned} if unit is None else {}
         outputs = list(model.iterate_generations([rows], **options, **more))
-        aligned = [[] for _ in rows] if unit is None else _alignments(model, items, outputs, unit)
         left = [row for row in range(len(rows)) if row not in settled]
-        texts, found = [items[row][1] for row in left], [outputs[row] for row in left]
-        settled.update(zip(left, model.kept(texts, found, resolved), strict=True))
-        return [(settled[row], alignments) for row, alignments in enumerate(aligned)]
+        kept = model.kept([texts[row] for row in left], [outputs[row] for row in left], resolved)
+        settled.update(zip(left, kept, strict=True))
+        found = [settled[row] for row in range(len(rows))]
+        aligned = (
+            [[] for _ in rows] if unit is None else _alignments(model, texts, found, resolved, unit)
+        )
+        return list(zip(found, aligned, strict=True))
 
     sizes = list(map(len, rows))
     key = ("translate", unit, tuple(sorted(options.items())))
@@ -373,39 +376,29 @@ async def translation_job(
 
 def _alignments(
     model: Translator,
-    items: list[tuple[list[int], str]],
-    outputs: list[list[Generation]],
+    lines: Sequence[str],
+    outputs: Sequence[list[Generation]],
+    options: Options,
     unit: Any,
 ) -> list[list[Alignment]]:
-    """The alignment of each output of each row, computed by the net for any backend.
-
-    Args:
-        items: rows of ids, each with its line, whose words are counted.
-    """
-    from heedful.insight.alignment import align
+    """The alignment of each output of each line, computed by the net for any backend."""
+    from heedful.insight.alignment import align_outputs
 
     pairs = [
-        (row, output.ids, line, output.text)
-        for (row, line), generations in zip(items, outputs, strict=True)
+        (line, output)
+        for line, generations in zip(lines, outputs, strict=True)
         for output in generations
     ]
     entries: list[Alignment] = []
     for first in range(0, len(pairs), _ALIGNED):
-        sources, targets, lines, texts = zip(*pairs[first : first + _ALIGNED], strict=True)
+        texts, found = zip(*pairs[first : first + _ALIGNED], strict=True)
         entries += [
             {
                 "source": alignment.source,
                 "target": alignment.target,
                 "links": sorted(alignment.links, key=lambda link: (link[1], link[0])),
             }
-            for alignment in align(
-                model,
-                sources,
-                targets,
-                source_texts=lines,
-                target_texts=texts,
-                unit=unit,
-            )
+            for alignment in align_outputs(model, texts, found, options, unit=unit)
         ]
     remaining = iter(entries)
     return [list(itertools.islice(remaining, len(generations))) for generations in outputs]
