@@ -30,6 +30,7 @@ from training_speed import SIZES
 LOADS = ("nothing", "one busy loop", "two busy loops", "a second training")
 LABELS = TRAINING | DECODING | COMMANDS
 OPTIMIZE = "optimize"
+STEPS = ("heedful", "no kernels")  # have more rounds
 SETTLE = 1.0  # seconds of a load, and of work beside it, before the rate is measured
 
 
@@ -37,7 +38,10 @@ def main() -> None:
     """Measure every system beside every load, and write the page."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--systems", default=",".join([*LABELS, OPTIMIZE]), help="comma-separated")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds; the median is taken")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is taken")
+    parser.add_argument(
+        "--step-rounds", type=int, default=7, help="of heedful's steps, whose rounds differ most"
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="of a measurement")
     parser.add_argument("--size", default="tiny", choices=SIZES, help="of the trained models")
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16"))
@@ -45,9 +49,10 @@ def main() -> None:
     systems = arguments.systems.split(",")
     names = [name for name in systems if name != OPTIMIZE]
     rounds, seconds, settle = arguments.rounds, arguments.seconds, SETTLE
+    step_rounds = arguments.step_rounds
     size, shape = arguments.size, "small"
     if arguments.quick:
-        rounds, seconds, settle, size, shape = 1, 0.05, 0.0, "quick", "quick"
+        rounds, step_rounds, seconds, settle, size, shape = 1, 1, 0.05, 0.0, "quick", "quick"
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         write_models(Path(folder), (SHAPES | SMALL)[shape], systems)
         works = {
@@ -57,16 +62,17 @@ def main() -> None:
         other = None
         if set(names) & set(TRAINING):
             other = stack.enter_context(in_process("torch", size, arguments.precision, "", ""))
-        rates = measure(works, other, rounds, seconds, settle)
+        counts = {name: step_rounds if name in STEPS else rounds for name in names}
+        rates = measure(works, other, counts, seconds, settle)
         chosen = choices(Path(folder), rounds) if OPTIMIZE in systems else {}
     write_results(
         "shared_cores",
         "Speed on shared cores",
         [
-            *sections(rates, rounds, seconds, size, arguments.precision, shape),
+            *sections(rates, seconds, size, arguments.precision, shape),
             *choice_section(chosen),
         ],
-        {"rounds": rounds, "seconds": seconds, "rates_by_round": rates, "choices": chosen},
+        {"seconds": seconds, "rates_by_round": rates, "choices": chosen},
         directory=arguments.results,
         command=command_line(),
         packages=("transformers", "ctranslate2"),
@@ -76,14 +82,20 @@ def main() -> None:
 def measure(
     works: Mapping[str, Connection],
     other: Connection | None,
-    rounds: int,
+    rounds: Mapping[str, int],
     seconds: float,
     settle: float,
 ) -> dict[str, dict[str, list[float]]]:
-    """Units of work per second of each system by load, in alternating rounds."""
+    """Units of work per second of each system by load, in alternating rounds.
+
+    Args:
+        rounds: of each system.
+    """
     rates: dict[str, dict[str, list[float]]] = {name: {} for name in works}
-    for number in range(rounds):
+    for number in range(max(rounds.values(), default=0)):
         for name, work in works.items():
+            if number >= rounds[name]:
+                continue
             # A system's loads follow each other, since the speed of a machine drifts.
             for load in LOADS if number % 2 else LOADS[::-1]:
                 if load == "a second training" and name not in TRAINING:
@@ -149,7 +161,6 @@ def write_models(folder: Path, shape: Shape, systems: Sequence[str]) -> None:
 
 def sections(
     rates: Mapping[str, Mapping[str, Sequence[float]]],
-    rounds: int,
     seconds: float,
     size: str,
     precision: str,
@@ -161,9 +172,8 @@ def sections(
         f"{precision}, and greedy decoding of {BATCH} sentences by a random translator of the size "
         f"{shape} in float32. Each system has a process and {cores()} threads (heedful's net takes "
         "one or all by the size of a step), its default settings, and no variable of OpenMP is set."
-        " It runs alone, or beside the load, while the others wait. The medians of "
-        f"{rounds} rounds of {seconds:g} seconds, loads alternating. The second training is "
-        "torch.nn.Transformer's."
+        " It runs alone, or beside the load, while the others wait. The medians of rounds of "
+        f"{seconds:g} seconds, loads alternating. The second training is torch.nn.Transformer's."
     )
     if set(rates) & set(COMMANDS):
         how += (
@@ -174,7 +184,11 @@ def sections(
         )
     fair = {load: fair_slowdown(load) for load in LOADS}
     slow = [
-        [label, *(slowdown(rates[name], load, fair[load]) for load in LOADS[1:])]
+        [
+            label,
+            str(len(rates[name]["nothing"])),
+            *(slowdown(rates[name], load, fair[load]) for load in LOADS[1:]),
+        ]
         for name, label in LABELS.items()
         if name in rates
     ]
@@ -192,8 +206,8 @@ def sections(
         "## Time of a step over its fair share",
         "The time beside the load over the time on idle cores in the same round, divided by the "
         f"factor of a fair share of the cores ({shares}): 1 is fair, below 1 is more than that. In "
-        "brackets the time over that on idle cores.",
-        table(["beside", *LOADS[1:]], slow),
+        "brackets the least and the largest of all rounds.",
+        table(["beside", "rounds", *LOADS[1:]], slow),
         "## Steps, batches, answers or sentences per second",
         table(["beside", *LOADS], speeds),
     ]
@@ -243,11 +257,11 @@ def fair_slowdown(load: str) -> float:
 
 
 def slowdown(rates: Mapping[str, Sequence[float]], load: str, fair: float) -> str:
-    """The median of the slowdowns within rounds, over that of a fair share."""
+    """The median of the slowdowns within rounds, over that of a fair share, and their range."""
     if load not in rates:
         return "–"
-    ratio = median(a / b for a, b in zip(rates["nothing"], rates[load], strict=True))
-    return f"{ratio / fair:.2f} ({ratio:.2f})"
+    ratios = [a / b / fair for a, b in zip(rates["nothing"], rates[load], strict=True)]
+    return f"{median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
 
 
 if __name__ == "__main__":
